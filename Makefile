@@ -1,0 +1,97 @@
+# `make` alone lists what there is. Settings, on the command line: CORES=4  SCALE=smoke  PYTHON=python3.12  VENV=.venv
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu (the CPU build of torch, read at the first set-up)
+
+PYTHON ?= python3
+VENV ?= .venv
+CORES ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+SCALE ?=
+TEST_WORKERS ?= 2
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+FORMERLAB = $(BIN)/python -m formerlab
+SCALE_OPTION = $(if $(SCALE),--scale $(SCALE))
+SNAKEFILES = $(wildcard Snakefile workflow/rules)
+
+# The rules of the DAG call python by its plain name, and find this one.
+export PATH := $(if $(filter /%,$(VENV)),,$(CURDIR)/)$(BIN):$(PATH)
+export MLFLOW_DISABLE_TELEMETRY := true
+export HF_HUB_DISABLE_TELEMETRY := 1
+unexport TOKENIZERS_PARALLELISM
+
+.DELETE_ON_ERROR:
+.PHONY: help setup demo figures plan status ui test test-fast lint format lock results-export unlock clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY) ## make .venv with everything in requirements.lock (the other targets do so when needed)
+	@echo "$(VENV) is ready"
+
+# The file says for which folder the set-up was: a copied or moved checkout would otherwise run the code of the old one.
+ifneq ($(shell cat $(READY) 2>/dev/null),$(CURDIR))
+.PHONY: $(READY)
+endif
+$(READY): requirements.lock pyproject.toml
+	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" scripts/setup.sh "$(VENV)"
+	@printf '%s\n' "$(CURDIR)" >"$@"
+
+demo: $(READY) ## every study, small, on this machine's CPU: tables, figures, report and MLflow runs in minutes
+	@$(FORMERLAB) demo --cores $(CORES) $(SCALE_OPTION)
+
+figures: $(READY) ## redraw every figure and table from the cached results, training nothing
+	@$(FORMERLAB) figures --tree cached
+
+plan: $(READY) ## every job with its cost, before anything runs
+	@$(FORMERLAB) plan $(SCALE_OPTION)
+
+status: $(READY) ## what is finished, what is under way, what is left
+	@$(FORMERLAB) status $(SCALE_OPTION)
+
+ui: $(READY) ## the MLflow UI over all runs
+	@$(FORMERLAB) ui
+
+# One thread per process: the tests share the cores already, and sums keep their order.
+test test-fast: export OMP_NUM_THREADS := 1
+
+test: $(READY) ## all tests
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup
+
+test-fast: $(READY) ## the tests without those marked slow
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup -m "not slow"
+
+lint: $(READY) ## ruff, mypy, snakefmt, snakemake --lint
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/python -m snakefmt --check $(SNAKEFILES)
+	$(BIN)/python -m snakemake --lint
+
+format: $(READY) ## write the code as lint wants it
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+	$(BIN)/python -m snakefmt $(SNAKEFILES)
+
+lock: ## write requirements.lock anew from pyproject.toml; UPGRADE=1 moves every pin to the newest release
+	@PYTHON="$(PYTHON)" scripts/lock.sh $(if $(UPGRADE),--upgrade)
+
+results-export: $(READY) ## copy the finished, checked live results to results/cached, which `make figures` reads
+	@$(FORMERLAB) export $(SCALE_OPTION)
+
+unlock: $(READY) ## after Snakemake was killed: let it work in this folder again
+	@$(BIN)/python -m snakemake --unlock
+
+# Results may have cost hours: nothing goes without its scale named and FORCE=1 said.
+LIVE = $(wildcard results/live/$(SCALE) figures/live/$(SCALE) logs/$(SCALE))
+
+clean: ## show what the runs of SCALE=<scale> left behind; with FORCE=1 delete it
+	@case "$(SCALE)" in \
+	    '' | *[!a-z0-9_-]*) echo "name a scale: make clean SCALE=laptop (there are: $(notdir $(wildcard results/live/*)))"; exit 2 ;; \
+	esac
+	@if [ -z "$(LIVE)" ]; then echo "scale $(SCALE) left nothing behind"; \
+	elif [ "$(FORCE)" = 1 ]; then rm -rf $(LIVE); echo "deleted: $(LIVE)"; \
+	else du -sh $(LIVE); echo "nothing deleted yet; make clean SCALE=$(SCALE) FORCE=1 deletes the above"; fi
+
+distclean: ## delete .venv and the tools' caches, no results
+	rm -rf .venv build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find benchmarks scripts src tests workflow -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,54 @@
+# The DAG of all studies. It decides nothing: the plan says which jobs exist, the rules run them.
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from formerlab.errors import UserError
+from formerlab.plan.locate import ensure_plan, given_beyond_file, read_plan
+
+
+configfile: "config.yaml"
+
+
+ROOT = Path(workflow.basedir)
+try:
+    PLAN_PATH = ensure_plan(ROOT, given_beyond_file(ROOT, config))
+except UserError as error:
+    raise WorkflowError(f"{error}") from None
+PLAN = read_plan(PLAN_PATH)
+RESULTS, FIGURES, LOGS = PLAN["results"], PLAN["figures"], f"logs/{PLAN['scale']}"
+
+# Jobs work from this very plan, even if the configuration changes while they wait.
+shell.prefix(f"export FORMERLAB_PLAN={PLAN_PATH}; ")
+
+
+report: "workflow/report/workflow.rst"
+
+
+wildcard_constraints:
+    id=r"[^/]+/[^/]+/seed\d+",
+
+
+rule all:
+    input:
+        [file for job in PLAN["draw"].values() for file in job["outputs"]],
+        expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
+        expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
+        expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
+        f"{RESULTS}/mlflow.json",
+
+
+include: "workflow/rules/targets.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/draw.smk"
+include: "workflow/rules/track.smk"
+
+
+onstart:
+    shell("python -m formerlab check")
+
+
+onerror:
+    shell("python -m formerlab rescue || true")

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Set up a Python environment with everything in requirements.lock, and formerlab itself from this folder.
+#
+#   scripts/setup.sh .venv               (what `make setup` calls)
+#
+# PYTHON       which Python makes the environment, python3 unless told
+# TORCH_INDEX  package index for torch and torchvision alone, such as https://download.pytorch.org/whl/cpu
+#
+# What is there already and matches the lock is kept, so a second call, or one after an interruption, needs only what
+# is missing; and a torch 2.13.0+cpu that pip finds, or that is installed, stands for the lock's torch 2.13.0.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+environment=${1:-.venv}
+lock=requirements.lock
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+make_environment() {
+    local python=${PYTHON:-python3} found
+    found=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null) || {
+        say "cannot run $python; formerlab needs Python 3.11 to 3.13, name one: make setup PYTHON=python3.12"
+        exit 2
+    }
+    case $found in
+        3.11.* | 3.12.* | 3.13.*) ;;
+        *)
+            say "formerlab needs Python 3.11 to 3.13, $python is $found; name another: make setup PYTHON=python3.12"
+            exit 2
+            ;;
+    esac
+    say "making $environment with Python $found"
+    if [[ -d $environment/bin ]]; then  # links to a Python that is gone would stop venv
+        find -L "$environment/bin" -name 'python*' -type l -delete
+    fi
+    "$python" -m venv "$environment"
+}
+
+pip_install() { "$environment/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@"; }
+
+# Pip says several lines per package: count those of the lock and name the downloads that take a while.
+show_progress() {
+    local total count=0 line
+    total=$(grep -c '==' "$lock")
+    while IFS= read -r line; do
+        case $line in
+            *"(from -r $lock (line "*)
+                count=$((count + 1))
+                if ((count % 25 == 0)); then say "$count of $total packages found"; fi
+                ;;
+            *"Downloading "*" GB)" | *"Downloading "*[0-9][0-9].[0-9]" MB)") say "downloading ${line##*Downloading }" ;;
+            "Installing collected packages: "*) say "unpacking, a minute or two" ;;
+        esac
+    done
+}
+
+hint_at_cpu_build() {
+    if [[ -z ${TORCH_INDEX:-} ]] && ! command -v nvidia-smi >/dev/null; then
+        say "no NVIDIA GPU here: unless pip finds a CPU build of torch, it fetches the CUDA build, about 3 GB;" \
+            "TORCH_INDEX=https://download.pytorch.org/whl/cpu fetches 0.2 GB"
+    fi
+}
+
+if ! "$environment/bin/python" -m pip --version >/dev/null 2>&1; then
+    make_environment
+    hint_at_cpu_build
+fi
+if [[ -n ${TORCH_INDEX:-} ]]; then
+    say "torch and torchvision from $TORCH_INDEX"
+    pip_install --quiet --no-deps --constraint "$lock" --index-url "$TORCH_INDEX" torch torchvision
+fi
+pip_install --requirement "$lock" | show_progress
+pip_install --quiet --no-deps --no-build-isolation --editable .
+"$environment/bin/python" - >&2 <<'PYTHON'
+import platform
+from importlib.metadata import version
+
+versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "formerlab"))
+print(f"setup: ready, Python {platform.python_version()}, {versions}")
+PYTHON

@@ -1,0 +1,39 @@
+"""The KV cache: policies that say which keys survive, their simulation by masks, and caches that really evict.
+
+`CachePolicy` is the union that configurations choose from; a new policy is one class and its name here.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from formerlab.cache.budget import Budget, entries
+from formerlab.cache.decay import Decay
+from formerlab.cache.full import Full
+from formerlab.cache.h2o import H2O
+from formerlab.cache.kv import KVCache
+from formerlab.cache.measures import distance_to_ideal, early_share
+from formerlab.cache.pruned import PrunedCache
+from formerlab.cache.simulation import Simulation, simulate
+from formerlab.cache.spatten import SpAtten
+from formerlab.cache.window import Local, StreamingLLM
+
+CachePolicy = Annotated[Full | Local | StreamingLLM | H2O | SpAtten | Decay, Field(discriminator="kind")]
+
+__all__ = [
+    "H2O",
+    "Budget",
+    "CachePolicy",
+    "Decay",
+    "Full",
+    "KVCache",
+    "Local",
+    "PrunedCache",
+    "Simulation",
+    "SpAtten",
+    "StreamingLLM",
+    "distance_to_ideal",
+    "early_share",
+    "entries",
+    "simulate",
+]

@@ -1,0 +1,43 @@
+"""How many entries a cache may hold: one rounding rule for all policies.
+
+A budget counts the entries held between steps; the query's own key comes on top, so a query sees budget + 1 keys.
+Policies that round each part by itself get fewer entries on short inputs than those that round once (H2O's code floors
+two halves and loses 2 points of 40 % there), which would be compared as if it were a difference of the rules.
+"""
+
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Annotated
+
+from pydantic import Field
+
+from formerlab.errors import UserError
+
+Budget = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
+"""A count of entries (int) or a share of the sequence's own length (float): 1 is one entry, 1.0 is everything."""
+
+
+def entries(budget: int | float, length: int) -> int:
+    """Return the entries that a budget allows a sequence of `length` tokens: a ratio gives round_half_up(ratio length).
+
+    The ratio is taken as the decimal number that it prints as, so that 0.29 of 50 is 14.5 and rounds up to 15, where
+    binary floating point gives 14. A ratio may leave a very short sequence no entry: its queries see themselves alone.
+
+    Raises UserError for a count below 1 or a ratio outside (0, 1].
+    """
+    if isinstance(budget, int) and not isinstance(budget, bool) and budget >= 1:
+        return budget
+    if isinstance(budget, float) and 0 < budget <= 1:
+        return int((_decimal(budget) * length).quantize(Decimal(1), rounding=ROUND_HALF_UP))
+    raise UserError(f"budget {budget!r}: give a count of entries (an int, at least 1) or a ratio (a float in (0, 1])")
+
+
+def part(share: float, total: int) -> int:
+    """Return floor(share total): the recent part of a budget; what remains is chosen by score.
+
+    A share of 0.5 is total // 2, so the odd entry goes to the scores.
+    """
+    return int(_decimal(share) * total)
+
+
+def _decimal(number: float) -> Decimal:
+    return Decimal(repr(float(number)))

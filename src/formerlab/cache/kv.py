@@ -1,0 +1,77 @@
+"""The full KV cache, for decoding one token after another."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from formerlab.layers.attention import Heads, KeyHeads
+
+
+@dataclass
+class _Buffer:
+    """Keys and values of one layer, with room to spare."""
+
+    keys: Float[Tensor, "batch key_heads capacity d_head"]
+    values: Float[Tensor, "batch key_heads capacity d_head"]
+    length: int = 0
+
+    def append(self, k: KeyHeads, v: KeyHeads) -> None:
+        """Write behind what is held; a full buffer doubles."""
+        end = self.length + k.shape[2]
+        if end > self.keys.shape[2]:
+            room = (0, 0, 0, max(end, 2 * self.keys.shape[2]) - self.keys.shape[2])
+            self.keys, self.values = F.pad(self.keys, room), F.pad(self.values, room)
+        self.keys[:, :, self.length : end] = k
+        self.values[:, :, self.length : end] = v
+        self.length = end
+
+
+class KVCache:
+    """An `attend` that remembers every key and value, so that each token is computed once.
+
+    `model(prompt, attend=cache)`, then `model(token, attend=cache, start=cache.length)`, and so on. For inference: no
+    gradient passes. All sequences of a batch have the same length.
+    """
+
+    def __init__(self, capacity: int = 64) -> None:
+        """`capacity` is the room reserved at first, in tokens."""
+        self._capacity = capacity
+        self._layers: dict[int, _Buffer] = {}
+
+    @torch.no_grad()
+    def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
+        """Take in the new keys and values; return softmax(q k^T / sqrt(d_head)) v over all no later than each query."""
+        if layer not in self._layers:
+            shape = *k.shape[:2], max(self._capacity, k.shape[2]), k.shape[3]
+            self._layers[layer] = _Buffer(k.new_zeros(shape), v.new_zeros(shape))
+        held = self._layers[layer]
+        held.append(k, v)
+        keys, values = held.keys[:, :, : held.length], held.values[:, :, : held.length]
+        new = q.shape[2]
+        mask = None
+        if 1 < new < held.length:
+            mask = torch.ones(new, held.length, dtype=torch.bool, device=q.device).tril(held.length - new)
+        prompt = new == held.length  # then the mask is square; a single token sees everything and needs none
+        return F.scaled_dot_product_attention(
+            q, keys, values, attn_mask=mask, is_causal=prompt, enable_gqa=q.shape[1] != k.shape[1]
+        )
+
+    @property
+    def length(self) -> int:
+        """Tokens taken in by every layer: the position of the next one."""
+        return min((held.length for held in self._layers.values()), default=0)
+
+    def bytes(self) -> int:
+        """Bytes of the keys and values held."""
+        return sum(_bytes(held.keys[:, :, : held.length]) * 2 for held in self._layers.values())
+
+    def allocated_bytes(self) -> int:
+        """Bytes of the buffers of keys and values, room to spare included."""
+        return sum(_bytes(held.keys) * 2 for held in self._layers.values())
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,64 @@
+"""Measures of what a policy keeps: one value per sequence, the rows of the pruning study."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from formerlab.cache.budget import entries
+from formerlab.cache.policy import largest, true_lengths
+from formerlab.cache.simulation import Square, SquareMask
+
+
+def early_share(
+    visible: SquareMask, lengths: Int[Tensor, " batch"] | Sequence[int] | None = None, early: float = 0.4
+) -> Float[Tensor, " batch"]:
+    """Return the share of kept keys that lie in the first 40 % of the positions seen so far.
+
+    Averaged over the queries in the second half of each sequence that find any kept key, and over heads. Kept are the
+    keys that a query finds besides its own, out of the q positions before it. The position across the 40 % mark counts
+    in part, so that an even choice, and no pruning at all, give exactly 0.4; 1 is only early keys. NaN where there is
+    no such query. (Claim decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
+    """
+    batch, _, time, _ = visible.shape
+    true = true_lengths(lengths, batch, time, visible.device)
+    position = torch.arange(time, device=visible.device)
+    weight = (early * position.double()[:, None] - position).clamp(0, 1)
+    kept = visible & (position < position[:, None])
+    count = kept.sum(-1)
+    counted = ((2 * position >= true[:, None]) & (position < true[:, None]))[:, None] & (count > 0)
+    share = (kept * weight).sum(-1) / count.clamp(min=1)
+    return (share * counted).sum((1, 2)) / counted.sum((1, 2))
+
+
+def distance_to_ideal(
+    probabilities: Square,
+    full_probabilities: Square,
+    budget: int | float,
+    *,
+    lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
+    skip: int = 0,
+) -> Float[Tensor, " batch"]:
+    """Return 1 - cosine between each attention row and the ideal one, mean over queries and heads.
+
+    The ideal row keeps the query's own key and, of the past, the `budget` keys of the largest unpruned probability:
+    what the best policy with the same budget, which could take a dropped key back, would see. Give both probabilities
+    from the same logits, or the drift of pruned hidden states is measured too. `skip` leaves out the first positions,
+    as keys and as queries: with 1, the attention sink no longer decides. (Claim decay-mask-closer-to-ideal; A2SF,
+    arXiv:2407.20485, Table 2, as cosine similarity.)
+    """
+    batch, _, time, _ = probabilities.shape
+    true = true_lengths(lengths, batch, time, probabilities.device)
+    counts = torch.tensor([entries(budget, length) for length in true.tolist()], device=probabilities.device)
+    past = torch.ones(time, time, dtype=torch.bool, device=probabilities.device).tril(-1)
+    best = largest(full_probabilities.masked_fill(~past, -torch.inf), counts[:, None, None]) & past
+    itself = torch.eye(time, dtype=torch.bool, device=past.device)
+    ideal = (full_probabilities * (best | itself))[..., skip:].double()
+    pruned = probabilities[..., skip:].double()
+    norms = pruned.norm(dim=-1) * ideal.norm(dim=-1)
+    distance = (1 - (pruned * ideal).sum(-1) / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(min=0)
+    position = torch.arange(time, device=past.device)
+    counted = (position >= skip) & (position < true[:, None])
+    summed: Tensor = distance.mean(1).where(counted, 0).sum(1)
+    return summed / counted.sum(1)

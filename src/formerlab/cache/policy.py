@@ -1,0 +1,104 @@
+"""What a cache policy is, and all that it may look at."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from formerlab.spec import Spec
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer over a right-padded batch, before pruning.
+
+    Heads stand as key heads x groups: the query heads of a group share a key head, and with it the kept keys.
+    """
+
+    logits: Float[Tensor, "batch key_heads groups time time"]
+    """Attention logits q k^T / sqrt(d_head); those of later keys are never read."""
+    entries: Int[Tensor, " batch"]
+    """Budget of each sequence, in entries held between steps."""
+    lengths: Int[Tensor, " batch"]
+    """True length of each sequence; what comes after is padding."""
+    keys: Float[Tensor, "batch key_heads time d_head"] | None = None
+    values: Float[Tensor, "batch key_heads time d_head"] | None = None
+    state: State | None = None
+    """What passes from layer to layer: one dict for all layers of a forward pass, empty before the first."""
+
+    @property
+    def causal(self) -> Bool[Tensor, "time time"]:
+        """Keys no later than the query."""
+        time = self.logits.shape[-1]
+        return torch.ones(time, time, dtype=torch.bool, device=self.logits.device).tril()
+
+    @property
+    def real(self) -> Bool[Tensor, "batch time"]:
+        """Positions that are not padding."""
+        return torch.arange(self.logits.shape[-1], device=self.lengths.device) < self.lengths[:, None]
+
+    def attention(self, visible: Bool[Tensor, "*#shape time time"]) -> Float[Tensor, "batch key_heads time time"]:
+        """Return the probabilities over the visible keys, summed over each group; queries of padding give zeros.
+
+        Sum and mean over a group rank keys alike; the sum is A2SF's choice for shared key heads.
+        """
+        probabilities = masked_softmax(self.logits, visible.unsqueeze(-3)).sum(2)
+        return probabilities.masked_fill(~self.real[:, None, :, None], 0.0)
+
+
+class Policy(Spec, ABC):
+    """Which keys each query may see under a budget. Every query sees itself, whatever the policy says."""
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Inputs of `simulate` without which the policy cannot decide: keys, values, state."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether each step needs only the attention to keys still held, so that a cache can really evict."""
+        return False
+
+    @abstractmethod
+    def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
+        """Return for every query (third axis) the keys that it may see; later keys and padding do not matter."""
+
+
+def by_group(
+    x: Float[Tensor, "batch heads time channels"], groups: int
+) -> Float[Tensor, "batch key_heads groups time channels"]:
+    """Split the query heads into key heads x groups: heads i groups, ..., (i + 1) groups - 1 share key head i."""
+    batch, heads, time, channels = x.shape
+    return x.reshape(batch, heads // groups, groups, time, channels)
+
+
+def masked_softmax(
+    logits: Float[Tensor, "*shape keys"], visible: Bool[Tensor, "*#shape keys"]
+) -> Float[Tensor, "*shape keys"]:
+    """Return softmax over the visible keys alone, in single precision or the logits' own if that is higher."""
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return precise.masked_fill(~visible, -torch.inf).softmax(-1)
+
+
+def largest(scores: Float[Tensor, "*shape time"], count: Int[Tensor, "*#shape"]) -> Bool[Tensor, "*shape time"]:
+    """Mark the `count` largest scores of each row; of equal scores the older key loses."""
+    order = scores.flip(-1).argsort(dim=-1, descending=True, stable=True)
+    chosen = torch.arange(scores.shape[-1], device=scores.device) < count.unsqueeze(-1)
+    marked = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, chosen.expand_as(order).contiguous())
+    return marked.flip(-1)
+
+
+def true_lengths(
+    lengths: Int[Tensor, " batch"] | Sequence[int] | None, batch: int, time: int, device: torch.device
+) -> Int[Tensor, " batch"]:
+    """Return the true lengths in a right-padded batch as a tensor; None means that nothing is padding."""
+    if lengths is None:
+        return torch.full((batch,), time, device=device)
+    true = torch.as_tensor(lengths, device=device)
+    if true.shape != (batch,) or not 1 <= int(true.min()) <= int(true.max()) <= time:
+        raise ValueError(f"lengths={true.tolist()}: give {batch} lengths from 1 to {time}")
+    return true

@@ -1,0 +1,56 @@
+"""The verbs that the DAG calls around its jobs: check before them, rescue after a failure."""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from formerlab.commands.context import add_config_arguments, load_plan
+from formerlab.errors import UserError
+from formerlab.progress import short
+
+SPARE_BYTES = 1_000_000_000
+"""Room for token streams, rows, figures and the MLflow database beside the checkpoints."""
+
+
+def add_parsers(verbs: Any) -> None:
+    """Add the verbs."""
+    parser = verbs.add_parser("check", help="check before a start that the disk has room for the plan")
+    add_config_arguments(parser)
+    parser.set_defaults(function=check)
+
+    parser = verbs.add_parser("rescue", help="after a failure: draw what can be drawn, list what failed and its logs")
+    add_config_arguments(parser)
+    parser.set_defaults(function=rescue)
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Stop before any job starts where the disk is too small for what is still missing."""
+    plan = load_plan(arguments)
+    results = Path(plan["results"])
+    missing = [job for run_id, job in plan["train"].items() if not (results / run_id / "run.json").exists()]
+    need = sum(job["cost"]["disk_bytes"] for job in missing) + (SPARE_BYTES if missing else 0)
+    folder = next(path for path in (results.resolve(), *results.resolve().parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        raise UserError(
+            f"{folder}: {short(free)}B free, but the {len(missing)} missing runs need about {short(need)}B; "
+            "make room, or set results: to another disk"
+        )
+
+
+def rescue(arguments: argparse.Namespace) -> None:
+    """Draw from the runs that did finish, and say what did not."""
+    from formerlab.figures import draw_one
+    from formerlab.plan.status import report
+
+    plan = load_plan(arguments)
+    for name, job in plan["draw"].items():
+        if not all(Path(output).exists() for output in job["outputs"]):
+            try:
+                draw_one(name, Path(plan["results"]), Path(plan["figures"]))
+            except UserError as error:
+                print(f"{name} not drawn: {error}", file=sys.stderr)
+    print(report(plan, problems_only=True))
+    print("What is finished is safe; the same command goes on where this one stopped.")

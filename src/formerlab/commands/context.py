@@ -1,0 +1,116 @@
+"""What verbs share: the plan they work from, and the note that a stage leaves while it runs."""
+
+import argparse
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from formerlab.errors import StoppedEarly, UserError
+from formerlab.files import write_json
+from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan
+
+Plan = dict[str, Any]
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Let a verb choose the configuration that it works on."""
+    parser.add_argument("--scale", help="smoke, laptop, overnight, workstation or paper; default: that of config.yaml")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="value of one key, such as denseformer.steps=100",
+    )
+    parser.add_argument("--overlay", help="YAML file laid over the configuration")
+    parser.add_argument("--plan", type=Path, help=f"a plan file; default: ${VARIABLE}, or made from config.yaml")
+
+
+def given_values(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of the command line in the form of config.yaml."""
+    given: dict[str, Any] = {}
+    if arguments.scale:
+        given["scale"] = arguments.scale
+    if arguments.overlay:
+        given["overlay"] = arguments.overlay
+    for item in arguments.set:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise UserError(f"--set {item}: expected KEY=VALUE")
+        given.setdefault("set", {})[key] = yaml.safe_load(value)
+    return given
+
+
+def find_plan(arguments: argparse.Namespace) -> Path:
+    """Return the plan that the arguments name, else the environment's, else that of the configuration."""
+    given = given_values(arguments)
+    if arguments.plan is not None:
+        return Path(arguments.plan)
+    if VARIABLE in os.environ and not given:
+        return Path(os.environ[VARIABLE])
+    return ensure_plan(Path.cwd(), given)
+
+
+def load_plan(arguments: argparse.Namespace) -> Plan:
+    """Read the plan that the arguments name."""
+    path = find_plan(arguments)
+    if not path.exists():
+        raise UserError(f"{path}: no such plan; leave --plan and ${VARIABLE} out to have it made from config.yaml")
+    return read_plan(path)
+
+
+def job_of(plan: Plan, stage: str, name: str) -> dict[str, Any]:
+    """Return a job of the plan; an unknown name is answered with near misses."""
+    jobs: dict[str, dict[str, Any]] = plan[stage]
+    if name not in jobs:
+        from formerlab.plan.read import near_misses
+
+        raise UserError(f"no job {name!r} of stage {stage} at scale {plan['scale']}{near_misses(name, list(jobs))}")
+    return jobs[name]
+
+
+@contextmanager
+def noted(stage: str, folder: Path) -> Iterator[None]:
+    """Leave a note in `folder` while a stage runs, and why it ended where it did not finish; `status` reads it."""
+    path = folder / f".{stage}.state.json"
+    note = {
+        "stage": stage,
+        "state": "running",
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        "log": os.environ.get("FORMERLAB_LOG"),
+    }
+    write_json(path, note)
+    try:
+        yield
+    except StoppedEarly as reason:
+        write_json(path, note | {"state": "stopped", "reason": str(reason)})
+        raise
+    except BaseException as error:
+        reason_text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        write_json(path, note | {"state": "failed", "reason": reason_text})
+        raise
+    path.unlink(missing_ok=True)
+
+
+def read_note(stage: str, folder: Path) -> dict[str, Any] | None:
+    """Return the note that a stage left in `folder`; one whose process is gone reads as killed."""
+    try:
+        note: dict[str, Any] = json.loads((folder / f".{stage}.state.json").read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    if (
+        note["state"] == "running"
+        and note["host"] == socket.gethostname()
+        and not Path(f"/proc/{note['pid']}").exists()
+    ):
+        return note | {"state": "killed", "reason": "the process is gone"}
+    return note

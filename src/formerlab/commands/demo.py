@@ -1,0 +1,70 @@
+"""The demo: the whole DAG, the report, and where everything is."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from formerlab.commands.context import given_values
+from formerlab.plan.locate import ensure_plan, read_plan
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run all jobs, write report.html, print the headline tables; return the exit status of the DAG."""
+    given = given_values(arguments)
+    plan = read_plan(ensure_plan(Path.cwd(), given))
+    before = _products(plan)
+    status = _snakemake(given, "--cores", str(arguments.cores), "--keep-going", "--rerun-incomplete")
+    report = Path(plan["results"], "report.html")
+    if status == 0 and (_products(plan) != before or not report.exists()):
+        _write_report(given, report)
+    if Path(plan["results"]).is_dir():
+        from formerlab.tables import headline
+
+        print(f"\n{headline(Path(plan['results']))}")
+        print(_places(plan, report))
+    return status
+
+
+def _snakemake(given: dict[str, Any], *words: str) -> int:
+    """Call Snakemake on the same configuration; Ctrl-C reaches it and its jobs, and is reported by them."""
+    values = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+    config = ["--config", *values] if values else []
+    command = [sys.executable, "-m", "snakemake", *words, "--quiet", "rules", "host", *config]
+    process = subprocess.Popen(command, env=os.environ | ENVIRONMENT)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            print("stopping: running jobs save their work; the same command goes on from there", file=sys.stderr)
+
+
+def _write_report(given: dict[str, Any], path: Path) -> None:
+    """Write the report beside its final name and then move it there, so that one which exists is whole."""
+    temporary = path.with_name(".report.html")
+    if _snakemake(given, "--report", str(temporary)) == 0:
+        os.replace(temporary, path)
+    else:
+        print("warning: report.html could not be written; tables and figures are not affected", file=sys.stderr)
+
+
+def _products(plan: dict[str, Any]) -> dict[str, float]:
+    """Return when each figure and table was drawn; a report shows nothing else."""
+    paths = [Path(path) for job in plan["draw"].values() for path in job["outputs"]]
+    return {str(path): path.stat().st_mtime for path in paths if path.exists()}
+
+
+def _places(plan: dict[str, Any], report: Path) -> str:
+    rows = [
+        ("figures and tables", plan["figures"] + "/"),
+        ("rows of every run", plan["results"] + "/"),
+        ("report", str(report)),
+        ("MLflow UI", "make ui"),
+        ("what ran, what is stale", f"make status SCALE={plan['scale']}"),
+    ]
+    return "\n".join(f"{name:<24} {place}" for name, place in rows)

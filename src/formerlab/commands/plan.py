@@ -1,0 +1,59 @@
+"""The verbs that look ahead: plan, schema; and status, which looks at what is there."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from formerlab.commands.context import add_config_arguments, find_plan, given_values, load_plan
+from formerlab.files import write_json
+from formerlab.plan.locate import ensure_plan, read_plan
+
+
+def add_parsers(verbs: Any) -> None:
+    """Add the verbs."""
+    parser = verbs.add_parser("plan", help="show every job with its size, FLOPs, memory, disk and time, and the totals")
+    add_config_arguments(parser)
+    parser.add_argument("--shell", action="store_true", help="print the stage commands in order, for use without a DAG")
+    parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
+    parser.set_defaults(function=plan)
+
+    parser = verbs.add_parser(
+        "schema", help="write workflow/config.schema.json, with which editors check the YAML files"
+    )
+    parser.add_argument("--out", type=Path, default=Path("workflow/config.schema.json"))
+    parser.set_defaults(function=schema)
+
+    parser = verbs.add_parser("status", help="list finished, running, stopped, failed, stale and missing jobs")
+    add_config_arguments(parser)
+    parser.add_argument("--problems", action="store_true", help="only failed, killed and stopped jobs, with their logs")
+    parser.set_defaults(function=status)
+
+
+def plan(arguments: argparse.Namespace) -> None:
+    """Write a plan (for the DAG) or show it (for people)."""
+    if arguments.write is not None:
+        from formerlab.plan.build import build_plan
+
+        write_json(arguments.write, build_plan(Path.cwd(), arguments.given or {}))
+        return
+    from formerlab.plan.show import shell, table
+
+    path = ensure_plan(Path.cwd(), given_values(arguments)) if arguments.plan is None else find_plan(arguments)
+    found = read_plan(path)
+    print(shell(found, path) if arguments.shell else table(found))
+
+
+def schema(arguments: argparse.Namespace) -> None:
+    """Write the JSON schema of all YAML files."""
+    from formerlab.plan.json_schema import json_schema
+
+    write_json(arguments.out, json_schema())
+
+
+def status(arguments: argparse.Namespace) -> None:
+    """Show the state of every job."""
+    from formerlab.plan.status import report
+
+    print(report(load_plan(arguments), problems_only=arguments.problems))

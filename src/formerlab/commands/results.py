@@ -1,0 +1,99 @@
+"""The verbs that read results: draw, figures, headline, track, export, compare."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from formerlab.commands.context import add_config_arguments, load_plan
+from formerlab.errors import UserError
+from formerlab.files import write_json
+
+
+def add_parsers(verbs: Any) -> None:
+    """Add the verbs."""
+    parser = verbs.add_parser("draw", help="draw one figure or table of the live results")
+    parser.add_argument("name", help="figure or table, such as denseformer_depth")
+    add_config_arguments(parser)
+    parser.set_defaults(function=draw)
+
+    parser = verbs.add_parser("figures", help="draw every figure and table from rows that exist; trains nothing")
+    parser.add_argument("--tree", choices=("cached", "live"), default="cached", help="which rows; default: cached")
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--figures", type=Path, default=Path("figures"))
+    parser.set_defaults(function=figures)
+
+    parser = verbs.add_parser("headline", help="print the headline table of every study")
+    add_config_arguments(parser)
+    parser.set_defaults(function=headline)
+
+    parser = verbs.add_parser("track", help="bring all finished runs into MLflow; running it again duplicates nothing")
+    add_config_arguments(parser)
+    parser.set_defaults(function=track)
+
+    parser = verbs.add_parser("export", help="copy the rows of finished live runs to results/cached, checked")
+    add_config_arguments(parser)
+    parser.set_defaults(function=export)
+
+    parser = verbs.add_parser("compare", help="compare two runs: specs, curves, paired test on the held-out windows")
+    parser.add_argument("first", type=Path, help="folder of a run")
+    parser.add_argument("second", type=Path, help="folder of another run on the same data")
+    parser.set_defaults(function=compare)
+
+
+def draw(arguments: argparse.Namespace) -> None:
+    """Draw one figure or table of the plan's scale."""
+    from formerlab.figures import draw_one
+
+    plan = load_plan(arguments)
+    draw_one(arguments.name, Path(plan["results"]), Path(plan["figures"]))
+
+
+def figures(arguments: argparse.Namespace) -> None:
+    """Draw everything that has rows, at every scale."""
+    from formerlab.figures import draw_all
+
+    out = arguments.figures / arguments.tree
+    written = draw_all(arguments.results / arguments.tree, out)
+    print(f"{len(written)} files in {out}")
+
+
+def headline(arguments: argparse.Namespace) -> None:
+    """Print the headline tables."""
+    from formerlab.tables import headline as text
+
+    print(text(Path(load_plan(arguments)["results"])))
+
+
+def track(arguments: argparse.Namespace) -> None:
+    """Upsert all finished runs; a failure is a warning and a note in mlflow.json, never a failed job."""
+    from formerlab.tracking import sync
+
+    plan = load_plan(arguments)
+    root, uri = Path(plan["results"]), plan["tracking_uri"]
+    if not uri:
+        write_json(root / "mlflow.json", {"status": "off"})
+        return
+    try:
+        outcome = sync(root, uri, Path(plan["figures"]))
+    except UserError as error:
+        outcome = {"status": "failed", "reason": str(error)}
+        print(f"warning: {error}", file=sys.stderr)
+    write_json(root / "mlflow.json", outcome)
+
+
+def export(arguments: argparse.Namespace) -> None:
+    """Copy rows from the live to the cached tree."""
+    from formerlab.export import export as copy
+
+    plan = load_plan(arguments)
+    live = Path(plan["results"])
+    cached = live.parent.parent / "cached" / live.name
+    print(copy(live, cached))
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Print the comparison."""
+    from formerlab.compare import compare as text
+
+    print(text(arguments.first, arguments.second))

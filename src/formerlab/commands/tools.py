@@ -1,0 +1,73 @@
+"""The verbs for people: demo, generate, ui."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from formerlab.commands.context import add_config_arguments, load_plan
+from formerlab.errors import UserError
+
+
+def add_parsers(verbs: Any) -> None:
+    """Add the verbs."""
+    parser = verbs.add_parser("demo", help="run the whole DAG and show what came out")
+    add_config_arguments(parser)
+    parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
+    parser.set_defaults(function=demo)
+
+    parser = verbs.add_parser("generate", help="continue a prompt with a finished run")
+    parser.add_argument("checkpoint", type=Path, help="folder of a finished run")
+    parser.add_argument("prompt")
+    parser.add_argument("--tokens", type=int, default=100, help="tokens to add; default 100")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most probable token; default 0.8")
+    parser.add_argument("--top-k", type=int, help="draw from the k most probable tokens only")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.set_defaults(function=generate)
+
+    parser = verbs.add_parser("ui", help="open the MLflow UI over all runs")
+    add_config_arguments(parser)
+    parser.add_argument("--port", type=int, default=5000)
+    parser.set_defaults(function=ui)
+
+
+def demo(arguments: argparse.Namespace) -> None:
+    """Run the DAG, then the report, then print where everything is."""
+    from formerlab.commands.demo import run
+
+    sys.exit(run(arguments))
+
+
+def generate(arguments: argparse.Namespace) -> None:
+    """Print the continuation as it is made."""
+    from formerlab.data import load_tokenizer
+    from formerlab.evaluation.generate import generate as continue_prompt
+    from formerlab.finished import load_model
+
+    model, run = load_model(arguments.checkpoint)
+    data = arguments.checkpoint.resolve().parents[2] / "data" / run.data
+    print(arguments.prompt, end="", flush=True)
+    continue_prompt(
+        model,
+        load_tokenizer(data),
+        arguments.prompt,
+        tokens=arguments.tokens,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        seed=arguments.seed,
+        stream=lambda text: print(text, end="", flush=True),
+    )
+    print()
+
+
+def ui(arguments: argparse.Namespace) -> None:
+    """Replace this process by the MLflow server."""
+    uri = load_plan(arguments)["tracking_uri"]
+    if uri.startswith("sqlite:///"):
+        uri = f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
+    elif not uri:
+        raise UserError("config.yaml: tracking_uri is empty; set it to sqlite:///mlflow.db and run `formerlab track`")
+    words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
+    print(f"MLflow UI: http://127.0.0.1:{arguments.port}", file=sys.stderr)
+    os.execvpe(words[0], words, os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"})

@@ -1,0 +1,27 @@
+"""Data: from a source of text to tokenised, memory-mapped streams with a manifest.
+
+`prepare` writes them, `load_stream` and `load_tokenizer` read them, `verify` checks them, `task_configs` hands the
+embedded questions to lm-evaluation-harness; `TextData` is the spec of a corpus.
+"""
+
+from formerlab.data.prepare import prepare, source_fingerprint
+from formerlab.data.questions import task_configs
+from formerlab.data.spec import BytePairs, Embedded, Files, Hub, Source, TextData, Tokenizer, TokenizerFile
+from formerlab.data.streams import load_stream, load_tokenizer, verify
+
+__all__ = [
+    "BytePairs",
+    "Embedded",
+    "Files",
+    "Hub",
+    "Source",
+    "TextData",
+    "Tokenizer",
+    "TokenizerFile",
+    "load_stream",
+    "load_tokenizer",
+    "prepare",
+    "source_fingerprint",
+    "task_configs",
+    "verify",
+]

@@ -1,0 +1,152 @@
+"""The data stage: from a source to token streams, tokenizer, questions and, last, the manifest."""
+
+import platform
+import shutil
+import sys
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from formerlab.data.encoding import Encoding, encode, stream_type
+from formerlab.data.intake import Intake, batches, training_sample
+from formerlab.data.questions import FOLDER, write_questions
+from formerlab.data.shards import SPLITS, Split
+from formerlab.data.source import Corpus
+from formerlab.data.spec import TextData
+from formerlab.data.streams import SCHEMA, Stream, load_stream, load_tokenizer, read_manifest, writing
+from formerlab.data.tokenizer import TokenizerFile
+from formerlab.data.workers import Workers
+from formerlab.errors import UserError
+from formerlab.files import replacing, sha256, write_json
+from formerlab.spec import fingerprint
+
+CONTENTS = "contents.json"
+"""Beside the manifest: the SHA-256 of the source's files while they are not touched."""
+
+
+def source_fingerprint(data: TextData, cache: Path | None = None) -> str | None:
+    """Return 16 hexadecimal digits that change when source or tokenizer file do; None where they cannot be seen now.
+
+    Needs no network. Files are told by their contents and their names below their common folder: touching them or
+    moving them together changes nothing. `cache` names a file that saves reading unchanged files again; the data
+    stage keeps its own in `contents.json`.
+    """
+    state = data.source.state(cache)
+    if state is None or not isinstance(data.tokenizer, TokenizerFile):
+        return state
+    path = Path(data.tokenizer.path).expanduser()
+    return fingerprint([state, sha256(path)]) if path.is_file() else None
+
+
+def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
+    """Write streams, tokenizer, questions and manifest of a corpus below `out`; do nothing where they are current.
+
+    `processes` defaults to one per core available; the result does not depend on it. Raises UserError naming the
+    file, column or setting that is wrong; what is half written is removed.
+    """
+    source = source_fingerprint(data, out / CONTENTS)
+    if _is_current(out, data, source, code_hash):
+        print(f"{out}: already prepared", file=sys.stderr)
+        return
+    _clear(out)
+    with Workers(processes) as workers:
+        corpus = data.source.open(data.shares, workers)
+        tokenizer = _write_tokenizer(data, out, corpus)
+        splits, duplicates = _write_streams(data, out, corpus, tokenizer, workers)
+    questions = write_questions(corpus.test_modules, data.questions, out) if data.questions else []
+    files = [tokenizer["sha256"], *(entry["sha256"] for entry in (*splits.values(), *questions))]
+    manifest = {
+        "schema": SCHEMA,
+        "name": name,
+        "spec": data.plain(),
+        "recipe": fingerprint(data.recipe()),
+        "fingerprint": fingerprint(files),
+        "source_fingerprint": source,
+        "code_hash": code_hash,
+        "tokenizer": tokenizer,
+        "splits": splits,
+        "duplicates_removed": duplicates,
+        "split_rule": data.source.split_rule(data.shares),
+        "licence": data.source.licence_notice(),
+        "questions": questions,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": _versions() | data.source.versions(),
+    }
+    write_json(out / "manifest.json", manifest)
+
+
+def _is_current(out: Path, data: TextData, source: str | None, code_hash: str) -> bool:
+    try:
+        manifest = read_manifest(out)
+        for split in SPLITS:
+            load_stream(out, split)
+        load_tokenizer(out)
+    except UserError:
+        return False
+    known = (manifest["recipe"], manifest["source_fingerprint"], manifest["code_hash"])
+    questions = all((out / entry["file"]).is_file() for entry in manifest["questions"])
+    return questions and known == (fingerprint(data.recipe()), source, code_hash)
+
+
+def _clear(out: Path) -> None:
+    """Remove the manifest, so that no old one vouches for new files, and what a killed process left."""
+    (out / "manifest.json").unlink(missing_ok=True)
+    for left in out.glob(".*.tmp"):
+        left.unlink()
+    shutil.rmtree(out / FOLDER, ignore_errors=True)
+
+
+def _write_tokenizer(data: TextData, out: Path, corpus: Corpus) -> dict[str, Any]:
+    spec, path = data.tokenizer, out / "tokenizer.json"
+    with replacing(path) as temporary:
+        if isinstance(spec, TokenizerFile):
+            tokenizer = spec.load()
+            shutil.copyfile(Path(spec.path).expanduser(), temporary)
+        else:
+            size = min(spec.training_bytes, data.max_bytes or spec.training_bytes)
+            tokenizer = spec.train(training_sample(corpus.shards, data, size))
+            tokenizer.save(str(temporary))
+    end = tokenizer.token_to_id(spec.end_of_text)
+    return {"kind": spec.kind, "vocabulary": spec.vocabulary, "sha256": sha256(path), "end_of_text": end}
+
+
+def _write_streams(
+    data: TextData, out: Path, corpus: Corpus, tokenizer: dict[str, Any], workers: Workers
+) -> tuple[dict[str, dict[str, Any]], int]:
+    """Write the three streams; return what the manifest says of them and the number of repeated documents."""
+    dtype = stream_type(data.vocabulary)
+    encoding = Encoding(out / "tokenizer.json", tokenizer["sha256"], tokenizer["end_of_text"], dtype)
+    intake = Intake(data)
+    with ExitStack() as stack:
+        streams = {split: stack.enter_context(writing(out / f"{split}.npy", dtype)) for split in SPLITS}
+        bar = stack.enter_context(tqdm(desc=f"tokenise {out.name}", unit="B", unit_scale=True, mininterval=1))
+        documents = intake.documents(corpus.shards)
+        tasks = ((split, encoding, texts) for split, texts in batches(documents))
+        for split, encoded in workers.map(encode, tasks):
+            streams[split].append(encoded)
+            bar.update(encoded.bytes)
+        for split, stream in streams.items():
+            if not stream.documents:
+                raise UserError(_no_documents(split, data, sum(other.documents for other in streams.values())))
+    return {split: _entry(out / f"{split}.npy", stream) for split, stream in streams.items()}, intake.duplicates
+
+
+def _entry(path: Path, stream: Stream) -> dict[str, Any]:
+    sizes = {"documents": stream.documents, "bytes": stream.bytes, "tokens": stream.tokens}
+    return {"file": path.name, **sizes, "sha256": sha256(path)}
+
+
+def _no_documents(split: Split, data: TextData, documents: int) -> str:
+    if split == "train":
+        return "no document is left for training: all are held out or repeat held-out ones; name more text"
+    share = getattr(data, f"{split}_share")
+    return f"none of {documents} documents fell to '{split}' ({split}_share={share:g}); raise it or name source.{split}"
+
+
+def _versions() -> dict[str, str]:
+    packages = ("formerlab", "tokenizers", "regex", "numpy")
+    return {"python": platform.python_version()} | {package: version(package) for package in packages}

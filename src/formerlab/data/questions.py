@@ -1,0 +1,179 @@
+"""Multiple-choice questions made from held-out documentation, as lm-evaluation-harness tasks.
+
+Three tasks of four choices: which summary belongs to this signature, which sentence continues this paragraph, which
+word ends this sentence. Wrong choices are right ones of other modules, of similar length. Small models answer them
+above chance when scored by mutual information, log p(choice | query) - log p(choice): `acc_mutual_info`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+
+from formerlab.data.docstrings import Entry, Module
+from formerlab.data.embedded import REPEATABLE_CHARACTERS
+from formerlab.data.streams import read_manifest
+from formerlab.errors import UserError
+from formerlab.files import sha256, write_text
+
+CHOICES = 4
+
+CONSIDERED = 12
+"""Wrong choices drawn for a question, of which those nearest in length are kept."""
+
+FOLDER = "questions"
+
+METRICS = ("acc", "acc_norm", "acc_mutual_info")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A possible question and its right answer."""
+
+    module: str
+    query: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class QuestionTask:
+    """A kind of question."""
+
+    name: str
+    delimiter: str
+    """What stands between query and choice."""
+    candidates: Callable[[Entry], Iterator[tuple[str, str]]]
+    """Queries and answers that an entry yields."""
+    version: float = 1.0
+
+    def config(self, file: str) -> dict[str, Any]:
+        """Return the task for lm-evaluation-harness 0.4, reading `file`."""
+        return {
+            "task": self.name,
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"test": file}},
+            "test_split": "test",
+            "output_type": "multiple_choice",
+            "doc_to_text": "query",
+            "doc_to_choice": "choices",
+            "doc_to_target": "gold",
+            "target_delimiter": self.delimiter,
+            "num_fewshot": 0,
+            "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in METRICS],
+            "metadata": {"version": self.version},
+        }
+
+
+def summaries(entry: Entry) -> Iterator[tuple[str, str]]:
+    """Yield a definition's signature and the sentence that sums it up."""
+    summary = " ".join(entry.paragraphs[0].split())
+    defines = entry.signature.startswith(("def ", "class "))
+    if defines and entry.summary and REPEATABLE_CHARACTERS <= len(summary) <= 160 and summary.endswith("."):
+        yield entry.signature, summary
+
+
+def next_sentences(entry: Entry) -> Iterator[tuple[str, str]]:
+    """Yield the beginning of each paragraph of prose and its last sentence."""
+    for text in prose(entry):
+        *before, last = re.split(r"(?<=[.!?]) (?=[A-Z`])", text)
+        beginning = " ".join(before)
+        if 40 <= len(beginning) <= 400 and 30 <= len(last) <= 160:
+            yield beginning, last
+
+
+def last_words(entry: Entry) -> Iterator[tuple[str, str]]:
+    """Yield each paragraph of prose without its last word, and that word."""
+    for text in prose(entry):
+        before, _, last = text.removesuffix(".").rpartition(" ")
+        if 40 <= len(before) <= 400 and re.fullmatch(r"[A-Za-z]{3,}", last):
+            yield before, last
+
+
+TASKS = (
+    QuestionTask("embedded_summary", "\n", summaries),
+    QuestionTask("embedded_next_sentence", " ", next_sentences),
+    QuestionTask("embedded_last_word", " ", last_words),
+)
+
+
+def prose(entry: Entry) -> Iterator[str]:
+    """Yield the paragraphs that are running text and occur once in the whole corpus, on one line each."""
+    for paragraph in entry.paragraphs:
+        lines = paragraph.splitlines()
+        if len(paragraph) < REPEATABLE_CHARACTERS or not re.match(r"[A-Z`]", paragraph):
+            continue
+        marked = any(re.match(r"\s|>>>|\.\.|[-=*:|+#]", line) for line in lines)
+        if not marked and paragraph.endswith(".") and "::" not in paragraph and " : " not in paragraph:
+            yield " ".join(paragraph.split())
+
+
+def make_questions(task: QuestionTask, modules: Sequence[Module], count: int) -> list[dict[str, Any]]:
+    """Return `count` questions drawn at random, the same on every machine. Raises UserError where there are fewer."""
+    candidates = [
+        Candidate(module.name, query, answer)
+        for module in modules
+        for entry in module.entries
+        for query, answer in task.candidates(entry)
+    ]
+    random = Random(task.name)
+    random.shuffle(candidates)
+    places = [index % CHOICES for index in range(count)]
+    random.shuffle(places)
+    questions: list[dict[str, Any]] = []
+    for candidate in candidates:
+        wrong = _wrong_choices(candidate, candidates, random) if len(questions) < count else []
+        if len(wrong) == CHOICES - 1:
+            gold = places[len(questions)]
+            choices = [*wrong[:gold], candidate.answer, *wrong[gold:]]
+            name = f"{task.name}-{len(questions):04d}"
+            questions.append({"id": name, "query": candidate.query, "choices": choices, "gold": gold})
+    if len(questions) < count:
+        raise UserError(
+            f"questions={count}: the test documents yield only {len(questions)} of '{task.name}'; "
+            "ask for fewer, or name more packages or a larger test_share"
+        )
+    return questions
+
+
+def _wrong_choices(candidate: Candidate, candidates: list[Candidate], random: Random) -> list[str]:
+    """Return wrong answers in random order, of other modules, all different; fewer where there are not enough."""
+    drawn = random.sample(candidates, min(4 * CONSIDERED, len(candidates)))
+    different: dict[str, str] = {}
+    for other in drawn:
+        if other.module != candidate.module and other.answer.lower() != candidate.answer.lower():
+            different.setdefault(other.answer.lower(), other.answer)
+    considered = list(different.values())[:CONSIDERED]
+    nearest = sorted(considered, key=lambda answer: abs(len(answer) - len(candidate.answer)))[: CHOICES - 1]
+    random.shuffle(nearest)
+    return nearest
+
+
+def write_questions(modules: Sequence[Module], count: int, out: Path) -> list[dict[str, Any]]:
+    """Write `questions/<task>.jsonl` and `.yaml` below `out`; return the manifest's entries."""
+    entries = []
+    for task in TASKS:
+        questions = make_questions(task, modules, count)
+        path = out / FOLDER / f"{task.name}.jsonl"
+        write_text(path, "".join(json.dumps(question, ensure_ascii=False) + "\n" for question in questions))
+        write_text(path.with_suffix(".yaml"), yaml.safe_dump(task.config(path.name), sort_keys=False))
+        file = path.relative_to(out).as_posix()
+        entries.append(
+            {"task": task.name, "version": task.version, "file": file, "examples": count, "sha256": sha256(path)}
+        )
+    return entries
+
+
+def task_configs(out: Path) -> list[dict[str, Any]]:
+    """Return the prepared questions as configs for lm-evaluation-harness, with the absolute paths of their files.
+
+    `TaskManager(include_defaults=False)` and `simple_evaluate(tasks=...)` take them as they are. The YAML files beside
+    the questions say the same with relative paths, and so work from within their folder wherever it is moved.
+    """
+    tasks = {task.name: task for task in TASKS}
+    entries = read_manifest(out)["questions"]
+    return [tasks[entry["task"]].config(str((out / entry["file"]).resolve())) for entry in entries]

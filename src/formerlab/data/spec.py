@@ -1,0 +1,60 @@
+"""The spec of a corpus: where the text comes from, how it is divided, cut and tokenised."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from formerlab.data.embedded import Embedded
+from formerlab.data.files import Files
+from formerlab.data.hub import Hub
+from formerlab.data.shards import Shares
+from formerlab.data.tokenizer import BytePairs, Tokenizer, TokenizerFile
+from formerlab.spec import Spec
+
+Source = Annotated[Embedded | Files | Hub, Field(discriminator="kind")]
+
+Share = Annotated[float, Field(gt=0, lt=0.5)]
+
+
+class TextData(Spec):
+    """A corpus as token streams for training, validation and test."""
+
+    kind: Literal["text"] = "text"
+    source: Source = Embedded()
+    """Where the text comes from."""
+    tokenizer: Tokenizer = BytePairs()
+    """What turns it into tokens."""
+    valid_share: Share = 0.05
+    """Share of the documents that become validation text, where the source does not say which."""
+    test_share: Share = 0.05
+    """Share of the documents that become test text, where the source does not say which."""
+    max_bytes: PositiveInt | None = None
+    """Training text ends with the document that reaches this size; None keeps all."""
+    max_held_out_bytes: PositiveInt | None = 8_000_000
+    """Validation and test text each end with the document that reaches this size; None keeps all."""
+    questions: NonNegativeInt = 0
+    """Multiple-choice questions for each embedded task, made from the test documents; 0 makes none."""
+
+    @model_validator(mode="after")
+    def _questions_need_structure(self) -> "TextData":
+        if self.questions and not isinstance(self.source, Embedded):
+            raise ValueError("questions are made from source 'embedded' only; set questions: 0")
+        return self
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens a model needs, known before anything is read."""
+        return self.tokenizer.vocabulary
+
+    @property
+    def shares(self) -> Shares:
+        """How documents are divided where the source does not say."""
+        return Shares(self.valid_share, self.test_share)
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what shapes the streams, without the places that source and tokenizer lie at."""
+        rest = self.model_dump(mode="json", exclude={"source": True, "tokenizer": {"path"}})
+        return {**rest, "source": self.source.recipe()}
+
+
+__all__ = ["BytePairs", "Embedded", "Files", "Hub", "Source", "TextData", "Tokenizer", "TokenizerFile"]

@@ -1,0 +1,1 @@
+"""Everything measured after training: loss, questions, pruning, text, cost."""

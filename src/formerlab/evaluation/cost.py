@@ -1,0 +1,66 @@
+"""What a model costs in closed form, and what a machine does in a second."""
+
+import resource
+import sys
+import time
+
+import torch
+
+from formerlab.models.decoder import Decoder
+
+TRAINING_PASSES = 3  # one forward, and a backward of twice its products: gradients by inputs and by weights
+
+
+def model_cost(spec: Decoder, context: int) -> dict[str, int]:
+    """Return the costs of a decoder on sequences of `context` tokens, per token where the name says so.
+
+    FLOPs count 2 per multiply-add of matrix products and attention over the full square (see `Decoder.flops`);
+    training counts three forward passes; the depth mixer's elementwise FLOPs stand apart; bytes are float32.
+    """
+    forward = spec.flops(context) // context
+    return {
+        "parameters": spec.params(),
+        "parameters_non_embedding": spec.params(embedding=False),
+        "flops_per_token_forward": forward,
+        "flops_per_token_training": TRAINING_PASSES * forward,
+        "mixing_flops_per_token": spec.mixing_flops(context) // context,
+        "kv_bytes_per_token": spec.kv_bytes(1),
+    }
+
+
+def matmul_flops_per_s(device: str | torch.device = "cpu", *, size: int = 1024, seconds: float = 0.05) -> float:
+    """Measure the fastest float32 product of two `size` x `size` matrices, in FLOP per second.
+
+    It is the denominator of `flops_utilisation`: what this machine reaches at best with the threads it was given.
+    """
+    device = torch.device(device)
+    left, right = (torch.randn(size, size, device=device) for _ in range(2))
+    best, spent = float("inf"), 0.0
+    torch.matmul(left, right)  # the first product pays for allocations and for choosing a kernel
+    while spent < seconds:
+        _synchronise(device)
+        began = time.perf_counter()
+        torch.matmul(left, right)
+        _synchronise(device)
+        took = time.perf_counter() - began
+        best, spent = min(best, took), spent + took
+    return 2 * size**3 / best
+
+
+def flops_utilisation(flops: float, seconds: float, flops_per_s: float) -> float:
+    """Return the share of a machine's rate that `flops` in `seconds` reached."""
+    return flops / seconds / flops_per_s
+
+
+def peak_memory_bytes(device: str | torch.device = "cpu") -> int:
+    """Return the largest memory this process has held: allocated on a GPU, resident otherwise."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts KiB, but bytes on macOS
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

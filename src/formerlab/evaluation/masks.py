@@ -1,0 +1,74 @@
+"""How good a choice of keys is, on the attention of an unpruned forward pass."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from formerlab.cache import Full, Simulation, distance_to_ideal, early_share, simulate
+from formerlab.evaluation.arm import Arm
+from formerlab.evaluation.perplexity import Stream, window_batches
+from formerlab.evaluation.scoring import evaluating
+from formerlab.models.decoder import DecoderModel
+
+Square = Float[Tensor, "batch heads time time"]
+SquareMask = Bool[Tensor, "batch heads time time"]
+Share = Float[Tensor, " batch"]
+
+
+class MaskMeasure(NamedTuple):
+    """One measure of the keys that an arm keeps in one window: mean over layers, heads and queries."""
+
+    arm: Arm
+    window: int
+    metric: str
+    value: float
+
+
+def measures(arm: Arm, pruned: Square, full: Square, visible: SquareMask) -> dict[str, Share]:
+    """Return the measures of one layer, given attention probabilities with and without pruning.
+
+    Share of kept keys among the first and among the last 40 % of the positions seen so far, and 1 - cosine between the
+    attention rows and those of the best choice; an attention sink dominates the cosine, so once without position 0.
+    """
+    return {
+        "early_share": early_share(visible, early=0.4),
+        "recent_share": 1 - early_share(visible, early=0.6),
+        "distance_to_ideal": distance_to_ideal(pruned, full, arm.budget),
+        "distance_to_ideal_without_first": distance_to_ideal(pruned, full, arm.budget, skip=1),
+    }
+
+
+def mask_measures(
+    model: DecoderModel, stream: Stream, context: int, windows: Sequence[int], arms: Sequence[Arm], *, batch: int = 16
+) -> Iterator[MaskMeasure]:
+    """Yield every measure of every arm and window.
+
+    All arms choose from the attention logits of the same forward pass without pruning, so that the drift of pruned
+    hidden states plays no part.
+    """
+    for indices, tokens in window_batches(stream, context, windows, batch):
+        observer = _Observer(arms)
+        with evaluating(model):
+            model(tokens[:, :-1].to(model.embedding.device), attend=Simulation(Full(), 1.0, observe=observer))
+        for (arm, metric), layers in observer.layers.items():
+            for window, value in zip(indices, torch.stack(layers).mean(0).tolist(), strict=True):
+                yield MaskMeasure(arm, window, metric, value)
+
+
+class _Observer:
+    """Lets every arm choose from each layer's attention, and collects the measures layer by layer."""
+
+    def __init__(self, arms: Sequence[Arm]) -> None:
+        self.states: dict[Arm, dict[str, Tensor]] = {arm: {} for arm in arms}
+        self.layers: dict[tuple[Arm, str], list[Share]] = defaultdict(list)
+
+    def __call__(self, layer: int, logits: Square, full: Square, visible: SquareMask) -> None:
+        del layer, visible
+        for arm, state in self.states.items():
+            pruned, kept = simulate(arm.policy, logits, arm.budget, state=state)
+            for metric, value in measures(arm, pruned, full, kept).items():
+                self.layers[arm, metric].append(value)

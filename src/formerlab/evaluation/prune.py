@@ -1,0 +1,128 @@
+"""All cache policies of one model, on the same windows and the same questions."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+from tokenizers import Tokenizer
+
+from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, Local
+from formerlab.evaluation.arm import COLUMNS, Arm
+from formerlab.evaluation.masks import mask_measures
+from formerlab.evaluation.perplexity import Stream, spread_windows, window_losses
+from formerlab.evaluation.zeroshot import Tasks, evaluate_tasks, request_count
+from formerlab.models.decoder import DecoderModel
+from formerlab.progress import Progress
+from formerlab.rows import Cell, write_rows
+from formerlab.spec import Spec
+
+
+class PruneSweep(Spec):
+    """Every policy at every budget, always beside the full cache."""
+
+    policies: tuple[CachePolicy, ...] = (Local(), H2O(), Decay())
+    """Policies to compare."""
+    alphas: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = ()
+    """Decay factors: each adds Decay with this alpha and no recent part."""
+    budgets: tuple[Budget, ...] = (0.2, 0.4)
+    """Budgets on the windows: shares of a sequence's length (float) or entries (int)."""
+    windows: PositiveInt = 96
+    """Windows, evenly spread over the held-out stream."""
+    context: PositiveInt | None = None
+    """Tokens predicted per window; none means the model's context."""
+    mask_windows: NonNegativeInt = 8
+    """Windows, evenly spread as well, whose kept keys are measured; 0 means none."""
+    questions: bool = True
+    """Answer the embedded questions under every policy."""
+    question_budgets: tuple[Budget, ...] = (0.4,)
+    """Budgets on the questions."""
+    question_limit: PositiveInt | None = None
+    """First examples of each task; none means all."""
+    batch: PositiveInt = 16
+    """Sequences per forward pass."""
+
+    def arms(self, budgets: Iterable[int | float]) -> list[Arm]:
+        """Return the full cache and every policy at every budget, each once."""
+        policies = dict.fromkeys((*self.policies, *(Decay(alpha=alpha) for alpha in self.alphas)))
+        pruned = [policy for policy in policies if not isinstance(policy, Full)]
+        return [Arm(Full(), 1.0), *(Arm(policy, budget) for budget in budgets for policy in pruned)]
+
+
+def prune(
+    model: DecoderModel,
+    stream: Stream,
+    tokenizer: Tokenizer,
+    tasks: Tasks | None,
+    sweep: PruneSweep,
+    out: Path,
+    *,
+    end_of_text: int | None = None,
+    label: str = "prune",
+) -> None:
+    """Write prune.csv and, where sweep and tasks give them, prune_questions.csv and prune_masks.csv into `out`.
+
+    Pruning is simulated: it acts from the first token on, as if every sequence were fed token by token. The rows of one
+    window, or of one question, differ in nothing but the policy. `end_of_text` is the token that ends a document
+    (default: the id of `<|endoftext|>`).
+    """
+    context = sweep.context or model.spec.context
+    windows = spread_windows(stream, context, sweep.windows)
+    tasks = tasks if sweep.questions else None
+    arms, question_arms = sweep.arms(sweep.budgets), sweep.arms(sweep.question_budgets)
+    requests = request_count(tasks, sweep.question_limit) if tasks is not None else 0
+    with Progress(len(arms) * len(windows) + len(question_arms) * requests, label, unit="sequence") as progress:
+        rows = list(_window_rows(model, stream, context, windows, arms, sweep.batch, progress))
+        write_rows(out / "prune.csv", (*COLUMNS, "realised_budget", "window", "tokens", "loss_nats"), rows)
+        if tasks is not None:
+            rows = list(_question_rows(model, tokenizer, tasks, question_arms, sweep, end_of_text, progress))
+            columns = ("realised_budget", "task", "task_version", "example", "metric", "value")
+            write_rows(out / "prune_questions.csv", (*COLUMNS, *columns), rows)
+    if sweep.mask_windows:
+        measured = spread_windows(stream, context, sweep.mask_windows)
+        rows = [
+            (*measure.arm.cells(), *measure[1:])
+            for measure in mask_measures(model, stream, context, measured, arms[1:], batch=sweep.batch)
+        ]
+        write_rows(out / "prune_masks.csv", (*COLUMNS, "window", "metric", "value"), rows)
+
+
+def _window_rows(
+    model: DecoderModel,
+    stream: Stream,
+    context: int,
+    windows: Sequence[int],
+    arms: Sequence[Arm],
+    batch: int,
+    progress: Progress,
+) -> Iterator[tuple[Cell, ...]]:
+    for arm in arms:
+        losses = window_losses(
+            model, stream, context, batch=batch, attend_for=arm.attend, windows=windows, progress=progress
+        )
+        for loss in losses:
+            yield *arm.cells(), loss.realised_budget, *loss[:3]
+
+
+def _question_rows(
+    model: DecoderModel,
+    tokenizer: Tokenizer,
+    tasks: Tasks,
+    arms: Sequence[Arm],
+    sweep: PruneSweep,
+    end_of_text: int | None,
+    progress: Progress,
+) -> Iterator[tuple[Cell, ...]]:
+    for arm in arms:
+        answers = evaluate_tasks(
+            model,
+            tokenizer,
+            tasks,
+            batch=sweep.batch,
+            attend_for=arm.attend,
+            limit=sweep.question_limit,
+            end_of_text=end_of_text,
+            progress=progress,
+        )
+        for answer in answers:
+            yield *arm.cells(), answer.realised_budget, *answer[:5]

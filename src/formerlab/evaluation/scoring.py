@@ -1,0 +1,61 @@
+"""Log-probabilities of given tokens: what perplexity and zero-shot questions are both made of."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from formerlab.cache import Simulation
+from formerlab.layers.attention import Attend, causal_attention
+from formerlab.models.decoder import DecoderModel
+
+AttendFor = Callable[[Int[Tensor, " batch"]], Attend]
+"""Makes the attention of one batch from the true lengths of its rows (inputs, without the padding on the right)."""
+
+
+class Scores(NamedTuple):
+    """What a model says about tokens 1, 2, ... of each row."""
+
+    log_probs: Float[Tensor, "batch time"]
+    """Natural logarithm of the probability of each token given those before it."""
+    greedy: Bool[Tensor, "batch time"]
+    """Whether the token is the most probable one."""
+    realised_budget: Float[Tensor, " batch"]
+    """Share of the keys and values still held after the last input, counted; 1 without pruning."""
+
+
+@contextmanager
+def evaluating(model: DecoderModel) -> Iterator[None]:
+    """Switch dropout and gradients off, and the model's mode back afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(training)
+
+
+def score(
+    model: DecoderModel,
+    tokens: Int[Tensor, "batch time_plus_1"],
+    lengths: Int[Tensor, " batch"],
+    attend_for: AttendFor | None = None,
+) -> Scores:
+    """Score tokens 1, 2, ... of each row in one forward pass over the tokens before them.
+
+    `lengths` counts the inputs of each row that are not padding. Log-softmax is taken in float32 at least, and row by
+    row, since a batch of float32 logits can be larger than the model.
+    """
+    device = model.embedding.device
+    inputs, targets = tokens[:, :-1].to(device), tokens[:, 1:].to(device)
+    attend = causal_attention if attend_for is None else attend_for(lengths.to(device))
+    logits = model(inputs, attend=attend)
+    precision = torch.promote_types(logits.dtype, torch.float32)
+    losses = [F.cross_entropy(row.to(precision), t, reduction="none") for row, t in zip(logits, targets, strict=True)]
+    realised = attend.realised_budget if isinstance(attend, Simulation) else torch.ones(len(tokens))
+    return Scores(-torch.stack(losses).cpu(), (logits.argmax(dim=-1) == targets).cpu(), realised.cpu())

@@ -1,0 +1,131 @@
+"""What figures and tables know of a run: its name for readers, its held-out loss, its chain of ancestors."""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.results import Results
+from formerlab.statistics import Interval, bootstrap, paired_student, student
+
+TRANSFORMER = "Transformer"
+TOKENFORMER = "Tokenformer"
+DENSEFORMER = "DenseFormer"
+GROWN = "grown"
+
+CARRIED = (
+    *("parameters", "parameters_non_embedding", "tokens", "flops", "flops_cumulative"),
+    *("tokens_per_s", "training_time_s", "layers"),
+)
+"""Numbers of run.json that the seeds of a run share, or whose mean over seeds is shown."""
+
+
+def variant(record: Mapping[Hashable, Any]) -> str:
+    """Return what a reader calls the model of a run, from the flat columns of its spec."""
+    if isinstance(keys := record.get("spec.growth.keys"), str):
+        tau = {"keep": "tau kept", "sqrt": "tau sqrt(n)"}.get(str(record.get("spec.growth.tau")), "")
+        carried = ", optimizer carried" if record.get("spec.growth.optimizer") == "carry" else ""
+        return f"{GROWN}: {keys} keys, {tau}{carried}"
+    if record.get("spec.model.depth.kind") == "dwa":
+        dilation, period = (int(record[f"spec.model.depth.{name}"]) for name in ("dilation", "period"))
+        return f"{DENSEFORMER} {dilation}x{period}"
+    return TOKENFORMER if record.get("spec.model.projection.kind") == "pattention" else TRANSFORMER
+
+
+def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+    """Return one row per run and seed: the columns of `Results.runs` with `variant`, `layers` and `loss_nats`.
+
+    The loss is the mean of test.csv over tokens, in nats. Training writes the loss of a uniform guess there for a run
+    that diverged.
+    """
+    records = results.runs(study, runs)
+    if records.empty:
+        return records
+    rows = results.rows("test.csv", study, runs)
+    totals = rows.assign(loss=rows["tokens"] * rows["loss_nats"]).groupby(["run", "seed"])[["loss", "tokens"]].sum()
+    means = (totals["loss"] / totals["tokens"]).rename("loss_nats")
+    records["layers"] = records.get("spec.model.layers", pd.Series(np.nan, records.index))
+    records["variant"] = [variant(record) for record in records.to_dict("records")]
+    records["diverged"] = records["status"] == "diverged"
+    return records.join(means, on=["run", "seed"])
+
+
+def by_run(losses: DataFrame) -> DataFrame:
+    """Return one row per run: mean loss over seeds with its Student interval, perplexity, and what the seeds share."""
+    rows = []
+    for run, group in losses.groupby("run", sort=False):
+        interval = student(group["loss_nats"])
+        row = {
+            "source": "ours",
+            "run": run,
+            "variant": group["variant"].iloc[0],
+            "seeds": interval.seeds,
+            "diverged": int(group["diverged"].sum()),
+            "loss_nats": interval.mean,
+            "loss_nats_low": interval.low,
+            "loss_nats_high": interval.high,
+            **{name: group[name].astype(float).mean() for name in CARRIED if name in group},
+        }
+        rows.append(add_perplexity(row))
+    return DataFrame(rows)
+
+
+def add_perplexity(row: dict[str, Any]) -> dict[str, Any]:
+    """Add exp of the mean loss and of the ends of its interval."""
+    return row | {f"perplexity{end}": math.exp(row[f"loss_nats{end}"]) for end in ("", "_low", "_high")}
+
+
+def parent(losses: DataFrame, run: str) -> str | None:
+    """Return the run that `run` grew from, where it is among `losses`."""
+    if "init.id" not in losses:
+        return None
+    ids = losses.loc[losses["run"] == run, "init.id"].dropna()
+    name = ids.iloc[0].split("/")[1] if len(ids) else None
+    return name if name in set(losses["run"]) else None
+
+
+def chain(losses: DataFrame, run: str) -> list[str]:
+    """Return `run` preceded by its ancestors, the oldest first."""
+    names = [run]
+    while (name := parent(losses, names[0])) is not None and name not in names:
+        names.insert(0, name)
+    return names
+
+
+def count_notes(rows: DataFrame) -> list[str]:
+    """Return notes on the number of seeds, what the bars mean and which runs diverged, for the foot of a figure."""
+    counts = sorted({int(count) for count in rows["seeds"].dropna()})
+    seeds = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+    spread = "bars: 95 % Student t interval of the mean over seeds" if counts[-1] > 1 else "one seed: no interval"
+    notes = [f"{seeds} seed{'s' if counts[-1] > 1 else ''} per point; {spread}."]
+    diverged = rows[rows["diverged"] > 0] if "diverged" in rows else rows[:0]
+    if len(diverged):
+        names = ", ".join(f"{row.run} ({row.diverged:.0f} of {row.seeds:.0f} seeds)" for row in diverged.itertuples())
+        notes.append(f"Diverged, counted as a uniform guess: {names}.")
+    return notes
+
+
+def missing_note(present: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Return a note naming what has no finished run; a wanted name may be the beginning of one that is present."""
+    absent = [name for name in wanted if not any(have.startswith(name) for have in present)]
+    return [f"Missing, no finished runs: {', '.join(absent)}."] if absent else []
+
+
+def paired_difference(results: Results, losses: DataFrame, a: str, b: str) -> Interval:
+    """Return the held-out loss of run a minus that of run b, paired by seed.
+
+    With a single shared seed the interval is a bootstrap over windows: it speaks of these two models alone.
+    """
+    by_seed = [losses[losses["run"] == run].set_index("seed")["loss_nats"].to_dict() for run in (a, b)]
+    interval = paired_student(by_seed[0], by_seed[1])
+    if interval.seeds != 1:
+        return interval
+    seed = next(seed for seed in by_seed[0] if seed in by_seed[1])
+    rows = results.rows("test.csv", losses["study"].iloc[0], (a, b))
+    rows = rows[rows["seed"] == seed]
+    pairs = rows[rows["run"] == a].merge(rows[rows["run"] == b], on=["window", "tokens"], suffixes=("_a", "_b"))
+    differences = (pairs["loss_nats_a"] - pairs["loss_nats_b"]).to_numpy()
+    return bootstrap(differences[None, :], pairs["tokens"].to_numpy(dtype=float)) if len(pairs) else interval

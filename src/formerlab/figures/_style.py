@@ -1,0 +1,193 @@
+"""The one style of all figures: sizes, colours per variant, direct labels, notes, published values.
+
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart; the marker says the same again.
+"""
+
+import textwrap
+import zlib
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import LogFormatterSciNotation, NullFormatter
+from numpy.typing import NDArray
+from pandas import Series
+
+Heights = NDArray[np.float64]
+
+BLACK, GREY = "#222222", "#7f7f7f"
+BLUE, SKY, GREEN, YELLOW = "#0072B2", "#56B4E9", "#009E73", "#D9B500"
+ORANGE, VERMILION, PURPLE = "#E69F00", "#D55E00", "#CC79A7"
+
+SETTINGS = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5.5,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+    "figure.dpi": 100,
+    "savefig.dpi": 150,
+}
+
+PUBLISHED_GROUND = "#f6f2e7"
+"""Ground of a panel with published values."""
+
+
+class Look(NamedTuple):
+    """How a variant is drawn, in every figure."""
+
+    colour: str
+    marker: str
+
+
+_LOOKS = {
+    "Transformer": Look(BLACK, "o"),
+    "Tokenformer": Look(BLUE, "s"),
+    "grown: random keys, tau sqrt(n)": Look(VERMILION, "^"),
+    "grown: random keys, tau kept": Look(ORANGE, "v"),
+    "grown: zero keys, tau kept": Look(GREEN, "D"),
+    "grown: zero keys, tau sqrt(n)": Look(PURPLE, "P"),
+    "DenseFormer 1x1": Look(BLUE, "s"),
+    "DenseFormer 4x1": Look(SKY, "v"),
+    "DenseFormer 4x5": Look(VERMILION, "^"),
+    "DenseFormer 2x3": Look(ORANGE, "D"),
+    "DenseFormer 2x1": Look(GREEN, "P"),
+    "full": Look(BLACK, "o"),
+    "local": Look(GREY, "X"),
+    "h2o": Look(ORANGE, "v"),
+    "spatten": Look(PURPLE, "D"),
+    "decay": Look(BLUE, "s"),
+    "streaming_llm": Look(GREEN, "P"),
+}
+_SPARE = tuple(Look(colour, "h") for colour in (SKY, GREEN, YELLOW, VERMILION, PURPLE))
+
+
+def look(name: str) -> Look:
+    """Return colour and marker of a variant; one that has none yet always gets the same spare one."""
+    return _LOOKS.get(name) or _SPARE[zlib.crc32(name.encode()) % len(_SPARE)]
+
+
+def canvas(
+    widths: Sequence[float], notes: Sequence[str], height: float = 3.4, right: float | Sequence[float] = 1.45
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels beside each other and notes at its foot.
+
+    `widths` and `height` are inches of the panels themselves, `right` the room beside each for labels or a second axis.
+    Positions are fixed, not found by a layout engine, so that labels can be set against the final size.
+    """
+    left, top = 0.75, 0.5
+    rights = [right] * len(widths) if isinstance(right, float | int) else list(right)
+    width = left + sum(widths) + sum(rights)
+    lines = [line for note in notes for line in textwrap.wrap(note, int(width * 16.5))]
+    bottom = 0.72 + 0.15 * len(lines)
+    total = top + height + bottom
+    figure = Figure(figsize=(width, total))
+    axes = []
+    for panel, room in zip(widths, rights, strict=True):
+        axes.append(figure.add_axes((left / width, bottom / total, panel / width, height / total)))
+        left += panel + room
+    figure.text(0.1 / width, 0.08 / total, "\n".join(lines), fontsize=7, color="#555555", va="bottom", linespacing=1.35)
+    return figure, axes
+
+
+def loss_axis(axes: Axes) -> None:
+    """Label the left axis in nats; the right one reads the same losses as perplexity."""
+    axes.set_ylabel("held-out loss (nats per token)")
+    right = axes.secondary_yaxis("right", functions=(np.exp, lambda value: np.log(np.maximum(value, 1e-9))))
+    right.set_ylabel("perplexity")
+    right.spines["right"].set_visible(True)
+    right.spines["right"].set_color("#bbbbbb")
+
+
+class Label(NamedTuple):
+    """A text beside a point, in data coordinates."""
+
+    x: float
+    y: float
+    text: str
+    colour: str
+
+
+def label_directly(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> None:
+    """Write each text to the right of its point, moved up or down so that no two overlap and none leaves the axes."""
+    figure = axes.figure
+    gap = size * 1.3 * figure.dpi / 72
+    heights = axes.transData.transform([(label.x, label.y) for label in labels])[:, 1]
+    placed = _spread(heights, gap, (axes.bbox.y0 + gap / 2, axes.bbox.y1 - gap / 2))
+    halo = [withStroke(linewidth=2.5, foreground=axes.get_facecolor())]
+    for label, old, new in zip(labels, heights, placed, strict=True):
+        offset = (new - old) * 72 / figure.dpi
+        arrow = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+        axes.annotate(
+            label.text,
+            (label.x, label.y),
+            xytext=(9, offset),
+            textcoords="offset points",
+            va="center",
+            fontsize=size,
+            color=label.colour,
+            path_effects=halo,
+            arrowprops=arrow if abs(offset) > size / 3 else None,
+        )
+
+
+def _spread(heights: Heights, gap: float, bounds: tuple[float, float]) -> Heights:
+    """Return heights moved apart to at least `gap`, within bounds as far as there is room."""
+    order = np.argsort(heights, kind="stable")
+    placed = np.clip(heights, *bounds)
+    for _ in range(200):  # neighbours push each other apart until all have room
+        for low, high in pairwise(order):
+            if (short := gap - (placed[high] - placed[low])) > 1e-6:
+                placed[low] -= short / 2
+                placed[high] += short / 2
+        placed = np.clip(placed, *bounds)
+    return placed
+
+
+def aside(values: Series, place: int, places: int, step: float, *, logarithm: bool = False) -> Series:
+    """Return x values moved sideways so that the bars of `places` series do not hide each other.
+
+    `step` is the distance between neighbours: in units of x, or as a factor minus 1 on a logarithmic axis.
+    """
+    shift = (place - (places - 1) / 2) * step
+    return values * (1 + step) ** (shift / step) if logarithm else values + shift
+
+
+def widen(axes: Axes, share: float) -> None:
+    """Make room for labels on the right: `share` of the axis, in its own scale, without ticks there."""
+    low, high = axes.get_xlim()
+    logarithmic = axes.get_xscale() == "log"
+    ticks = {minor: [tick for tick in axes.get_xticks(minor=minor) if low <= tick <= high] for minor in (False, True)}
+    axes.set_xlim(low, high * (high / low) ** share if logarithmic else high + (high - low) * share)
+    for minor, places in ticks.items():
+        axes.xaxis.set_ticks(places, minor=minor)
+    if logarithmic:
+        shown = LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(2, 1))
+        axes.xaxis.set_minor_formatter(shown if len(ticks[False]) < 2 else NullFormatter())
+
+
+def mark_published(axes: Axes, title: str) -> None:
+    """Make a panel visibly one of published values, which are not ours and have another scale."""
+    axes.set_facecolor(PUBLISHED_GROUND)
+    axes.set_title(f"PUBLISHED, not ours: {title}", color="#6b5510")
+
+
+def empty(message: str) -> Figure:
+    """Return a figure that only says why there is nothing to draw."""
+    figure = Figure(figsize=(6, 1.6))
+    figure.text(0.5, 0.5, "\n".join(textwrap.wrap(message, 80)), ha="center", va="center", color="#555555")
+    return figure

@@ -1,0 +1,30 @@
+"""The model of a finished run."""
+
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from formerlab.errors import UserError
+from formerlab.files import read_json, sha256
+from formerlab.models.decoder import DecoderModel
+from formerlab.run import Run
+
+
+def load_record(folder: Path) -> dict[str, Any]:
+    """Read run.json and check that the weights beside it are those it describes."""
+    record: dict[str, Any] = read_json(folder / "run.json")
+    weights = folder / "weights.safetensors"
+    if not weights.is_file():
+        raise UserError(f"{weights}: no such file; train {record['id']} again")
+    if sha256(weights) != record["weights_sha256"]:
+        raise UserError(f"{weights}: not the weights that run.json describes; train {record['id']} again")
+    return record
+
+
+def load_model(folder: Path) -> tuple[DecoderModel, Run]:
+    """Return the final model of a finished run, ready to evaluate, and the run."""
+    run = Run.model_validate(load_record(folder)["spec"])
+    model = run.model.build(run.seed)
+    model.load_state_dict(load_file(folder / "weights.safetensors"))
+    return model.eval(), run

@@ -1,0 +1,53 @@
+"""The linear projection of the original Transformer."""
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import PositiveFloat
+from torch import nn
+
+from formerlab.spec import Spec
+
+
+class Linear(Spec):
+    """y = x W^T (+ b): the linear projection (arXiv:1706.03762, section 3.2.2).
+
+    Initial values are normal with standard deviation `std`, divided by sqrt(2 layers) where the projection writes to
+    the residual stream (the GPT-2 convention, also that of DenseFormer, arXiv:2402.02622, official code).
+    """
+
+    kind: Literal["linear"] = "linear"
+    bias: bool = False
+    """Add a learned bias."""
+    std: PositiveFloat = 0.02
+    """Standard deviation of the initial weights."""
+    scale_residual: bool = True
+    """Divide `std` by sqrt(2 layers) in the projections that write to the residual stream."""
+
+    def build(self, d_in: int, d_out: int, *, layers: int = 1, residual: bool = False) -> "LinearProjection":
+        """Return the module; `layers` and `residual` say where in a model it stands and only change initial values."""
+        std = self.std / math.sqrt(2 * layers) if residual and self.scale_residual else self.std
+        return LinearProjection(d_in, d_out, bias=self.bias, std=std)
+
+    def params(self, d_in: int, d_out: int) -> int:
+        """Count of parameters."""
+        return d_in * d_out + (d_out if self.bias else 0)
+
+    def flops(self, d_in: int, d_out: int) -> int:
+        """FLOPs of matrix products to map one token forward (2 per multiply-add)."""
+        return 2 * d_in * d_out
+
+
+class LinearProjection(nn.Linear):
+    """`nn.Linear` with the initial values of its spec."""
+
+    def __init__(self, d_in: int, d_out: int, *, bias: bool, std: float) -> None:
+        self.std = std
+        super().__init__(d_in, d_out, bias=bias)
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Draw the weights; biases start at zero."""
+        self.weight.normal_(0.0, self.std, generator=generator)
+        if self.bias is not None:
+            self.bias.zero_()

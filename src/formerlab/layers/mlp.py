@@ -1,0 +1,77 @@
+"""The two-layer feed-forward."""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from formerlab.layers.linear import Linear
+from formerlab.spec import Spec
+
+
+class Mlp(Spec):
+    """y = f(x W1^T) W2^T with f = gelu or relu (arXiv:1706.03762, eq. 2), or (silu(x W1^T) * x W3^T) W2^T for swiglu
+    (arXiv:2002.05202, eq. 6).
+    """
+
+    kind: Literal["mlp"] = "mlp"
+    hidden: PositiveInt | None = None
+    """Hidden width; empty means 4 d_in (for swiglu 8/3 d_in, a multiple of 8, which keeps the parameters)."""
+    activation: Literal["gelu", "relu", "swiglu"] = "gelu"
+    """Non-linearity; gelu is the exact (erf) form."""
+    bias: bool = False
+    """Add learned biases."""
+    std: PositiveFloat = 0.02
+    """Standard deviation of the initial weights (the second layer's is divided by sqrt(2 layers))."""
+
+    def width(self, d_in: int) -> int:
+        """Hidden width in force."""
+        if self.hidden is not None:
+            return self.hidden
+        return math.ceil(d_in / 3) * 8 if self.activation == "swiglu" else 4 * d_in
+
+    @property
+    def _linear(self) -> Linear:
+        return Linear(bias=self.bias, std=self.std)
+
+    def build(self, d_in: int, d_out: int, *, layers: int = 1, residual: bool = False) -> "MlpLayer":
+        """Return the module."""
+        return MlpLayer(d_in, d_out, self, layers=layers, residual=residual)
+
+    def params(self, d_in: int, d_out: int) -> int:
+        """Count of parameters."""
+        hidden = self.width(d_in)
+        gates = 2 if self.activation == "swiglu" else 1
+        return gates * self._linear.params(d_in, hidden) + self._linear.params(hidden, d_out)
+
+    def flops(self, d_in: int, d_out: int) -> int:
+        """FLOPs of matrix products to map one token forward (2 per multiply-add)."""
+        hidden = self.width(d_in)
+        gates = 2 if self.activation == "swiglu" else 1
+        return 2 * hidden * (gates * d_in + d_out)
+
+
+class MlpLayer(nn.Module):
+    """The module of `Mlp`."""
+
+    def __init__(self, d_in: int, d_out: int, spec: Mlp, *, layers: int, residual: bool) -> None:
+        super().__init__()
+        hidden, linear = spec.width(d_in), Linear(bias=spec.bias, std=spec.std)
+        self.activation = spec.activation
+        self.inner = linear.build(d_in, hidden)
+        self.gate = linear.build(d_in, hidden) if spec.activation == "swiglu" else None
+        self.outer = linear.build(hidden, d_out, layers=layers, residual=residual)
+
+    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
+        """Map every token."""
+        inner: Tensor = self.inner(x)
+        if self.gate is not None:
+            hidden = F.silu(inner) * self.gate(x)
+        else:
+            hidden = F.gelu(inner) if self.activation == "gelu" else torch.relu(inner)
+        out: Tensor = self.outer(hidden)
+        return out

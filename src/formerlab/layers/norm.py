@@ -1,0 +1,84 @@
+"""Normalisation over the channels of a token."""
+
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, PositiveFloat
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from formerlab.spec import Spec
+
+
+class LayerNorm(Spec):
+    """y = (x - mean) / sqrt(variance + eps) * gain + bias (arXiv:1607.06450, eq. 4).
+
+    Without gain and bias it is the non-parametric norm of Tokenformer (arXiv:2410.23168, section 4.4).
+    """
+
+    kind: Literal["layernorm"] = "layernorm"
+    gain: bool = True
+    """Learn a factor per channel."""
+    bias: bool = True
+    """Learn an offset per channel."""
+    eps: PositiveFloat = 1e-5
+    """Added to the variance."""
+
+    def build(self, width: int) -> "LayerNormLayer":
+        """Return the module."""
+        return LayerNormLayer(width, self)
+
+    def params(self, width: int) -> int:
+        """Count of parameters."""
+        return width * (self.gain + self.bias)
+
+
+class RMSNorm(Spec):
+    """y = x / sqrt(mean(x^2) + eps) * gain (arXiv:1910.07467, eq. 4)."""
+
+    kind: Literal["rmsnorm"] = "rmsnorm"
+    gain: bool = True
+    """Learn a factor per channel."""
+    eps: PositiveFloat = 1e-5
+    """Added to the mean square."""
+
+    def build(self, width: int) -> "RMSNormLayer":
+        """Return the module."""
+        return RMSNormLayer(width, self)
+
+    def params(self, width: int) -> int:
+        """Count of parameters."""
+        return width * self.gain
+
+
+Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
+
+
+class LayerNormLayer(nn.Module):
+    """The module of `LayerNorm`."""
+
+    def __init__(self, width: int, spec: LayerNorm) -> None:
+        super().__init__()
+        self.eps = spec.eps
+        self.width = width
+        self.gain = nn.Parameter(torch.ones(width)) if spec.gain else None
+        self.bias = nn.Parameter(torch.zeros(width)) if spec.bias else None
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """Normalise every token."""
+        return F.layer_norm(x, (self.width,), self.gain, self.bias, self.eps)
+
+
+class RMSNormLayer(nn.Module):
+    """The module of `RMSNorm`."""
+
+    def __init__(self, width: int, spec: RMSNorm) -> None:
+        super().__init__()
+        self.eps = spec.eps
+        self.width = width
+        self.gain = nn.Parameter(torch.ones(width)) if spec.gain else None
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """Normalise every token."""
+        return F.rms_norm(x, (self.width,), self.gain, self.eps)

@@ -1,0 +1,79 @@
+"""Pattention: attention to learned parameter tokens in place of a linear projection."""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor, nn
+
+from formerlab.layers.score import SCORES, ScoreName
+from formerlab.spec import Spec
+
+
+class Pattention(Spec):
+    """y = gelu(tau x K^T / ||x K^T||_2) V: token-parameter attention (arXiv:2410.23168, eq. 4 and 5).
+
+    K (tokens x d_in) and V (tokens x d_out) are learned; the norm runs over the parameter tokens, tau = sqrt(tokens).
+    There is no bias and no 1/sqrt(d). As a feed-forward it is one Pattention from d to d. Adding tokens with zero keys
+    keeps the function only while tau keeps its value (Appendix B fixes it, the default does not): see `growth.py`.
+    """
+
+    kind: Literal["pattention"] = "pattention"
+    tokens: PositiveInt = 768
+    """Number of parameter tokens n."""
+    score: ScoreName = "l2_gelu"
+    """Score function, by name (layers/score.py)."""
+    tau: PositiveFloat | None = None
+    """Scale tau; empty means sqrt(tokens), the paper's default. Growth that keeps tau writes the old value here."""
+    init: Literal["fan_in", "neox"] = "fan_in"
+    """Initial values. fan_in: keys 1/sqrt(d_in), values 1/sqrt(tokens) (official TPU code, used for the paper's scaling
+    results). neox: keys 0.02, values 2/(layers sqrt(d_out)) (official GPU code)."""
+
+    @property
+    def scale(self) -> float:
+        """The value of tau in force."""
+        return math.sqrt(self.tokens) if self.tau is None else self.tau
+
+    def build(self, d_in: int, d_out: int, *, layers: int = 1, residual: bool = False) -> "PattentionLayer":
+        """Return the module; `layers` only enters the neox initial values, `residual` changes nothing."""
+        del residual
+        if self.init == "neox":
+            return PattentionLayer(d_in, d_out, self, key_std=0.02, value_std=2 / (layers * math.sqrt(d_out)))
+        return PattentionLayer(d_in, d_out, self, key_std=d_in**-0.5, value_std=self.tokens**-0.5)
+
+    def params(self, d_in: int, d_out: int) -> int:
+        """Count of parameters."""
+        return self.tokens * (d_in + d_out)
+
+    def flops(self, d_in: int, d_out: int) -> int:
+        """FLOPs of matrix products to map one token forward (2 per multiply-add)."""
+        return 2 * self.tokens * (d_in + d_out)
+
+
+class PattentionLayer(nn.Module):
+    """The module of `Pattention`."""
+
+    def __init__(self, d_in: int, d_out: int, spec: Pattention, *, key_std: float, value_std: float) -> None:
+        super().__init__()
+        self.tau = spec.scale
+        self.score = spec.score
+        self.key_std = key_std
+        self.value_std = value_std
+        self.keys = nn.Parameter(torch.zeros(spec.tokens, d_in))
+        self.values = nn.Parameter(torch.zeros(spec.tokens, d_out))
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Draw keys and values."""
+        self.keys.normal_(0.0, self.key_std, generator=generator)
+        self.values.normal_(0.0, self.value_std, generator=generator)
+
+    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
+        """Map every token."""
+        return SCORES[self.score](x @ self.keys.T, self.tau) @ self.values
+
+    def extra_repr(self) -> str:
+        """Sizes for `print(model)`."""
+        tokens, d_in = self.keys.shape
+        return f"tokens={tokens}, d_in={d_in}, d_out={self.values.shape[1]}, tau={self.tau:.4g}, score={self.score}"

@@ -1,0 +1,7 @@
+"""The models; `Model` is the union that configurations choose from."""
+
+from formerlab.models.decoder import Decoder
+
+Model = Decoder
+
+__all__ = ["Decoder", "Model"]

@@ -1,0 +1,156 @@
+"""The decoder in which all studies of language meet: projection x depth mixer x cache policy."""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from formerlab.layers.attention import Attend, Attention, causal_attention
+from formerlab.layers.block import Block
+from formerlab.layers.depth import DepthMixer
+from formerlab.layers.feedforward import FeedForward
+from formerlab.layers.identity import Identity
+from formerlab.layers.initial import initialise
+from formerlab.layers.linear import Linear
+from formerlab.layers.mlp import Mlp
+from formerlab.layers.norm import LayerNorm, Norm
+from formerlab.layers.position import Position, Rotary
+from formerlab.layers.projection import Projection
+from formerlab.spec import Spec
+
+
+class Decoder(Spec):
+    """Embedding, `layers` pre-norm blocks with a depth mixer between them, final norm, vocabulary logits.
+
+    Tokenformer (arXiv:2410.23168) is projection = feedforward = pattention with a non-parametric norm; DenseFormer
+    (arXiv:2402.02622) is depth = dwa; a GPT-2 style Transformer is neither.
+    """
+
+    kind: Literal["decoder"] = "decoder"
+    vocabulary: PositiveInt = 50304
+    """Number of token ids; a plan fills it from the data's tokenizer."""
+    layers: PositiveInt = 12
+    """Number of blocks."""
+    width: PositiveInt = 768
+    """Channels of the residual stream (d)."""
+    heads: PositiveInt = 12
+    """Attention heads; they divide the width."""
+    context: PositiveInt = 1024
+    """Longest sequence, in tokens."""
+    position: Position = Rotary()
+    """Position encoding."""
+    norm: Norm = LayerNorm()
+    """Norm in front of attention and feed-forward."""
+    final_norm: Norm = LayerNorm()
+    """Norm in front of the logits."""
+    projection: Projection = Linear()
+    """Query, key, value and output projections of attention."""
+    feedforward: FeedForward = Mlp()
+    """Feed-forward."""
+    depth: DepthMixer = Identity()
+    """Depth mixer."""
+    tied: bool = True
+    """Use the embedding matrix for the logits as well."""
+    embedding_std: PositiveFloat = 0.02
+    """Standard deviation of the initial embedding (and of an untied head)."""
+    logit_scale: Literal["none", "inverse_sqrt_width"] = "none"
+    """Factor of the logits; inverse_sqrt_width is the official TPU code of Tokenformer (embedding_std 1 there)."""
+    dropout: NonNegativeFloat = Field(default=0.0, lt=1.0)
+    """Dropout of the embedding and of both residual branches."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Decoder":
+        if self.width % self.heads:
+            raise ValueError(f"heads={self.heads} does not divide width={self.width}")
+        if isinstance(self.position, Rotary) and int(self.width // self.heads * self.position.fraction) < 2:
+            raise ValueError(
+                f"rotary positions need at least 2 channels per head: width={self.width}, heads={self.heads}, "
+                f"position.fraction={self.position.fraction}"
+            )
+        return self
+
+    def build(self, seed: int = 0) -> "DecoderModel":
+        """Return the model with initial values drawn from the seed."""
+        model = DecoderModel(self)
+        initialise(model, seed)
+        return model
+
+    def params(self, *, embedding: bool = True) -> int:
+        """Count of parameters, with or without embedding, learned positions and head."""
+        projections = 4 * self.projection.params(self.width, self.width)
+        block = projections + self.feedforward.params(self.width, self.width) + 2 * self.norm.params(self.width)
+        count = self.layers * block + self.final_norm.params(self.width) + self.depth.params(self.layers)
+        if embedding:
+            count += self.vocabulary * self.width * (1 if self.tied else 2)
+            count += self.position.params(self.context, self.width)
+        return count
+
+    def flops(self, time: int, *, head: bool = True) -> int:
+        """FLOPs of matrix products and attention in the forward pass of one sequence of `time` tokens.
+
+        2 per multiply-add. Attention counts the full time x time square, as the papers and PyTorch's counter do,
+        although half of it is masked.
+        """
+        block = 4 * self.projection.flops(self.width, self.width) + self.feedforward.flops(self.width, self.width)
+        tokens = self.layers * block + (2 * self.vocabulary * self.width if head else 0)
+        return time * tokens + self.attention_flops(time)
+
+    def attention_flops(self, time: int) -> int:
+        """Return the token-token part of `flops`: 4 layers width time^2."""
+        return 4 * self.layers * self.width * time * time
+
+    def mixing_flops(self, time: int) -> int:
+        """Elementwise FLOPs of the depth mixer in the forward pass of one sequence; not part of `flops`."""
+        return time * self.depth.flops(self.layers, self.width)
+
+    def kv_bytes(self, time: int, bytes_per_value: int = 4) -> int:
+        """Bytes of keys and values kept for `time` tokens of one sequence."""
+        return 2 * self.layers * self.width * time * bytes_per_value
+
+
+class DecoderModel(nn.Module):
+    """The module of `Decoder`."""
+
+    def __init__(self, spec: Decoder) -> None:
+        super().__init__()
+        self.spec = spec
+        width, layers = spec.width, spec.layers
+        self.embedding = nn.Parameter(torch.zeros(spec.vocabulary, width))
+        self.head = nn.Parameter(torch.zeros(spec.vocabulary, width)) if not spec.tied else None
+        self.position = spec.position.build(spec.context, width, width // spec.heads)
+        self.dropout = nn.Dropout(spec.dropout) if spec.dropout else nn.Identity()
+        self.blocks = nn.ModuleList(
+            Block(
+                Attention(width, spec.heads, spec.projection, layers=layers),
+                spec.feedforward.build(width, width, layers=layers, residual=True),
+                (spec.norm.build(width), spec.norm.build(width)),
+                spec.dropout,
+            )
+            for _ in range(layers)
+        )
+        self.mixer = spec.depth.build(layers)
+        self.final_norm = spec.final_norm.build(width)
+        self.logit_factor = 1 / math.sqrt(width) if spec.logit_scale == "inverse_sqrt_width" else 1.0
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Draw the embedding and an untied head."""
+        self.embedding.normal_(0.0, self.spec.embedding_std, generator=generator)
+        if self.head is not None:
+            self.head.normal_(0.0, self.spec.embedding_std, generator=generator)
+
+    def forward(
+        self, tokens: Int[Tensor, "batch time"], *, attend: Attend = causal_attention, start: int = 0
+    ) -> Float[Tensor, "batch time vocabulary"]:
+        """Return the logits of the token after each; `tokens` stand at positions start, start + 1, ..."""
+        if start + tokens.shape[1] > self.spec.context:
+            raise ValueError(f"{start + tokens.shape[1]} tokens exceed the model's context of {self.spec.context}")
+        x = self.dropout(self.position.embed(F.embedding(tokens, self.embedding), start))
+        history = self.mixer.begin(x)
+        for index, block in enumerate(self.blocks):
+            x = self.mixer.mix(index + 1, block(x, self.position, attend, index, start), history)
+        head = self.embedding if self.head is None else self.head
+        return F.linear(self.final_norm(x), head) * self.logit_factor

@@ -1,0 +1,154 @@
+"""Build the plan: every job with its resolved spec, code hash, inputs and cost, as one JSON value."""
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from formerlab.data import TextData
+from formerlab.errors import UserError
+from formerlab.evaluation.prune import PruneSweep
+from formerlab.figures import Drawing, catalogue
+from formerlab.plan.code import code_hash
+from formerlab.plan.cost import run_cost, totals
+from formerlab.plan.layers import Layer, Tree
+from formerlab.plan.read import parse
+from formerlab.plan.resolve import Sources, read_sources, resolve_study
+from formerlab.plan.schema import Scale, StudyScale
+from formerlab.run import Run
+from formerlab.spec import fingerprint
+
+SCHEMA = 1
+READ_FROM_TRAINING = frozenset(
+    ("run.json", "train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv", "weights.safetensors")
+)
+
+
+def build_plan(root: Path, given: Tree) -> dict[str, Any]:
+    """Return the plan of the configuration below `root`, with the values `given` on the command line on top.
+
+    Needs neither data nor network. Raises UserError with one line at the first mistake.
+    """
+    sources = read_sources(root, given)
+    config, scale = sources.config, sources.scale
+    results, figures = f"{config.results}/live/{config.scale}", f"{config.figures}/live/{config.scale}"
+    data = {name: _data_job(spec, f"{results}/data/{name}") for name, spec in scale.data.items()}
+    runs = [run for name in config.studies for run in resolve_study(name, sources)]
+    parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
+    train = {run.id: _train_job(run, data, scale, keep_optimizer=run.id in parents) for run in runs}
+    used = {run.data for run in runs}
+    plan = {
+        "schema": SCHEMA,
+        "scale": config.scale,
+        "description": scale.description,
+        "results": results,
+        "figures": figures,
+        "device": config.device or scale.device,
+        "threads": config.threads or scale.threads,
+        "memory_mb": scale.memory_mb,
+        "tracking_uri": config.tracking_uri,
+        "studies": {name: _study(name, sources, train) for name in config.studies},
+        "data": {name: job for name, job in data.items() if name in used},
+        "train": train,
+        "zeroshot": _zeroshot_jobs(runs, sources),
+        "prune": _prune_jobs(runs, sources),
+    }
+    plan["draw"] = _drawings(plan)
+    plan["totals"] = totals([job["cost"] for job in train.values()])
+    return plan
+
+
+def _data_job(data: TextData, out: str) -> dict[str, Any]:
+    code = code_hash("formerlab.data.prepare", [data])
+    state = data.source.state()
+    version = fingerprint({"spec": data.plain(), "code": code, "state": state})
+    return {"spec": data.plain(), "code": code, "source": state, "version": version, "out": out}
+
+
+def _train_job(run: Run, data: Tree, scale: Scale, *, keep_optimizer: bool) -> dict[str, Any]:
+    return {
+        "study": run.study,
+        "run": run.name,
+        "seed": run.seed,
+        "spec": run.plain(),
+        "spec_hash": run.fingerprint(),
+        "code": code_hash("formerlab.training.stage", [run]),
+        "data": run.data,
+        "data_version": data[run.data]["version"],
+        "init": run.init_id,
+        "keep_optimizer": keep_optimizer,
+        "cost": run_cost(run, scale),
+    }
+
+
+def _study(name: str, sources: Sources, train: Tree) -> dict[str, Any]:
+    study = sources.studies[name]
+    costs = [job["cost"] for job in train.values() if job["study"] == name]
+    return {"title": study.title, "paper": study.paper, "question": study.question, "totals": totals(costs)}
+
+
+def _zeroshot_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
+    """Return the runs that answer questions, where their data set has any."""
+    jobs = {}
+    for run in runs:
+        at_scale = sources.scale.studies.get(run.study, StudyScale())
+        patterns = sources.studies[run.study].zeroshot if at_scale.zeroshot is None else at_scale.zeroshot
+        if any(fnmatchcase(run.name, p) for p in patterns) and sources.scale.data[run.data].questions:
+            jobs[run.id] = {"code": code_hash("formerlab.evaluation.zeroshot", [run.model])}
+    return jobs
+
+
+def _prune_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
+    """Return the runs whose cache is pruned, each with its sweep."""
+    jobs = {}
+    for run in runs:
+        study, at_scale = sources.studies[run.study], sources.scale.studies.get(run.study, StudyScale())
+        pattern = next((p for p in study.prune if fnmatchcase(run.name, p)), None)
+        if pattern is None:
+            continue
+        layers = [
+            Layer(f"workflow/studies/{run.study}.yaml", study.prune[pattern]),
+            Layer(f"workflow/scales/{sources.config.scale}.yaml", at_scale.prune.get(pattern, {})),
+        ]
+        sweep = parse(PruneSweep, layers, f"{run.study}.prune.{pattern}")
+        if sweep.context is not None and sweep.context > run.model.context:
+            raise UserError(
+                f"{layers[-1].place}: {run.study}.prune.{pattern}.context: {sweep.context} exceeds "
+                f"model.context={run.model.context} of run {run.name!r}; lower it"
+            )
+        has_questions = sweep.questions and bool(sources.scale.data[run.data].questions)
+        sweep = sweep.model_copy(update={"questions": has_questions})
+        code = code_hash("formerlab.evaluation.prune", [sweep, run.model])
+        jobs[run.id] = {"sweep": sweep.plain(), "code": code}
+    return jobs
+
+
+def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures and tables that have something to read, each with the files that it reads."""
+    jobs = {}
+    for name, drawing in catalogue().items():
+        inputs = [path for job in plan["train"].values() for path in _inputs(drawing, job, plan)]
+        if inputs:
+            module = f"formerlab.{drawing.kind}s.{name}"
+            jobs[name] = {
+                "kind": drawing.kind,
+                "study": drawing.study,
+                "category": drawing.category,
+                "inputs": inputs,
+                "outputs": [f"{plan['figures']}/{file}" for file in drawing.outputs],
+                "code": code_hash(module),
+            }
+    return jobs
+
+
+def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:
+    if job["study"] != drawing.study or not any(fnmatchcase(job["run"], p) for p in drawing.runs):
+        return []
+    run_id = f"{job['study']}/{job['run']}/seed{job['seed']}"
+    written = set(READ_FROM_TRAINING)
+    if run_id in plan["zeroshot"]:
+        written.add("zeroshot.csv")
+    if run_id in plan["prune"]:
+        written.add("prune.csv")
+        if plan["prune"][run_id]["sweep"]["questions"]:
+            written.add("prune_questions.csv")
+    return [f"{plan['results']}/{run_id}/{file}" for file in drawing.reads if file in written]

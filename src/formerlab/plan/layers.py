@@ -1,0 +1,103 @@
+"""Lay mappings over each other and remember where every key came from."""
+
+import itertools
+import string
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from formerlab.errors import UserError
+
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A mapping and the place it was read from."""
+
+    place: str
+    tree: Tree
+
+
+def merge(base: Tree, over: Tree) -> Tree:
+    """Return `base` with `over` laid on it, key by key; a mapping with another `kind` replaces the one below."""
+    if "kind" in over and base.get("kind", over["kind"]) != over["kind"]:
+        return deepcopy(over)
+    merged = deepcopy(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else deepcopy(value)
+    return merged
+
+
+def merge_layers(layers: list[Layer]) -> Tree:
+    """Return all layers laid on each other, the last on top."""
+    tree: Tree = {}
+    for layer in layers:
+        tree = merge(tree, layer.tree)
+    return tree
+
+
+def place_of(layers: list[Layer], path: tuple[Any, ...]) -> str:
+    """Return the place that last said something at `path` or above it."""
+    for depth in range(len(path), 0, -1):
+        for layer in reversed(layers):
+            node: Any = layer.tree
+            for key in path[:depth]:
+                node = node.get(key, _MISSING) if isinstance(node, dict) else _MISSING
+                if node is _MISSING:
+                    break
+            else:
+                return layer.place
+    return layers[-1].place if layers else "the configuration"
+
+
+_MISSING = object()
+
+
+def nested(dotted: Tree) -> Tree:
+    """Return {"a.b": 1} as {"a": {"b": 1}}."""
+    tree: Tree = {}
+    for key, value in dotted.items():
+        node: Tree = {}
+        leaf = node
+        *above, last = key.split(".")
+        for name in above:
+            leaf = leaf.setdefault(name, {})
+        leaf[last] = nested(value) if isinstance(value, dict) else value
+        tree = merge(tree, node)
+    return tree
+
+
+def fields(template: str) -> list[str]:
+    """Return the names in braces of a run name."""
+    return [name for _, name, _, _ in string.Formatter().parse(template) if name]
+
+
+def grid_points(place: str, template: str, grid: Any) -> Iterator[Tree]:
+    """Yield the value of every field, for each point of a grid.
+
+    A grid is a mapping of lists (all combinations) or a list of mappings (exactly these).
+    """
+    names = sorted(fields(template))
+    points = grid
+    if isinstance(grid, dict):
+        lists = [value if isinstance(value, list) else [value] for value in grid.values()]
+        points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*lists)]
+    if not isinstance(points, list) or any(not isinstance(p, dict) or sorted(p) != names for p in points):
+        raise UserError(f"{place}: runs.{template}.grid must give values for exactly {', '.join(names)}")
+    yield from points
+
+
+def fill(value: Any, point: Tree) -> Any:
+    """Put a grid point into a tree: "{x}" alone becomes the value itself, inside a text its text."""
+    if isinstance(value, dict):
+        return {key: fill(item, point) for key, item in value.items()}
+    if isinstance(value, list):
+        return [fill(item, point) for item in value]
+    if isinstance(value, str):
+        if value[:1] == "{" and value[-1:] == "}" and value[1:-1] in point:
+            return point[value[1:-1]]
+        return value.format(**point) if "{" in value else value
+    return value

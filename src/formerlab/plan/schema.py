@@ -1,0 +1,97 @@
+"""What the YAML files may say: config.yaml, workflow/studies/*.yaml and workflow/scales/*.yaml."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
+
+from formerlab.data import TextData
+from formerlab.spec import Spec
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+ScaleName = Literal["smoke", "laptop", "overnight", "workstation", "paper"]
+
+
+class Config(Spec):
+    """config.yaml: the user's file."""
+
+    scale: ScaleName = "laptop"
+    """How big the runs are and which data they read: a file of workflow/scales."""
+    studies: tuple[Name, ...] = ("tokenformer", "denseformer", "decay")
+    """Which studies run: files of workflow/studies."""
+    seeds: tuple[NonNegativeInt, ...] | None = None
+    """Seeds of every run; empty means those of the scale."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Where models train; empty means the scale's device."""
+    threads: PositiveInt | None = None
+    """CPU threads of a job; empty means the scale's number."""
+    data: dict[Name, dict[str, Any]] = {}
+    """Your own data: keys laid over the scale's data sets of the same name."""
+    results: str = "results"
+    """Folder of the result tree."""
+    figures: str = "figures"
+    """Folder of figures and tables."""
+    tracking_uri: str = "sqlite:///mlflow.db"
+    """MLflow tracking server: a sqlite file, an http(s) address, or empty for none."""
+    overlay: str | None = None
+    """A YAML file whose keys are laid over everything else, in the form of `set`."""
+    set: dict[str, Any] = {}
+    """Values laid over single keys: <study>.<key of a run>, <study>.runs.<run>.<key>, scale.<key>, study.<study>.<key>."""
+
+
+class StudyScale(Spec):
+    """What a scale says about one study."""
+
+    only: tuple[str, ...] = ("*",)
+    """Patterns of run names that exist at this scale."""
+    seeds: tuple[NonNegativeInt, ...] | None = None
+    """Seeds, where they differ from the scale's."""
+    defaults: dict[str, Any] = {}
+    """Keys of every run of the study."""
+    runs: dict[str, dict[str, Any]] = {}
+    """Keys of single runs, by name, pattern, or template (with its grid)."""
+    zeroshot: tuple[str, ...] | None = None
+    """Patterns of run names that answer the zero-shot questions; empty means the study's."""
+    prune: dict[str, dict[str, Any]] = {}
+    """Keys of the cache-pruning sweeps, by pattern of run names."""
+
+
+class Scale(Spec):
+    """A file of workflow/scales: sizes and data."""
+
+    description: str
+    """One line for people."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where models train."""
+    threads: PositiveInt = 1
+    """CPU threads of a job."""
+    memory_mb: PositiveInt = 2000
+    """Memory of a job beside what its model needs, MiB."""
+    flops_per_s: PositiveFloat = 2.0e10
+    """Training speed that the time estimates assume, FLOP/s of one job."""
+    seeds: tuple[NonNegativeInt, ...] = (0,)
+    """Seeds of every run."""
+    data: dict[Name, TextData]
+    """Data sets by name."""
+    defaults: dict[str, Any] = {}
+    """Keys of every run."""
+    studies: dict[Name, StudyScale] = {}
+    """What differs by study."""
+
+
+class Study(Spec):
+    """A file of workflow/studies: which runs exist."""
+
+    title: str
+    """Title for people."""
+    paper: str
+    """Where the study's ideas are published."""
+    question: str
+    """What the study asks, in one sentence."""
+    defaults: dict[str, Any] = {}
+    """Keys of every run."""
+    runs: dict[str, dict[str, Any]]
+    """Keys of each run. A name with {fields} is a template: its `grid` lists the values."""
+    zeroshot: tuple[str, ...] = ()
+    """Patterns of run names that answer the zero-shot questions."""
+    prune: dict[str, dict[str, Any]] = {}
+    """Keys of the cache-pruning sweeps, by pattern of run names."""

@@ -1,0 +1,171 @@
+"""Rows of finished runs as pandas frames. Nothing here knows models, and nothing here imports torch."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.errors import UserError
+from formerlab.files import read_json
+
+SCHEMA = 1
+"""The version of run.json that this module reads."""
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "train.csv": ("step", "tokens", "loss_nats", "lr", "grad_norm"),
+    "timing.csv": ("step", "time_s", "tokens_per_s", "memory_bytes"),
+    "eval.csv": ("step", "split", "batch", "tokens", "loss_nats"),
+    "test.csv": ("window", "tokens", "loss_nats"),
+    "depth.csv": ("destination", "source", "weight"),
+    "zeroshot.csv": ("task", "task_version", "example", "metric", "value"),
+    "prune.csv": ("policy", "alpha", "recent", "budget", "realised_budget", "window", "tokens", "loss_nats"),
+    "prune_questions.csv": (
+        *("policy", "alpha", "recent", "budget", "realised_budget"),
+        *("task", "task_version", "example", "metric", "value"),
+    ),
+}
+"""Columns that each file must have (docs/architecture.md); more are allowed."""
+
+TRAINED = ("train.csv", "timing.csv", "eval.csv", "test.csv")
+"""Files that training writes before run.json; without one of them a finished run is damaged."""
+
+_TEXT = {"split", "policy", "task", "task_version", "metric", "example"}
+_REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
+_KEYS = ["study", "run", "seed"]
+
+
+class Results:
+    """The finished runs below `results/<tree>/<scale>`; a run is finished when its run.json exists.
+
+    A run that diverged is finished too: `status` says so.
+    """
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise UserError(f"{root}: no such folder; run the DAG for this scale first")
+        self.root = root
+        self._records: list[dict[str, Any]] | None = None
+        self._frames: dict[Path, DataFrame] = {}
+
+    @property
+    def scale(self) -> str:
+        """Name of the scale: the folder's name."""
+        return self.root.resolve().name
+
+    @property
+    def tree(self) -> str:
+        """`live` or `cached`: the name of the folder above."""
+        return self.root.resolve().parent.name
+
+    def runs(self, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
+        """Return one row per finished run and seed, in the order of study, run and seed.
+
+        Columns are the keys of run.json, nested ones joined by dots (`spec.model.layers`, `data.fingerprint`, ...).
+        `runs` are glob patterns of run names.
+        """
+        records = [
+            flatten(record)
+            for record in self.records()
+            if study in (None, record["study"]) and any(fnmatchcase(record["run"], pattern) for pattern in runs)
+        ]
+        return DataFrame(records) if records else DataFrame(columns=[*_KEYS, "status"])
+
+    def rows(self, name: str, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
+        """Return the rows of file `name` of all finished runs, with the columns study, run and seed in front.
+
+        A file that not every run has (`depth.csv`, `zeroshot.csv`, ...) is skipped where it is absent; one that training
+        always writes must be there. Raises UserError for a file that is missing or damaged.
+        """
+        frames = []
+        for study_name, run, seed in self.runs(study, runs)[_KEYS].itertuples(index=False):
+            path = self.folder(study_name, run, seed) / name
+            if path.exists():
+                frame = self._frame(path)
+                frames += [frame.assign(study=study_name, run=run, seed=seed)] if len(frame) else []
+            elif name in TRAINED:
+                raise UserError(f"{path}: missing, although the run is finished; delete the folder and train again")
+        if not frames:
+            return DataFrame(columns=[*_KEYS, *COLUMNS.get(name, ())])
+        return pd.concat(frames, ignore_index=True)[[*_KEYS, *frames[0].columns.drop(_KEYS)]]
+
+    def folder(self, study: str, run: str, seed: int) -> Path:
+        """Return the folder of a run."""
+        return self.root / study / run / f"seed{seed}"
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the contents of every run.json, in the order of study, run and seed."""
+        if self._records is None:
+            records = [read_run(path) for path in self.root.glob("*/*/seed*/run.json")]
+            self._records = sorted(records, key=lambda record: (record["study"], record["run"], record["seed"]))
+        return self._records
+
+    def _frame(self, path: Path) -> DataFrame:
+        if path not in self._frames:
+            self._frames[path] = read_rows(path)
+        return self._frames[path]
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Read and check a run.json."""
+    record = read_json(path)
+    if not isinstance(record, dict) or (missing := [key for key in _REQUIRED if key not in record]):
+        what = f"lacks {', '.join(missing)}" if isinstance(record, dict) else "is not a JSON object"
+        raise UserError(f"{path}: {what}; delete the folder and train again")
+    if record["schema"] != SCHEMA:
+        raise UserError(f"{path}: schema {record['schema']}, but this version reads schema {SCHEMA}; train again")
+    folder = path.resolve().parent
+    if record["id"] != "/".join(folder.parts[-3:]):
+        raise UserError(f"{path}: id '{record['id']}' is not its folder's name; move the folder back or train again")
+    return record
+
+
+def read_rows(path: Path) -> DataFrame:
+    """Read a file of rows; floats come back bit for bit. A header alone is a file without rows (a run may diverge early).
+
+    Raises UserError for a file that is damaged, cut short or lacks a column.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        _check_shape(path, text)
+        header = next(csv.reader(io.StringIO(text)))
+        kinds = {column: "str" for column in header if column in _TEXT}
+        frame = pd.read_csv(io.StringIO(text), dtype=kinds, float_precision="round_trip")
+    except (ValueError, csv.Error) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: cannot be read ({reason}); delete it and run its stage again") from None
+    for column in frame.columns.difference(list(_TEXT)) if len(frame) else []:
+        if column in COLUMNS.get(path.name, ()) and not pd.api.types.is_numeric_dtype(frame[column]):
+            raise UserError(f"{path}: column '{column}' holds text; delete it and run its stage again")
+    return frame
+
+
+def _check_shape(path: Path, text: str) -> None:
+    """Raise for what pandas would read in silence: a file cut short, or columns that are not there."""
+    remedy = "delete it and run its stage again"
+    if not text.endswith("\n"):
+        raise UserError(f"{path}: cut short; {remedy}")
+    lines = text.splitlines()
+    header, last = next(csv.reader(lines[:1])), next(csv.reader(lines[-1:]))
+    if missing := [column for column in COLUMNS.get(path.name, ()) if column not in header]:
+        raise UserError(f"{path}: lacks the column '{missing[0]}'; {remedy}")
+    if len(last) != len(header):
+        raise UserError(f"{path}: its last row is cut short; {remedy}")
+
+
+def flatten(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Join the keys of nested mappings by dots: `{"a": {"b": 1}}` gives `{"a.b": 1}`; lists become JSON text."""
+    return dict(_flat(value, ""))
+
+
+def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield prefix + key, json.dumps(item) if isinstance(item, list) else item

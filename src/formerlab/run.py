@@ -1,0 +1,79 @@
+"""Run: everything that `train` needs to know."""
+
+from typing import Annotated, Literal
+
+from pydantic import NonNegativeInt, PositiveInt, StringConstraints, model_validator
+
+from formerlab.growth import Growth
+from formerlab.models import Model
+from formerlab.spec import Spec
+from formerlab.tasks import Task
+from formerlab.training.optimizer import Optimizer
+from formerlab.training.schedule import Cosine, Schedule
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+
+
+class Run(Spec):
+    """One training run: a model, what it learns from which data, how long, and what it starts from."""
+
+    study: Name
+    """Study that the run belongs to."""
+    name: Name
+    """Name of the run within its study."""
+    seed: NonNegativeInt = 0
+    """Seed of initial values, batches and dropout."""
+    data: Name = "text"
+    """Name of the data set, as the scale defines it."""
+    model: Model
+    """The model."""
+    task: Task = Task()
+    """What it learns."""
+    optimizer: Optimizer = Optimizer()
+    """The optimizer."""
+    schedule: Schedule = Cosine()
+    """Learning-rate schedule over the steps of this run."""
+    steps: PositiveInt = 1000
+    """Optimizer steps."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Type of matrix products; bfloat16 means autocast with float32 weights."""
+    compile: bool = False
+    """Use torch.compile (costs its compilation in every process)."""
+    log_every: PositiveInt = 10
+    """Steps between two rows of train.csv and timing.csv."""
+    evaluate_every: PositiveInt = 100
+    """Steps between two evaluations on the validation stream; the last step is always evaluated."""
+    init: Name | None = None
+    """Run of the same study and seed whose final weights this run starts from."""
+    growth: Growth | None = None
+    """How the weights of `init` grow to this run's token counts; needs `init`."""
+
+    @property
+    def id(self) -> str:
+        """The run's name in the whole project, which is also its folder."""
+        return f"{self.study}/{self.name}/seed{self.seed}"
+
+    @property
+    def init_id(self) -> str | None:
+        """The id of the run that this one starts from."""
+        return None if self.init is None else f"{self.study}/{self.init}/seed{self.seed}"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the whole run predicts."""
+        return self.steps * self.task.batch * self.task.context
+
+    @property
+    def flops(self) -> int:
+        """Training FLOPs in closed form: backward costs twice the forward."""
+        return 3 * self.steps * self.task.batch * self.model.flops(self.task.context)
+
+    @model_validator(mode="after")
+    def _check(self) -> "Run":
+        if self.task.batch % self.task.accumulate:
+            raise ValueError(f"task.accumulate={self.task.accumulate} does not divide task.batch={self.task.batch}")
+        if self.task.context > self.model.context:
+            raise ValueError(f"task.context={self.task.context} exceeds model.context={self.model.context}")
+        if self.growth is not None and self.init is None:
+            raise ValueError("growth needs init: name the run to grow from")
+        return self

@@ -1,0 +1,53 @@
+"""Spec: a frozen value that says everything about a part and builds it.
+
+A variant (a projection, a depth mixer, a data source, ...) is a subclass with a literal `kind`; the union of the
+variants of one idea, discriminated by `kind`, is its registry: it checks configs, prints the choices in errors,
+exports the JSON schema and is what the tests enumerate.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Spec(BaseModel):
+    """A frozen, hashable description; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
+
+    def plain(self) -> dict[str, Any]:
+        """Return the spec as plain JSON values."""
+        return self.model_dump(mode="json")
+
+    def fingerprint(self) -> str:
+        """Return 16 hexadecimal digits that change exactly when a value of the spec changes."""
+        return fingerprint(self.plain())
+
+    def parts(self) -> Iterator["Spec"]:
+        """Yield this spec and every spec inside it."""
+        yield self
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for item in value if isinstance(value, tuple) else (value,):
+                if isinstance(item, Spec):
+                    yield from item.parts()
+
+
+def fingerprint(value: object) -> str:
+    """Return 16 hexadecimal digits of the SHA-256 of a JSON value, independent of the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def variants(union: object) -> tuple[type[Spec], ...]:
+    """Return the classes of a discriminated union, or the one class where there is a single variant."""
+    if get_origin(union) is Annotated:
+        return variants(get_args(union)[0])
+    if isinstance(union, type):
+        return (union,)
+    if get_origin(union) is Union or get_args(union):
+        return tuple(cls for arg in get_args(union) for cls in variants(arg))
+    raise TypeError(f"{union!r} is not a union of specs")

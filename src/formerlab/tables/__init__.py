@@ -1,0 +1,10 @@
+"""Tables: one file each; see `formerlab.figures`, which lists and draws both."""
+
+from pathlib import Path
+
+
+def headline(root: Path) -> str:
+    """Return the main numbers of every study in `root` (results/<tree>/<scale>) as aligned text for a terminal."""
+    from formerlab.tables import _headline  # pandas is imported only here
+
+    return _headline.headline(root)

@@ -1,0 +1,47 @@
+"""The headline of each study, as text for a terminal."""
+
+from pathlib import Path
+
+from pandas import DataFrame
+
+from formerlab.figures import catalogue
+from formerlab.figures._pruning import arms, main_arms
+from formerlab.results import Results
+from formerlab.tables import denseformer_table, tokenformer_table
+from formerlab.tables._write import plain
+
+_TOKENFORMER = ["run", "parameters", "flops_cumulative", "loss_nats", "perplexity", "seeds"]
+_DENSEFORMER = ["run", "layers", "perplexity", "loss_minus_plain_nats", "interval", "seeds"]
+_DECAY = ["run", "arm", "realised_budget", "perplexity", "increase_nats", "seeds"]
+
+
+def headline(root: Path) -> str:
+    """Return the main numbers of every study with finished runs in `root` (results/<tree>/<scale>), as aligned text."""
+    results = Results(root)
+    blocks = [
+        ("Tokenformer: held-out loss and cumulative training cost", tokenformer_table.table(results), _TOKENFORMER),
+        ("DenseFormer: held-out loss against the plain Transformer", denseformer_table.table(results), _DENSEFORMER),
+        ("Decay: held-out loss with a pruned cache against the whole one", _decay(results), _DECAY),
+    ]
+    parts = [
+        f"{title} (scale {results.scale})\n\n{_block(table, wanted)}" for title, table, wanted in blocks if _ours(table)
+    ]
+    note = "[low, high]: 95 % interval, over seeds where there are several, else over windows of these models alone."
+    return "\n\n".join([*parts, note] if parts else [f"{root}: no finished runs of any study yet"]) + "\n"
+
+
+def _decay(results: Results) -> DataFrame:
+    table = arms(results, catalogue()["decay_table"].study)
+    return table if table.empty else main_arms(table)
+
+
+def _ours(table: DataFrame) -> bool:
+    return bool((table["source"] == "ours").any())
+
+
+def _block(table: DataFrame, wanted: list[str]) -> str:
+    """Keep the wanted columns with the ends of their intervals; a level has none where its difference has one."""
+    ends = [f"{name}{end}" for name in wanted for end in ("", "_low", "_high")]
+    levels = ["perplexity_low", "perplexity_high"] if "increase_nats" in wanted else []
+    kept = [name for name in ends if name in table and name not in levels]
+    return plain(table.loc[table["source"] == "ours", kept])

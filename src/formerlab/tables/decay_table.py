@@ -1,0 +1,52 @@
+"""Loss and accuracy of every policy at every budget (Decay article, Fig 4a and Table 2)."""
+
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.figures._pruning import ARM, arms, ordered
+from formerlab.published import DECAY, published
+from formerlab.results import Results
+from formerlab.tables._accuracy import accuracies
+
+STUDY = "decay"
+READS = ("prune.csv", "prune_questions.csv", "run.json")
+RUNS = ("*",)
+CATEGORY = "Decay"
+CAPTION = (
+    "Held-out perplexity and zero-shot accuracy of every eviction policy at every budget, after Fig. 4a and Table 2 of the "
+    "Decay article (accuracies at 40 % of the tokens, zero-shot). Loss minus Full is paired: the same windows of the same "
+    "model, with the 95 % interval of a paired bootstrap over windows in brackets (seeds resampled first where there are "
+    "several; with one seed it speaks of this model alone). Compare policies at equal realised budget. After ±: one "
+    "standard error over questions. The published models are OPT-2.7B and LLaMA-2-7B-chat on other questions."
+)
+
+_COLUMNS = (
+    *("source", "run", "arm", "policy", "alpha", "recent", "budget", "realised_budget"),
+    *("perplexity", "loss_nats", "increase_nats", "increase_nats_low", "increase_nats_high", "seeds", "windows"),
+)
+SUITES = ("openbookqa", "winogrande", "arc_easy", "arc_challenge", "piqa")
+"""Tasks of the article, scored by acc; the embedded ones need acc_mutual_info, since small models are at chance in acc."""
+
+
+def table(results: Results) -> DataFrame:
+    """Return a row per run and arm, then the published rows."""
+    ours = arms(results, STUDY, RUNS)
+    questions = results.rows("prune_questions.csv", STUDY, RUNS)
+    if len(questions):
+        wanted = questions["task"].isin(SUITES).map({True: "acc", False: "acc_mutual_info"})
+        scored = accuracies(questions[questions["metric"] == wanted], ARM)
+        ours = ours.merge(scored.drop(columns="seeds"), on=ARM, how="outer") if len(ours) else scored
+        ours = ordered(ours.assign(source="ours"))
+    columns = [*_COLUMNS, *ours.columns.difference(list(_COLUMNS), sort=False)]
+    blocks = [block for block in (ours.reindex(columns=columns), _published()) if len(block)]
+    return pd.concat(blocks, ignore_index=True)
+
+
+def _published() -> DataFrame:
+    rows = published(DECAY, "Fig 4a", "Table 2")
+    order = [*(f"{suite}_acc" for suite in SUITES), "average"]
+    rows = rows.assign(value=rows["value"].astype(float) / 100)
+    wide = rows.pivot(index=["model", "setting"], columns="metric", values="value")
+    wide = wide.loc[list(rows[["model", "setting"]].drop_duplicates().itertuples(index=False, name=None)), order]
+    wide.columns = [f"{name} (published)" for name in order]
+    return wide.reset_index().rename(columns={"model": "run", "setting": "arm"}).assign(source="published")

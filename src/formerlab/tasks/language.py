@@ -1,0 +1,66 @@
+"""Language modelling: predict every next token."""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from pydantic import PositiveInt
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from formerlab.errors import UserError
+from formerlab.spec import Spec
+
+Windows = Int[Tensor, "batch window"]
+
+
+class LanguageModeling(Spec):
+    """Minimise the mean negative log-likelihood of the next token, in nats, over random windows of a token stream."""
+
+    kind: Literal["language_modeling"] = "language_modeling"
+    context: PositiveInt = 1024
+    """Tokens that a training sequence predicts (the window is one longer)."""
+    batch: PositiveInt = 8
+    """Sequences per optimizer step, over all devices and accumulation steps."""
+    accumulate: PositiveInt = 1
+    """Equal parts in which a step's sequences are processed; divides `batch`."""
+    valid_windows: PositiveInt = 64
+    """Windows of the fixed validation stream that are evaluated during training."""
+
+    def train_batch(self, stream: NDArray[np.unsignedinteger], seed: int, step: int) -> Windows:
+        """Return the windows of an optimizer step, drawn with replacement; pure in (stream, seed, step).
+
+        Nothing else is remembered between steps, so resuming needs no loader state, and runs that share a seed see the
+        same tokens in the same order.
+        """
+        random = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, step]))
+        starts = random.integers(0, self._last_start(stream), size=self.batch, endpoint=True)
+        return self._windows(stream, starts)
+
+    def valid_batches(self, stream: NDArray[np.unsignedinteger]) -> list[Windows]:
+        """Return the fixed validation windows, evenly spread over the stream, in batches of `batch / accumulate`."""
+        last = self._last_start(stream)
+        count = min(self.valid_windows, last + 1)
+        starts = np.linspace(0, last, count).astype(np.int64)
+        size = self.batch // self.accumulate
+        return [self._windows(stream, starts[i : i + size]) for i in range(0, count, size)]
+
+    def loss(self, model: nn.Module, windows: Windows) -> Float[Tensor, ""]:
+        """Mean negative log-likelihood per token, nats, in float32."""
+        logits: Tensor = model(windows[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+
+    def _windows(self, stream: NDArray[np.unsignedinteger], starts: NDArray[np.int64]) -> Windows:
+        rows = [np.asarray(stream[start : start + self.context + 1], dtype=np.int64) for start in starts]
+        return torch.from_numpy(np.stack(rows))
+
+    def _last_start(self, stream: NDArray[np.unsignedinteger]) -> int:
+        last = len(stream) - self.context - 1
+        if last < 0:
+            raise UserError(
+                f"task.context={self.context} needs {self.context + 1} tokens, but the stream has {len(stream)}: "
+                "lower task.context or use more text"
+            )
+        return last

@@ -1,0 +1,48 @@
+"""Let torchvision be imported beside a torch it was not compiled for.
+
+The torchvision of the package index is compiled against CUDA. Beside a CPU-only torch its extension does not load;
+torchvision expects that, but still registers a fake for two operators that only the extension declares, and so fails
+at import with `operator torchvision::nms does not exist` (pytorch/vision issue 9085). timm and the model classes of
+transformers (hence lm_eval) import torchvision and fail with it. Declaring the two operators by hand mends the import;
+they stay without a kernel, and nothing here calls them.
+"""
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+
+# As in torchvision 0.28: torchvision/csrc/ops/nms.cpp and csrc/ops/quantized/cpu/qnms_kernel.cpp.
+_SCHEMAS = {
+    "torchvision::nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "torchvision::qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+
+
+@cache
+def ensure_torchvision_imports() -> None:
+    """Make `import torchvision` work; call it before the first import of timm, transformers or lm_eval.
+
+    Nothing is done where torchvision is absent, imported already, or its extension loads.
+    """
+    if "torchvision" in sys.modules:
+        return
+    found = importlib.util.find_spec("torchvision")
+    if found is None or found.origin is None or _extension_loads(Path(found.origin).parent):
+        return
+    for name, schema in _SCHEMAS.items():
+        torch.library.define(name, schema)
+
+
+def _extension_loads(package: Path) -> bool:
+    """Return whether torchvision's compiled operators load, by loading them as torchvision itself will."""
+    libraries = sorted(package.glob("_C*.so"))
+    if not libraries:
+        return False
+    try:
+        torch.ops.load_library(str(libraries[0]))  # type: ignore[no-untyped-call]
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,161 @@
+"""The training loop of every study."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from formerlab.errors import StoppedEarly
+from formerlab.evaluation.cost import peak_memory_bytes
+from formerlab.models.decoder import DecoderModel
+from formerlab.progress import Progress
+from formerlab.run import Run
+
+Stream = NDArray[np.unsignedinteger]
+Row = list[float | int | str]
+
+
+@dataclass
+class State:
+    """All that changes while a run trains, and all that a checkpoint holds."""
+
+    model: DecoderModel
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    """Finished optimizer steps."""
+    training_time_s: float = 0.0
+    """Time inside optimizer steps, over all starts of the run."""
+    rows: dict[str, list[Row]] = field(default_factory=lambda: {"train": [], "timing": [], "eval": []})
+
+    def dump(self) -> dict[str, object]:
+        """Return the content of a checkpoint."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "training_time_s": self.training_time_s,
+            "rows": self.rows,
+        }
+
+    def restore(self, content: dict[str, object]) -> None:
+        """Take over the content of a checkpoint."""
+        self.model.load_state_dict(content["model"])  # type: ignore[arg-type]
+        self.optimizer.load_state_dict(content["optimizer"])  # type: ignore[arg-type]
+        for name in ("step", "training_time_s", "rows"):
+            setattr(self, name, content[name])
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the loop asks of its surroundings."""
+
+    save: Callable[[State], None]
+    """Write a checkpoint."""
+    stop: Callable[[], str | None]
+    """Return the reason to stop now, if there is one."""
+    checkpoint_seconds: float = 60.0
+    """Time between two checkpoints."""
+
+
+def train(run: Run, state: State, train_stream: Stream, valid_stream: Stream, hooks: Hooks) -> int | None:
+    """Train to the last step and return nothing, or the step at which the loss was no longer finite.
+
+    Every step is pure in (run, step): its batch, learning rate and dropout depend on nothing else, so a run that was
+    interrupted and goes on from a checkpoint ends with the same bits.
+
+    Raises
+    ------
+    StoppedEarly
+        When `hooks.stop` gave a reason; the state is saved.
+    """
+    model: nn.Module = torch.compile(state.model) if run.compile else state.model  # type: ignore[assignment]
+    valid = run.task.valid_batches(valid_stream)
+    if not state.rows["eval"]:
+        _validate(run, model, state, valid)
+    saved = time.monotonic()
+    with Progress(run.steps, f"train {run.id}", start=state.step) as progress:
+        while state.step < run.steps:
+            if (reason := hooks.stop()) is not None:
+                hooks.save(state)
+                done = f"stopped after step {state.step} of {run.steps}"
+                raise StoppedEarly(f"{run.id}: {done} ({reason}); run again to continue")
+            started = time.perf_counter()
+            loss, norm = _optimizer_step(run, model, state, train_stream)
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                return state.step + 1
+            state.training_time_s += time.perf_counter() - started
+            state.step += 1
+            _log(run, state, loss, norm, progress)
+            if state.step % run.evaluate_every == 0 or state.step == run.steps:
+                _validate(run, model, state, valid)
+            if time.monotonic() - saved >= hooks.checkpoint_seconds:
+                hooks.save(state)
+                saved = time.monotonic()
+    return None
+
+
+def _optimizer_step(run: Run, model: nn.Module, state: State, stream: Stream) -> tuple[float, float]:
+    """Take one step; return the mean loss (nats) and the gradient norm before clipping.
+
+    A step whose loss or gradient is not finite changes no weight.
+    """
+    device = next(state.model.parameters()).device
+    torch.manual_seed((run.seed << 32) + state.step)  # dropout, pure in the step
+    for group in state.optimizer.param_groups:
+        group["lr"] = run.optimizer.lr * run.schedule.factor(state.step, run.steps)
+    parts = run.task.train_batch(stream, run.seed, state.step).to(device).chunk(run.task.accumulate)
+    total = torch.zeros((), device=device)
+    for part in parts:
+        with _precision(run, device):
+            loss = run.task.loss(model, part) / len(parts)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.detach()
+    limit = run.optimizer.clip or math.inf
+    norm = nn.utils.clip_grad_norm_(state.model.parameters(), limit)
+    if torch.isfinite(total) and torch.isfinite(norm):
+        state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    return total.item(), norm.item()
+
+
+def _log(run: Run, state: State, loss: float, norm: float, progress: Progress) -> None:
+    """Add the rows of a logged step."""
+    if state.step % run.log_every and state.step not in (1, run.steps):
+        return
+    tokens = state.step * run.task.batch * run.task.context
+    lr = state.optimizer.param_groups[0]["lr"]
+    speed = tokens / state.training_time_s
+    state.rows["train"].append([state.step, tokens, loss, lr, norm])
+    state.rows["timing"].append([state.step, state.training_time_s, speed, peak_memory_bytes()])
+    progress.update(state.step, tokens_per_s=speed, loss=loss)
+
+
+def _validate(run: Run, model: nn.Module, state: State, batches: list[Tensor]) -> None:
+    """Add one row per batch of the fixed validation stream."""
+    device = next(state.model.parameters()).device
+    with _evaluating(state.model), _precision(run, device):
+        for index, batch in enumerate(batches):
+            loss = run.task.loss(model, batch.to(device)).item()
+            tokens = batch.shape[0] * (batch.shape[1] - 1)
+            state.rows["eval"].append([state.step, "valid", index, tokens, loss])
+
+
+def _precision(run: Run, device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.precision == "bfloat16")
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)

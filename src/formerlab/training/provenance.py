@@ -1,0 +1,63 @@
+"""Where a result comes from: code, versions, machine."""
+
+import functools
+import platform
+import socket
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from formerlab.spec import fingerprint
+
+PACKAGES = ("formerlab", "torch", "numpy", "pydantic", "tokenizers", "safetensors")
+
+
+def now() -> str:
+    """Return the present moment, ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+@functools.cache
+def git_state() -> dict[str, str | None]:
+    """Return commit and, where tracked files differ from it, a hash of the difference; empty outside a repository."""
+    root = Path(__file__).resolve().parents[3]
+    try:
+        commit = _git(root, "rev-parse", "HEAD").strip()
+        difference = _git(root, "diff", "HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty_hash": None}
+    return {"commit": commit, "dirty_hash": fingerprint(difference) if difference else None}
+
+
+def _git(root: Path, *words: str) -> str:
+    return subprocess.run(["git", "-C", str(root), *words], capture_output=True, check=True, text=True).stdout
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of the processor that computes."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def host() -> str:
+    """Return the name of the machine."""
+    return socket.gethostname()

@@ -1,0 +1,90 @@
+"""Learning-rate schedules: pure functions from a step to a factor of the peak learning rate."""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from formerlab.spec import Spec
+
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Constant(Spec):
+    """1, after a linear warm-up (the EnWik8 runs of Tokenformer, arXiv:2410.23168, Appendix E)."""
+
+    kind: Literal["constant"] = "constant"
+    warmup: Share = 0.0
+    """Share of the steps with a linear rise from zero."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """Factor of the peak rate in step `step` of `steps` (0-based)."""
+        return _linear_warmup(step, round(self.warmup * steps))
+
+
+class Cosine(Spec):
+    """Linear warm-up, then floor + (1 - floor) (1 + cos(pi t)) / 2 (arXiv:1608.03983, eq. 5, one period)."""
+
+    kind: Literal["cosine"] = "cosine"
+    warmup: Share = 0.01
+    """Share of the steps with a linear rise from zero."""
+    floor: NonNegativeFloat = Field(default=0.1, le=1.0)
+    """Final factor: 0.1 in both codes of Tokenformer, 0 in its paper."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """Factor of the peak rate in step `step` of `steps` (0-based)."""
+        warmup = round(self.warmup * steps)
+        if step < warmup:
+            return _linear_warmup(step, warmup)
+        progress = (step - warmup) / max(1, steps - 1 - warmup)
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
+
+
+class OneCycle(Spec):
+    """Cosine rise from 1/start_division to 1, then cosine fall to 1/end_division.
+
+    It is torch's OneCycleLR with anneal_strategy "cos", as in the code of DenseFormer (arXiv:2402.02622).
+    """
+
+    kind: Literal["onecycle"] = "onecycle"
+    warmup: Share = 0.05
+    """Share of the steps that rise."""
+    start_division: PositiveFloat = 100.0
+    """The first rate is the peak divided by this."""
+    end_division: PositiveFloat = 10.0
+    """The last rate is the peak divided by this."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """Factor of the peak rate in step `step` of `steps` (0-based)."""
+        top = self.warmup * steps - 1
+        if step <= top:
+            return _cosine_between(1 / self.start_division, 1.0, step / top if top else 1.0)
+        return _cosine_between(1.0, 1 / self.end_division, (step - top) / max(1e-9, steps - 1 - top))
+
+
+class Noam(Spec):
+    """min(s^-1/2, s warmup^-3/2) warmup^1/2 with s = step + 1: the original schedule (arXiv:1706.03762, eq. 3).
+
+    It is scaled so that its peak is 1; the published peak, width^-1/2 warmup^-1/2, is the optimizer's `lr`.
+    """
+
+    kind: Literal["noam"] = "noam"
+    warmup_steps: PositiveInt = 4000
+    """Steps of the linear rise."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """Factor of the peak rate in step `step` (0-based)."""
+        del steps
+        s = float(step + 1)
+        return min(math.sqrt(self.warmup_steps / s), s / self.warmup_steps)
+
+
+Schedule = Annotated[Constant | Cosine | OneCycle | Noam, Field(discriminator="kind")]
+
+
+def _linear_warmup(step: int, warmup: int) -> float:
+    return min(1.0, (step + 1) / warmup) if warmup else 1.0
+
+
+def _cosine_between(start: float, end: float, progress: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * min(1.0, progress))) / 2

@@ -1,0 +1,38 @@
+"""When a stage must stop before it is done: a signal, or its time is nearly up."""
+
+import signal
+import time
+from types import FrameType
+
+
+class StopRequest:
+    """Says why to stop, or nothing while there is no reason.
+
+    SIGTERM (a cluster's time limit, scancel) and SIGINT (Ctrl-C) are noted and acted on between two steps; a second
+    Ctrl-C interrupts at once. `time_limit_s` counts from the creation of this object, and `margin_s` before it the
+    stage is asked to stop, so that it can save its work.
+    """
+
+    def __init__(self, time_limit_s: float | None = None, margin_s: float = 30.0) -> None:
+        self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s - margin_s
+        self._limit_s = time_limit_s
+        self._signal: str | None = None
+
+    def install(self) -> None:
+        """Listen to SIGTERM and SIGINT."""
+        signal.signal(signal.SIGTERM, self._note)
+        signal.signal(signal.SIGINT, self._note)
+
+    def __call__(self) -> str | None:
+        """Return the reason to stop now, if there is one."""
+        if self._signal is not None:
+            return self._signal
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            return f"the time limit of {self._limit_s:g} s is near"
+        return None
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._signal = signal.Signals(number).name
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

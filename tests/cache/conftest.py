@@ -1,0 +1,91 @@
+"""An independent account of eviction in plain Python, and the worked examples."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+VECTORS = json.loads((Path(__file__).parent / "kv_test_vectors.json").read_text())
+
+
+def softmax(row: dict[int, float]) -> dict[int, float]:
+    top = max(row.values())
+    weights = {key: math.exp(value - top) for key, value in row.items()}
+    total = sum(weights.values())
+    return {key: weight / total for key, weight in weights.items()}
+
+
+class Oracle:
+    """Rules restated head by head with dictionaries, sharing no code with the package."""
+
+    @staticmethod
+    def evict(heads: list[list[list[float]]], *, alpha: float, entries: int, recent: int, sink: int) -> list[set[int]]:
+        """Return what each query sees; `heads` are the logits [head][q][k] of the heads of one group."""
+        scores: dict[int, float] = {}
+        seen = []
+        for q in range(len(heads[0])):
+            scores[q] = 0.0
+            seen.append(set(scores))
+            attention = [softmax({k: head[q][k] for k in scores}) for head in heads]
+            scores = {k: alpha * score + sum(row[k] for row in attention) for k, score in scores.items()}
+            if len(scores) > entries:
+                candidates = [k for k in scores if sink <= k <= q - recent]
+                del scores[min(candidates, key=lambda k: (scores[k], k))]
+        return seen
+
+    @staticmethod
+    def official_local(logits: list[list[float]], *, heavy: int, recent: int) -> list[set[int]]:
+        """H2O's mask with local statistics, one head."""
+        time = len(logits)
+        rows = [softmax({k: logits[q][k] for k in range(q + 1)}) for q in range(time)]
+        total = dict.fromkeys(range(time), 0.0)
+        seen = []
+        for q in range(time):
+            if q < heavy:
+                hitters = set(range(q + 1))
+            else:
+                ranked = sorted(range(q), key=lambda k: (-total[k], -k))
+                hitters = {*ranked[: max(heavy - 1, 0)], q}
+            total = {k: total[k] + rows[q].get(k, 0.0) if k in hitters else 0.0 for k in range(time)}
+            seen.append(hitters | set(range(max(0, q - recent), q + 1)))
+        return seen
+
+    @staticmethod
+    def official_global(logits: list[list[float]], *, heavy: int, recent: int) -> list[set[int]]:
+        """H2O's mask with global statistics, one head."""
+        time = len(logits)
+        rows = [softmax({k: logits[q][k] for k in range(q + 1)}) for q in range(time)]
+        sums = [sum(row.get(k, 0.0) for row in rows) for k in range(time)]
+        hitters = set(sorted(range(time), key=lambda k: (-sums[k], -k))[:heavy])
+        return [{k for k in range(q + 1) if k in hitters or k >= q - recent} for q in range(time)]
+
+
+@pytest.fixture(scope="session")
+def oracle() -> type[Oracle]:
+    return Oracle
+
+
+@pytest.fixture(scope="session")
+def vectors() -> dict[str, Any]:
+    return VECTORS
+
+
+@pytest.fixture(scope="session")
+def hand_logits() -> Tensor:
+    """The five-token example: logit = ln weight, one head, float64."""
+    logits = torch.full((1, 1, 5, 5), -torch.inf, dtype=torch.float64)
+    for q, row in enumerate(VECTORS["hand"]["weights"]):
+        logits[0, 0, q, : q + 1] = torch.tensor(row, dtype=torch.float64).log()
+    return logits
+
+
+@pytest.fixture(scope="session")
+def fixture_logits() -> Tensor:
+    """The 16-token, 4-head fixture, float64."""
+    q, k = torch.arange(16)[:, None], torch.arange(16)
+    heads = [(7 * q + 3 * k + 5 * h + q * k * (h + 1)) % 11 / 4 for h in range(4)]
+    return torch.stack(heads)[None].double()

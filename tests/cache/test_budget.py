@@ -1,0 +1,55 @@
+"""One rounding rule for all policies."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from formerlab.cache import H2O, Budget, Decay, StreamingLLM, entries
+from formerlab.cache.budget import part
+from formerlab.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("budget", "length", "expected"),
+    [(0.4, 16, 6), (0.5, 5, 3), (0.29, 50, 15), (0.4, 1, 0), (1.0, 7, 7), (1, 7, 1), (6, 3, 6), (0.025, 20, 1)],
+)
+def test_entries(budget, length, expected):
+    assert entries(budget, length) == expected
+
+
+@pytest.mark.parametrize("budget", [0, -1, 0.0, 1.5, True, float("nan")])
+def test_impossible_budgets_are_refused_with_the_value(budget):
+    with pytest.raises(UserError, match=r"ratio \(a float in"):
+        entries(budget, 10)
+
+
+@settings(deadline=None, derandomize=True)
+@given(length=st.integers(1, 5000), percent=st.integers(1, 100))
+def test_a_ratio_rounds_to_the_nearest_count_and_a_half_goes_up(length, percent):
+    assert entries(percent / 100, length) == (2 * percent * length + 100) // 200
+
+
+@given(total=st.integers(0, 10_000))
+def test_half_a_budget_leaves_the_odd_entry_to_the_scores(total):
+    assert part(0.5, total) == total // 2
+    assert H2O().protected(total) == (0, total // 2)
+
+
+def test_part_is_decimal():
+    assert part(0.29, 100) == 29
+
+
+def test_what_is_protected_always_fits():
+    assert Decay(recent=0.5, sink=4).protected(3) == (3, 0)
+    assert Decay(recent=0.8, sink=4).protected(10) == (4, 6)
+    assert StreamingLLM().protected(2) == (2, 0)
+
+
+def test_a_config_tells_a_count_from_a_ratio():
+    budget = TypeAdapter(Budget)
+    assert isinstance(budget.validate_python(1), int)
+    assert isinstance(budget.validate_python(1.0), float)
+    for wrong in (0, 0.0, 1.5, -3):
+        with pytest.raises(ValidationError):
+            budget.validate_python(wrong)

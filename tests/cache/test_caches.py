@@ -1,0 +1,253 @@
+"""Real caches against whole-sequence attention: the same numbers token by token."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from formerlab.cache import (
+    H2O,
+    CachePolicy,
+    Decay,
+    Full,
+    KVCache,
+    Local,
+    PrunedCache,
+    Simulation,
+    SpAtten,
+    StreamingLLM,
+    entries,
+    simulate,
+)
+from formerlab.errors import UserError
+from formerlab.layers import Learned, Rotary
+from formerlab.layers.attention import causal_attention
+from formerlab.models import Decoder
+from formerlab.spec import variants
+
+CHUNKS = (7, 1, 1, 4, 1, 1, 1, 2)
+TIME = sum(CHUNKS)
+STREAMING = [
+    *[variant() for variant in variants(CachePolicy) if variant().streams],
+    Decay(alpha=0.5, recent=0.5),
+    Decay(alpha=0.0),
+    Decay(alpha=1.0, recent=0.3, sink=1),
+    H2O(recent=0.0),
+]
+
+
+class Toy:
+    """Two layers of attention with shared key heads over learned or rotary positions, float64."""
+
+    def __init__(self, key_heads: int, rotary: bool) -> None:
+        generator = torch.Generator().manual_seed(5)
+
+        def draw(*shape):
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        self.key_heads, self.rotary = key_heads, rotary
+        self.embedding, self.positions = draw(11, 16), draw(64, 16)
+        self.query = [draw(16, 16) / 2 for _ in range(2)]
+        self.key = [draw(16, 4 * key_heads) / 2 for _ in range(2)]
+        self.value = [draw(16, 4 * key_heads) / 4 for _ in range(2)]
+
+    def __call__(self, tokens, *, attend, start=0):
+        x = self.embedding[tokens]
+        if not self.rotary:
+            x = x + self.positions[start : start + tokens.shape[1]]
+        for layer in range(2):
+            q, k, v = (
+                (x @ weight[layer]).unflatten(2, (-1, 4)).transpose(1, 2)
+                for weight in (self.query, self.key, self.value)
+            )
+            if self.rotary:
+                q, k = rotate(q, start), rotate(k, start)
+            x = x + attend(layer, q, k, v).transpose(1, 2).flatten(2)
+        return x
+
+
+def rotate(x, start):
+    angle = torch.arange(start, start + x.shape[2], dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.1], dtype=x.dtype)
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], -1)
+
+
+def decoder(position):
+    spec = Decoder(vocabulary=11, layers=2, width=16, heads=4, context=64, position=position, embedding_std=1.0)
+    return spec.build(seed=3).double().requires_grad_(False)
+
+
+MODELS = {
+    "toy": lambda: Toy(4, rotary=False),
+    "toy, rotary": lambda: Toy(4, rotary=True),
+    "toy, shared key heads": lambda: Toy(2, rotary=False),
+    "toy, one key head, rotary": lambda: Toy(1, rotary=True),
+    "decoder, rotary": lambda: decoder(Rotary()),
+    "decoder, learned": lambda: decoder(Learned()),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    return MODELS[request.param]()
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(11, (2, TIME), generator=torch.Generator().manual_seed(1))
+
+
+def feed(model, tokens, cache):
+    """Feed the tokens in chunks, several at once and one by one."""
+    return torch.cat([model(chunk, attend=cache, start=cache.length) for chunk in tokens.split(CHUNKS, 1)], 1)
+
+
+def simulated(model, tokens, policy, budget):
+    masks = {}
+    simulation = Simulation(policy, budget, observe=lambda layer, logits, p, visible: masks.update({layer: visible}))
+    return model(tokens, attend=simulation), masks
+
+
+def test_full_cache_gives_the_numbers_of_one_pass(model, tokens):
+    attend = causal_attention if isinstance(model, torch.nn.Module) else Simulation(Full(), 1.0)
+    cache = KVCache(capacity=3)
+    assert torch.allclose(feed(model, tokens, cache), model(tokens, attend=attend), atol=1e-12)
+    assert cache.length == TIME
+
+
+def test_simulation_of_full_is_plain_causal_attention():
+    q, k, v = torch.randn(3, 2, 4, 9, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    out = Simulation(Full(), 0.5)(0, q, k[:, :2], v[:, :2])
+    expected = F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], is_causal=True, enable_gqa=True)
+    assert torch.allclose(out, expected, atol=1e-14)
+
+
+@pytest.mark.parametrize("policy", STREAMING, ids=repr)
+def test_real_eviction_equals_simulation(policy, model, tokens):
+    for budget in (1, 2, 5, 8):
+        cache = PrunedCache(policy, budget)
+        real = feed(model, tokens, cache)
+        expected = model(tokens, attend=Simulation(policy, budget))
+        assert (real - expected).abs().max() < 1e-10
+        assert cache.length == TIME
+        if not isinstance(policy, Full):
+            everything = model(tokens, attend=Simulation(Full(), 1.0))
+            assert (real - everything).abs().max() > 1e-6, "the budget must bind, or this test shows nothing"
+
+
+@pytest.mark.parametrize("policy", STREAMING, ids=repr)
+def test_real_eviction_keeps_the_simulated_sets_at_every_step(policy, tokens):
+    model, cache = Toy(2, rotary=True), PrunedCache(policy, 5)
+    _, masks = simulated(model, tokens, policy, 5)
+    for now in range(TIME - 1):
+        model(tokens[:, now : now + 1], attend=cache, start=now)
+        for layer, (row, key_head) in itertools.product(range(2), itertools.product(range(2), range(2))):
+            visible = masks[layer][row, 2 * key_head, now + 1].nonzero().flatten().tolist()
+            assert cache.kept(layer)[row, key_head].tolist() == visible[:-1]
+
+
+def test_a_cache_grows_as_needed_and_no_further():
+    q = torch.randn(1, 2, 300, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for budget in (5, 100, 299, 400):
+        cache = PrunedCache(Decay(), budget)
+        out = torch.cat([cache(0, part, part, part) for part in q.split([1, 150, 149], 2)], 2)
+        assert torch.allclose(out, Simulation(Decay(), budget)(0, q, q, q), atol=1e-12)
+        assert cache.allocated_bytes() <= 2 * 2 * min(budget + 1, 512) * 4 * 8
+
+
+@pytest.mark.parametrize("length", [128, 320])
+def test_memory_shrinks_to_the_share_that_is_kept(length):
+    budget = entries(0.4, length)
+    full, pruned = KVCache(), PrunedCache(Decay(), budget)
+    x = torch.randn(1, 2, length, 8, generator=torch.Generator().manual_seed(0))
+    assert full.bytes() == pruned.bytes() == 0
+    for cache in (full, pruned):
+        cache(0, x, x, x)
+        cache(1, x, x, x)
+    per_token = 2 * 2 * 2 * 8 * 4
+    assert full.bytes() == per_token * length
+    assert pruned.bytes() == per_token * budget
+    assert pruned.allocated_bytes() == per_token * (budget + 1)
+    assert full.allocated_bytes() >= full.bytes()
+    assert pruned.bookkeeping_bytes() == 2 * 2 * ((budget + 1) * (4 + 8) + 8)
+    assert pruned.bytes() / full.bytes() == pytest.approx(0.4, abs=0.01)
+
+
+def test_half_filled_cache_counts_what_it_holds():
+    cache = PrunedCache(Local(), 100)
+    x = torch.zeros(1, 1, 30, 2)
+    cache(0, x, x, x)
+    assert cache.bytes() == 2 * 30 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    "policy", [SpAtten(), H2O(variant="local_statistics"), H2O(variant="global_statistics")], ids=repr
+)
+def test_policies_that_cannot_evict_say_so(policy):
+    with pytest.raises(UserError, match=rf"{type(policy).__name__}.*cannot evict.*Simulation"):
+        PrunedCache(policy, 4)
+
+
+def test_a_cache_needs_a_count():
+    with pytest.raises(UserError, match="needs a count of entries"):
+        PrunedCache(Decay(), 0.4)
+
+
+def test_a_simulation_serves_one_forward_pass(tokens):
+    simulation = Simulation(Decay(), 0.4)
+    model = Toy(4, rotary=False)
+    model(tokens, attend=simulation)
+    with pytest.raises(ValueError, match="new Simulation for every forward pass"):
+        model(tokens, attend=simulation)
+
+
+@pytest.mark.parametrize("policy", [Local(), StreamingLLM(), Decay(), H2O(), SpAtten()], ids=repr)
+def test_simulation_of_a_padded_batch_equals_each_sequence_alone(policy, model, tokens):
+    lengths = torch.tensor([TIME, 11])
+    together = model(tokens, attend=Simulation(policy, 0.4, lengths))
+    alone = model(tokens[1:, :11], attend=Simulation(policy, 0.4))
+    assert torch.allclose(together[1, :11], alone[0], atol=1e-12)
+
+
+def test_spatten_passes_its_choice_between_the_layers_of_a_simulation(tokens):
+    masks = simulated(Toy(4, rotary=False), tokens, SpAtten(), 5)[1]
+    assert masks[0][0, 0, -1].sum() == TIME
+    assert masks[1][0, 0, -1].sum() in (5, 6)
+
+
+@pytest.mark.parametrize("policy", [Local(), Decay(), H2O(), StreamingLLM()], ids=repr)
+def test_realised_budget_is_the_share_held(policy, tokens):
+    model = Toy(2, rotary=False)
+    simulation = Simulation(policy, 0.4, [TIME, 11])
+    model(tokens, attend=simulation)
+    assert simulation.realised_budget.tolist() == pytest.approx([entries(0.4, TIME) / TIME, 4 / 11])
+    everything = Simulation(policy, 1.0)
+    model(tokens, attend=everything)
+    assert everything.realised_budget.tolist() == [1.0, 1.0]
+
+
+def test_realised_budget_of_official_h2o_is_smaller(tokens):
+    simulation = Simulation(H2O(variant="local_statistics"), 8)
+    Toy(4, rotary=False)(tokens, attend=simulation)
+    assert simulation.realised_budget.max() < 8 / TIME
+
+
+def test_observer_sees_what_simulate_returns(tokens):
+    def check(layer, logits, probabilities, visible):
+        assert torch.equal(visible, simulate(Decay(), logits, 5, groups=2)[1])
+        assert torch.equal(probabilities > 0, visible)
+        layers.append(layer)
+
+    layers: list[int] = []
+    Toy(2, rotary=False)(tokens, attend=Simulation(Decay(), 5, observe=check))
+    assert layers == [0, 1]
+
+
+def test_logits_are_scaled_by_the_width_of_a_head():
+    q = torch.full((1, 1, 2, 16), 0.5, dtype=torch.float64)
+    k = torch.stack([torch.zeros(16), torch.ones(16)]).double()[None, None]
+    v = torch.tensor([[0.0], [1.0]]).double()[None, None].expand(-1, -1, -1, 16)
+    out = Simulation(Full(), 1.0)(0, q, k, v)
+    assert out[0, 0, 1, 0].item() == pytest.approx(1 / (1 + math.exp(-2)))

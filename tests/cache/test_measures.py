@@ -1,0 +1,99 @@
+"""What is early, and how far from ideal."""
+
+import pytest
+import torch
+
+from formerlab.cache import H2O, Decay, Full, Local, StreamingLLM, distance_to_ideal, early_share, simulate
+
+
+def random_logits(batch=2, heads=2, time=20, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.randn(batch, heads, time, time, generator=generator, dtype=torch.float64)
+
+
+def test_early_share_of_everything_is_exactly_even():
+    for time in (2, 3, 7, 20):
+        _, visible = simulate(Full(), random_logits(time=time), 1.0)
+        assert early_share(visible).tolist() == pytest.approx([0.4, 0.4], abs=1e-12)
+
+
+def test_early_share_of_the_extremes():
+    logits = random_logits()
+    assert early_share(simulate(Local(), logits, 4)[1]).tolist() == [0.0, 0.0]
+    assert early_share(simulate(StreamingLLM(sink=3), logits, 3)[1]).tolist() == [1.0, 1.0]
+    assert early_share(simulate(StreamingLLM(sink=1), logits, 4)[1]).tolist() == pytest.approx([0.25, 0.25])
+
+
+def test_early_share_counts_the_straddling_position_in_part():
+    visible = torch.zeros(1, 1, 4, 4, dtype=torch.bool)
+    visible[0, 0, 3, [1, 2, 3]] = True  # 40 % of the 3 earlier positions are 1.2: position 1 counts 0.2
+    visible[0, 0, 2, 2] = True  # keeps nothing: not counted
+    visible[0, 0, 1, [0, 1]] = True  # first half: not counted
+    assert early_share(visible).item() == pytest.approx(0.1)
+
+
+def test_early_share_ignores_padding():
+    logits = random_logits()
+    _, visible = simulate(Decay(), logits, 0.4, lengths=[20, 9])
+    visible[1, :, 9:] = True
+    _, alone = simulate(Decay(), logits[1:, :, :9, :9], 0.4)
+    assert early_share(visible, [20, 9])[1] == pytest.approx(early_share(alone).item())
+
+
+def test_early_share_of_a_single_token_is_undefined():
+    assert early_share(torch.ones(1, 1, 1, 1, dtype=torch.bool)).isnan().all()
+
+
+def test_the_plain_sum_keeps_early_keys_under_uniform_attention():
+    uniform = torch.zeros(1, 1, 40, 40)
+    assert early_share(simulate(H2O(recent=0.0), uniform, 0.4)[1]) > 0.7
+    assert early_share(simulate(H2O(), uniform, 0.4)[1]).item() == pytest.approx(0.5)
+
+
+def ideal(full, budget):
+    """Return the ideal row by row, with lists: the best `budget` past keys and the query's own."""
+    rows = torch.zeros_like(full)
+    for b, h, q in torch.cartesian_prod(*(torch.arange(size) for size in full.shape[:3])).tolist():
+        best = sorted(range(q), key=lambda k: -full[b, h, q, k].item())[:budget]
+        for k in [*best, q]:
+            rows[b, h, q, k] = full[b, h, q, k]
+    return rows
+
+
+def test_the_ideal_is_at_no_distance_and_nothing_is_nearer():
+    logits = random_logits()
+    full, _ = simulate(Full(), logits, 1.0)
+    best = ideal(full, 5)
+    assert distance_to_ideal(best / best.sum(-1, keepdim=True), full, 5).max() < 1e-12
+    for policy in (Local(), Decay(), H2O()):
+        pruned, _ = simulate(policy, logits, 5)
+        cosine = torch.nn.functional.cosine_similarity(pruned, best, dim=-1)
+        assert distance_to_ideal(pruned, full, 5).tolist() == pytest.approx((1 - cosine).mean((1, 2)).tolist())
+        assert distance_to_ideal(pruned, full, 5).min() > 1e-3
+
+
+def test_no_pruning_is_at_no_distance_within_the_budget():
+    full, _ = simulate(Full(), random_logits(), 1.0)
+    assert distance_to_ideal(full, full, 19).max() < 1e-12
+    assert distance_to_ideal(full, full, 3).min() > 1e-3
+
+
+def test_distance_with_padding_uses_each_sequence_s_own_budget():
+    logits, lengths = random_logits(), [20, 9]
+    full, _ = simulate(Full(), logits, 1.0, lengths=lengths)
+    pruned, _ = simulate(Decay(), logits, 0.4, lengths=lengths)
+    together = distance_to_ideal(pruned, full, 0.4, lengths=lengths)
+    alone = distance_to_ideal(pruned[1:, :, :9, :9], full[1:, :, :9, :9], 0.4)
+    assert together[1].item() == pytest.approx(alone.item())
+
+
+def test_a_dominant_sink_hides_what_is_lost_behind_it():
+    logits = random_logits()
+    logits[..., 0] += 12
+    full, _ = simulate(Full(), logits, 1.0)
+    pruned, _ = simulate(StreamingLLM(sink=1), logits, 4)
+    assert distance_to_ideal(pruned, full, 4).max() < 1e-3
+    best = ideal(full, 4)[:, :, 1:, 1:]
+    cosine = torch.nn.functional.cosine_similarity(pruned[:, :, 1:, 1:], best, dim=-1, eps=1e-30)
+    assert distance_to_ideal(pruned, full, 4, skip=1).tolist() == pytest.approx((1 - cosine).mean((1, 2)).tolist())
+    assert distance_to_ideal(pruned, full, 4, skip=1).min() > 0.1

@@ -1,0 +1,307 @@
+"""Properties of every policy of the union, and the rules against an independent account."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from formerlab.cache import H2O, CachePolicy, Decay, Full, Local, StreamingLLM, entries, simulate
+from formerlab.cache.eviction import Eviction
+from formerlab.cache.policy import Layer, Policy, by_group, largest
+from formerlab.spec import variants
+
+OFFICIAL = [H2O(variant="local_statistics"), H2O(variant="global_statistics")]
+POLICIES = [variant() for variant in variants(CachePolicy)]
+EXACT = [policy for policy in POLICIES if isinstance(policy, Eviction) and not isinstance(policy, Full)]
+
+
+def random_logits(batch=2, heads=4, time=12, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.randn(batch, heads, time, time, generator=generator, dtype=dtype)
+
+
+def layers(policy, logits, budget, **inputs):
+    """Run two layers, so that what passes between layers takes part; return the second one's result."""
+    state = {}
+    simulate(policy, logits.roll(1, 1), budget, state=state, **inputs)
+    return simulate(policy, logits, budget, state=state, **inputs)
+
+
+def full_attention(logits):
+    mask = torch.ones(logits.shape[-1], logits.shape[-1], dtype=torch.bool).tril()
+    return logits.masked_fill(~mask, -torch.inf).softmax(-1)
+
+
+def test_the_union_is_the_registry():
+    assert {policy.kind for policy in POLICIES} == {"full", "local", "streaming_llm", "h2o", "spatten", "decay"}
+    adapter = TypeAdapter(CachePolicy)
+    for policy in POLICIES + OFFICIAL:
+        assert adapter.validate_python(policy.plain()) == policy
+    with pytest.raises(ValidationError, match="'full', 'local', 'streaming_llm', 'h2o', 'spatten', 'decay'"):
+        adapter.validate_python({"kind": "h20"})
+    with pytest.raises(ValidationError):
+        Decay(alpha=1.1)
+    with pytest.raises(ValidationError):
+        Local(sink=1)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_every_policy_names_its_source(policy):
+    assert "arXiv:" in type(policy).__doc__
+
+
+@pytest.mark.parametrize("budget", [1.0, 12, 13, 1000])
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_a_budget_for_everything_is_full_attention_bit_for_bit(policy, budget):
+    logits = random_logits()
+    probabilities, visible = layers(policy, logits, budget)
+    assert torch.equal(probabilities, full_attention(logits))
+    assert torch.equal(visible[0, 0], torch.ones(12, 12).tril().bool())
+
+
+@pytest.mark.parametrize("policy", POLICIES + OFFICIAL, ids=repr)
+def test_what_every_simulation_promises(policy):
+    logits = random_logits()
+    probabilities, visible = layers(policy, logits, 5)
+    assert probabilities.shape == visible.shape == logits.shape
+    assert not visible.triu(1).any(), "no query sees the future"
+    assert visible.diagonal(dim1=-1, dim2=-2).all(), "every query sees itself"
+    assert torch.equal(probabilities > 0, visible)
+    assert probabilities.sum(-1) == pytest.approx(1.0)
+    expected = full_attention(logits) * visible
+    assert torch.allclose(probabilities, expected / expected.sum(-1, keepdim=True), atol=1e-14)
+
+
+@pytest.mark.parametrize("policy", [*EXACT, H2O(recent=0.0), Decay(sink=2, recent=0.3)], ids=repr)
+def test_exact_budget_and_no_return(policy):
+    for budget in (1, 2, 5, 11):
+        _, visible = simulate(policy, random_logits(), budget)
+        counts = torch.arange(1, 13).clamp(max=budget + 1)
+        assert torch.equal(visible.sum(-1), counts.expand(2, 4, -1))
+        before, after = visible[:, :, :-1], visible[:, :, 1:]
+        assert not (after & ~before).tril(0).any(), "a dropped key never reappears"
+
+
+@pytest.mark.parametrize("policy", OFFICIAL, ids=repr)
+def test_official_h2o_keeps_at_most_the_budget(policy):
+    _, visible = simulate(policy, random_logits(time=24), 9)
+    assert visible.sum(-1).max() <= 10
+
+
+def test_heavy_and_recent_keys_of_official_h2o_overlap():
+    _, visible = simulate(H2O(variant="local_statistics"), random_logits(time=24), 9)
+    assert visible[:, :, 12:].sum(-1).max() < 10
+
+
+def test_spatten_cascade():
+    state, alive = {}, torch.ones(2, 12, dtype=torch.bool)
+    for layer, budget in enumerate((6, 4, 5)):
+        _, visible = simulate(variants(CachePolicy)[4](), random_logits(seed=layer), budget, state=state)
+        others = visible.clone()
+        others.diagonal(dim1=-1, dim2=-2).fill_(False)
+        assert not (others & ~alive[:, None, None]).any(), "a dropped token is absent from every later layer"
+        assert torch.equal(visible, visible[:, :1].expand_as(visible)), "one set for all heads"
+        assert not (state["alive"] & ~alive).any()
+        alive = state["alive"].clone()
+        assert alive.sum(-1).tolist() == [min(budget, 6 if layer == 0 else 4)] * 2
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    time=st.integers(1, 14),
+    groups=st.sampled_from([1, 2, 4]),
+    budget=st.one_of(st.integers(1, 15), st.floats(0.05, 1.0)),
+    alpha=st.sampled_from([0.0, 0.2, 0.7, 1.0]),
+    recent=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+    sink=st.integers(0, 3),
+    seed=st.integers(0, 1000),
+)
+def test_eviction_follows_the_independent_account(oracle, time, groups, budget, alpha, recent, sink, seed):
+    logits = random_logits(2, 4, time, seed)
+    lengths = [time, max(1, time - 3)]
+    policy = Decay(alpha=alpha, recent=recent, sink=sink)
+    _, visible = simulate(policy, logits, budget, groups=groups, lengths=lengths)
+    for row, length in enumerate(lengths):
+        total = entries(budget, length)
+        first, last = policy.protected(total)
+        for start in range(0, 4, groups):
+            heads = [logits[row, head, :length, :length].tolist() for head in range(start, start + groups)]
+            expected = oracle.evict(heads, alpha=alpha, entries=total, recent=last, sink=first)
+            for head in range(start, start + groups):
+                assert [set(line.nonzero().flatten().tolist()) for line in visible[row, head, :length]] == expected
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    time=st.integers(1, 14),
+    budget=st.one_of(st.integers(1, 15), st.floats(0.05, 1.0)),
+    recent=st.sampled_from([0.0, 0.3, 0.5]),
+    seed=st.integers(0, 1000),
+)
+def test_official_h2o_follows_the_independent_account(oracle, time, budget, recent, seed):
+    logits, lengths = random_logits(2, 2, time, seed), [time, max(1, time - 3)]
+    for variant, account in (
+        ("local_statistics", oracle.official_local),
+        ("global_statistics", oracle.official_global),
+    ):
+        _, visible = simulate(H2O(recent=recent, variant=variant), logits, budget, lengths=lengths)
+        for row, length in enumerate(lengths):
+            total = entries(budget, length)
+            window = int(recent * total + 1e-9)
+            for head in range(2):
+                expected = account(logits[row, head, :length, :length].tolist(), heavy=total - window, recent=window)
+                assert [set(line.nonzero().flatten().tolist()) for line in visible[row, head, :length]] == expected
+
+
+def test_window_policies_are_limits_of_the_score_rule():
+    logits = random_logits()
+    for budget in (1, 4, 7, 0.4):
+        for limit, window in (
+            (Decay(recent=1.0), Local()),
+            (Decay(recent=1.0, sink=3), StreamingLLM(sink=3)),
+            (H2O(recent=1.0), Local()),
+            (Decay(alpha=1.0, recent=0.5), H2O()),
+        ):
+            assert torch.equal(simulate(limit, logits, budget)[1], simulate(window, logits, budget)[1])
+
+
+@pytest.mark.parametrize("policy", [Local(), StreamingLLM(sink=2)], ids=repr)
+def test_windows_are_bands(policy):
+    q, k = torch.arange(12)[:, None], torch.arange(12)
+    band = (k <= q) & ((q - k <= 5 - policy.sink) | (k < policy.sink))
+    assert torch.equal(simulate(policy, random_logits(), 5)[1], band.expand(2, 4, -1, -1))
+
+
+def test_of_equal_scores_the_older_key_loses():
+    """With the last row alone and uniform attention all scores tie at every step; slots are then out of order."""
+    uniform = torch.zeros(1, 2, 20, 20)
+    assert torch.equal(simulate(Decay(alpha=0.0), uniform, 6)[1], simulate(Local(), uniform, 6)[1])
+    scores, counts = torch.tensor([[1.0, 2.0, 1.0, 2.0, 1.0]]), torch.tensor([3])
+    assert largest(scores, counts).tolist() == [[False, True, False, True, True]]
+
+
+def test_scaling_the_scores_changes_no_choice():
+    class Scaled(Decay):
+        def score(self, past, attention):
+            return self.alpha * past + 8 * attention
+
+    logits = random_logits()
+    assert torch.equal(simulate(Scaled(), logits, 5)[1], simulate(Decay(), logits, 5)[1])
+
+
+def test_age_bias():
+    """Under uniform causal attention the plain sum favours the oldest key ever more, decay by 1 / (1 - alpha)."""
+
+    def ratio(alpha, time):
+        layer = Layer(torch.zeros(1, 1, 1, time, time), torch.tensor([time]), torch.tensor([time]))
+        *_, (_, slots) = Decay(alpha=alpha).walk(layer)
+        return (slots.scores[0, 0, 0] / slots.scores[0, 0, time - 1]).item()
+
+    assert ratio(1.0, 512) > 3 * ratio(1.0, 128)
+    assert ratio(0.8, 512) == pytest.approx(5, rel=0.05)
+
+
+CAUSAL = [*[policy for policy in POLICIES if policy.streams], OFFICIAL[0]]
+
+
+@pytest.mark.parametrize("policy", CAUSAL, ids=repr)
+def test_later_tokens_change_nothing_before_them(policy):
+    logits = random_logits()
+    probabilities, visible = simulate(policy, logits, 4)
+    shorter, shorter_visible = simulate(policy, logits[..., :9, :9], 4)
+    assert torch.equal(visible[..., :9, :9], shorter_visible)
+    assert torch.equal(probabilities[..., :9, :9], shorter)
+
+
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES + OFFICIAL if policy not in CAUSAL], ids=repr)
+def test_the_policies_said_to_leak_the_future_do(policy):
+    logits = random_logits()
+    _, visible = layers(policy, logits, 4)
+    _, shorter = layers(policy, logits[..., :9, :9], 4)
+    assert not torch.equal(visible[..., :9, :9], shorter)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("policy", POLICIES + OFFICIAL, ids=repr)
+def test_padding_and_the_order_of_the_batch_change_nothing(policy, groups):
+    lengths = [12, 7, 9, 1]
+    logits = random_logits(batch=4)
+    for row, length in enumerate(lengths):
+        logits[row, :, length:] = torch.nan
+        logits[row, :, :, length:] = torch.nan
+    probabilities, visible = layers(policy, logits, 0.4, lengths=lengths, groups=groups)
+    order = [2, 0, 3, 1]
+    permuted, _ = layers(policy, logits[order], 0.4, lengths=torch.tensor(lengths)[order], groups=groups)
+    assert torch.equal(permuted, probabilities[order])
+    for row, length in enumerate(lengths):
+        alone, alone_visible = layers(policy, logits[row : row + 1, :, :length, :length], 0.4, groups=groups)
+        assert torch.equal(visible[row, :, :length, :length], alone_visible[0])
+        assert torch.allclose(probabilities[row, :, :length, :length], alone[0], atol=1e-14)
+        assert not visible[row, :, length:].any()
+        assert not visible[row, :, :, length:].any()
+        assert not probabilities[row, :, length:].any()
+
+
+@pytest.mark.parametrize("policy", POLICIES + OFFICIAL, ids=repr)
+def test_a_group_keeps_one_set_chosen_by_its_sum(policy):
+    logits = random_logits()
+    _, visible = layers(policy, logits, 4, groups=2)
+    assert torch.equal(visible[:, 0::2], visible[:, 1::2])
+    twins = logits[:, ::2].repeat_interleave(2, 1)
+    _, grouped = layers(policy, twins, 4, groups=2)
+    _, single = layers(policy, logits[:, ::2], 4)
+    assert torch.equal(grouped[:, ::2], single), "twins choose what one of them chooses"
+
+
+def test_scores_of_half_precision_logits_are_summed_in_single_precision():
+    """In bfloat16 the sum would stop growing at 256 times the smallest step."""
+    layer = Layer(torch.zeros(1, 1, 1, 300, 300, dtype=torch.bfloat16), torch.tensor([300]), torch.tensor([300]))
+    *_, (_, slots) = H2O().walk(layer)
+    assert slots.scores.dtype == torch.float32
+    assert slots.scores[0, 0, 0].item() == pytest.approx(sum(1 / n for n in range(1, 301)), rel=1e-5)
+    logits = random_logits(dtype=torch.bfloat16)
+    probabilities, visible = simulate(Decay(), logits, 4)
+    assert probabilities.dtype == torch.bfloat16
+    assert torch.equal(visible, simulate(Decay(), logits.float(), 4)[1])
+
+
+def test_a_lacking_input_is_named():
+    class Longest(Policy):
+        """Keep the keys of the largest norm."""
+
+        needs = ("keys",)
+
+        def visible(self, layer):
+            return largest(layer.keys.norm(dim=-1), layer.entries[:, None])[:, :, None].expand_as(layer.logits[:, :, 0])
+
+    with pytest.raises(ValueError, match="Longest needs keys"):
+        simulate(Longest(), random_logits(), 3)
+    with pytest.raises(ValueError, match="SpAtten needs state"):
+        simulate(variants(CachePolicy)[4](), random_logits(), 3)
+    keys = torch.arange(12.0).flip(0)[None, None, :, None].expand(2, 2, 12, 1)
+    _, visible = simulate(Longest(), random_logits(), 3, keys=keys, groups=2)
+    assert visible[0, 0, 9].nonzero().flatten().tolist() == [0, 1, 2, 9]
+
+
+@pytest.mark.parametrize("lengths", [[12], [12, 13], [0, 12], [12, 12, 12]])
+def test_lengths_that_do_not_fit_are_refused(lengths):
+    with pytest.raises(ValueError, match="give 2 lengths from 1 to 12"):
+        simulate(Decay(), random_logits(), 3, lengths=lengths)
+
+
+def test_groups_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="groups=3 does not divide the 4 heads"):
+        simulate(Decay(), random_logits(), 3, groups=3)
+
+
+def test_gradient_reaches_what_is_visible_and_nothing_else():
+    logits = random_logits().requires_grad_()
+    probabilities, visible = simulate(Decay(), logits, 4)
+    probabilities.square().sum().backward()
+    assert torch.equal(logits.grad != 0, visible & (visible.sum(-1, keepdim=True) > 1))
+
+
+def test_query_heads_stand_in_the_order_of_their_key_heads():
+    x = torch.arange(6.0)[None, :, None, None]
+    assert by_group(x, 3)[0, :, :, 0, 0].tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -1,0 +1,178 @@
+"""The worked examples of the algorithms, computed in exact fractions: traces, kept sets, scores."""
+
+import pytest
+import torch
+
+from formerlab.cache import H2O, Decay, Full, Local, SpAtten, StreamingLLM, simulate
+from formerlab.cache.eviction import Eviction
+from formerlab.cache.policy import Layer, by_group
+
+TRACES = {
+    "decay_a0.5_B2_recent0": Decay(alpha=0.5),
+    "h2o_noLocal_a1_B2_recent0": H2O(recent=0.0),
+    "a2sfstyle_h2o_a1_heavy1_recent1": H2O(),
+    "decay_a0.5_heavy1_recent1": Decay(alpha=0.5, recent=0.5),
+    "tova_like_a0_B2": Decay(alpha=0.0),
+}
+
+
+def as_layer(logits, budget, groups=1):
+    batch, _, time, _ = logits.shape
+    return Layer(by_group(logits, groups), torch.full((batch,), budget), torch.full((batch,), time))
+
+
+def steps(policy: Eviction, logits, budget, groups=1, head=0):
+    """Return what each query saw and the scores before the eviction that follows, {position: score} per query."""
+    books = []
+    for _, slots in policy.walk(as_layer(logits, budget, groups)):
+        filled = slots.filled[0, head]
+        positions, scores = slots.positions[0, head][filled].tolist(), slots.scores[0, head][filled].tolist()
+        books.append(dict(zip(positions, scores, strict=True)))
+    return books
+
+
+def seen(policy, logits, budget, **inputs):
+    _, visible = simulate(policy, logits, budget, **inputs)
+    return [row.nonzero().flatten().tolist() for row in visible[0, 0]]
+
+
+def check_trace(policy, trace, values, logits, budget):
+    probabilities, _ = simulate(policy, logits, budget)
+    books = steps(policy, logits, budget)
+    out = probabilities[0, 0] @ torch.tensor(values, dtype=torch.float64)
+    for q, row in enumerate(trace):
+        assert sorted(books[q]) == row["attended"]
+        assert books[q] == pytest.approx({int(k): s for k, s in row["score"].items()}, abs=1e-6)
+        for k in range(5):
+            assert probabilities[0, 0, q, k].item() == pytest.approx(row["p"].get(str(k), 0.0), abs=1e-6)
+        assert out[q].item() == pytest.approx(row["out"], abs=1e-6)
+        if q + 1 < len(trace):
+            assert sorted(set(books[q + 1]) - {q + 1}) == row["cache"]
+            assert set(books[q]) - set(books[q + 1]) == {row["evict"]} - {None}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_hand_trace(name, vectors, hand_logits):
+    check_trace(TRACES[name], vectors["hand"][name], vectors["hand"]["values"], hand_logits, 2)
+
+
+def test_hand_trace_without_pruning(vectors, hand_logits):
+    check_trace(H2O(), vectors["hand"]["full"], vectors["hand"]["values"], hand_logits, 5)
+    assert seen(Full(), hand_logits, 2) == [row["attended"] for row in vectors["hand"]["full"]]
+
+
+class DecaysTheNewest(Decay):
+    """Add first, then decay: the order of a later version of the official code."""
+
+    def score(self, past, attention):
+        return self.alpha * (past + attention)
+
+
+class NeverForgets(Decay):
+    """The plain sum."""
+
+    def score(self, past, attention):
+        return past + attention
+
+
+@pytest.mark.parametrize("mutant", [DecaysTheNewest(alpha=0.5), NeverForgets(alpha=0.5)], ids=repr)
+def test_hand_trace_tells_other_rules_apart(mutant, vectors, hand_logits):
+    hand = vectors["hand"]
+    with pytest.raises(AssertionError):
+        check_trace(mutant, hand["decay_a0.5_B2_recent0"], hand["values"], hand_logits, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [*TRACES.items(), ("decay_a0.5_B2_norenorm", Decay(alpha=0.5)), ("h2o_a1_B2_norenorm", H2O())],
+)
+def test_score_rule_on_the_attention_of_the_trace(name, policy, vectors):
+    """The formula alone, also on traces whose attention is not renormalised, which no policy here uses."""
+    past: dict[str, float] = {}
+    for row in vectors["hand"][name]:
+        for k, attention in row["p"].items():
+            old, new = (torch.full((1, 1, 1), x, dtype=torch.float64) for x in (past.get(k, 0.0), attention))
+            assert policy.score(old, new).item() == pytest.approx(row["score"][k], abs=2e-6)
+        past = row["score"]
+
+
+@pytest.mark.parametrize(("name", "alpha"), [("alpha1", 1.0), ("alpha0.5", 0.5), ("alpha0.2", 0.2), ("alpha0.0", 0.0)])
+def test_scores_without_eviction_have_the_closed_form(name, alpha, vectors, hand_logits):
+    expected = vectors["hand"][f"oneshot_prefill_{name}"]
+    final = steps(Decay(alpha=alpha), hand_logits, 5)[-1]
+    assert [final[k] for k in range(5)] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "budget"),
+    [
+        ("h2o_official_local_heavy2_recent0", H2O(recent=0.0, variant="local_statistics"), 2),
+        ("h2o_official_local_heavy1_recent1", H2O(variant="local_statistics"), 2),
+        ("h2o_official_local_heavy2_recent1", H2O(recent=0.4, variant="local_statistics"), 3),
+        ("h2o_official_global_heavy2_recent0", H2O(recent=0.0, variant="global_statistics"), 2),
+        ("h2o_official_global_heavy1_recent1", H2O(variant="global_statistics"), 2),
+        ("h2o_official_global_heavy2_recent1", H2O(recent=0.4, variant="global_statistics"), 3),
+        ("local_B2_plus_self", Local(), 2),
+        ("streaming_sink1_recent1_plus_self", StreamingLLM(sink=1), 2),
+    ],
+)
+def test_hand_kept_sets(name, policy, budget, vectors, hand_logits):
+    assert seen(policy, hand_logits, budget) == vectors["hand"][name]
+
+
+def test_spatten_passes_the_largest_column_sums_to_the_next_layer(hand_logits):
+    state = {}
+    assert seen(SpAtten(), hand_logits, 2, state=state) == [list(range(q + 1)) for q in range(5)]
+    assert state["score"][0].tolist() == pytest.approx([1.724242, 1.39697, 0.840909, 0.787879, 0.25], abs=1e-6)
+    assert seen(SpAtten(), hand_logits, 2, state=state) == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 4]]
+
+
+CASES = {
+    "decay_a0.2_40pct": Decay(alpha=0.2),
+    "decay_a0.5_40pct": Decay(alpha=0.5),
+    "decay_a0.8_40pct": Decay(alpha=0.8),
+    "h2o_a1_20_20": H2O(),
+    "h2o_a1_40_0": H2O(recent=0.0),
+    "local_0_40": Decay(alpha=1.0, recent=1.0),
+    "decay_a0.2_40pct_gqa2": Decay(alpha=0.2),
+    "h2o_a1_20_20_gqa2": H2O(),
+}
+
+
+def test_fixture_cases_are_all_tested(vectors):
+    assert set(CASES) == set(vectors["fixture16"]["cases"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fixture_16(name, vectors, fixture_logits):
+    case, policy = vectors["fixture16"]["cases"][name], CASES[name]
+    groups = len(case["result"][0]["heads"])
+    _, visible = simulate(policy, fixture_logits, 0.4, groups=groups)
+    for key_head, expected in enumerate(case["result"]):
+        books = steps(policy, fixture_logits, 6, groups, key_head)
+        final = dict(books[-1])
+        candidates = [k for k in final if k <= 15 - case["recent"]]
+        del final[min(candidates, key=final.__getitem__)]
+        assert sorted(final) == expected["final_cache"]
+        assert final == pytest.approx({int(k): s for k, s in expected["final_scores"].items()}, abs=1e-6)
+        for head in expected["heads"]:
+            assert visible[0, head, 15].nonzero().flatten().tolist() == expected["last_row_attended"]
+        assert gap(books, case["heavy"] + case["recent"], case["recent"]) == pytest.approx(
+            expected["min_gap"], abs=1e-6
+        )
+
+
+def gap(books, budget, recent):
+    """Return the smallest difference of the two lowest candidates over all evictions; 9 where there is no choice."""
+    smallest = 9.0
+    for q, scores in enumerate(books):
+        candidates = sorted(score for k, score in scores.items() if k <= q - recent)
+        if len(scores) > budget and len(candidates) > 1:
+            smallest = min(smallest, candidates[1] - candidates[0])
+    return smallest
+
+
+def test_fixture_local_is_the_window_policy(vectors, fixture_logits):
+    _, visible = simulate(Local(), fixture_logits, 0.4)
+    for head, expected in enumerate(vectors["fixture16"]["cases"]["local_0_40"]["result"]):
+        assert visible[0, head, 15].nonzero().flatten().tolist() == expected["last_row_attended"]

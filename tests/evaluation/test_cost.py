@@ -1,0 +1,34 @@
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from formerlab.evaluation.cost import flops_utilisation, matmul_flops_per_s, model_cost, peak_memory_bytes
+
+
+def test_costs_per_token_are_those_of_a_counted_pass(spec):
+    cost = model_cost(spec, 32)
+    model = spec.build().to("meta")
+    tokens = torch.zeros(1, 32, dtype=torch.int64, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        loss = model(tokens).sum()
+        forward = counter.get_total_flops()
+        loss.backward()
+    assert cost["flops_per_token_forward"] * 32 == forward
+    assert cost["flops_per_token_training"] == 3 * cost["flops_per_token_forward"]
+    assert cost["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert cost["parameters"] - cost["parameters_non_embedding"] == spec.vocabulary * spec.width
+    assert cost["kv_bytes_per_token"] == 2 * spec.layers * spec.width * 4
+    assert cost["mixing_flops_per_token"] == 0
+
+
+def test_utilisation_is_a_share_of_the_measured_rate():
+    rate = matmul_flops_per_s(size=64, seconds=0.001)
+    assert rate > 0
+    assert flops_utilisation(rate, 2.0, rate) == pytest.approx(0.5)
+
+
+def test_peak_memory_grows_with_what_is_held():
+    before = peak_memory_bytes()
+    held = torch.ones(64 << 20)  # 256 MiB
+    assert before + (200 << 20) < peak_memory_bytes() < before + (2 << 30)
+    del held

@@ -1,0 +1,100 @@
+from itertools import pairwise
+
+import pytest
+import torch
+
+from formerlab.cache import H2O, KVCache, PrunedCache
+from formerlab.errors import UserError
+from formerlab.evaluation.generate import draw, generate, sample
+from formerlab.layers import DepthWeightedAverage, Linear, Pattention
+from formerlab.models.decoder import Decoder
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"projection": Pattention(tokens=12), "feedforward": Pattention(tokens=24)},
+        {"depth": DepthWeightedAverage(dilation=2, period=1), "projection": Linear(bias=True)},
+        {"depth": DepthWeightedAverage(dilation=1, period=2), "projection": Pattention(tokens=12), "tied": False},
+    ],
+    ids=["linear", "pattention", "dwa", "all"],
+)
+def test_cached_logits_equal_uncached_ones(parts):
+    model = Decoder(vocabulary=40, layers=4, width=16, heads=2, context=24, **parts).build(seed=3).double().eval()
+    for mixing in model.mixer.parameters():
+        torch.nn.init.normal_(mixing)
+    tokens = torch.randint(40, (2, 24), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = model(tokens)
+        cache = KVCache()
+        pieces = [
+            model(tokens[:, start:end], attend=cache, start=start) for start, end in pairwise([0, 7, 8, 9, 13, 24])
+        ]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=0, atol=1e-12)
+
+
+def test_greedy_tokens_are_those_of_full_forward_passes(model):
+    prompt = [5, 17, 8]
+    expected = list(prompt)
+    for _ in range(20):
+        with torch.no_grad():
+            expected.append(int(model(torch.tensor([expected]))[0, -1].argmax()))
+    assert list(sample(model, prompt, tokens=20, temperature=0.0)) == expected[3:]
+
+
+def test_an_evicting_cache_can_decode(model):
+    full = list(sample(model, [5, 17, 8], tokens=20, temperature=0.0))
+    roomy = list(sample(model, [5, 17, 8], tokens=20, temperature=0.0, attend=PrunedCache(H2O(), 48)))
+    assert roomy == full
+
+
+def test_top_k_and_temperature_shape_the_draws():
+    logits = torch.tensor([1.0, 3.0, 2.0, 0.0])
+    generator = torch.Generator().manual_seed(0)
+    drawn = [draw(logits, 0.5, 2, generator) for _ in range(2000)]
+    share = drawn.count(1) / len(drawn)
+    assert set(drawn) == {1, 2}
+    assert share == pytest.approx(torch.tensor([6.0, 4.0]).softmax(0)[0].item(), abs=0.03)
+    assert {draw(logits, 0.0, None, generator) for _ in range(5)} == {1}
+    assert {draw(logits, 100.0, None, generator) for _ in range(200)} == {0, 1, 2, 3}
+
+
+def test_pieces_join_to_the_text_and_the_seed_decides(model, tokenizer):
+    pieces: list[str] = []
+    text = generate(model, tokenizer, "the cat", tokens=30, seed=1, stream=pieces.append)
+    assert "".join(pieces) == text
+    assert text == generate(model, tokenizer, "the cat", tokens=30, seed=1)
+    assert text != generate(model, tokenizer, "the cat", tokens=30, seed=2)
+
+
+def test_the_end_of_the_document_ends_the_text(model, tokenizer):
+    ending = model.register_forward_hook(lambda module, inputs, logits: logits.index_fill(2, torch.tensor([0]), 1e9))
+    try:
+        assert generate(model, tokenizer, "the cat", tokens=10) == ""
+    finally:
+        ending.remove()
+
+
+def test_the_context_is_a_clear_limit(model, tokenizer):
+    prompt = "the cat sat on the mat"
+    length = len(tokenizer.encode(prompt).ids)
+    room = 48 - length + 1
+    generate(model, tokenizer, prompt, tokens=room)
+    with pytest.raises(UserError, match=f"at most {room}"):
+        generate(model, tokenizer, prompt, tokens=room + 1)
+    with pytest.raises(UserError, match="shorten the prompt"):
+        generate(model, tokenizer, "the cat sat " * 40, tokens=1)
+
+
+def test_an_empty_prompt_starts_a_document(model, tokenizer):
+    assert generate(model, tokenizer, "", tokens=5, seed=4) == tokenizer.decode(
+        list(sample(model, [0], tokens=5, seed=4))
+    )
+
+
+@pytest.mark.parametrize("option", [{"tokens": -1}, {"temperature": -0.5}, {"top_k": 0}], ids=str)
+def test_impossible_options_are_named(model, tokenizer, option):
+    (name, value) = next(iter(option.items()))
+    with pytest.raises(UserError, match=f"{name}={value}"):
+        generate(model, tokenizer, "the cat", **option)

@@ -1,0 +1,100 @@
+import csv
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from formerlab.cache import Decay, Full, Simulation
+from formerlab.errors import UserError
+from formerlab.evaluation.perplexity import (
+    WindowLoss,
+    mean_loss,
+    spread_windows,
+    window_count,
+    window_losses,
+    write_losses,
+)
+from formerlab.models.decoder import Decoder
+
+
+def naive_losses(model, stream, context):
+    """Predict one token at a time, each from the tokens before it in its window."""
+    tokens = torch.from_numpy(stream.astype(np.int64))
+    losses = {}
+    for target in range(1, len(tokens)):
+        first = (target - 1) // context * context
+        with torch.no_grad():
+            logits = model(tokens[None, first:target])[0, -1]
+        losses[target] = -logits.double().log_softmax(0)[tokens[target]].item()
+    return losses
+
+
+@pytest.mark.parametrize("length", [2, 7, 25, 26, 30])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_token_but_the_first_is_predicted_once_from_those_before_it(model, stream, length, batch):
+    context, part = 8, stream[:length]
+    naive = naive_losses(model, part, context)
+    rows = window_losses(model, part, context, batch=batch)
+    assert sum(row.tokens for row in rows) == length - 1
+    assert [row.window for row in rows] == list(range(window_count(length, context)))
+    assert [row.tokens for row in rows[:-1]] == [context] * (len(rows) - 1)
+    for row in rows:
+        expected = [naive[row.window * context + 1 + offset] for offset in range(row.tokens)]
+        assert row.loss_nats == pytest.approx(np.mean(expected), abs=1e-5)
+    assert mean_loss(rows) == pytest.approx(np.mean(list(naive.values())), abs=1e-5)
+
+
+def test_a_uniform_model_loses_log_of_the_vocabulary(stream):
+    model = Decoder(vocabulary=512, layers=1, width=8, heads=1, context=16).build()
+    with torch.no_grad():
+        model.embedding.zero_()
+    rows = window_losses(model, stream, 16)
+    assert mean_loss(rows) == pytest.approx(math.log(512), rel=1e-6)
+
+
+def test_chosen_windows_are_those_of_the_whole_stream(model, stream):
+    whole = window_losses(model, stream, 16, batch=4)
+    some = window_losses(model, stream, 16, batch=4, windows=[1, 5, len(whole) - 1])
+    for row in some:
+        assert row.loss_nats == pytest.approx(whole[row.window].loss_nats, abs=1e-6)
+        assert row.tokens == whole[row.window].tokens
+
+
+def test_pruned_losses_carry_the_budget_that_was_realised(model, stream):
+    rows = window_losses(model, stream, 20, attend_for=lambda lengths: Simulation(Decay(), 0.4, lengths))
+    assert [row.realised_budget for row in rows[:-1]] == [0.4] * (len(rows) - 1)
+    plain = window_losses(model, stream, 20)
+    full = window_losses(model, stream, 20, attend_for=lambda lengths: Simulation(Full(), 1.0, lengths))
+    assert [row.realised_budget for row in full] == [row.realised_budget for row in plain] == [1.0] * len(plain)
+    assert [row.loss_nats for row in full] == pytest.approx([row.loss_nats for row in plain], abs=1e-5)
+    assert [row.loss_nats for row in rows] != pytest.approx([row.loss_nats for row in plain], abs=1e-3)
+
+
+def test_spread_windows_are_full_distinct_and_reach_both_ends(stream):
+    assert spread_windows(stream, 16, 3) == [0, 6, 11]  # 199 predictions: 12 full windows and a partial one
+    assert spread_windows(stream, 16, 100) == list(range(12))
+    assert spread_windows(stream[:5], 16, 3) == [0]
+
+
+def test_the_mode_of_the_model_and_its_gradients_come_back(stream):
+    model = Decoder(vocabulary=290, layers=1, width=8, heads=1, context=16, dropout=0.5).build()
+    model.train()
+    first, second = (window_losses(model, stream, 16) for _ in range(2))
+    assert first == second  # no dropout
+    assert model.training
+    assert model(torch.zeros(1, 2, dtype=torch.int64)).requires_grad
+
+
+def test_a_stream_without_predictions_is_refused(model):
+    with pytest.raises(UserError, match="1 tokens"):
+        window_losses(model, np.zeros(1, dtype=np.uint16), 8)
+
+
+def test_rows_are_written_without_loss_of_digits(tmp_path):
+    rows = [WindowLoss(0, 8, 0.1 + 0.2), WindowLoss(1, 3, 1 / 3)]
+    write_losses(tmp_path / "test.csv", rows)
+    with open(tmp_path / "test.csv", newline="") as file:
+        header, *read = csv.reader(file)
+    assert header == ["window", "tokens", "loss_nats"]
+    assert [(int(a), int(b), float(c)) for a, b, c in read] == [row[:3] for row in rows]

@@ -1,0 +1,142 @@
+import csv
+
+import pytest
+import torch
+
+from formerlab.cache import H2O, Decay, Full, KVCache, Local, PrunedCache, SpAtten, StreamingLLM
+from formerlab.evaluation.arm import Arm
+from formerlab.evaluation.perplexity import window_losses
+from formerlab.evaluation.prune import PruneSweep, prune
+from formerlab.evaluation.zeroshot import evaluate_tasks, load_tasks
+
+SWEEP = PruneSweep(
+    policies=(Local(), H2O(), SpAtten(), Decay(recent=0.5)),
+    alphas=(0.0, 0.2),
+    budgets=(0.4, 4),
+    windows=5,
+    context=20,
+    mask_windows=2,
+    question_limit=4,
+    batch=4,
+)
+
+
+def read(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def out(model, stream, tokenizer, configs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prune")
+    prune(model, stream, tokenizer, load_tasks(configs), SWEEP, folder)
+    return folder
+
+
+def test_arms_are_full_and_every_policy_at_every_budget_once():
+    sweep = PruneSweep(policies=(Full(), Decay(), Local()), alphas=(0.2, 0.9))
+    arms = sweep.arms((0.2, 8))
+    assert arms[0] == Arm(Full(), 1.0)
+    policies = (Decay(), Local(), Decay(alpha=0.9))
+    assert arms[1:] == [Arm(policy, budget) for budget in (0.2, 8) for policy in policies]
+
+
+@pytest.mark.parametrize(
+    ("policy", "cells"),
+    [
+        (Full(), ("full", None, None)),
+        (Decay(alpha=0.3, recent=0.5), ("decay", 0.3, 0.5)),
+        (Decay(sink=2), ("decay sink=2", 0.2, 0.0)),
+        (H2O(variant="local_statistics"), ("h2o variant=local_statistics", None, 0.5)),
+        (StreamingLLM(sink=2), ("streaming_llm sink=2", None, None)),
+    ],
+)
+def test_cells_tell_policies_apart(policy, cells):
+    assert Arm(policy, 0.4).cells() == (*cells, 0.4)
+
+
+def test_every_arm_sees_the_same_windows(out):
+    rows = read(out / "prune.csv")
+    arms = {}
+    for row in rows:
+        arms.setdefault((row["policy"], row["alpha"], row["recent"], row["budget"]), []).append(row)
+    assert len(arms) == 1 + 2 * 6
+    windows = [row["window"] for row in rows[:5]]
+    for group in arms.values():
+        assert [row["window"] for row in group] == windows
+        assert {row["tokens"] for row in group} == {"20"}
+
+
+def test_losses_are_those_of_each_policy_alone(out, model, stream):
+    rows = read(out / "prune.csv")
+    arm = Arm(Decay(alpha=0.0), 4)
+    windows = [int(row["window"]) for row in rows[:5]]
+    expected = window_losses(model, stream, 20, attend_for=arm.attend, windows=windows)
+    found = [row for row in rows if (row["policy"], row["alpha"], row["budget"]) == ("decay", "0.0", "4")]
+    assert [float(row["loss_nats"]) for row in found] == pytest.approx([row.loss_nats for row in expected], abs=1e-5)
+    assert [float(row["realised_budget"]) for row in found] == [0.2] * 5
+
+
+def test_budgets_are_realised_equally(out):
+    held = {(row["policy"], row["alpha"], row["budget"]): row["realised_budget"] for row in read(out / "prune.csv")}
+    assert held["full", "", "1.0"] == "1.0"
+    for policy, alpha in (("local", ""), ("h2o", ""), ("decay", "0.0"), ("decay", "0.2")):
+        assert held[policy, alpha, "0.4"] == "0.4"
+        assert held[policy, alpha, "4"] == "0.2"
+
+
+def test_pruned_losses_equal_those_of_a_cache_that_evicts(out, model, stream):
+    rows = read(out / "prune.csv")
+    window = int(rows[0]["window"])
+    tokens = torch.from_numpy(stream[window * 20 : window * 20 + 21].astype("int64"))[None]
+    found = {(row["policy"], row["alpha"], row["budget"], row["window"]): float(row["loss_nats"]) for row in rows}
+    for key, cache in {
+        ("full", "", "1.0"): KVCache(),
+        ("h2o", "", "4"): PrunedCache(H2O(), 4),
+        ("decay", "0.2", "4"): PrunedCache(Decay(), 4),
+    }.items():
+        with torch.no_grad():
+            logits = model(tokens[:, :-1], attend=cache)[0]
+        loss = torch.nn.functional.cross_entropy(logits, tokens[0, 1:]).item()
+        assert found[*key, str(window)] == pytest.approx(loss, abs=1e-5)
+
+
+def test_questions_are_answered_under_every_policy(out, model, tokenizer, configs):
+    rows = read(out / "prune_questions.csv")
+    arms = {(row["policy"], row["alpha"], row["recent"], row["budget"]) for row in rows}
+    assert len(arms) == 1 + 6
+    assert len(rows) == len(arms) * 4 * 3
+    full = [row for row in rows if row["policy"] == "full"]
+    expected = evaluate_tasks(model, tokenizer, load_tasks(configs), limit=4)
+    assert [(row["example"], row["metric"], float(row["value"])) for row in full] == [
+        (str(row.example), row.metric, row.value) for row in expected
+    ]
+    held = {float(row["realised_budget"]) for row in rows if row["policy"] == "h2o" and row["budget"] == "0.4"}
+    assert all(0.3 < budget < 0.7 for budget in held)  # answers of a few tokens round far
+
+
+def test_measures_of_masks(out):
+    rows = read(out / "prune_masks.csv")
+    assert len(rows) == 12 * 2 * 4
+    assert {row["metric"] for row in rows} == {
+        "early_share",
+        "recent_share",
+        "distance_to_ideal",
+        "distance_to_ideal_without_first",
+    }
+    local = [row for row in rows if row["policy"] == "local" and row["budget"] == "4"]
+    assert {float(row["value"]) for row in local if row["metric"] == "early_share"} == {0.0}
+    assert {float(row["value"]) for row in local if row["metric"] == "recent_share"} == {1.0}
+    assert all(0 <= float(row["value"]) <= 1 for row in rows)
+
+
+def test_without_questions_and_masks_only_windows_are_written(model, stream, tokenizer, configs, tmp_path, capfd):
+    sweep = PruneSweep(policies=(Local(),), budgets=(2,), windows=2, context=8, mask_windows=0, questions=False)
+    prune(model, stream, tokenizer, load_tasks(configs), sweep, tmp_path, label="prune s/r/seed0")
+    assert [path.name for path in tmp_path.iterdir()] == ["prune.csv"]
+    assert "prune s/r/seed0  sequence 4/4" in capfd.readouterr().err
+
+
+def test_the_sweep_survives_its_plain_form():
+    assert PruneSweep.model_validate(SWEEP.plain()) == SWEEP
+    assert [type(budget) for budget in PruneSweep.model_validate(SWEEP.plain()).budgets] == [float, int]

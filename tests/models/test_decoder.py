@@ -1,0 +1,190 @@
+"""What every decoder promises, over all combinations of its parts."""
+
+import copy
+import itertools
+
+import jaxtyping
+import pytest
+import torch
+from tiny_decoder import TIME, perturbed, tiny
+from variation import counted_flops, counted_params, defaults, label, settings
+
+from formerlab.layers import (
+    DepthMixer,
+    DepthWeightedAverage,
+    FeedForward,
+    Identity,
+    LayerNorm,
+    Linear,
+    Norm,
+    Pattention,
+    Position,
+    Projection,
+)
+from formerlab.layers.attention import causal_attention
+from formerlab.models import Decoder
+
+PARTS = {
+    "projection": Projection,
+    "feedforward": FeedForward,
+    "depth": DepthMixer,
+    "position": Position,
+    "norm": Norm,
+}
+
+
+def combinations():
+    """Every combination of variants."""
+    for parts in itertools.product(*(defaults(union) for union in PARTS.values())):
+        yield tiny(**dict(zip(PARTS, parts, strict=True)))
+
+
+def single_options():
+    """Every single option of every part, and what is no part."""
+    for name, union in PARTS.items():
+        for part in settings(union):
+            yield tiny(**{name: part})
+    yield tiny(projection=Pattention(tokens=5), feedforward=Pattention(tokens=7), depth=DepthWeightedAverage(period=2))
+    yield tiny(tied=False)
+    yield tiny(logit_scale="inverse_sqrt_width", embedding_std=1.0)
+    yield tiny(final_norm=LayerNorm(gain=False, bias=False))
+
+
+OPTIONS = list(dict.fromkeys(single_options()))
+COMBINATIONS = list(dict.fromkeys([*combinations(), *OPTIONS]))
+
+
+def name(spec):
+    parts = "-".join(label(getattr(spec, part)) for part in PARTS)
+    return parts + ("" if spec.tied else "-untied")
+
+
+every_combination = pytest.mark.parametrize("spec", COMBINATIONS, ids=name)
+every_option = pytest.mark.parametrize("spec", OPTIONS, ids=name)
+
+
+@every_combination
+def test_no_token_sees_a_later_one(spec):
+    """Row s of the embedding is read by token s alone, so its gradient says who sees token s."""
+    model = perturbed(spec.model_copy(update={"tied": False}))
+    tokens = torch.arange(TIME)[None]
+    logits = model(tokens)
+    assert logits.shape == (1, TIME, 11)
+    for t in range(TIME):
+        (gradient,) = torch.autograd.grad(logits[0, t].square().sum(), model.embedding, retain_graph=True)
+        sees = gradient.ne(0).any(dim=1)
+        assert sees.tolist() == [s <= t for s in range(11)]
+
+
+@every_option
+def test_closed_forms_equal_what_pytorch_counts(spec):
+    model = spec.build()
+    assert counted_params(model) == spec.params()
+    outside = [model.embedding, *model.position.parameters(), *([] if model.head is None else [model.head])]
+    assert counted_params(model) - sum(parameter.numel() for parameter in outside) == spec.params(embedding=False)
+    counts = counted_flops(model, torch.zeros(2, TIME, dtype=torch.long))
+    assert counts["Global"] == 2 * spec.flops(TIME)
+    in_blocks = sum(count for module, count in counts.items() if module.removeprefix("DecoderModel.blocks.").isdigit())
+    assert in_blocks == 2 * spec.flops(TIME, head=False)
+
+
+@every_option
+def test_the_cost_of_token_token_attention_is_the_rest_of_the_projections(spec):
+    counts = counted_flops(spec.build(), torch.zeros(1, TIME, dtype=torch.long))
+    attention = sum(count for module, count in counts.items() if module.endswith(".attention"))
+    projections = sum(
+        count
+        for module, count in counts.items()
+        if module.split(".attention.")[-1] in ("query", "key", "value", "output")
+    )
+    assert attention - projections == spec.attention_flops(TIME)
+
+
+@every_option
+def test_kept_keys_and_values_have_the_announced_bytes(spec):
+    kept = 0
+
+    def attend(layer, q, k, v):
+        nonlocal kept
+        kept += k.nbytes + v.nbytes
+        return causal_attention(layer, q, k, v)
+
+    spec.build()(torch.zeros(1, TIME, dtype=torch.long), attend=attend)
+    assert kept == spec.kv_bytes(TIME, bytes_per_value=4)
+
+
+@every_option
+def test_it_trains(spec):
+    """A gradient reaches every tensor, and a step against it lowers the loss."""
+    model = spec.build()
+    tokens = torch.randint(11, (8, TIME))
+    losses = []
+    for _ in range(2):
+        loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        model.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        for parameter_name, parameter in model.named_parameters():
+            assert parameter.grad is not None, parameter_name
+            assert parameter.grad.isfinite().all(), parameter_name
+            with torch.no_grad():
+                parameter -= 0.01 * parameter.grad
+    assert losses[1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "part"), [(field, part) for field, union in PARTS.items() for part in settings(union)], ids=label
+)
+def test_shared_parts_start_with_the_same_values(field, part):
+    """Paired comparisons: with the same seed only what differs differs."""
+    plain, changed = tiny().build(7).state_dict(), tiny(**{field: part}).build(7).state_dict()
+    differs = {"projection": "attention.", "feedforward": "feedforward.", "norm": "norm.", "depth": "mixer."}
+    shared = [name for name in plain.keys() & changed.keys() if differs.get(field, "position.") not in name]
+    assert "embedding" in shared
+    assert all(torch.equal(plain[name], changed[name]) for name in shared)
+
+
+@pytest.mark.parametrize("mixer", [*settings(DepthMixer), DepthWeightedAverage(dilation=2, period=3)], ids=label)
+@pytest.mark.parametrize("projection", defaults(Projection), ids=label)
+def test_a_depth_mixer_starts_as_the_plain_model_to_the_bit(mixer, projection):
+    tokens = torch.randint(11, (2, TIME))
+    mixed, plain = (tiny(projection=projection, layers=6, depth=depth).build(5) for depth in (mixer, Identity()))
+    assert torch.equal(mixed(tokens), plain(tokens))
+
+
+@pytest.mark.parametrize("depth", defaults(DepthMixer), ids=label)
+def test_other_number_formats_and_copies_work(depth):
+    """The released DenseFormer knows float32 only, and no copy after a forward pass."""
+    model = tiny(depth=depth, projection=Pattention(tokens=5)).build()
+    tokens = torch.randint(11, (2, TIME))
+    assert model(tokens).dtype == torch.float32
+    again = copy.deepcopy(model)
+    assert torch.equal(again(tokens), model(tokens))
+    torch.testing.assert_close(again.double()(tokens).float(), model(tokens))
+    assert again.bfloat16()(tokens).dtype == torch.bfloat16
+
+
+@pytest.fixture
+def unchecked_shapes():
+    """Shape checks are not for the compiler to trace."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("depth", defaults(DepthMixer), ids=label)
+def test_it_compiles_in_one_piece(depth):
+    """The released DenseFormer does not: its history hides its shape from the compiler."""
+    model = tiny(layers=2, depth=depth, projection=Pattention(tokens=5)).build()
+    tokens = torch.randint(11, (2, TIME))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    parameters = list(model.parameters())
+    gradients, expected = (torch.autograd.grad(run(tokens).square().sum(), parameters) for run in (compiled, model))
+    torch.testing.assert_close(gradients, expected)
+
+
+def test_the_spec_comes_back_from_plain_values():
+    for spec in COMBINATIONS:
+        assert Decoder.model_validate(spec.plain()) == spec
+    assert Linear() in tiny().parts()

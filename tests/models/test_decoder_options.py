@@ -1,0 +1,138 @@
+"""What each option of a decoder means."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+from tiny_decoder import TIME, perturbed, tiny
+from variation import defaults, label, settings
+
+from formerlab.layers import (
+    DepthWeightedAverage,
+    Learned,
+    Mlp,
+    Pattention,
+    Position,
+    Rotary,
+)
+from formerlab.layers.attention import causal_attention
+
+
+@pytest.mark.parametrize(("dilation", "period"), [(1, 1), (2, 1), (4, 5), (4, 4)])
+def test_the_cost_of_mixing_is_reported_apart(dilation, period):
+    spec = tiny(layers=12, depth=DepthWeightedAverage(dilation=dilation, period=period))
+    assert spec.mixing_flops(TIME) == 2 * spec.depth.params(12) * 8 * TIME
+    assert spec.flops(TIME) == tiny(layers=12).flops(TIME)
+    assert tiny().mixing_flops(TIME) == 0
+
+
+def test_the_mixed_stream_feeds_the_next_block_and_the_final_norm():
+    """Y_i from raw X_j, straight from the definition (arXiv:2402.02622, section 3)."""
+    spec = tiny(layers=4, depth=DepthWeightedAverage(dilation=2, period=2), position=Learned())
+    model = perturbed(spec)
+    tokens = torch.randint(11, (2, TIME))
+    y = model.embedding[tokens] + model.position.rows[:TIME]
+    raw = [y]
+    for i, block in enumerate(model.blocks, start=1):
+        y = block(y, model.position, causal_attention, i - 1, 0)
+        raw.append(y)
+        if i % 2 == 0:
+            y = sum(alpha * x for alpha, x in zip(model.mixer.alphas[str(i)], raw[::2], strict=True))
+    torch.testing.assert_close(model(tokens), model.final_norm(y) @ model.embedding.T)
+
+
+@pytest.mark.parametrize("position", settings(Position), ids=label)
+def test_later_positions_are_those_of_a_longer_sequence(position):
+    """With keys and values of the first tokens supplied by `attend`, the rest continues from `start`."""
+    model = perturbed(tiny(position=position))
+    tokens = torch.randint(11, (2, TIME))
+    kept = {}
+
+    def remember(layer, q, k, v):
+        kept[layer] = (k, v)
+        return causal_attention(layer, q, k, v)
+
+    def go_on(layer, q, k, v):
+        k, v = (torch.cat(pair, dim=2) for pair in zip(kept[layer], (k, v), strict=True))
+        mask = torch.ones(TIME, TIME).tril().bool()[4:]
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    whole = model(tokens)
+    first = model(tokens[:, :4], attend=remember)
+    rest = model(tokens[:, 4:], attend=go_on, start=4)
+    torch.testing.assert_close(torch.cat((first, rest), dim=1), whole)
+
+
+def test_without_positions_the_order_of_earlier_tokens_is_invisible_to_one_layer():
+    """The causal mask alone tells two layers apart, one layer not."""
+    tokens, swapped = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 1, 3, 4]])
+    for position, same in [*((p, p.kind == "none") for p in defaults(Position))]:
+        model = perturbed(tiny(layers=1, position=position)).double()
+        assert torch.allclose(model(tokens)[:, -1], model(swapped)[:, -1], atol=1e-12) == same
+
+
+def test_dropout_acts_in_training_only():
+    tokens = torch.randint(11, (2, TIME))
+    dropping, plain = tiny(dropout=0.5).build(), tiny().build()
+    assert torch.equal(dropping.eval()(tokens), plain(tokens))
+    dropping.train()
+    assert not torch.equal(dropping(tokens), dropping(tokens))
+
+
+def test_a_tied_head_is_the_embedding():
+    tokens = torch.randint(11, (2, TIME))
+    tied, untied = tiny().build(), tiny(tied=False).build()
+    with torch.no_grad():
+        untied.head.copy_(untied.embedding)
+    assert torch.equal(tied(tokens), untied(tokens))
+
+
+def test_the_logit_scale_divides_by_the_root_of_the_width():
+    tokens = torch.randint(11, (2, TIME))
+    scaled, plain = tiny(logit_scale="inverse_sqrt_width").build(), tiny().build()
+    torch.testing.assert_close(scaled(tokens) * 8**0.5, plain(tokens))
+
+
+def test_the_embedding_starts_with_its_standard_deviation():
+    model = tiny(vocabulary=2000, embedding_std=0.7, tied=False).build()
+    assert model.embedding.std().item() == pytest.approx(0.7, rel=0.02)
+    assert model.head.std().item() == pytest.approx(0.7, rel=0.02)
+    assert not torch.equal(model.embedding, model.head)
+
+
+def test_another_seed_gives_other_values_everywhere():
+    spec = tiny(feedforward=Pattention(tokens=5), position=Learned(), tied=False)
+    one, two = spec.build(1).state_dict(), spec.build(2).state_dict()
+    drawn = [key for key in one if "norm" not in key]
+    assert all(not torch.equal(one[key], two[key]) for key in drawn)
+    assert all(torch.equal(one[key], again) for key, again in spec.build(1).state_dict().items())
+
+
+def test_more_tokens_than_the_context_are_refused():
+    model = tiny().build()
+    with pytest.raises(ValueError, match="9 tokens exceed the model's context of 8"):
+        model(torch.zeros(1, 9, dtype=torch.long))
+    with pytest.raises(ValueError, match="9 tokens exceed the model's context of 8"):
+        model(torch.zeros(1, 2, dtype=torch.long), start=7)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"heads": 3}, "heads=3 does not divide width=8"),
+        ({"heads": 8}, "rotary positions need at least 2 channels per head: width=8, heads=8"),
+        ({"position": Rotary(fraction=0.25)}, r"position\.fraction=0\.25"),
+        ({"hedas": 4}, r"hedas\n.*Extra inputs are not permitted"),
+        ({"projection": {"kind": "pattention", "token": 5}}, r"projection\.pattention\.token\n.*Extra inputs"),
+        ({"projection": {"kind": "conv"}}, r"'conv' .* expected tags: 'linear', 'pattention'"),
+        ({"projection": Mlp()}, r"'mlp' .* expected tags: 'linear', 'pattention'"),
+        ({"layers": 0}, r"layers\n.*greater than 0"),
+        ({"vocabulary": -1}, r"vocabulary\n.*greater than 0"),
+        ({"dropout": 1.0}, r"dropout\n.*less than 1"),
+        ({"dropout": -0.1}, r"dropout\n.*greater than or equal to 0"),
+        ({"embedding_std": 0.0}, r"embedding_std\n.*greater than 0"),
+        ({"logit_scale": "sqrt"}, r"logit_scale\n.*'none' or 'inverse_sqrt_width'"),
+    ],
+)
+def test_a_wrong_spec_is_refused_with_a_useful_text(wrong, message):
+    with pytest.raises(ValidationError, match=message):
+        tiny(**wrong)

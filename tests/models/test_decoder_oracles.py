@@ -1,0 +1,170 @@
+"""The same weights in another library's model give the same logits."""
+
+import pytest
+import torch
+
+from formerlab.layers import LayerNorm, Learned, Linear, Mlp, RMSNorm, Rotary
+from formerlab.models import Decoder
+
+
+def without_torchvisions_operators():
+    """Name the two operators that a torchvision made for CUDA misses beside a torch without it."""
+    try:
+        import torchvision  # noqa: F401
+    except ImportError:
+        return
+    except RuntimeError:
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+without_torchvisions_operators()
+transformers = pytest.importorskip("transformers")
+
+SIZES = {"vocabulary": 23, "layers": 3, "width": 24, "heads": 2, "context": 16}
+
+
+def drawn(spec):
+    """Build a model with values of ordinary size in every parameter, norms and biases included."""
+    model = spec.build(0).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def test_gpt2_gives_the_same_logits():
+    spec = Decoder(**SIZES, position=Learned(), projection=Linear(bias=True), feedforward=Mlp(bias=True))
+    model = drawn(spec).double()
+    config = transformers.GPT2Config(
+        vocab_size=23, n_positions=16, n_embd=24, n_layer=3, n_head=2, activation_function="gelu"
+    )
+    oracle = transformers.GPT2LMHeadModel(config).double().eval()
+    oracle.load_state_dict(gpt2_names(model))
+    tokens = torch.randint(23, (2, 16))
+    torch.testing.assert_close(model(tokens), oracle(tokens).logits, atol=1e-10, rtol=1e-10)
+
+
+def gpt2_names(model):
+    state = {
+        "transformer.wte.weight": model.embedding,
+        "lm_head.weight": model.embedding,
+        "transformer.wpe.weight": model.position.rows,
+        **norm_names(model.final_norm, "transformer.ln_f"),
+    }
+    for i, block in enumerate(model.blocks):
+        place = f"transformer.h.{i}"
+        attention = block.attention
+        state |= norm_names(block.attention_norm, f"{place}.ln_1") | norm_names(block.feedforward_norm, f"{place}.ln_2")
+        for name, linears in {
+            "attn.c_attn": (attention.query, attention.key, attention.value),
+            "attn.c_proj": (attention.output,),
+            "mlp.c_fc": (block.feedforward.inner,),
+            "mlp.c_proj": (block.feedforward.outer,),
+        }.items():  # GPT-2 stores its matrices transposed
+            state[f"{place}.{name}.weight"] = torch.cat([linear.weight for linear in linears]).T
+            state[f"{place}.{name}.bias"] = torch.cat([linear.bias for linear in linears])
+    return state
+
+
+def norm_names(norm, place):
+    return {f"{place}.weight": norm.gain, f"{place}.bias": norm.bias}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_llama_gives_the_same_logits(tied):
+    spec = Decoder(
+        **SIZES,
+        position=Rotary(),
+        norm=RMSNorm(),
+        final_norm=RMSNorm(),
+        feedforward=Mlp(activation="swiglu"),
+        tied=tied,
+    )
+    model = drawn(spec)
+    config = transformers.LlamaConfig(
+        vocab_size=23,
+        hidden_size=24,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    oracle = transformers.LlamaForCausalLM(config).eval()
+    oracle.load_state_dict(llama_names(model))
+    tokens = torch.randint(23, (2, 16))
+    torch.testing.assert_close(model(tokens), oracle(tokens).logits, atol=2e-5, rtol=1e-4)
+
+
+def llama_names(model):
+    state = {
+        "model.embed_tokens.weight": model.embedding,
+        "lm_head.weight": model.embedding if model.head is None else model.head,
+        "model.norm.weight": model.final_norm.gain,
+    }
+    for i, block in enumerate(model.blocks):
+        parts = {
+            "input_layernorm": block.attention_norm.gain,
+            "post_attention_layernorm": block.feedforward_norm.gain,
+            "self_attn.q_proj": block.attention.query.weight,
+            "self_attn.k_proj": block.attention.key.weight,
+            "self_attn.v_proj": block.attention.value.weight,
+            "self_attn.o_proj": block.attention.output.weight,
+            "mlp.gate_proj": block.feedforward.inner.weight,
+            "mlp.up_proj": block.feedforward.gate.weight,
+            "mlp.down_proj": block.feedforward.outer.weight,
+        }
+        state |= {f"model.layers.{i}.{name}.weight": weight for name, weight in parts.items()}
+    return state
+
+
+def test_gpt_neox_with_a_quarter_of_the_channels_rotated_gives_the_same_logits():
+    """The positions and the untied, biased linears of the official GPU code of Tokenformer."""
+    spec = Decoder(
+        **{**SIZES, "width": 32},
+        position=Rotary(fraction=0.25),
+        norm=LayerNorm(),
+        projection=Linear(bias=True),
+        feedforward=Mlp(bias=True),
+        tied=False,
+    )
+    model = drawn(spec)
+    config = transformers.GPTNeoXConfig(
+        vocab_size=23,
+        hidden_size=32,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        layer_norm_eps=1e-5,
+        use_parallel_residual=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    )
+    oracle = transformers.GPTNeoXForCausalLM(config).eval()
+    head = "lm_head" if hasattr(oracle, "lm_head") else "embed_out"  # renamed in transformers 5
+    oracle.load_state_dict({**neox_names(model), f"{head}.weight": model.head})
+    tokens = torch.randint(23, (2, 16))
+    torch.testing.assert_close(model(tokens), oracle(tokens).logits, atol=2e-5, rtol=1e-4)
+
+
+def neox_names(model):
+    state = {
+        "gpt_neox.embed_in.weight": model.embedding,
+        **norm_names(model.final_norm, "gpt_neox.final_layer_norm"),
+    }
+    for i, block in enumerate(model.blocks):
+        place = f"gpt_neox.layers.{i}"
+        state |= norm_names(block.attention_norm, f"{place}.input_layernorm")
+        state |= norm_names(block.feedforward_norm, f"{place}.post_attention_layernorm")
+        attention = block.attention
+        heads = (attention.query, attention.key, attention.value)
+        for part in ("weight", "bias"):  # query, key and value of a head stand together
+            stacked = torch.stack([getattr(linear, part).unflatten(0, (2, 16)) for linear in heads], dim=1)
+            state[f"{place}.attention.query_key_value.{part}"] = stacked.flatten(0, 2)
+            state[f"{place}.attention.dense.{part}"] = getattr(attention.output, part)
+            state[f"{place}.mlp.dense_h_to_4h.{part}"] = getattr(block.feedforward.inner, part)
+            state[f"{place}.mlp.dense_4h_to_h.{part}"] = getattr(block.feedforward.outer, part)
+    return state

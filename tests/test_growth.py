@@ -1,0 +1,235 @@
+"""Progressive growth (arXiv:2410.23168, section 3.3 and Appendix B)."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+from variation import counted_params, label, settings
+
+from formerlab.errors import UserError
+from formerlab.growth import grow, grow_optimizer_state
+from formerlab.layers import DepthMixer, DepthWeightedAverage, LayerNorm, Learned, Linear, Pattention
+from formerlab.layers.pattention import PattentionLayer
+from formerlab.layers.score import SCORES
+from formerlab.models import Decoder
+
+PARENT = Decoder(
+    vocabulary=11,
+    layers=3,
+    width=8,
+    heads=2,
+    context=8,
+    norm=LayerNorm(gain=False, bias=False),
+    projection=Pattention(tokens=6),
+    feedforward=Pattention(tokens=10),
+)
+TOKENS = torch.arange(24).reshape(3, 8) % 11
+
+
+def spec(parent=PARENT, **changes):
+    return Decoder.model_validate({**dict(parent), **changes})
+
+
+def loss(model):
+    return F.cross_entropy(model(TOKENS)[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
+
+
+def step(model, optimizer):
+    optimizer.zero_grad()
+    loss(model).backward()
+    optimizer.step()
+
+
+def trained(parent=PARENT, steps=5):
+    """Return a model that is no longer at its start, in float64, and its optimizer."""
+    model = parent.build(1).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95))
+    for _ in range(steps):
+        step(model, optimizer)
+    return model, optimizer
+
+
+def distance(one, other):
+    return (one(TOKENS) - other(TOKENS)).abs().max().item()
+
+
+def pattentions(model):
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, PattentionLayer)}
+
+
+@pytest.mark.parametrize("depth", [*settings(DepthMixer), DepthWeightedAverage(dilation=2, period=2)], ids=label)
+@pytest.mark.parametrize("score", [score for score in SCORES if score != "exp_l1"])
+def test_zero_keys_and_the_old_tau_keep_the_function(score, depth):
+    parts = {"projection": Pattention(tokens=6, score=score), "feedforward": Pattention(tokens=10, score=score)}
+    model, _ = trained(spec(**parts, depth=depth, position=Learned()))
+    assert distance(grow(model), model) < 1e-10
+
+
+def test_with_the_exponential_zero_keys_change_the_function():
+    """exp(0) = 1, so a zero key still takes its share of the sum."""
+    model, _ = trained(spec(feedforward=Pattention(tokens=10, score="exp_l1")))
+    assert distance(grow(model), model) > 1e-3
+
+
+@pytest.mark.parametrize(("init", "tau"), [("zero", "sqrt"), ("random", "keep"), ("random", "sqrt")])
+def test_every_other_choice_changes_the_function(init, tau):
+    model, _ = trained()
+    assert distance(grow(model, init=init, tau=tau), model) > 1e-3
+
+
+def test_the_grown_model_is_a_copy():
+    model, _ = trained()
+    before = copy.deepcopy(model.state_dict())
+    grown = grow(model.eval())
+    with torch.no_grad():
+        for parameter in grown.parameters():
+            parameter.zero_()
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert not grown.training
+    assert grow(model.train()).training
+
+
+@pytest.mark.parametrize("init", ["zero", "random"])
+@pytest.mark.parametrize("tau", ["keep", "sqrt"])
+def test_old_rows_lead_new_rows_follow_and_all_else_is_copied(init, tau):
+    model, _ = trained(spec(depth=DepthWeightedAverage(), position=Learned(), tied=False, final_norm=LayerNorm()))
+    grown = grow(model, factor=3, init=init, tau=tau)
+    old = model.state_dict()
+    for name, weight in grown.state_dict().items():
+        if name.endswith((".keys", ".values")):
+            added = weight[len(old[name]) :]
+            assert torch.equal(weight[: len(old[name])], old[name])
+            assert len(added) == 2 * len(old[name])
+            assert bool(added.eq(0).all()) == (name.endswith(".keys") and init == "zero")
+        else:
+            assert torch.equal(weight, old[name])
+    assert grown.embedding.dtype == torch.float64
+
+
+@pytest.mark.parametrize(("init", "tau"), [("zero", "keep"), ("random", "sqrt")])
+def test_the_spec_says_what_was_built(init, tau):
+    model, _ = trained()
+    grown = grow(model, init=init, tau=tau, tokens={"projection": 7, "feedforward": 25})
+    expected_tau = {7: math.sqrt(6), 25: math.sqrt(10)} if tau == "keep" else {7: math.sqrt(7), 25: 5.0}
+    assert grown.spec.params() == counted_params(grown)
+    assert (grown.spec.projection.tokens, grown.spec.feedforward.tokens) == (7, 25)
+    assert all(layer.tau == expected_tau[len(layer.keys)] for layer in pattentions(grown).values())
+    assert Decoder.model_validate(grown.spec.plain()) == grown.spec
+    again = grown.spec.build().double()
+    again.load_state_dict(grown.state_dict())
+    assert torch.equal(again(TOKENS), grown(TOKENS))
+
+
+@pytest.mark.parametrize(("factor", "tokens"), [(1, (6, 10)), (2, (12, 20)), (1.5, (9, 15)), (1.26, (8, 13))])
+def test_a_factor_multiplies_and_rounds(factor, tokens):
+    grown = grow(PARENT.build(), factor)
+    assert (grown.spec.projection.tokens, grown.spec.feedforward.tokens) == tokens
+
+
+def test_only_the_layers_that_are_named_grow():
+    assert grow(PARENT.build(), tokens={"feedforward": 11}).spec.projection.tokens == 6
+    one = spec(projection=Linear(), feedforward=Pattention(tokens=4)).build()
+    assert grow(one).spec == spec(projection=Linear(), feedforward=Pattention(tokens=8, tau=2.0))
+
+
+def test_a_chain_of_growths_keeps_the_first_tau():
+    model, _ = trained()
+    once = grow(model)
+    step(once, torch.optim.AdamW(once.parameters(), lr=0.01))
+    twice = grow(once, factor=3)
+    assert twice.spec.projection == Pattention(tokens=36, tau=math.sqrt(6))
+    assert twice.spec.feedforward == Pattention(tokens=60, tau=math.sqrt(10))
+    assert distance(twice, once) < 1e-10
+    assert grow(twice, tau="sqrt").spec.projection == Pattention(tokens=72)
+
+
+def test_new_rows_learn():
+    """At the first step the new keys have a gradient and the new values, whose scores are gelu(0), none; then both."""
+    grown = grow(trained()[0])
+    optimizer = torch.optim.AdamW(grown.parameters(), lr=0.01)
+    for values_move in (False, True):
+        step(grown, optimizer)
+        for layer in pattentions(grown).values():
+            old = len(layer.keys) // 2
+            assert layer.keys.grad[old:].ne(0).any(dim=1).all()
+            assert bool(layer.values.grad[old:].ne(0).any()) == values_move
+
+
+@pytest.mark.parametrize("init", ["fan_in", "neox"])
+def test_new_rows_follow_the_grown_layers_own_distribution(init):
+    wide = spec(
+        width=128,
+        projection=Pattention(tokens=16, init=init),
+        feedforward=Pattention(tokens=16, init=init),
+        position=Learned(),
+    )
+    layer = grow(wide.build(), factor=10, init="random").blocks[0].feedforward
+    expected = (128**-0.5, 160**-0.5) if init == "fan_in" else (0.02, 2 / (3 * 128**0.5))
+    assert layer.keys[16:].std().item() == pytest.approx(expected[0], rel=0.03)
+    assert layer.values[16:].std().item() == pytest.approx(expected[1], rel=0.03)
+
+
+def test_new_rows_depend_on_the_seed_alone():
+    model = PARENT.build()
+    one, again, other = (grow(model, init="random", seed=seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    grown = [name for name in one if name.endswith((".keys", ".values"))]
+    assert not any(torch.equal(one[name], other[name]) for name in grown)
+
+
+def test_a_carried_optimizer_goes_on_as_if_nothing_had_happened():
+    """With the function kept, old weights take the very step that the parent would have taken."""
+    model, optimizer = trained()
+    grown = grow(model)
+    carried = torch.optim.AdamW(grown.parameters(), lr=0.01, betas=(0.9, 0.95))
+    carried.load_state_dict(grow_optimizer_state(optimizer.state_dict(), carried))
+    step(model, optimizer)
+    step(grown, carried)
+    old = model.state_dict()
+    for name, weight in grown.state_dict().items():
+        torch.testing.assert_close(weight[: len(old[name])], old[name], atol=1e-10, rtol=1e-8)
+
+
+def test_carried_moments_are_extended_by_zeros_and_settings_are_the_childs():
+    model, optimizer = trained(steps=4)
+    grown = grow(model)
+    carried = torch.optim.AdamW(grown.parameters(), lr=0.5)
+    before = copy.deepcopy(optimizer.state_dict())
+    carried.load_state_dict(grow_optimizer_state(optimizer.state_dict(), carried))
+    assert carried.param_groups[0]["lr"] == 0.5
+    for old, new in zip(model.parameters(), grown.parameters(), strict=True):
+        for name in ("exp_avg", "exp_avg_sq"):
+            moments = carried.state[new][name]
+            assert torch.equal(moments[: len(old)], optimizer.state[old][name])
+            assert moments[len(old) :].eq(0).all()
+            assert moments.shape == new.shape
+        assert carried.state[new]["step"] == 4
+    step(grown, carried)
+    for index, moments in before["state"].items():
+        assert all(torch.equal(value, optimizer.state_dict()["state"][index][name]) for name, value in moments.items())
+
+
+def test_the_first_carried_update_of_a_new_entry_has_the_documented_size():
+    model, optimizer = trained()
+    grown = grow(model)
+    carried = torch.optim.AdamW(grown.parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)
+    state = grow_optimizer_state(optimizer.state_dict(), carried)
+    for moments in state["state"].values():
+        moments["step"] = torch.tensor(10_000.0)  # bias correction is over
+    carried.load_state_dict(state)
+    step(grown, carried)
+    for layer in pattentions(grown).values():
+        update = layer.keys.detach()[len(layer.keys) // 2 :].abs()
+        visible = layer.keys.grad[len(layer.keys) // 2 :].abs() > 1e-5
+        torch.testing.assert_close(
+            update[visible], torch.full_like(update[visible], 0.01 * 0.1 / 0.05**0.5), rtol=0.02, atol=0
+        )
+
+
+def test_optimizers_with_other_groups_are_refused():
+    model, optimizer = trained()
+    split = torch.optim.AdamW([{"params": [model.embedding]}, {"params": list(model.parameters())[1:]}])
+    with pytest.raises(UserError, match=r"cannot grow an optimizer state with \[\d+\] parameters per group"):
+        grow_optimizer_state(optimizer.state_dict(), split)

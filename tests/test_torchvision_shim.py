@@ -1,0 +1,55 @@
+"""torchvision imports, whatever it was compiled for. Each case is a fresh process: an operator can be declared once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ENSURE = "from formerlab.torchvision_shim import ensure_torchvision_imports as ensure; ensure(); ensure()\n"
+DECLARED = "import torch; print(hasattr(torch.ops.torchvision, 'nms'), hasattr(torch.ops.torchvision, 'qnms'))"
+
+
+@pytest.fixture
+def foreign_torchvision(tmp_path: Path) -> Path:
+    """A torchvision whose extension does not load, registering fakes as torchvision 0.28 does."""
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "_C.so").write_text("compiled for another torch")
+    (package / "__init__.py").write_text(
+        "import torch\n"
+        "for name in ('nms', 'qnms'):\n"
+        "    torch.library.register_fake('torchvision::' + name)(lambda dets, scores, iou_threshold: dets)\n"
+    )
+    return tmp_path
+
+
+def python(code: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    first = f"import sys; sys.path.insert(0, {str(path)!r})\n" if path else ""
+    return subprocess.run([sys.executable, "-c", first + code], capture_output=True, text=True)
+
+
+def test_installed_libraries_import() -> None:
+    done = python(ENSURE + "import torchvision, timm\nfrom transformers import LlamaForCausalLM")
+    assert done.returncode == 0, done.stderr
+
+
+def test_foreign_torchvision_imports_only_with_the_shim(foreign_torchvision: Path) -> None:
+    without = python("import torchvision", foreign_torchvision)
+    assert "operator torchvision::nms does not exist" in without.stderr
+    done = python(ENSURE + "import torchvision\n" + DECLARED, foreign_torchvision)
+    assert done.stdout == "True True\n", done.stderr
+
+
+def test_extension_that_loads_is_left_to_declare_its_operators(foreign_torchvision: Path) -> None:
+    extension = foreign_torchvision / "torchvision" / "_C.so"
+    extension.unlink()
+    extension.symlink_to(torch._C.__file__)
+    assert python(ENSURE + DECLARED, foreign_torchvision).stdout == "False False\n"
+
+
+def test_absent_torchvision_is_no_error() -> None:
+    hidden = "import torch, importlib.util; importlib.util.find_spec = lambda name: None\n"
+    done = python(hidden + ENSURE + DECLARED)
+    assert done.stdout == "False False\n", done.stderr

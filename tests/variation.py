@@ -1,0 +1,50 @@
+"""Enumerate a union, so that a new variant or a new option of an old one is tested without a line of test."""
+
+from collections.abc import Iterator
+from typing import Literal, get_args, get_origin
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from formerlab.spec import Spec, variants
+
+
+def defaults(union: object) -> list[Spec]:
+    """Return every variant as it comes."""
+    return [variant() for variant in variants(union)]
+
+
+def settings(union: object) -> list[Spec]:
+    """Return every variant as it comes, and once more for each other choice of each of its options."""
+    return [spec for default in defaults(union) for spec in (default, *_changed(default))]
+
+
+def _changed(default: Spec) -> Iterator[Spec]:
+    for name, field in type(default).model_fields.items():
+        choices = (True, False) if field.annotation is bool else ()
+        if get_origin(field.annotation) is Literal:
+            choices = get_args(field.annotation)
+        for choice in choices:
+            if choice != getattr(default, name):
+                yield type(default)(**{name: choice})
+
+
+def label(value: object) -> str | None:
+    """Name a spec by its kind and by what differs from the defaults."""
+    if not isinstance(value, Spec):
+        return None
+    changes = value.model_dump(exclude_defaults=True)
+    return "-".join([str(getattr(value, "kind", "spec")), *(f"{name}={choice}" for name, choice in changes.items())])
+
+
+def counted_params(module: nn.Module) -> int:
+    """Return the number of parameters that PyTorch sees."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def counted_flops(module: nn.Module, *inputs: torch.Tensor) -> dict[str, int]:
+    """Return the FLOPs of matrix products and attention that PyTorch counts, per submodule; all on the meta device."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module.to("meta")(*(tensor.to("meta") for tensor in inputs))
+    return {name: sum(counts.values()) for name, counts in counter.get_flop_counts().items()}

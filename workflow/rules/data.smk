@@ -1,0 +1,15 @@
+# Text to token streams, once per data set.
+
+
+rule data:
+    output:
+        manifest=f"{RESULTS}/data/{{name}}/manifest.json",
+    params:
+        version=lambda wildcards: PLAN["data"][wildcards.name]["version"],
+    log:
+        f"{LOGS}/data/{{name}}.log",
+    threads: workflow.cores or 1
+    resources:
+        mem_mb=PLAN["memory_mb"] * 2,
+    shell:
+        "FORMERLAB_LOG={log} python -m formerlab data {wildcards.name} --processes {threads} 2>&1 | tee -i {log}"

@@ -1,0 +1,31 @@
+# Rows to figures and tables: one small rule each, which runs where Snakemake runs and never trains anything.
+
+for name, job in PLAN["draw"].items():
+
+    rule:
+        name:
+            f"draw_{name}"
+        localrule: True
+        input:
+            job["inputs"],
+        output:
+            [
+                (
+                    report(
+                        file,
+                        caption=f"{ROOT}/workflow/report/{name}.rst",
+                        category=PLAN["studies"][job["study"]]["title"],
+                        labels={"what": name, "kind": job["kind"]},
+                    )
+                    if file.endswith((".png", ".csv") if job["kind"] == "table" else ".png")
+                    else file
+                )
+                for file in job["outputs"]
+            ],
+        params:
+            code=job["code"],
+            name=name,
+        log:
+            f"{LOGS}/draw/{name}.log",
+        shell:
+            "FORMERLAB_LOG={log} python -m formerlab draw {params.name} > {log} 2>&1 || (cat {log}; exit 1)"

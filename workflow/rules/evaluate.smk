@@ -1,0 +1,44 @@
+# What is measured on a trained model: zero-shot questions, and all cache policies in one job.
+
+
+rule zeroshot:
+    input:
+        f"{RESULTS}/{{id}}/run.json",
+        f"{RESULTS}/{{id}}/weights.safetensors",
+    output:
+        f"{RESULTS}/{{id}}/zeroshot.csv",
+        f"{RESULTS}/{{id}}/zeroshot.json",
+    params:
+        code=lambda wildcards: PLAN["zeroshot"][wildcards.id]["code"],
+    log:
+        f"{LOGS}/zeroshot/{{id}}.log",
+    threads: PLAN["threads"]
+    resources:
+        mem_mb=PLAN["memory_mb"] * 2,
+        gpu=1 if PLAN["device"] == "cuda" else 0,
+    shell:
+        "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
+        "python -m formerlab zeroshot {wildcards.id} 2>&1 | tee -i {log}"
+
+
+rule prune:
+    input:
+        f"{RESULTS}/{{id}}/run.json",
+        f"{RESULTS}/{{id}}/weights.safetensors",
+    output:
+        f"{RESULTS}/{{id}}/prune.csv",
+        f"{RESULTS}/{{id}}/prune_questions.csv",
+        f"{RESULTS}/{{id}}/prune_masks.csv",
+        f"{RESULTS}/{{id}}/prune.json",
+    params:
+        code=lambda wildcards: PLAN["prune"][wildcards.id]["code"],
+        sweep=lambda wildcards: PLAN["prune"][wildcards.id]["sweep"],
+    log:
+        f"{LOGS}/prune/{{id}}.log",
+    threads: PLAN["threads"]
+    resources:
+        mem_mb=PLAN["memory_mb"] * 2,
+        gpu=1 if PLAN["device"] == "cuda" else 0,
+    shell:
+        "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
+        "python -m formerlab prune {wildcards.id} 2>&1 | tee -i {log}"

@@ -1,0 +1,24 @@
+# What can be asked for by name.
+
+
+rule data_only:
+    input:
+        [f"{job['out']}/manifest.json" for job in PLAN["data"].values()],
+
+
+rule plan:
+    log:
+        f"{LOGS}/plan.log",
+    shell:
+        "python -m formerlab plan --plan {PLAN_PATH} 2>&1 | tee {log}"
+
+
+# One target per study: `snakemake --cores 2 denseformer`.
+for study in PLAN["studies"]:
+
+    rule:
+        name:
+            study
+        input:
+            [f for job in PLAN["draw"].values() if job["study"] == study for f in job["outputs"]],
+            [f"{RESULTS}/{i}/run.json" for i, job in PLAN["train"].items() if job["study"] == study],

@@ -1,0 +1,18 @@
+# All finished runs into MLflow: one writer, and it never fails a job.
+
+
+rule track:
+    localrule: True
+    input:
+        expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
+        expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
+        expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
+        [file for job in PLAN["draw"].values() for file in job["outputs"]],
+    output:
+        f"{RESULTS}/mlflow.json",
+    params:
+        uri=PLAN["tracking_uri"],
+    log:
+        f"{LOGS}/track.log",
+    shell:
+        "FORMERLAB_LOG={log} python -m formerlab track > {log} 2>&1; cat {log}"
