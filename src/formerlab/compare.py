@@ -63,7 +63,7 @@ def _curves(a: DataFrame, b: DataFrame) -> dict[str, tuple[Any, Any]]:
 
 def _curve(rows: DataFrame) -> dict[int, float]:
     rows = rows[rows["split"] == "valid"] if len(rows) else rows
-    return {int(step): _mean(group) for step, group in rows.groupby("step")}
+    return {int(step): _mean(rows[rows["step"] == step]) for step in rows["step"].unique()}
 
 
 def _mean(rows: DataFrame) -> float:

@@ -21,9 +21,9 @@ def export(live_root: Path, cached_root: Path) -> dict[str, Any]:
     """Copy the rows (never the weights) of finished runs from results/live/<scale> to results/cached/<scale>.
 
     A run is copied when all seeds of its study are there and every file can be read. A study is replaced as a whole, in
-    one rename, and only when it has something to copy; studies that are not in `live_root` stay as they are. Returns the
-    ids of runs by what became of them: exported, diverged (exported too: divergence is a result) and unfinished (with the
-    reason). Raises UserError for damaged files and for a mix of scales or of data.
+    one rename, and only when it has something to copy; studies that are not in `live_root` stay as they are. Returns
+    the ids of runs by what became of them: exported, diverged (exported too: divergence is a result) and unfinished
+    (with the reason). Raises UserError for damaged files and for a mix of scales or of data.
     """
     if live_root.resolve().name != cached_root.resolve().name:
         raise UserError(

@@ -79,8 +79,8 @@ class Results:
     def rows(self, name: str, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
         """Return the rows of file `name` of all finished runs, with the columns study, run and seed in front.
 
-        A file that not every run has (`depth.csv`, `zeroshot.csv`, ...) is skipped where it is absent; one that training
-        always writes must be there. Raises UserError for a file that is missing or damaged.
+        A file that not every run has (`depth.csv`, `zeroshot.csv`, ...) is skipped where it is absent; one that
+        training always writes must be there. Raises UserError for a file that is missing or damaged.
         """
         frames = []
         for study_name, run, seed in self.runs(study, runs)[_KEYS].itertuples(index=False):
@@ -126,9 +126,10 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> DataFrame:
-    """Read a file of rows; floats come back bit for bit. A header alone is a file without rows (a run may diverge early).
+    """Read a file of rows; floats come back bit for bit.
 
-    Raises UserError for a file that is damaged, cut short or lacks a column.
+    A header alone is a file without rows, as a run that diverged early leaves it. Raises UserError for a file that
+    is damaged, cut short or lacks a column.
     """
     try:
         text = path.read_text(encoding="utf-8")

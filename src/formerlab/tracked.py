@@ -1,4 +1,4 @@
-"""What MLflow is told about a study, a configuration and a run: names, params, metrics, tags and files, as plain values."""
+"""What MLflow is told about a study, a configuration and a run, as plain values."""
 
 import hashlib
 import json
@@ -97,20 +97,6 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
         _name(key): _shorten(value)
         for key, value in sorted(spec.items(), key=lambda item: (item[0].count("."), item[0]))
     }
-    tags = _place(results, record["study"]) | {
-        "formerlab.level": "run",
-        "formerlab.id": record["id"],
-        "formerlab.status": record["status"],
-        "formerlab.spec_hash": record.get("spec_hash"),
-        "formerlab.code_hash": record.get("code_hash"),
-        "formerlab.host": record.get("host"),
-        "formerlab.device": record.get("device"),
-        "formerlab.params_omitted": str(max(0, len(params) - MOST_PARAMS)),
-        "mlflow.source.name": "formerlab",
-        "mlflow.source.git.commit": (record.get("git") or {}).get("commit"),
-        "formerlab.git_dirty_hash": (record.get("git") or {}).get("dirty_hash"),
-        **{f"formerlab.version.{name}": version for name, version in (record.get("versions") or {}).items()},
-    }
     return Entry(
         key=_key(results, record["id"]),
         name=f"{record['run']} seed{record['seed']}",
@@ -118,12 +104,32 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
         started_ms=_milliseconds(record["started"]),
         finished_ms=_milliseconds(record["finished"]),
         status="FINISHED" if record["status"] == "finished" else "FAILED",
-        tags={key: str(value) for key, value in tags.items() if value is not None},
+        tags=_place(results, record["study"]) | _tags(record, len(params)),
         params=dict(list(params.items())[:MOST_PARAMS]),
         points=[point for point in _points(results, record) if math.isfinite(point[1])],
         files=files,
         dataset=(record["data"]["name"], str(record["data"]["fingerprint"])[:36]),
     )
+
+
+def _tags(record: dict[str, Any], params: int) -> dict[str, str]:
+    """Return what a run is searched by; nothing of the environment, which may hold secrets."""
+    git = record.get("git") or {}
+    tags = {
+        "formerlab.level": "run",
+        "formerlab.id": record["id"],
+        "formerlab.status": record["status"],
+        "formerlab.spec_hash": record.get("spec_hash"),
+        "formerlab.code_hash": record.get("code_hash"),
+        "formerlab.host": record.get("host"),
+        "formerlab.device": record.get("device"),
+        "formerlab.params_omitted": str(max(0, params - MOST_PARAMS)),
+        "mlflow.source.name": "formerlab",
+        "mlflow.source.git.commit": git.get("commit"),
+        "formerlab.git_dirty_hash": git.get("dirty_hash"),
+        **{f"formerlab.version.{name}": version for name, version in (record.get("versions") or {}).items()},
+    }
+    return {key: str(value) for key, value in tags.items() if value is not None}
 
 
 def _points(results: Results, record: dict[str, Any]) -> Iterator[Point]:
@@ -134,7 +140,9 @@ def _points(results: Results, record: dict[str, Any]) -> Iterator[Point]:
     start, end = _milliseconds(record["started"]), _milliseconds(record["finished"])
     evaluated = rows["eval.csv"].assign(loss=rows["eval.csv"]["tokens"] * rows["eval.csv"]["loss_nats"])
     valid = evaluated.groupby(["split", "step"])[["loss", "tokens"]].sum().reset_index()
-    curves = [("train", rows["train.csv"], ("loss_nats", "lr", "grad_norm"))]
+    curves: list[tuple[str, DataFrame, tuple[str, ...]]] = [
+        ("train", rows["train.csv"], ("loss_nats", "lr", "grad_norm"))
+    ]
     curves.append(("timing", rows["timing.csv"], ("tokens_per_s", "memory_bytes")))
     for split, frame in valid.assign(loss_nats=valid["loss"] / valid["tokens"]).groupby("split"):
         curves.append((str(split), frame, ("loss_nats",)))
@@ -157,7 +165,7 @@ def _finals(rows: dict[str, DataFrame], record: dict[str, Any]) -> dict[str, flo
     for (task, metric), group in rows["zeroshot.csv"].groupby(["task", "metric"]):
         values[_name(f"zeroshot/{task}/{metric}")] = float(group["value"].mean())
     for key, group in pruned.groupby(["policy", "alpha", "recent", "budget"], dropna=False):
-        policy, *numbers = key
+        policy, *numbers = (str(key[0]), *key[1:])
         parts = [
             f"{name} {value:g}"
             for name, value in zip(("alpha", "recent", "budget"), numbers, strict=True)
@@ -170,7 +178,8 @@ def _finals(rows: dict[str, DataFrame], record: dict[str, Any]) -> dict[str, flo
 
 def _spread(count: int) -> NDArray[np.int64]:
     """Return the places of at most MOST_POINTS rows, evenly spread, the first and the last among them."""
-    return np.unique(np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(np.int64))
+    places: NDArray[np.int64] = np.unique(np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(np.int64))
+    return places
 
 
 def _times(steps: Any, timing: DataFrame, start: int) -> NDArray[np.int64]:
@@ -178,7 +187,8 @@ def _times(steps: Any, timing: DataFrame, start: int) -> NDArray[np.int64]:
     if timing.empty:
         return np.full(len(steps), start, dtype=np.int64)
     seconds = np.interp(steps, timing["step"], timing["time_s"])
-    return (start + 1000 * seconds).astype(np.int64)
+    times: NDArray[np.int64] = (start + 1000 * seconds).astype(np.int64)
+    return times
 
 
 def _place(results: Results, study: str) -> dict[str, str]:

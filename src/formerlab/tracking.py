@@ -1,9 +1,9 @@
 """Rows of finished runs -> MLflow. One writer, after the fact: training neither waits for tracking nor fails with it.
 
-The database is a product of results/ that can be thrown away and written again. Each study at a scale is an experiment:
-one MLflow run for the study (its figures and tables), below it one per configuration, below that one per seed. An MLflow
-run is found again by the tag `formerlab.key` and left alone while the tag `formerlab.content` equals the hash of what it
-holds; that tag is written last, so what an interrupted sync left half done is done again.
+The database is a product of results/ that can be thrown away and written again. Each study at a scale is an
+experiment: one MLflow run for the study (its figures and tables), below it one per configuration, below that one per
+seed. An MLflow run is found again by the tag `formerlab.key` and left alone while the tag `formerlab.content` equals
+the hash of what it holds; that tag is written last, so what an interrupted sync left half done is done again.
 """
 
 import fcntl
@@ -32,8 +32,9 @@ _ENVIRONMENT = {
 
 
 def sync(root: Path, uri: str, figures: Path | None = None) -> dict[str, Any]:
-    """Bring MLflow at `uri` up to date with the finished runs in `root` (results/<tree>/<scale>); repeating changes nothing.
+    """Bring MLflow at `uri` up to date with the finished runs in `root` (results/<tree>/<scale>).
 
+    Repeating it changes nothing.
     `figures` is the folder with the drawn figures and tables, figures/<tree>/<scale> beside `results` where not given.
     Returns what was done, with the URI free of credentials. Raises UserError where anything goes wrong, without
     credentials too; whoever calls turns that into a warning.
@@ -88,7 +89,7 @@ class _Store:
         """Return the id of an experiment, made where there is none; read what it holds."""
         found = self._client.get_experiment_by_name(name)
         if found is None:
-            # An MLflow server keeps artifacts itself; beside a file they lie in a folder, whatever the working directory is.
+            # A server keeps artifacts itself; beside a file they lie in a folder, whatever the working directory is.
             place = (self._database.parent / "mlartifacts" / name).as_uri() if self._database else None
             identity = str(self._client.create_experiment(name, artifact_location=place))
         else:

@@ -63,6 +63,22 @@ class Oracle:
         hitters = set(sorted(range(time), key=lambda k: (-sums[k], -k))[:heavy])
         return [{k for k in range(q + 1) if k in hitters or k >= q - recent} for q in range(time)]
 
+    @staticmethod
+    def cascade(layers: list[list[list[list[float]]]], *, entries: list[int]) -> list[list[set[int]]]:
+        """Return what each query sees under SpAtten, per layer; logits [layer][head][q][k], one budget per layer."""
+        time = len(layers[0][0])
+        alive, total = set(range(time)), dict.fromkeys(range(time), 0.0)
+        result = []
+        for heads, passed in zip(layers, entries, strict=True):
+            seen = [{k for k in range(q) if k in alive} | {q} for q in range(time)]
+            for head in heads:
+                for q in range(time):
+                    for k, attention in softmax({k: head[q][k] for k in seen[q]}).items():
+                        total[k] += attention
+            alive = set(sorted(alive, key=lambda k: (-total[k], -k))[:passed])
+            result.append(seen)
+        return result
+
 
 @pytest.fixture(scope="session")
 def oracle() -> type[Oracle]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from formerlab.cache import H2O, CachePolicy, Decay, Full, Local, StreamingLLM, entries, simulate
+from formerlab.cache import H2O, CachePolicy, Decay, Full, Local, SpAtten, StreamingLLM, entries, simulate
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policy import Layer, Policy, by_group, largest
 from formerlab.spec import variants
@@ -97,7 +97,7 @@ def test_heavy_and_recent_keys_of_official_h2o_overlap():
 def test_spatten_cascade():
     state, alive = {}, torch.ones(2, 12, dtype=torch.bool)
     for layer, budget in enumerate((6, 4, 5)):
-        _, visible = simulate(variants(CachePolicy)[4](), random_logits(seed=layer), budget, state=state)
+        _, visible = simulate(SpAtten(), random_logits(seed=layer), budget, state=state)
         others = visible.clone()
         others.diagonal(dim1=-1, dim2=-2).fill_(False)
         assert not (others & ~alive[:, None, None]).any(), "a dropped token is absent from every later layer"
@@ -152,6 +152,21 @@ def test_official_h2o_follows_the_independent_account(oracle, time, budget, rece
             for head in range(2):
                 expected = account(logits[row, head, :length, :length].tolist(), heavy=total - window, recent=window)
                 assert [set(line.nonzero().flatten().tolist()) for line in visible[row, head, :length]] == expected
+
+
+@pytest.mark.parametrize("budgets", [(8, 6, 3, 1), (6, 6, 6, 6), (0.8, 0.5, 0.2, 0.1)])
+def test_spatten_follows_the_independent_account(oracle, budgets):
+    state, lengths = {}, [12, 8]
+    stack = [random_logits(seed=seed) for seed in range(4)]
+    results = [
+        simulate(SpAtten(), logits, budget, lengths=lengths, state=state)[1]
+        for logits, budget in zip(stack, budgets, strict=True)
+    ]
+    for row, length in enumerate(lengths):
+        rows = [logits[row, :, :length, :length].tolist() for logits in stack]
+        account = oracle.cascade(rows, entries=[entries(budget, length) for budget in budgets])
+        for visible, expected in zip(results, account, strict=True):
+            assert [set(line.nonzero().flatten().tolist()) for line in visible[row, 1, :length]] == expected
 
 
 def test_window_policies_are_limits_of_the_score_rule():
@@ -278,7 +293,7 @@ def test_a_lacking_input_is_named():
     with pytest.raises(ValueError, match="Longest needs keys"):
         simulate(Longest(), random_logits(), 3)
     with pytest.raises(ValueError, match="SpAtten needs state"):
-        simulate(variants(CachePolicy)[4](), random_logits(), 3)
+        simulate(SpAtten(), random_logits(), 3)
     keys = torch.arange(12.0).flip(0)[None, None, :, None].expand(2, 2, 12, 1)
     _, visible = simulate(Longest(), random_logits(), 3, keys=keys, groups=2)
     assert visible[0, 0, 9].nonzero().flatten().tolist() == [0, 1, 2, 9]

@@ -131,6 +131,14 @@ def test_the_stored_history_is_raw_and_never_copied():
     assert all(kept is x for kept, x in zip(history, streams, strict=True))
 
 
+def test_weights_name_destination_and_source():
+    mixer = DepthWeightedAverage(dilation=2, period=2).build(4)
+    initialise(mixer, 0)
+    with torch.no_grad():
+        mixer.alphas["4"][1] = -0.5
+    assert mixer.weights() == [(2, 0, 0.0), (2, 2, 1.0), (4, 0, 0.0), (4, 2, -0.5), (4, 4, 1.0)]
+
+
 @pytest.mark.parametrize("wrong", [{"dilation": 0}, {"period": 0}, {"period": -1}, {"dilation": 1.5}])
 def test_dilation_and_period_are_positive_whole_numbers(wrong):
     (key,) = wrong

@@ -8,7 +8,7 @@ rule data:
         version=lambda wildcards: PLAN["data"][wildcards.name]["version"],
     log:
         f"{LOGS}/data/{{name}}.log",
-    threads: workflow.cores or 1
+    threads: max(2, PLAN["threads"])
     resources:
         mem_mb=PLAN["memory_mb"] * 2,
     shell:

@@ -8,7 +8,7 @@ def parent(wildcards):
 
 
 def manifest(wildcards):
-    """Return the data set that the run reads; its version is a parameter, so its date does not matter."""
+    """Return the data set that the run reads."""
     return f"{RESULTS}/data/{PLAN['train'][wildcards.id]['data']}/manifest.json"
 
 
@@ -26,7 +26,7 @@ def minutes(wildcards):
 rule train:
     input:
         parent,
-        data=ancient(manifest),
+        manifest,
     output:
         multiext(
             f"{RESULTS}/{{id}}/",
@@ -45,6 +45,7 @@ rule train:
         data=lambda wildcards: PLAN["train"][wildcards.id]["data_version"],
     log:
         f"{LOGS}/train/{{id}}.log",
+    priority: lambda wildcards: PLAN["train"][wildcards.id]["priority"]
     threads: PLAN["threads"]
     resources:
         mem_mb=mebibytes,

@@ -3,11 +3,13 @@
 import gc
 import platform
 import sysconfig
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from email.message import Message
 from importlib import metadata
 from pathlib import Path, PurePath
-from typing import Literal
+from typing import Literal, cast
 
 from formerlab.data.docstrings import Module, read_module
 from formerlab.data.shards import SPLITS, Replay, Seen, Shard, Shares, Split, digest
@@ -77,11 +79,13 @@ class Embedded(TextSource):
             chosen = [module for module in located if shares.split(digest(module[0]), SPLITS) == split]
             return Replay(read_modules(chosen, seen, workers))
 
-        def shard(split: Split, modules: Replay[Module]) -> Shard:
-            return Shard(f"embedded {split} modules", (split,), lambda: (module.render() for module in modules))
-
-        test = modules("test")
-        shards = [shard("test", test), shard("valid", modules("valid")), shard("train", modules("train"))]
+        test, valid, train = modules("test"), modules("valid"), modules("train")
+        shards = [
+            Shard("embedded test modules", ("test",), lambda: _documents(test)),
+            # All test modules are read before others, even where the test stream is short: questions are made of them.
+            Shard("embedded valid modules", ("valid",), lambda: _documents(valid, after=test)),
+            Shard("embedded train modules", ("train",), lambda: _documents(train, after=test)),
+        ]
         return Corpus(shards, test.kept)
 
     def located(self) -> list[Located]:
@@ -105,6 +109,12 @@ def read_modules(located: list[Located], seen: Seen, workers: Workers) -> Iterat
             fresh = module.filtered(lambda text: len(text) < REPEATABLE_CHARACTERS or seen.add(digest(text)))
             if fresh.entries:
                 yield fresh
+
+
+def _documents(modules: Iterable[Module], after: Iterable[Module] = ()) -> Iterator[str]:
+    """Yield the modules as texts once those of `after` are all read, so that none of their paragraphs is repeated."""
+    deque(after, maxlen=0)
+    yield from (module.render() for module in modules)
 
 
 def _read(located: list[Located]) -> list[Module]:
@@ -157,9 +167,8 @@ def _dotted(path: PurePath) -> str:
 
 
 def _licence(package: metadata.Distribution) -> str:
-    stated = package.metadata
-    if "License-Expression" in stated:
-        return stated["License-Expression"]
-    classified = [line.split(" :: ")[-1] for line in stated.get_all("Classifier") or () if line.startswith("License")]
-    text = stated["License"] if "License" in stated else "not stated"
-    return ", ".join(classified) or text.strip().splitlines()[0]
+    stated = cast("Message[str, str]", package.metadata)
+    if expression := stated.get("License-Expression"):
+        return expression
+    classified = [line.split(" :: ")[-1] for line in stated.get_all("Classifier", ()) if line.startswith("License")]
+    return ", ".join(classified) or stated.get("License", "not stated").strip().splitlines()[0]

@@ -21,6 +21,7 @@ class Intake:
 
     def __init__(self, data: TextData) -> None:
         self.duplicates = 0
+        self.shards_begun = 0
         self._shares = data.shares
         self._limits = {"train": data.max_bytes, "valid": data.max_held_out_bytes, "test": data.max_held_out_bytes}
         self._bytes = dict.fromkeys(SPLITS, 0)
@@ -29,6 +30,7 @@ class Intake:
     def documents(self, shards: list[Shard]) -> Iterator[tuple[Split, str]]:
         """Yield documents with their splits. Raises UserError naming a shard without text."""
         for shard in shards:
+            self.shards_begun += 1
             if not self._enough_of(shard):
                 yield from self._documents_of(shard)
 

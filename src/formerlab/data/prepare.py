@@ -123,16 +123,22 @@ def _write_streams(
     intake = Intake(data)
     with ExitStack() as stack:
         streams = {split: stack.enter_context(writing(out / f"{split}.npy", dtype)) for split in SPLITS}
-        bar = stack.enter_context(tqdm(desc=f"tokenise {out.name}", unit="B", unit_scale=True, mininterval=1))
+        bar = stack.enter_context(_progress_bar(out.name))
         documents = intake.documents(corpus.shards)
         tasks = ((split, encoding, texts) for split, texts in batches(documents))
         for split, encoded in workers.map(encode, tasks):
             streams[split].append(encoded)
+            bar.set_postfix_str(f"shard {intake.shards_begun}/{len(corpus.shards)}", refresh=False)
             bar.update(encoded.bytes)
         for split, stream in streams.items():
             if not stream.documents:
                 raise UserError(_no_documents(split, data, sum(other.documents for other in streams.values())))
     return {split: _entry(out / f"{split}.npy", stream) for split, stream in streams.items()}, intake.duplicates
+
+
+def _progress_bar(name: str) -> "tqdm[Any]":
+    pause = 0.2 if sys.stderr.isatty() else 10.0
+    return tqdm(desc=f"tokenise {name}", unit="B", unit_scale=True, mininterval=pause, maxinterval=pause)
 
 
 def _entry(path: Path, stream: Stream) -> dict[str, Any]:

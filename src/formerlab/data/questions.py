@@ -1,8 +1,8 @@
 """Multiple-choice questions made from held-out documentation, as lm-evaluation-harness tasks.
 
 Three tasks of four choices: which summary belongs to this signature, which sentence continues this paragraph, which
-word ends this sentence. Wrong choices are right ones of other modules, of similar length. Small models answer them
-above chance when scored by mutual information, log p(choice | query) - log p(choice): `acc_mutual_info`.
+word ends this sentence. Wrong choices are right ones of other modules. Small models answer above chance when scored
+by mutual information, log p(choice | query) - log p(choice): `acc_mutual_info`.
 """
 
 import json
@@ -23,8 +23,8 @@ from formerlab.files import sha256, write_text
 
 CHOICES = 4
 
-CONSIDERED = 12
-"""Wrong choices drawn for a question, of which those nearest in length are kept."""
+DRAWN = 24
+"""Answers drawn for the wrong choices of a question, some of which are of the same module or equal."""
 
 FOLDER = "questions"
 
@@ -122,11 +122,14 @@ def make_questions(task: QuestionTask, modules: Sequence[Module], count: int) ->
     ]
     random = Random(task.name)
     random.shuffle(candidates)
+    candidates = list({candidate.query: candidate for candidate in candidates}.values())
     places = [index % CHOICES for index in range(count)]
     random.shuffle(places)
     questions: list[dict[str, Any]] = []
     for candidate in candidates:
-        wrong = _wrong_choices(candidate, candidates, random) if len(questions) < count else []
+        if len(questions) == count:
+            return questions
+        wrong = _wrong_choices(candidate, candidates, random)
         if len(wrong) == CHOICES - 1:
             gold = places[len(questions)]
             choices = [*wrong[:gold], candidate.answer, *wrong[gold:]]
@@ -135,22 +138,18 @@ def make_questions(task: QuestionTask, modules: Sequence[Module], count: int) ->
     if len(questions) < count:
         raise UserError(
             f"questions={count}: the test documents yield only {len(questions)} of '{task.name}'; "
-            "ask for fewer, or name more packages or a larger test_share"
+            "ask for fewer, or give more test text (test_share, source.packages)"
         )
     return questions
 
 
 def _wrong_choices(candidate: Candidate, candidates: list[Candidate], random: Random) -> list[str]:
-    """Return wrong answers in random order, of other modules, all different; fewer where there are not enough."""
-    drawn = random.sample(candidates, min(4 * CONSIDERED, len(candidates)))
+    """Return answers of other modules, all different, drawn like the right one: nothing but the query tells it."""
     different: dict[str, str] = {}
-    for other in drawn:
+    for other in random.sample(candidates, min(DRAWN, len(candidates))):
         if other.module != candidate.module and other.answer.lower() != candidate.answer.lower():
             different.setdefault(other.answer.lower(), other.answer)
-    considered = list(different.values())[:CONSIDERED]
-    nearest = sorted(considered, key=lambda answer: abs(len(answer) - len(candidate.answer)))[: CHOICES - 1]
-    random.shuffle(nearest)
-    return nearest
+    return list(different.values())[: CHOICES - 1]
 
 
 def write_questions(modules: Sequence[Module], count: int, out: Path) -> list[dict[str, Any]]:

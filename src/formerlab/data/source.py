@@ -18,7 +18,7 @@ class Corpus:
     shards: list[Shard]
     """Everything to be read, the shards held out for certain before those with training text."""
     test_modules: Sequence[Module] = ()
-    """The test documents read so far, with their structure, where the source has any; questions are made of them."""
+    """Once all is read: the test documents with their structure, if the source has any; questions are made of them."""
 
 
 class TextSource(Spec, ABC):

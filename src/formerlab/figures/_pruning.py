@@ -26,7 +26,7 @@ PUBLISHED_ALPHA = 0.2
 
 
 def arms(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return one row per run, policy, alpha, recent share and budget, with its held-out loss over all seeds and windows.
+    """Return one row per run, policy, alpha, recent share and budget, with its loss over all seeds and windows.
 
     `increase_nats` is the loss minus that of the whole cache on the same windows of the same model, with the 95 %
     interval of a paired bootstrap over windows (seeds first, where there are several). `perplexity_low` and `_high` are

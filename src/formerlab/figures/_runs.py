@@ -119,13 +119,26 @@ def paired_difference(results: Results, losses: DataFrame, a: str, b: str) -> In
 
     With a single shared seed the interval is a bootstrap over windows: it speaks of these two models alone.
     """
-    by_seed = [losses[losses["run"] == run].set_index("seed")["loss_nats"].to_dict() for run in (a, b)]
-    interval = paired_student(by_seed[0], by_seed[1])
+    of_a, of_b = (_by_seed(losses, run) for run in (a, b))
+    interval = paired_student(of_a, of_b)
     if interval.seeds != 1:
         return interval
-    seed = next(seed for seed in by_seed[0] if seed in by_seed[1])
+    seed = min(set(of_a) & set(of_b))
     rows = results.rows("test.csv", losses["study"].iloc[0], (a, b))
     rows = rows[rows["seed"] == seed]
     pairs = rows[rows["run"] == a].merge(rows[rows["run"] == b], on=["window", "tokens"], suffixes=("_a", "_b"))
     differences = (pairs["loss_nats_a"] - pairs["loss_nats_b"]).to_numpy()
     return bootstrap(differences[None, :], pairs["tokens"].to_numpy(dtype=float)) if len(pairs) else interval
+
+
+def _by_seed(losses: DataFrame, run: str) -> dict[int, float]:
+    rows = losses.loc[losses["run"] == run, ["seed", "loss_nats"]]
+    return {int(seed): float(loss) for seed, loss in rows.itertuples(index=False, name=None)}
+
+
+def quantity(value: float) -> str:
+    """Return a count with k, M or B."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.4g}{unit}"
+    return f"{value:.0f}"

@@ -7,7 +7,7 @@ import textwrap
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ BLACK, GREY = "#222222", "#7f7f7f"
 BLUE, SKY, GREEN, YELLOW = "#0072B2", "#56B4E9", "#009E73", "#D9B500"
 ORANGE, VERMILION, PURPLE = "#E69F00", "#D55E00", "#CC79A7"
 
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -82,24 +82,31 @@ def look(name: str) -> Look:
 
 
 def canvas(
-    widths: Sequence[float], notes: Sequence[str], height: float = 3.4, right: float | Sequence[float] = 1.45
+    widths: Sequence[float],
+    notes: Sequence[str],
+    height: float = 3.4,
+    right: float | Sequence[float] = 1.45,
+    columns: int = 4,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels beside each other and notes at its foot.
+    """Return a figure with panels in rows of at most `columns`, and notes at its foot.
 
     `widths` and `height` are inches of the panels themselves, `right` the room beside each for labels or a second axis.
     Positions are fixed, not found by a layout engine, so that labels can be set against the final size.
     """
-    left, top = 0.75, 0.5
+    left, top, below = 0.75, 0.5, 0.72
     rights = [right] * len(widths) if isinstance(right, float | int) else list(right)
-    width = left + sum(widths) + sum(rights)
+    sizes = list(zip(widths, rights, strict=True))
+    rows = [sizes[first : first + columns] for first in range(0, len(sizes), columns)]
+    width = left + max(sum(panel + room for panel, room in row) for row in rows)
     lines = [line for note in notes for line in textwrap.wrap(note, int(width * 16.5))]
-    bottom = 0.72 + 0.15 * len(lines)
-    total = top + height + bottom
+    total = len(rows) * (top + height + below) + 0.15 * len(lines)
     figure = Figure(figsize=(width, total))
     axes = []
-    for panel, room in zip(widths, rights, strict=True):
-        axes.append(figure.add_axes((left / width, bottom / total, panel / width, height / total)))
-        left += panel + room
+    for place, row in enumerate(rows):
+        x, y = left, total - (place + 1) * (top + height) - place * below
+        for panel, room in row:
+            axes.append(figure.add_axes((x / width, y / total, panel / width, height / total)))
+            x += panel + room
     figure.text(0.1 / width, 0.08 / total, "\n".join(lines), fontsize=7, color="#555555", va="bottom", linespacing=1.35)
     return figure, axes
 
@@ -143,6 +150,24 @@ def label_directly(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> N
             path_effects=halo,
             arrowprops=arrow if abs(offset) > size / 3 else None,
         )
+
+
+def label_level(axes: Axes, y: float, text: str, colour: str, place: Literal["left", "right", "outside"]) -> None:
+    """Write a text at a horizontal line: above its left or right end, or to the right of the axes."""
+    x, offset, align = {"left": (0, (4, 3), "left"), "right": (1, (-2, 3), "right"), "outside": (1, (3, 0), "left")}[
+        place
+    ]
+    axes.annotate(
+        text,
+        (x, y),
+        xycoords=("axes fraction", "data"),
+        xytext=offset,
+        textcoords="offset points",
+        ha=align,
+        va="center" if place == "outside" else "bottom",
+        fontsize=8,
+        color=colour,
+    )
 
 
 def _spread(heights: Heights, gap: float, bounds: tuple[float, float]) -> Heights:

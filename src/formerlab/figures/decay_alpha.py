@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from formerlab.figures._pruning import PUBLISHED_ALPHA, arms, bootstrap_notes, main_arms
 from formerlab.figures._runs import missing_note
-from formerlab.figures._style import GREY, canvas, look
+from formerlab.figures._style import GREY, Label, canvas, label_directly, label_level, look
 from formerlab.results import Results
 
 STUDY = "decay"
@@ -16,10 +16,11 @@ READS = ("prune.csv", "run.json")
 RUNS = ("*",)
 CATEGORY = "Decay"
 CAPTION = (
-    "Held-out perplexity against the forgetting factor alpha of Decay, for each budget, with the whole cache and H2O at the "
-    "same budget as lines; after Fig. 4b and 4c of the Decay article, which show accuracies (its points exist only as an "
-    "image). alpha 0 keeps what the last query attended to, alpha 1 is the plain sum. To see: where the curve is lowest, "
-    "whether it lies below H2O, and how flat it is: within the bars, alphas are not separable."
+    "Held-out perplexity against the forgetting factor alpha of Decay, for each budget, with the whole cache and "
+    "H2O at the same budget as lines; after Fig. 4b and 4c of the Decay article, which show accuracies (its points "
+    "exist only as an image). alpha 0 keeps what the last query attended to, alpha 1 is the plain sum. To see: "
+    "where the curve is lowest, whether it lies below H2O, and how flat it is: within the bars, alphas are not "
+    "separable."
 )
 
 
@@ -45,7 +46,7 @@ def draw(data: DataFrame) -> Figure:
     names = ["Full" if name == "full" else "H2O" for name in data["policy"] if name != "decay"]
     dotted = f"Dotted: alpha {PUBLISHED_ALPHA:g}, the published choice."
     notes = [*bootstrap_notes(data), dotted, *missing_note(names, ["Full", "H2O"])]
-    figure, axes = canvas([2.6] * len(panels), notes, height=3.0, right=1.05)
+    figure, axes = canvas([2.6] * len(panels), notes, height=2.7, right=1.05, columns=3)
     several = decay["run"].nunique() > 1
     for panel, (run, budget) in zip(axes, panels, strict=True):
         mine = data[data["run"] == run]
@@ -62,14 +63,12 @@ def _draw_budget(axes: Axes, rows: DataFrame) -> None:
     bars = np.nan_to_num([y - points["perplexity_low"], points["perplexity_high"] - y])
     axes.axvline(PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
     axes.errorbar(points["alpha"], y, bars, color=colour, marker=marker, capsize=2, elinewidth=1)
-    axes.annotate("Decay", (points["alpha"].iloc[-1], y.iloc[-1]), xytext=(7, 0), textcoords="offset points", va="center",
-                  fontsize=8, color=colour)  # fmt: skip
+    label_directly(axes, [Label(points["alpha"].iloc[-1], y.iloc[-1], "Decay", colour)])
     for policy, name in (("full", "Full"), ("h2o", "H2O")):
         level = rows[rows["policy"] == policy]
         if len(level):
             tint = look(policy).colour
             axes.axhline(level["perplexity"].iloc[0], color=tint, linestyle="--", linewidth=1)
-            axes.annotate(name, (1, level["perplexity"].iloc[0]), xycoords=("axes fraction", "data"), xytext=(3, 0),
-                          textcoords="offset points", va="center", fontsize=8, color=tint)  # fmt: skip
+            label_level(axes, level["perplexity"].iloc[0], name, tint, "outside")
     axes.set_xlabel("forgetting factor alpha")
     axes.set_ylabel("perplexity")

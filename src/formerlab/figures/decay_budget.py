@@ -7,7 +7,7 @@ from pandas import DataFrame
 
 from formerlab.figures._pruning import NAMES, arms, bootstrap_notes, main_arms
 from formerlab.figures._runs import missing_note
-from formerlab.figures._style import Label, canvas, label_directly, look, loss_axis, widen
+from formerlab.figures._style import Label, canvas, label_directly, label_level, look, loss_axis, widen
 from formerlab.results import Results
 
 STUDY = "decay"
@@ -15,12 +15,12 @@ READS = ("prune.csv", "run.json")
 RUNS = ("*",)
 CATEGORY = "Decay"
 CAPTION = (
-    "Held-out loss of a decoder against the share of tokens that its cache may keep, for each eviction policy. Policies "
-    "are compared at their realised budgets; the query's own key comes on top of them. To see: which policy stays closest to "
-    "the dashed line of the whole cache as the budget shrinks, and whether the bars of two policies part. Decay is "
-    "drawn at the published alpha of 0.2 where that was run; decay_alpha shows the others. SpAtten's rule was "
-    "written for encoders and sees later queries, which no real decoder cache can. No perplexities were published; the "
-    "published accuracies stand in decay_table."
+    "Held-out loss of a decoder against the share of tokens that its cache may keep, for each eviction policy. "
+    "Policies are compared at their realised budgets; the query's own key comes on top of them. To see: which "
+    "policy stays closest to the dashed line of the whole cache as the budget shrinks, and whether the bars of two "
+    "policies part. Decay is drawn at the published alpha of 0.2 where that was run; decay_alpha shows the others. "
+    "SpAtten's rule was written for encoders and sees later queries, which no real decoder cache can. No "
+    "perplexities were published; the published accuracies stand in decay_table."
 )
 
 
@@ -34,7 +34,7 @@ def draw(data: DataFrame) -> Figure:
     """Draw one panel per run, a line per policy."""
     notes = [*bootstrap_notes(data), *missing_note([NAMES.get(name, name) for name in data["policy"]], _WANTED)]
     runs = list(data["run"].unique())
-    figure, axes = canvas([5.0] * len(runs), notes)
+    figure, axes = canvas([5.0] * len(runs), notes, columns=2)
     for panel, run in zip(axes, runs, strict=True):
         _draw_run(panel, data[data["run"] == run])
         panel.set_title(f"Run {run}")
@@ -61,8 +61,7 @@ def _draw_run(axes: Axes, rows: DataFrame) -> None:
     full = rows[rows["policy"] == "full"]["loss_nats"]
     if len(full):
         axes.axhline(full.iloc[0], color=look("full").colour, linestyle="--", linewidth=1)
-        axes.annotate("Full (no pruning)", (0, full.iloc[0]), xycoords=("axes fraction", "data"), xytext=(4, 3),
-                      textcoords="offset points", fontsize=8, color=look("full").colour)  # fmt: skip
+        label_level(axes, full.iloc[0], "Full (no pruning)", look("full").colour, "left")
     axes.set_xlabel("kept tokens, realised budget (% of all tokens)")
     loss_axis(axes)
     widen(axes, 0.45)

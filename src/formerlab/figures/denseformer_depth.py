@@ -20,11 +20,11 @@ READS = ("test.csv", "run.json")
 RUNS = ("*",)
 CATEGORY = "DenseFormer"
 CAPTION = (
-    "Held-out loss against depth for the plain Transformer, DenseFormer 1x1 and sparse DenseFormers k x p (dilation k, "
-    "period p), after Table 1 of DenseFormer (arXiv:2402.02622). To see: how far a DenseFormer lies below the plain "
-    "Transformer of its depth, and which depth the plain one needs to reach it. Where the plain line does not fall with "
-    "depth, deep plain models are not trained to their end, and part of the gain is easier optimisation. Right: the "
-    "published perplexities, for 378 to 676 million parameters."
+    "Held-out loss against depth for the plain Transformer, DenseFormer 1x1 and sparse DenseFormers k x p (dilation "
+    "k, period p), after Table 1 of DenseFormer (arXiv:2402.02622). To see: how far a DenseFormer lies below the "
+    "plain Transformer of its depth, and which depth the plain one needs to reach it. Where the plain line does not "
+    "fall with depth, deep plain models are not trained to their end, and part of the gain is easier optimisation. "
+    "Right: the published perplexities, for 378 to 676 million parameters."
 )
 
 
@@ -66,7 +66,7 @@ def draw(data: DataFrame) -> Figure:
             list(ours["variant"]), [TRANSFORMER, f"{DENSEFORMER} 1x1", *(sparse or [f"{DENSEFORMER} k x p"])]
         ),
         "Points of equal depth stand side by side. "
-        "Published: OWT2, batch 400, 256 tokens, 40k steps; bars: one standard error over 3 runs, mostly within the marker.",
+        "Published: OWT2, batch 400, 256 tokens, 40k steps; bars: one standard error over 3 runs, mostly hidden.",
     ]
     figure, (left, right) = canvas([4.2, 3.2], notes, right=[1.5, 1.3])
     _draw_lines(left, ours, "loss_nats", 0.5)

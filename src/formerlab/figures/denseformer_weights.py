@@ -17,11 +17,12 @@ READS = ("depth.csv", "run.json")
 RUNS = ("*",)
 CATEGORY = "DenseFormer"
 CAPTION = (
-    "Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken after "
-    "block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest model is shown, as "
-    "the mean over seeds. At the start of training the diagonal is 1 and all else 0. To see, if the pattern of the paper "
-    "appears: weight on the diagonal and just beside it, a column at X_0 that is positive early and negative late, and "
-    "a triangle of large weights over the last blocks. Colours are linear between -0.05 and 0.05, logarithmic beyond."
+    "Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken "
+    "after block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest model "
+    "is shown, as the mean over seeds. At the start of training the diagonal is 1 and all else 0. To see, if the "
+    "pattern of the paper appears: weight on the diagonal and just beside it, a column at X_0 that is positive "
+    "early and negative late, and a triangle of large weights over the last blocks. Colours are linear between "
+    "-0.05 and 0.05, logarithmic beyond."
 )
 
 _LINEAR = 0.05
@@ -50,8 +51,8 @@ def draw(data: DataFrame) -> Figure:
     notes = [f"Mean over n = {' or '.join(map(str, seeds))} seed{'s' if seeds[-1] > 1 else ''}; grey cells: no weight."]
     if f"{DENSEFORMER} 1x1" not in set(data["variant"]):
         notes.append(f"Missing, no finished runs: {DENSEFORMER} 1x1.")
-    names = sorted(data["variant"].unique())[:4]
-    figure, axes = canvas([3.2] * len(names), notes, height=3.2, right=0.95)
+    names = sorted(data["variant"].unique())
+    figure, axes = canvas([3.2] * len(names), notes, height=3.2, right=0.95, columns=3)
     limit = max(1.0, float(data["weight"].abs().max()))
     norm = SymLogNorm(linthresh=_LINEAR, vmin=-limit, vmax=limit, base=10)
     for panel, name in zip(axes, names, strict=True):

@@ -19,6 +19,7 @@ from formerlab.figures._runs import (
     held_out_losses,
     missing_note,
     parent,
+    quantity,
 )
 from formerlab.figures._style import BLACK, Label, aside, canvas, label_directly, look, loss_axis, mark_published, widen
 from formerlab.published import TOKENFORMER as PAPER
@@ -30,11 +31,11 @@ READS = ("test.csv", "run.json")
 RUNS = ("*",)
 CATEGORY = "Tokenformer"
 CAPTION = (
-    "Held-out loss against training cost, after Fig. 3 and 4 of Tokenformer (arXiv:2410.23168). A grown model pays for "
-    "all its ancestors: its cost is cumulative, in FLOPs of matrix products and attention. To see: growing is worth it "
-    "where its line lies below and to the left of the models trained from scratch at the same cost. Right: the published "
-    "points, in TPU hours read from the figure, for models a thousand times larger; their Transformers are single runs, "
-    "so only the shape compares."
+    "Held-out loss against training cost, after Fig. 3 and 4 of Tokenformer (arXiv:2410.23168). A grown model pays "
+    "for all its ancestors: its cost is cumulative, in FLOPs of matrix products and attention. To see: growing is "
+    "worth it where its line lies below and to the left of the models trained from scratch at the same cost. Right: "
+    "the published points, in TPU hours read from the figure, for models a thousand times larger; their "
+    "Transformers are single runs, so only the shape compares."
 )
 
 _CURVES = (
@@ -59,7 +60,10 @@ def _series(losses: DataFrame) -> DataFrame:
     parents = {parent(losses, run) for run in points.index}
     series = []
     for name in (TRANSFORMER, TOKENFORMER):
-        series.append(points[points["variant"] == name].assign(series=name))
+        alike = points[points["variant"] == name]
+        for tokens, group in alike.groupby("tokens"):
+            label = name if alike["tokens"].nunique() == 1 else f"{name}, {quantity(float(str(tokens)))} tokens"
+            series.append(group.assign(series=label))
     grown = points[points["variant"].str.startswith(GROWN)]
     for run in grown.index.difference(list(parents), sort=False):
         name = points.loc[run, "variant"]
@@ -72,12 +76,12 @@ def _series(losses: DataFrame) -> DataFrame:
 def _published() -> DataFrame:
     costs = published(PAPER, "Fig 3", "Fig 4").query("metric == 'training_cost'")
     perplexities = published(PAPER, "Tables 6-7", "Table 6").query("metric == 'perplexity'")
-    reached = {(row.model, _tokens(row.setting)): float(row.value) for row in perplexities.itertuples()}
+    reached = _values(perplexities)
     start = costs[costs["setting"].str.startswith("start")].iloc[0]
     rows = []
     for family, tokens, figure, name in _CURVES:
         places = costs[(costs["table_or_figure"] == figure) & costs["model"].str.startswith(family)]
-        curve = [(row.model, float(row.value)) for row in places.itertuples() if _tokens(row.setting) == tokens]
+        curve = [(model, hours) for (model, seen), hours in _values(places).items() if seen == tokens]
         points = [(model, hours, reached[model, tokens]) for model, hours in curve]
         if family == "TokenFormer":
             points.insert(0, (start["model"], float(start["value"]), reached[start["model"], "60B"]))
@@ -86,6 +90,12 @@ def _published() -> DataFrame:
             for model, hours, value in points
         ]
     return DataFrame(rows)
+
+
+def _values(rows: DataFrame) -> dict[tuple[str, str], float]:
+    """Return values by model and tokens."""
+    cells = rows[["model", "setting", "value"]].itertuples(index=False, name=None)
+    return {(model, _tokens(setting)): float(value) for model, setting, value in cells}
 
 
 def _tokens(setting: str) -> str:
@@ -124,7 +134,7 @@ def _draw_ours(axes: Axes, ours: DataFrame) -> None:
     labels = [label._replace(x=edge) if label.x > edge / 1.3 else label for label in labels]  # clear of others' bars
     axes.set_xscale("log")
     axes.set_xlabel("cumulative training cost (FLOPs)")
-    axes.set_title("Ours: points are finished models, lines join sizes or growth stages")
+    axes.set_title("Ours: points are finished models, lines join sizes or stages")
     loss_axis(axes)
     widen(axes, 0.75)
     label_directly(axes, labels)

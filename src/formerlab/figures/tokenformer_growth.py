@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.figures._runs import GROWN, held_out_losses, missing_note, parent
-from formerlab.figures._style import GREY, Label, canvas, label_directly, look
+from formerlab.figures._style import GREY, Label, canvas, label_directly, label_level, look
 from formerlab.results import Results
 from formerlab.statistics import student
 
@@ -16,9 +16,10 @@ RUNS = ("*",)
 CATEGORY = "Tokenformer"
 CAPTION = (
     "Validation loss of a stage after growth, by how the new keys start and whether tau keeps its value "
-    "(Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). The grey line is the loss of the parent at the end of "
-    "its own training. To see: only zero keys with tau kept start on the grey line, because only they keep the function; "
-    "who is lowest at the end, enlarged on the right, is another question. The paper prints no values for its curves."
+    "(Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). The grey line is the loss of the parent at the "
+    "end of its own training. To see: only zero keys with tau kept start on the grey line, because only they keep "
+    "the function; who is lowest at the end, enlarged on the right, is another question. The paper prints no values "
+    "for its curves."
 )
 
 
@@ -45,10 +46,10 @@ def _curve(rows: DataFrame) -> list[dict[str, float]]:
     weighted = rows.assign(loss=rows["tokens"] * rows["loss_nats"])
     sums = weighted.groupby(["step", "seed"], as_index=False)[["loss", "tokens"]].sum()
     curve = []
-    for step, group in sums.groupby("step"):
+    for step, group in sums.groupby(sums["step"].astype(float)):
         interval = student(group["loss"] / group["tokens"])
         ends = {"loss_nats": interval.mean, "loss_nats_low": interval.low, "loss_nats_high": interval.high}
-        curve.append({"step": step, **ends, "seeds": interval.seeds})
+        curve.append({"step": float(step), **ends, "seeds": interval.seeds})
     return curve
 
 
@@ -61,7 +62,7 @@ def draw(data: DataFrame) -> Figure:
     wanted = [f"{GROWN}: {keys} keys, {tau}" for keys in ("random", "zero") for tau in ("tau kept", "tau sqrt(n)")]
     notes = [f"n = {seeds} seed{'s' if seeds > 1 else ''}; {spread}.", *missing_note(present, wanted)]
     parents = list(dict.fromkeys(data["parent"].fillna("")))
-    figure, axes = canvas([2.8, 2.8] * len(parents), notes, right=[0.8, 2.1] * len(parents))
+    figure, axes = canvas([2.8, 2.8] * len(parents), notes, right=[0.8, 2.1] * len(parents), columns=2)
     for index, name in enumerate(parents):
         stage = data[data["parent"].fillna("") == name]
         origin = f"grown from {name}" if name else "parent's rows missing"
@@ -82,12 +83,13 @@ def _draw_stage(axes: Axes, stage: DataFrame, title: str, *, labelled: bool = Fa
                 curve["step"], curve["loss_nats_low"], curve["loss_nats_high"], color=colour, alpha=0.15, linewidth=0
             )
         unique = (stage.groupby("variant")["run"].nunique()[variant]) == 1
-        labels.append(Label(curve["step"].iloc[-1], curve["loss_nats"].iloc[-1], variant if unique else run, colour))
+        labels.append(
+            Label(curve["step"].iloc[-1], curve["loss_nats"].iloc[-1], variant if unique else str(run), colour)
+        )
     levels = stage[stage["part"] == "parent"]["loss_nats"]
     if len(levels):
         axes.axhline(levels.iloc[0], color=GREY, linestyle="--", linewidth=1)
-        axes.annotate("parent, at its end", (1, levels.iloc[0]), xycoords=("axes fraction", "data"), xytext=(-2, 3),
-                      textcoords="offset points", ha="right", fontsize=8, color=GREY)  # fmt: skip
+        label_level(axes, levels.iloc[0], "parent, at its end", GREY, "right")
     axes.set_title(title)
     axes.set_xlabel("step of this stage")
     axes.set_ylabel("validation loss (nats per token)")

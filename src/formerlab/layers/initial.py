@@ -5,10 +5,10 @@ qualified name, so two models that share a part (with and without a depth mixer,
 which is what makes paired comparisons by seed meaningful.
 """
 
-import hashlib
-
 import torch
 from torch import nn
+
+from formerlab.seeding import mixed_seed
 
 
 def initialise(model: nn.Module, seed: int) -> None:
@@ -16,8 +16,6 @@ def initialise(model: nn.Module, seed: int) -> None:
     for name, module in model.named_modules():
         reset = getattr(module, "reset", None)
         if callable(reset):
-            # The CPU's Mersenne Twister looks at the low 32 bits of its seed only, so both must be mixed into these.
-            digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
+            generator = torch.Generator().manual_seed(mixed_seed(seed, name))
             with torch.no_grad():
                 reset(generator)

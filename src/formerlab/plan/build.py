@@ -35,6 +35,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
     train = {run.id: _train_job(run, data, scale, keep_optimizer=run.id in parents) for run in runs}
+    _set_priorities(train)
     used = {run.data for run in runs}
     plan = {
         "schema": SCHEMA,
@@ -78,6 +79,17 @@ def _train_job(run: Run, data: Tree, scale: Scale, *, keep_optimizer: bool) -> d
         "keep_optimizer": keep_optimizer,
         "cost": run_cost(run, scale),
     }
+
+
+def _set_priorities(train: Tree) -> None:
+    """Give every run the predicted seconds until the last of its descendants ends: long chains start first."""
+    for job in reversed(train.values()):
+        longest = max((child["priority"] for child in train.values() if child["init"] == _id(job)), default=0)
+        job["priority"] = longest + max(1, round(3600 * job["cost"]["hours"]))
+
+
+def _id(job: Tree) -> str:
+    return f"{job['study']}/{job['run']}/seed{job['seed']}"
 
 
 def _study(name: str, sources: Sources, train: Tree) -> dict[str, Any]:
@@ -143,7 +155,7 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
 def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:
     if job["study"] != drawing.study or not any(fnmatchcase(job["run"], p) for p in drawing.runs):
         return []
-    run_id = f"{job['study']}/{job['run']}/seed{job['seed']}"
+    run_id = _id(job)
     written = set(READ_FROM_TRAINING)
     if run_id in plan["zeroshot"]:
         written.add("zeroshot.csv")

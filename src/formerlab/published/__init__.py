@@ -1,4 +1,4 @@
-"""Published results of the papers and of those who repeated them, as printed; drawn beside ours, never mixed with ours."""
+"""Published results of the papers and of those who repeated them, as printed; drawn beside ours, never mixed in."""
 
 from importlib.resources import files
 
@@ -13,7 +13,7 @@ DECAY = "Accumulated Attention Score Decaying (Jo and Shin 2024)"
 def published(paper: str, *places: str) -> DataFrame:
     """Return the published values of a paper's tables or figures (`Table 1`, `Fig 3`, ...), or all of them.
 
-    Columns: paper, table_or_figure, model, setting, metric, value, unit, source_kind (table, text, figure-read, ...) and
+    Columns: paper, table_or_figure, model, setting, metric, value, unit, source_kind (table, text, figure-read, ...),
     note.
     """
     with files(__name__).joinpath("published_results.csv").open(encoding="utf-8") as file:

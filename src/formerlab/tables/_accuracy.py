@@ -13,13 +13,16 @@ CHANCE = "chance"
 def accuracies(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
     """Return a row per combination of `keys` with `<task> (<metric>)` and its standard error `..._se`.
 
-    `seeds` and `questions` count what every number of the row rests on. Where the rows say how many `choices` a question
-    has, a last row gives the accuracy of guessing.
+    `seeds` and `questions` count what every number of the row rests on. Where the rows say how many `choices` a
+    question has, a last row gives the accuracy of guessing.
     """
     table = rows[list(keys)].drop_duplicates().reset_index(drop=True)
     places = {_plain(key): place for place, key in enumerate(table.itertuples(index=False, name=None))}
     for key, group in rows.groupby(list(keys), sort=False, dropna=False):
-        columns = {"seeds": group["seed"].nunique(), "questions": len(group[["task", "example"]].drop_duplicates())}
+        columns: dict[str, float] = {
+            "seeds": group["seed"].nunique(),
+            "questions": len(group[["task", "example"]].drop_duplicates()),
+        }
         for (task, metric), block in group.groupby(["task", "metric"], sort=True):
             grid = block.pivot_table("value", "seed", "example").dropna(axis=1).to_numpy()
             name = f"{task} ({metric})"
@@ -38,5 +41,5 @@ def _with_chance(table: DataFrame, rows: DataFrame, keys: Sequence[str]) -> Data
     if "choices" not in rows:
         return table
     chance = (1 / rows["choices"]).groupby([rows["task"], rows["metric"]]).mean()
-    row = {f"{task} ({metric})": value for (task, metric), value in chance.items()}
-    return pd.concat([table, DataFrame([{keys[0]: CHANCE} | row])], ignore_index=True)
+    names = [f"{task} ({metric})" for task, metric in chance.index]
+    return pd.concat([table, DataFrame([{keys[0]: CHANCE} | dict(zip(names, chance, strict=True))])], ignore_index=True)

@@ -8,6 +8,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.figures import Drawing
+from formerlab.figures._runs import quantity
 from formerlab.files import replacing, write_text
 from formerlab.results import Results
 
@@ -95,14 +96,6 @@ def number(name: str, value: float) -> str:
     if name.startswith(("acc", "chance")) or "(" in name:
         return f"{value:.3f}"
     return f"{value:g}" if value == round(value, 4) else f"{value:.4g}"
-
-
-def quantity(value: float) -> str:
-    """Return a count with k, M or B."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.4g}{unit}"
-    return f"{value:.0f}"
 
 
 def plain(table: DataFrame) -> str:

@@ -13,11 +13,12 @@ READS = ("prune.csv", "prune_questions.csv", "run.json")
 RUNS = ("*",)
 CATEGORY = "Decay"
 CAPTION = (
-    "Held-out perplexity and zero-shot accuracy of every eviction policy at every budget, after Fig. 4a and Table 2 of the "
-    "Decay article (accuracies at 40 % of the tokens, zero-shot). Loss minus Full is paired: the same windows of the same "
-    "model, with the 95 % interval of a paired bootstrap over windows in brackets (seeds resampled first where there are "
-    "several; with one seed it speaks of this model alone). Compare policies at equal realised budget. After ±: one "
-    "standard error over questions. The published models are OPT-2.7B and LLaMA-2-7B-chat on other questions."
+    "Held-out perplexity and zero-shot accuracy of every eviction policy at every budget, after Fig. 4a and Table 2 "
+    "of the Decay article (accuracies at 40 % of the tokens, zero-shot). Loss minus Full is paired: the same "
+    "windows of the same model, with the 95 % interval of a paired bootstrap over windows in brackets (seeds "
+    "resampled first where there are several; with one seed it speaks of this model alone). Compare policies at "
+    "equal realised budget. After ±: one standard error over questions. The published models are OPT-2.7B and "
+    "LLaMA-2-7B-chat on other questions."
 )
 
 _COLUMNS = (
@@ -25,7 +26,7 @@ _COLUMNS = (
     *("perplexity", "loss_nats", "increase_nats", "increase_nats_low", "increase_nats_high", "seeds", "windows"),
 )
 SUITES = ("openbookqa", "winogrande", "arc_easy", "arc_challenge", "piqa")
-"""Tasks of the article, scored by acc; the embedded ones need acc_mutual_info, since small models are at chance in acc."""
+"""Tasks of the article, scored by acc; others need acc_mutual_info, since small models are at chance in acc."""
 
 
 def table(results: Results) -> DataFrame:
@@ -47,6 +48,6 @@ def _published() -> DataFrame:
     order = [*(f"{suite}_acc" for suite in SUITES), "average"]
     rows = rows.assign(value=rows["value"].astype(float) / 100)
     wide = rows.pivot(index=["model", "setting"], columns="metric", values="value")
-    wide = wide.loc[list(rows[["model", "setting"]].drop_duplicates().itertuples(index=False, name=None)), order]
+    wide = wide.reindex(pd.MultiIndex.from_frame(rows[["model", "setting"]].drop_duplicates()))[order]
     wide.columns = [f"{name} (published)" for name in order]
     return wide.reset_index().rename(columns={"model": "run", "setting": "arm"}).assign(source="published")

@@ -12,11 +12,12 @@ READS = ("test.csv", "run.json")
 RUNS = ("*",)
 CATEGORY = "DenseFormer"
 CAPTION = (
-    "Depth, parameters, held-out loss and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). Loss minus "
-    "plain is the difference to the plain Transformer of the same depth, paired by seed. In brackets: 95 % Student t "
-    "interval over seeds. With a single seed only the difference has one, from a paired bootstrap over windows; it speaks "
-    "of these two models alone, and the column interval says so. Speeds are not comparable: ours is training on our machine, "
-    "the published one inference. After ±: the published standard error over three runs."
+    "Depth, parameters, held-out loss and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). Loss "
+    "minus plain is the difference to the plain Transformer of the same depth, paired by seed. In brackets: 95 % "
+    "Student t interval over seeds. With a single seed only the difference has one, from a paired bootstrap over "
+    "windows; it speaks of these two models alone, and the column interval says so. Speeds are not comparable: ours "
+    "is training on our machine, the published one inference. After ±: the published standard error over three "
+    "runs."
 )
 
 _COLUMNS = (
@@ -49,7 +50,7 @@ def table(results: Results) -> DataFrame:
 
 
 def _against_plain(results: Results, losses: DataFrame, runs: DataFrame, place: int) -> dict[str, object]:
-    mine = runs.loc[place]
+    mine = runs.iloc[place].to_dict()
     plain = runs[(runs["variant"] == TRANSFORMER) & (runs["layers"] == mine["layers"])]["run"]
     if mine["variant"] == TRANSFORMER or plain.empty:
         return {}

@@ -16,6 +16,7 @@ from formerlab.evaluation.cost import peak_memory_bytes
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.run import Run
+from formerlab.seeding import mixed_seed
 
 Stream = NDArray[np.unsignedinteger]
 Row = list[float | int | str]
@@ -106,7 +107,7 @@ def _optimizer_step(run: Run, model: nn.Module, state: State, stream: Stream) ->
     A step whose loss or gradient is not finite changes no weight.
     """
     device = next(state.model.parameters()).device
-    torch.manual_seed((run.seed << 32) + state.step)  # dropout, pure in the step
+    torch.manual_seed(mixed_seed(run.seed, state.step))  # dropout, pure in the step
     for group in state.optimizer.param_groups:
         group["lr"] = run.optimizer.lr * run.schedule.factor(state.step, run.steps)
     parts = run.task.train_batch(stream, run.seed, state.step).to(device).chunk(run.task.accumulate)
