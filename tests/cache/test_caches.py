@@ -195,6 +195,12 @@ def test_a_cache_needs_a_count():
         PrunedCache(Decay(), 0.4)
 
 
+def test_an_impossible_budget_is_refused_at_once():
+    for make in (Simulation, PrunedCache):
+        with pytest.raises(UserError, match="budget 0"):
+            make(Decay(), 0)
+
+
 def test_a_simulation_serves_one_forward_pass(tokens):
     simulation = Simulation(Decay(), 0.4)
     model = Toy(4, rotary=False)

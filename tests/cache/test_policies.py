@@ -157,7 +157,8 @@ def test_official_h2o_follows_the_independent_account(oracle, time, budget, rece
 @pytest.mark.parametrize("budgets", [(8, 6, 3, 1), (6, 6, 6, 6), (0.8, 0.5, 0.2, 0.1)])
 def test_spatten_follows_the_independent_account(oracle, budgets):
     state, lengths = {}, [12, 8]
-    stack = [random_logits(seed=seed) for seed in range(4)]
+    # every layer likes other keys, so that the sum over layers and the last layer alone decide differently
+    stack = [random_logits(seed=seed) + 3 * random_logits(seed=seed + 9)[:, :, :1] for seed in range(4)]
     results = [
         simulate(SpAtten(), logits, budget, lengths=lengths, state=state)[1]
         for logits, budget in zip(stack, budgets, strict=True)

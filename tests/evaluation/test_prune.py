@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from formerlab.cache import H2O, Decay, Full, KVCache, Local, PrunedCache, SpAtten, StreamingLLM
+from formerlab.errors import UserError
 from formerlab.evaluation.arm import Arm
 from formerlab.evaluation.perplexity import window_losses
 from formerlab.evaluation.prune import PruneSweep, prune
@@ -135,6 +136,11 @@ def test_without_questions_and_masks_only_windows_are_written(model, stream, tok
     prune(model, stream, tokenizer, load_tasks(configs), sweep, tmp_path, label="prune s/r/seed0")
     assert [path.name for path in tmp_path.iterdir()] == ["prune.csv"]
     assert "prune s/r/seed0  sequence 4/4" in capfd.readouterr().err
+
+
+def test_windows_longer_than_the_context_are_refused(model, stream, tokenizer, tmp_path):
+    with pytest.raises(UserError, match="context=64"):
+        prune(model, stream, tokenizer, None, PruneSweep(context=64), tmp_path)
 
 
 def test_the_sweep_survives_its_plain_form():

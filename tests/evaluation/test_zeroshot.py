@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -6,6 +8,7 @@ import torch
 from lm_eval.api.instance import Instance
 
 from formerlab.cache import Decay, Full, Simulation
+from formerlab.errors import UserError
 from formerlab.evaluation.generate import sample
 from formerlab.evaluation.harness import HarnessModel
 from formerlab.evaluation.zeroshot import evaluate_tasks, harness_version, load_tasks, request_count, zeroshot
@@ -144,6 +147,29 @@ def test_tasks_are_loaded_once_for_many_policies(model, tokenizer, configs, capf
     assert {row.example for row in before} == set(range(5))
     assert all(row.realised_budget < 0.5 for row in tight)
     assert capfd.readouterr() == ("", "")  # neither bars nor log lines
+
+
+def test_few_shot_prompts_are_the_same_for_every_policy(model, tokenizer, configs):
+    tasks = load_tasks([{**configs[0], "num_fewshot": 2, "fewshot_split": "test"}])
+    (task,) = tasks["tasks"].values()
+    prompts = []
+    for attend_for in (None, lambda lengths: Simulation(Decay(), 0.4, lengths)):
+        evaluate_tasks(model, tokenizer, tasks, attend_for=attend_for, limit=3)
+        prompts.append([instance.args for instance in task.instances])
+    assert prompts[0] == prompts[1]
+    assert all(prompt.count("\n\n") == 2 for prompt, _ in prompts[0] if prompt)
+
+
+@pytest.mark.parametrize("missing", [{"dataset_kwargs": {"data_files": {"test": "/nowhere/x.jsonl"}}}, "no_such_task"])
+def test_missing_questions_are_named(configs, missing):
+    with pytest.raises(UserError, match=r"x\.jsonl|no_such_task"):
+        load_tasks([missing if isinstance(missing, str) else {**configs[0], **missing}])
+
+
+def test_the_harness_is_imported_only_where_it_is_used():
+    code = "import sys, formerlab.evaluation.prune; print({'lm_eval', 'datasets', 'pandas'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_rows_are_written_and_progress_counts_requests(model, tokenizer, configs, tmp_path, capfd):

@@ -53,4 +53,6 @@ rule train:
         gpu=1 if PLAN["device"] == "cuda" else 0,
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
-        "python -m formerlab train {wildcards.id} --on-mismatch restart 2>&1 | tee -i {log}"
+        "python -m formerlab train {wildcards.id} --on-mismatch restart "
+        # A cluster ends a job at its runtime; training stops itself before that, and the resubmitted job goes on.
+        "${{SLURM_JOB_ID:+--time-limit $(({resources.runtime} * 60))}} 2>&1 | tee -i {log}"

@@ -26,7 +26,7 @@ class H2O(Eviction):
     """Share of the budget reserved for the most recent tokens, rounded down."""
     variant: Literal["accumulated", "local_statistics", "global_statistics"] = "accumulated"
     """accumulated: S <- S + p over the kept keys, exact budget: the H2O of the Decay article and A2SF
-    (arXiv:2407.20485, eq. 3). local_statistics: the official mask of OPT, from unpruned attention, row by row.
+    (arXiv:2407.20485). local_statistics: the official mask of OPT, from unpruned attention, row by row.
     global_statistics: the official mask of LLaMA since 2024-04, which chooses with the attention of LATER queries and
     so leaks the future: its accuracies are not those of a cache."""
 
@@ -57,7 +57,7 @@ class H2O(Eviction):
 
 
 def _local_hitters(layer: Layer, heavy: Counts) -> Mask:
-    """Heavy hitters as in H2O's utils_lm_eval/modify_opt.py.
+    """Heavy hitters as in FMInference/H2O (ac75c2a), utils_lm_eval/modify_opt.py.
 
     The first `heavy` queries see all, and their full rows are summed. A later one takes the heavy - 1 largest sums and
     itself; then its full row is added and the sum of every other key is reset to 0, of recent ones too. So the sets of
@@ -74,6 +74,6 @@ def _local_hitters(layer: Layer, heavy: Counts) -> Mask:
 
 
 def _global_hitters(layer: Layer, heavy: Counts) -> Mask:
-    """Heavy hitters as in H2O's utils_lm_eval/modify_llama.py: the largest column sums of the whole attention."""
+    """Heavy hitters as in FMInference/H2O (ac75c2a), utils_lm_eval/modify_llama.py: the largest full column sums."""
     attention = layer.attention(layer.causal)
     return largest(attention.sum(2), heavy[..., 0])[:, :, None].expand_as(attention)

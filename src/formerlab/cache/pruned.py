@@ -21,13 +21,22 @@ class _Store:
     keys: Float[Tensor, "batch key_heads slots d_head"]
     values: Float[Tensor, "batch key_heads slots d_head"]
     slots: Slots
+    limit: int
+    """Keys that may stay between steps."""
     length: int = 0
+    """Tokens taken in, evicted ones included."""
 
-    def reserve(self, needed: int, limit: int) -> None:
-        """Make room for `needed` slots: double, but never beyond `limit`."""
+    @property
+    def held(self) -> int:
+        """Keys that stay between steps now."""
+        return min(self.length, self.limit)
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for more tokens: double, but never beyond the limit and the slot of the query's own key."""
         capacity = self.keys.shape[2]
+        needed = min(self.length + tokens, self.limit) + 1
         if needed > capacity:
-            room = min(max(needed, 2 * capacity), limit) - capacity
+            room = min(max(needed, 2 * capacity), self.limit + 1) - capacity
             self.keys, self.values = F.pad(self.keys, (0, 0, 0, room)), F.pad(self.values, (0, 0, 0, room))
             self.slots.grow(capacity + room)
 
@@ -69,7 +78,7 @@ class PrunedCache:
         if layer not in self._layers:
             self._layers[layer] = self._empty(k, v)
         store = self._layers[layer]
-        store.reserve(min(store.length + k.shape[2], self._limit) + 1, self._limit + 1)
+        store.reserve(k.shape[2])
         tokens = (slice(i, i + 1) for i in range(k.shape[2]))
         return torch.cat([self._step(store, q[:, :, i], k[:, :, i], v[:, :, i]) for i in tokens], 2)
 
@@ -79,7 +88,7 @@ class PrunedCache:
         scores = k.new_empty(0, dtype=torch.promote_types(k.dtype, torch.float32))
         slots = self.policy.slots([self.budget] * batch, key_heads, capacity, scores)
         shape = batch, key_heads, capacity, d_head
-        return _Store(k.new_zeros(shape), v.new_zeros(shape), slots)
+        return _Store(k.new_zeros(shape), v.new_zeros(shape), slots, self._limit)
 
     def _step(self, store: _Store, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         slots = store.slots
@@ -99,14 +108,12 @@ class PrunedCache:
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
         """Return the positions that the layer holds, ascending."""
         store = self._layers[layer]
-        return store.slots.positions.sort(-1).values[..., : min(store.length, self._limit)]
+        return store.slots.positions.sort(-1).values[..., : store.held]
 
     def bytes(self) -> int:
         """Bytes of the keys and values held between steps."""
-        layers = self._layers.values()
-        return sum(
-            _bytes(store.keys, store.values) * _held(store, self._limit) // store.keys.shape[2] for store in layers
-        )
+        stores = self._layers.values()
+        return sum(_bytes(store.keys[:, :, : store.held], store.values[:, :, : store.held]) for store in stores)
 
     def allocated_bytes(self) -> int:
         """Bytes of the buffers of keys and values, the slot of the query's own key and room to spare included."""
@@ -116,10 +123,6 @@ class PrunedCache:
         """Bytes of the scores, positions and free slots, which come on top of keys and values."""
         books = (store.slots for store in self._layers.values())
         return sum(_bytes(slots.scores, slots.positions, slots.free) for slots in books)
-
-
-def _held(store: _Store, limit: int) -> int:
-    return min(store.length, limit)
 
 
 def _bytes(*tensors: Tensor) -> int:

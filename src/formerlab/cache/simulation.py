@@ -8,6 +8,7 @@ from torch import Tensor
 
 from formerlab.cache.budget import entries
 from formerlab.cache.policy import Layer, Policy, State, by_group, masked_softmax, true_lengths
+from formerlab.layers.attention import Heads, KeyHeads
 
 Square = Float[Tensor, "batch heads time time"]
 SquareMask = Bool[Tensor, "batch heads time time"]
@@ -73,6 +74,7 @@ class Simulation:
         lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
         observe: Observer | None = None,
     ) -> None:
+        entries(budget, 1)  # refuse an impossible budget here
         self.policy = policy
         self.budget = budget
         self.lengths = lengths
@@ -80,13 +82,7 @@ class Simulation:
         self._state: State = {}
         self._realised: dict[int, Float[Tensor, " batch"]] = {}
 
-    def __call__(
-        self,
-        layer: int,
-        q: Float[Tensor, "batch heads time d_head"],
-        k: Float[Tensor, "batch key_heads time d_head"],
-        v: Float[Tensor, "batch key_heads time d_head"],
-    ) -> Float[Tensor, "batch heads time d_head"]:
+    def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Return softmax(q k^T / sqrt(d_head)) v over the keys that the policy lets each query see."""
         if layer in self._realised:
             raise ValueError(f"layer {layer} was simulated before: make a new Simulation for every forward pass")

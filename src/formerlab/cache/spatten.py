@@ -15,8 +15,8 @@ class SpAtten(Policy):
     One set of tokens for all heads, and a cascade: a token dropped after layer l is absent from every later layer, so
     the first layer is not pruned. (A2SF, arXiv:2407.20485, eq. 1, states the score.) Written for encoders: the sum runs
     over ALL queries, so in a decoder the choice leaks the future, and queries of dropped tokens still see themselves,
-    because every position has a prediction to make. Each layer's budget bounds what it passes on; where that is the same
-    in all layers, as in `Simulation`, the first layer's scores decide.
+    because every position has a prediction to make. A layer's budget bounds what it passes on; where all layers have
+    the same, as in `Simulation`, the first one's scores decide.
     """
 
     kind: Literal["spatten"] = "spatten"

@@ -86,7 +86,7 @@ class Embedded(TextSource):
             Shard("embedded valid modules", ("valid",), lambda: _documents(valid, after=test)),
             Shard("embedded train modules", ("train",), lambda: _documents(train, after=test)),
         ]
-        return Corpus(shards, test.kept)
+        return Corpus(shards, test)
 
     def located(self) -> list[Located]:
         """Return all modules, shuffled by their names."""

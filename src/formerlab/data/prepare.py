@@ -55,9 +55,9 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
     _clear(out)
     with Workers(processes) as workers:
         corpus = data.source.open(data.shares, workers)
+        questions = write_questions(list(corpus.test_modules), data.questions, out) if data.questions else []
         tokenizer = _write_tokenizer(data, out, corpus)
         splits, duplicates = _write_streams(data, out, corpus, tokenizer, workers)
-    questions = write_questions(corpus.test_modules, data.questions, out) if data.questions else []
     files = [tokenizer["sha256"], *(entry["sha256"] for entry in (*splits.values(), *questions))]
     manifest = {
         "schema": SCHEMA,

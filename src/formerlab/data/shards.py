@@ -58,13 +58,13 @@ class Replay(Generic[Item]):
     """Items that can be read again from the beginning; what was read once is kept in memory."""
 
     def __init__(self, items: Iterator[Item]) -> None:
-        self.kept: list[Item] = []
+        self._kept: list[Item] = []
         self._rest = items
 
     def __iter__(self) -> Iterator[Item]:
-        yield from self.kept
+        yield from self._kept
         for item in self._rest:
-            self.kept.append(item)
+            self._kept.append(item)
             yield item
 
 

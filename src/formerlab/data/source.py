@@ -1,7 +1,7 @@
 """What every source of text answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,8 @@ class Corpus:
 
     shards: list[Shard]
     """Everything to be read, the shards held out for certain before those with training text."""
-    test_modules: Sequence[Module] = ()
-    """Once all is read: the test documents with their structure, if the source has any; questions are made of them."""
+    test_modules: Iterable[Module] = ()
+    """The test documents with their structure, where the source has any: questions are made of them."""
 
 
 class TextSource(Spec, ABC):

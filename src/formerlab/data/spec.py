@@ -33,7 +33,7 @@ class TextData(Spec):
     max_held_out_bytes: PositiveInt | None = 8_000_000
     """Validation and test text each end with the document that reaches this size; None keeps all."""
     questions: NonNegativeInt = 0
-    """Multiple-choice questions for each embedded task, made from the test documents; 0 makes none."""
+    """At most so many multiple-choice questions for each embedded task, from the test documents; 0 makes none."""
 
     @model_validator(mode="after")
     def _questions_need_structure(self) -> "TextData":

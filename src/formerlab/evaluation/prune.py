@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from tokenizers import Tokenizer
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, Local
+from formerlab.errors import UserError
 from formerlab.evaluation.arm import COLUMNS, Arm
 from formerlab.evaluation.masks import mask_measures
 from formerlab.evaluation.perplexity import Stream, spread_windows, window_losses
@@ -64,9 +65,11 @@ def prune(
 
     Pruning is simulated: it acts from the first token on, as if every sequence were fed token by token. The rows of one
     window, or of one question, differ in nothing but the policy. `end_of_text` is the token that ends a document
-    (default: the id of `<|endoftext|>`).
+    (default: the id of `<|endoftext|>`). Raises UserError where the windows exceed the model's context.
     """
     context = sweep.context or model.spec.context
+    if context > model.spec.context:
+        raise UserError(f"prune.context={context} exceeds the model's context of {model.spec.context}; lower it")
     windows = spread_windows(stream, context, sweep.windows)
     tasks = tasks if sweep.questions else None
     arms, question_arms = sweep.arms(sweep.budgets), sweep.arms(sweep.question_budgets)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from formerlab.errors import UserError
 from formerlab.evaluation.scoring import AttendFor
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
@@ -21,6 +22,7 @@ from formerlab.rows import write_rows
 TaskConfig = Mapping[str, Any]
 Tasks = dict[str, Any]
 """What the harness calls a TaskDict: its tasks by name."""
+FEWSHOT_SEED = 1234  # the harness's own default
 
 
 class QuestionScore(NamedTuple):
@@ -40,7 +42,8 @@ def load_tasks(configs: Sequence[TaskConfig | str], *, offline: bool = True) -> 
     """Load tasks once, for any number of evaluations.
 
     A config is the harness's own: a dictionary like a task's YAML, or the name of a task it comes with. `offline`
-    forbids the hub; tasks that are not embedded then must be in the local cache.
+    forbids the hub; tasks that are not embedded then must be in the local cache. Raises UserError where a task is not
+    found.
     """
     if offline:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
@@ -48,9 +51,13 @@ def load_tasks(configs: Sequence[TaskConfig | str], *, offline: bool = True) -> 
         from lm_eval.tasks import TaskManager
 
         manager = TaskManager(include_defaults=any(isinstance(config, str) for config in configs))
-        tasks: Tasks = manager.load(
-            [config if isinstance(config, str) else _local(config, cache) for config in configs]
-        )
+        try:
+            tasks: Tasks = manager.load(
+                [config if isinstance(config, str) else _local(config, cache) for config in configs]
+            )
+        except (OSError, KeyError, ValueError) as error:  # of the harness, of data sets, of the hub
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"the questions cannot be loaded ({reason}); prepare their data again") from error
     return tasks
 
 
@@ -85,6 +92,7 @@ def evaluate_tasks(
         progress=progress,
     )
     with quiet():
+        _seed(tasks)
         results = lm_eval.evaluate(lm=adapter, task_dict=tasks, limit=limit, bootstrap_iters=0, log_samples=True)
     if adapter.cut:
         print(
@@ -126,6 +134,7 @@ def zeroshot(
 def request_count(tasks: Tasks, limit: int | None = None) -> int:
     """Return how many sequences one evaluation scores."""
     with quiet():
+        _seed(tasks)
         for task in tasks["tasks"].values():
             task.build_all_requests(limit=limit)
     return sum(len(task.instances) for task in tasks["tasks"].values())
@@ -134,6 +143,12 @@ def request_count(tasks: Tasks, limit: int | None = None) -> int:
 def harness_version() -> str:
     """Return the version of lm-evaluation-harness, which belongs beside every number it gave."""
     return version("lm_eval")
+
+
+def _seed(tasks: Tasks) -> None:
+    """Have the next evaluation draw the same examples for its few-shot prompts as every other one."""
+    for task in tasks["tasks"].values():
+        task.set_fewshot_seed(FEWSHOT_SEED)
 
 
 def _local(config: TaskConfig, cache: str) -> dict[str, Any]:

@@ -92,9 +92,9 @@ def _labels(table: DataFrame) -> list[str]:
     names = []
     for policy, alpha, recent in table[["policy", "alpha", "recent"]].itertuples(index=False):
         kind, *options = policy.split()
-        parts = [" ".join([NAMES.get(kind, kind), *options])]
+        parts = [" ".join([NAMES.get(kind, kind), *(f"({option.removeprefix('variant=')})" for option in options)])]
         parts += [f"alpha {alpha:g}"] if kind == "decay" else []
-        parts += [f"{recent:.0%} recent"] if several[policy] else []
+        parts += [f"{100 * recent:g} % recent" if recent else "no recent"] if several[policy] else []
         names.append(", ".join(parts))
     return names
 

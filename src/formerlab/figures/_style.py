@@ -73,7 +73,7 @@ _LOOKS = {
     "decay": Look(BLUE, "s"),
     "streaming_llm": Look(GREEN, "P"),
 }
-_SPARE = tuple(Look(colour, "h") for colour in (SKY, GREEN, YELLOW, VERMILION, PURPLE))
+_SPARE = tuple(Look(colour, "h") for colour in (YELLOW, "#8C564B", "#6A51A3"))
 
 
 def look(name: str) -> Look:
@@ -130,7 +130,10 @@ class Label(NamedTuple):
 
 
 def label_directly(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> None:
-    """Write each text to the right of its point, moved up or down so that no two overlap and none leaves the axes."""
+    """Write each text to the right of its point, moved up or down so that no two overlap and none leaves the axes.
+
+    Call it last: it needs the final limits of the axes.
+    """
     figure = axes.figure
     gap = size * 1.3 * figure.dpi / 72
     heights = axes.transData.transform([(label.x, label.y) for label in labels])[:, 1]

@@ -51,7 +51,7 @@ def draw(data: DataFrame) -> Figure:
     for panel, (run, budget) in zip(axes, panels, strict=True):
         mine = data[data["run"] == run]
         _draw_budget(panel, mine[mine["budget"].eq(budget) | mine["policy"].eq("full")])
-        size = f"budget {budget:.0%} of the tokens" if budget <= 1 else f"budget {budget:g} entries"
+        size = f"budget {100 * budget:g} % of the tokens" if budget <= 1 else f"budget {budget:g} entries"
         panel.set_title(f"{run}: {size}" if several else size[0].upper() + size[1:])
     return figure
 
@@ -63,7 +63,6 @@ def _draw_budget(axes: Axes, rows: DataFrame) -> None:
     bars = np.nan_to_num([y - points["perplexity_low"], points["perplexity_high"] - y])
     axes.axvline(PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
     axes.errorbar(points["alpha"], y, bars, color=colour, marker=marker, capsize=2, elinewidth=1)
-    label_directly(axes, [Label(points["alpha"].iloc[-1], y.iloc[-1], "Decay", colour)])
     for policy, name in (("full", "Full"), ("h2o", "H2O")):
         level = rows[rows["policy"] == policy]
         if len(level):
@@ -72,3 +71,4 @@ def _draw_budget(axes: Axes, rows: DataFrame) -> None:
             label_level(axes, level["perplexity"].iloc[0], name, tint, "outside")
     axes.set_xlabel("forgetting factor alpha")
     axes.set_ylabel("perplexity")
+    label_directly(axes, [Label(points["alpha"].iloc[-1], y.iloc[-1], "Decay", colour)])

@@ -52,7 +52,7 @@ def draw(data: DataFrame) -> Figure:
     if f"{DENSEFORMER} 1x1" not in set(data["variant"]):
         notes.append(f"Missing, no finished runs: {DENSEFORMER} 1x1.")
     names = sorted(data["variant"].unique())
-    figure, axes = canvas([3.2] * len(names), notes, height=3.2, right=0.95, columns=3)
+    figure, axes = canvas([3.2] * len(names), notes, height=3.2, right=1.1, columns=3)
     limit = max(1.0, float(data["weight"].abs().max()))
     norm = SymLogNorm(linthresh=_LINEAR, vmin=-limit, vmax=limit, base=10)
     for panel, name in zip(axes, names, strict=True):

@@ -124,11 +124,12 @@ def _draw_ours(axes: Axes, ours: DataFrame) -> None:
     groups = list(ours.groupby("series", sort=False))
     for place, (name, points) in enumerate(groups):
         colour, marker = look(points["variant"].iloc[0])
-        style = "-" if points["variant"].iloc[0].startswith(GROWN) else "--"
+        grown = points["variant"].iloc[0].startswith(GROWN)
+        style, layer = ("-", 2) if grown else ("--", 3)
         x = aside(points["flops_cumulative"], place, len(groups), 0.02, logarithm=True)
         y = points["loss_nats"]
         bars = np.nan_to_num([y - points["loss_nats_low"], points["loss_nats_high"] - y])
-        axes.errorbar(x, y, bars, color=colour, marker=marker, linestyle=style, capsize=2, elinewidth=1)
+        axes.errorbar(x, y, bars, color=colour, marker=marker, linestyle=style, zorder=layer, capsize=2, elinewidth=1)
         labels.append(Label(x.iloc[-1], y.iloc[-1], str(name), colour))
     edge = max(label.x for label in labels)
     labels = [label._replace(x=edge) if label.x > edge / 1.3 else label for label in labels]  # clear of others' bars
