@@ -65,7 +65,7 @@ lint: $(READY) ## ruff, mypy, snakefmt, snakemake --lint
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/python -m snakefmt --check $(SNAKEFILES)
-	$(BIN)/python -m snakemake --lint
+	$(BIN)/python scripts/lint_workflow.py
 
 format: $(READY) ## write the code as lint wants it
 	$(BIN)/python -m ruff check --fix .

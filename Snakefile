@@ -1,5 +1,6 @@
 # The DAG of all studies. It decides nothing: the plan says which jobs exist, the rules run them.
 from pathlib import Path
+from shlex import quote
 
 from snakemake.exceptions import WorkflowError
 
@@ -19,7 +20,7 @@ PLAN = read_plan(PLAN_PATH)
 RESULTS, FIGURES, LOGS = PLAN["results"], PLAN["figures"], f"logs/{PLAN['scale']}"
 
 # Jobs work from this very plan, even if the configuration changes while they wait.
-shell.prefix(f"export FORMERLAB_PLAN={PLAN_PATH}; ")
+shell.prefix(f"export FORMERLAB_PLAN={quote(str(PLAN_PATH))}; ")
 
 
 report: "workflow/report/workflow.rst"

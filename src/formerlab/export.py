@@ -11,7 +11,7 @@ from typing import Any
 from formerlab import __version__
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json
-from formerlab.results import COLUMNS, TRAINED, Results, read_rows
+from formerlab.results import TRAINED, Results, read_rows
 
 PROVENANCE = "provenance.json"
 _KEPT = ("run.json", "git", "versions", "host", "device", "code_hash", "spec_hash", "data", "started", "finished")
@@ -104,7 +104,7 @@ def _replace(results: Results, target: Path, records: Sequence[dict[str, Any]], 
 
 
 def _is_row_file(path: Path) -> bool:
-    return path.name in COLUMNS or path.suffix == ".csv" or path.name in ("run.json", "run.yaml", "cost.json")
+    return path.suffix in (".csv", ".json", ".yaml")
 
 
 def verify(cached_root: Path) -> None:

@@ -29,12 +29,17 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("policy", "alpha", "recent", "budget", "realised_budget"),
         *("task", "task_version", "example", "metric", "value"),
     ),
+    "prune_masks.csv": ("policy", "alpha", "recent", "budget", "window", "metric", "value"),
 }
 """Columns that each file must have (docs/architecture.md); more are allowed."""
 
 TRAINED = ("train.csv", "timing.csv", "eval.csv", "test.csv")
 """Files that training writes before run.json; without one of them a finished run is damaged."""
 
+# From pandas 3.1 on floats are always read exactly, and asking for it is deprecated.
+_EXACT_FLOATS: dict[str, Any] = (
+    {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
+)
 _TEXT = {"split", "policy", "task", "task_version", "metric", "example"}
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
 _KEYS = ["study", "run", "seed"]
@@ -136,7 +141,7 @@ def read_rows(path: Path) -> DataFrame:
         _check_shape(path, text)
         header = next(csv.reader(io.StringIO(text)))
         kinds = {column: "str" for column in header if column in _TEXT}
-        frame = pd.read_csv(io.StringIO(text), dtype=kinds, float_precision="round_trip")
+        frame: DataFrame = pd.read_csv(io.StringIO(text), dtype=kinds, **_EXACT_FLOATS)
     except (ValueError, csv.Error) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path}: cannot be read ({reason}); delete it and run its stage again") from None

@@ -3,8 +3,8 @@
 The torchvision of the package index is compiled against CUDA. Beside a CPU-only torch its extension does not load;
 torchvision expects that, but still registers a fake for two operators that only the extension declares, and so fails
 at import with `operator torchvision::nms does not exist` (pytorch/vision issue 9085). timm and the model classes of
-transformers (hence lm_eval) import torchvision and fail with it. Declaring the two operators by hand mends the import;
-they stay without a kernel, and nothing here calls them.
+transformers (so also lm_eval's Hugging Face models) import torchvision and fail with it. Declaring the two operators by
+hand mends the import; they stay without a kernel, and nothing here calls them.
 """
 
 import importlib.util
@@ -14,16 +14,14 @@ from pathlib import Path
 
 import torch
 
-# As in torchvision 0.28: torchvision/csrc/ops/nms.cpp and csrc/ops/quantized/cpu/qnms_kernel.cpp.
-_SCHEMAS = {
-    "torchvision::nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "torchvision::qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-}
+# As torchvision 0.28 declares them, in csrc/ops/nms.cpp and csrc/ops/quantized/cpu/qnms_kernel.cpp.
+_OPERATORS = ("nms", "qnms")
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 @cache
 def ensure_torchvision_imports() -> None:
-    """Make `import torchvision` work; call it before the first import of timm, transformers or lm_eval.
+    """Make `import torchvision` work; call it before the first import of timm or of a model class of transformers.
 
     Nothing is done where torchvision is absent, imported already, or its extension loads.
     """
@@ -32,8 +30,9 @@ def ensure_torchvision_imports() -> None:
     found = importlib.util.find_spec("torchvision")
     if found is None or found.origin is None or _extension_loads(Path(found.origin).parent):
         return
-    for name, schema in _SCHEMAS.items():
-        torch.library.define(name, schema)
+    for name in _OPERATORS:
+        if not hasattr(torch.ops.torchvision, name):
+            torch.library.define(f"torchvision::{name}", _SCHEMA)
 
 
 def _extension_loads(package: Path) -> bool:

@@ -7,7 +7,7 @@ from formerlab.cache import H2O, Decay, Full, KVCache, Local, PrunedCache, SpAtt
 from formerlab.errors import UserError
 from formerlab.evaluation.arm import Arm
 from formerlab.evaluation.perplexity import window_losses
-from formerlab.evaluation.prune import PruneSweep, prune
+from formerlab.evaluation.prune import PruneSweep, prune, write_nothing
 from formerlab.evaluation.zeroshot import evaluate_tasks, load_tasks
 
 SWEEP = PruneSweep(
@@ -131,10 +131,18 @@ def test_measures_of_masks(out):
     assert all(0 <= float(row["value"]) <= 1 for row in rows)
 
 
-def test_without_questions_and_masks_only_windows_are_written(model, stream, tokenizer, configs, tmp_path, capfd):
+def test_a_diverged_run_has_the_same_files_without_rows(out, tmp_path):
+    write_nothing(SWEEP, tmp_path)
+    empty = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert empty == {path.name: path.read_text().splitlines()[0] + "\n" for path in out.iterdir()}
+    assert len(empty) == 3
+
+
+def test_what_is_not_asked_for_has_no_rows(model, stream, tokenizer, configs, tmp_path, capfd):
     sweep = PruneSweep(policies=(Local(),), budgets=(2,), windows=2, context=8, mask_windows=0, questions=False)
     prune(model, stream, tokenizer, load_tasks(configs), sweep, tmp_path, label="prune s/r/seed0")
-    assert [path.name for path in tmp_path.iterdir()] == ["prune.csv"]
+    rows = {path.name: len(read(path)) for path in tmp_path.iterdir()}
+    assert rows == {"prune.csv": 4, "prune_questions.csv": 0, "prune_masks.csv": 0}
     assert "prune s/r/seed0  sequence 4/4" in capfd.readouterr().err
 
 

@@ -136,6 +136,9 @@ def test_generation_stops_at_the_first_stop_string(model, tokenizer):
     assert cut == text[: min(text.index(text[2]), text.index(text[3]))]
     (long,) = adapter.generate_until([request("the cat sat " * 40, {"until": []})])
     assert isinstance(long, str)
+    pruned = HarnessModel(model, tokenizer, attend_for=lambda lengths: Simulation(Decay(), 0.4, lengths))
+    with pytest.raises(UserError, match="generate_until"):
+        pruned.generate_until([request("the cat", {})])
 
 
 def test_tasks_are_loaded_once_for_many_policies(model, tokenizer, configs, capfd):

@@ -43,6 +43,7 @@ rule train:
         spec=lambda wildcards: PLAN["train"][wildcards.id]["spec_hash"],
         code=lambda wildcards: PLAN["train"][wildcards.id]["code"],
         data=lambda wildcards: PLAN["train"][wildcards.id]["data_version"],
+        optimizer=lambda wildcards: PLAN["train"][wildcards.id]["keep_optimizer"],
     log:
         f"{LOGS}/train/{{id}}.log",
     priority: lambda wildcards: PLAN["train"][wildcards.id]["priority"]

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from formerlab.errors import StoppedEarly, UserError
@@ -44,7 +45,10 @@ def given_values(arguments: argparse.Namespace) -> dict[str, Any]:
         key, equals, value = item.partition("=")
         if not equals:
             raise UserError(f"--set {item}: expected KEY=VALUE")
-        given.setdefault("set", {})[key] = yaml.safe_load(value)
+        try:
+            given.setdefault("set", {})[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"--set {item}: {value!r} is no YAML value; put it in quotes") from None
     return given
 
 
@@ -107,10 +111,7 @@ def read_note(stage: str, folder: Path) -> dict[str, Any] | None:
         note: dict[str, Any] = json.loads((folder / f".{stage}.state.json").read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return None
-    if (
-        note["state"] == "running"
-        and note["host"] == socket.gethostname()
-        and not Path(f"/proc/{note['pid']}").exists()
-    ):
+    here = note["host"] == socket.gethostname()
+    if note["state"] == "running" and here and not psutil.pid_exists(note["pid"]):
         return note | {"state": "killed", "reason": "the process is gone"}
     return note

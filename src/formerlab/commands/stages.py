@@ -29,7 +29,10 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--margin", type=float, default=30.0, metavar="SECONDS", help="how long before; default 30")
     parser.add_argument("--checkpoint-seconds", type=float, default=60.0, help="time between checkpoints; default 60")
     parser.add_argument(
-        "--on-mismatch", choices=("refuse", "restart"), default="refuse", help="a checkpoint of another run: what to do"
+        "--on-mismatch",
+        choices=("refuse", "restart"),
+        default="refuse",
+        help="what to do with the results or the checkpoint of another spec, data or code; default: refuse",
     )
     parser.set_defaults(function=train)
 
@@ -59,7 +62,8 @@ def data(arguments: argparse.Namespace) -> None:
 def train(arguments: argparse.Namespace) -> None:
     """Train one run of the plan."""
     from formerlab.run import Run
-    from formerlab.training.stage import Settings, train_stage
+    from formerlab.training.settings import Settings
+    from formerlab.training.stage import train_stage
 
     plan = load_plan(arguments)
     job = job_of(plan, "train", arguments.id)
@@ -96,7 +100,14 @@ def zeroshot(arguments: argparse.Namespace) -> None:
             model, _ = load_model(folder)
             tasks = stage.load_tasks(task_configs(data_folder))
             tokenizer = load_tokenizer(data_folder)
-            stage.zeroshot(model, tokenizer, tasks, folder / "zeroshot.csv", label=f"zeroshot {arguments.id}")
+            stage.zeroshot(
+                model.to(plan["device"]),
+                tokenizer,
+                tasks,
+                folder / "zeroshot.csv",
+                end_of_text=_end_of_text(data_folder),
+                label=f"zeroshot {arguments.id}",
+            )
         else:
             write_rows(folder / "zeroshot.csv", ("task", "task_version", "example", "metric", "value"), [])
         extra = {"versions": {"lm_eval": stage.harness_version()}}
@@ -120,8 +131,16 @@ def prune(arguments: argparse.Namespace) -> None:
         if record["status"] == "finished":
             model, _ = load_model(folder)
             tasks = load_tasks(task_configs(data_folder)) if sweep.questions else None
-            tokenizer, label = load_tokenizer(data_folder), f"prune {arguments.id}"
-            stage.prune(model, load_stream(data_folder, "test"), tokenizer, tasks, sweep, folder, label=label)
+            stage.prune(
+                model.to(plan["device"]),
+                load_stream(data_folder, "test"),
+                load_tokenizer(data_folder),
+                tasks,
+                sweep,
+                folder,
+                end_of_text=_end_of_text(data_folder),
+                label=f"prune {arguments.id}",
+            )
         else:
             stage.write_nothing(sweep, folder)
         extra = {"sweep": job["sweep"], "versions": {"lm_eval": harness_version()}}
@@ -131,6 +150,11 @@ def prune(arguments: argparse.Namespace) -> None:
 def _folders(plan: dict[str, Any], run_id: str) -> tuple[Path, Path]:
     """Return the folders of a run and of its data set."""
     return Path(plan["results"], run_id), Path(plan["data"][plan["train"][run_id]["data"]]["out"])
+
+
+def _end_of_text(data_folder: Path) -> int:
+    """Return the token that ends a document of a data set."""
+    return int(read_json(data_folder / "manifest.json")["tokenizer"]["end_of_text"])
 
 
 def _use_threads(plan: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from formerlab.commands.context import add_config_arguments, load_plan
 from formerlab.errors import UserError
+from formerlab.files import read_json
 
 
 def add_parsers(verbs: Any) -> None:
@@ -56,6 +57,7 @@ def generate(arguments: argparse.Namespace) -> None:
         temperature=arguments.temperature,
         top_k=arguments.top_k,
         seed=arguments.seed,
+        end_of_text=read_json(data / "manifest.json")["tokenizer"]["end_of_text"],
         stream=lambda text: print(text, end="", flush=True),
     )
     print()

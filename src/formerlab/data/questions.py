@@ -158,16 +158,8 @@ def write_questions(modules: Sequence[Module], count: int, out: Path) -> list[di
         path = out / FOLDER / f"{task.name}.jsonl"
         write_text(path, "".join(json.dumps(question, ensure_ascii=False) + "\n" for question in questions))
         write_text(path.with_suffix(".yaml"), yaml.safe_dump(task.config(path.name), sort_keys=False))
-        file = path.relative_to(out).as_posix()
-        entries.append(
-            {
-                "task": task.name,
-                "version": task.version,
-                "file": file,
-                "examples": len(questions),
-                "sha256": sha256(path),
-            }
-        )
+        about = {"task": task.name, "version": task.version, "file": path.relative_to(out).as_posix()}
+        entries.append({**about, "examples": len(questions), "sha256": sha256(path)})
     return entries
 
 

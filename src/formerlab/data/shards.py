@@ -62,10 +62,16 @@ class Replay(Generic[Item]):
         self._rest = items
 
     def __iter__(self) -> Iterator[Item]:
-        yield from self._kept
+        index = 0
+        while index < len(self._kept) or self._read_one():
+            yield self._kept[index]
+            index += 1
+
+    def _read_one(self) -> bool:
         for item in self._rest:
             self._kept.append(item)
-            yield item
+            return True
+        return False
 
 
 class Seen:

@@ -8,12 +8,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from formerlab.cache import KVCache
+from formerlab.data.tokenizer import END_OF_TEXT
 from formerlab.errors import UserError
 from formerlab.evaluation.scoring import evaluating
 from formerlab.layers.attention import Attend
 from formerlab.models.decoder import DecoderModel
 
-END_OF_TEXT = "<|endoftext|>"
 INCOMPLETE = "\ufffd"  # how a character reads whose last bytes are still to come
 
 
@@ -41,7 +41,7 @@ def generate(
         if value is not None and value < least:
             raise UserError(f"{name}={value}: give at least {least}")
     end = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
-    ids = tokenizer.encode(prompt).ids or [end]
+    ids = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
     check_room(len(ids), tokens, model.spec.context)
     new: list[int] = []
     shown = ""
@@ -63,9 +63,7 @@ def end_of_text_id(tokenizer: Tokenizer) -> int:
     """Return the id of the token that ends a document."""
     token: int | None = tokenizer.token_to_id(END_OF_TEXT)
     if token is None:
-        raise UserError(
-            f"the tokenizer has no token {END_OF_TEXT}; add it to tokenizer.json and prepare the data again"
-        )
+        raise UserError(f"the tokenizer has no token {END_OF_TEXT}; give end_of_text, the id that ends a document")
     return token
 
 

@@ -17,6 +17,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from formerlab.errors import UserError
 from formerlab.evaluation.generate import end_of_text_id, sample
 from formerlab.evaluation.scoring import AttendFor, evaluating, score
 from formerlab.models.decoder import DecoderModel
@@ -118,7 +119,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Return the most probable continuation of each context, up to the first stop string."""
+        """Return the most probable continuation of each context, up to the first stop string; without pruning only."""
+        if self.attend_for is not None:
+            raise UserError("a simulated cache cannot generate text; leave tasks of the type generate_until out")
         return [self._generate(*request.args) for request in requests]
 
     def _loglikelihood_tokens(self, requests: Sequence[Encoded], **_: Any) -> list[Answer]:

@@ -18,6 +18,10 @@ from formerlab.progress import Progress
 from formerlab.rows import Cell, write_rows
 from formerlab.spec import Spec
 
+WINDOW_COLUMNS = (*COLUMNS, "realised_budget", "window", "tokens", "loss_nats")
+QUESTION_COLUMNS = (*COLUMNS, "realised_budget", "task", "task_version", "example", "metric", "value")
+MASK_COLUMNS = (*COLUMNS, "window", "metric", "value")
+
 
 class PruneSweep(Spec):
     """Every policy at every budget, always beside the full cache."""
@@ -61,7 +65,7 @@ def prune(
     end_of_text: int | None = None,
     label: str = "prune",
 ) -> None:
-    """Write prune.csv and, where sweep and tasks give them, prune_questions.csv and prune_masks.csv into `out`.
+    """Write prune.csv, prune_questions.csv and prune_masks.csv into `out`; what is not asked for has no rows.
 
     Pruning is simulated: it acts from the first token on, as if every sequence were fed token by token. The rows of one
     window, or of one question, differ in nothing but the policy. `end_of_text` is the token that ends a document
@@ -76,18 +80,22 @@ def prune(
     requests = request_count(tasks, sweep.question_limit) if tasks is not None else 0
     with Progress(len(arms) * len(windows) + len(question_arms) * requests, label, unit="sequence") as progress:
         rows = list(_window_rows(model, stream, context, windows, arms, sweep.batch, progress))
-        write_rows(out / "prune.csv", (*COLUMNS, "realised_budget", "window", "tokens", "loss_nats"), rows)
-        if tasks is not None:
-            rows = list(_question_rows(model, tokenizer, tasks, question_arms, sweep, end_of_text, progress))
-            columns = ("realised_budget", "task", "task_version", "example", "metric", "value")
-            write_rows(out / "prune_questions.csv", (*COLUMNS, *columns), rows)
-    if sweep.mask_windows:
-        measured = spread_windows(stream, context, sweep.mask_windows)
-        rows = [
-            (*measure.arm.cells(), *measure[1:])
-            for measure in mask_measures(model, stream, context, measured, arms[1:], batch=sweep.batch)
-        ]
-        write_rows(out / "prune_masks.csv", (*COLUMNS, "window", "metric", "value"), rows)
+        write_rows(out / "prune.csv", WINDOW_COLUMNS, rows)
+        answers = _question_rows(model, tokenizer, tasks, question_arms, sweep, end_of_text, progress) if tasks else ()
+        write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, list(answers))
+    measured = mask_measures(
+        model, stream, context, spread_windows(stream, context, sweep.mask_windows), arms[1:], batch=sweep.batch
+    )
+    rows = [(*measure.arm.cells(), *measure[1:]) for measure in measured]
+    write_rows(out / "prune_masks.csv", MASK_COLUMNS, rows)
+
+
+def write_nothing(sweep: PruneSweep, out: Path) -> None:
+    """Write the files without rows, for a run that diverged; they are the same for every sweep."""
+    del sweep
+    write_rows(out / "prune.csv", WINDOW_COLUMNS, [])
+    write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, [])
+    write_rows(out / "prune_masks.csv", MASK_COLUMNS, [])
 
 
 def _window_rows(

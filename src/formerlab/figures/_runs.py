@@ -1,6 +1,5 @@
 """What figures and tables know of a run: its name for readers, its held-out loss, its chain of ancestors."""
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -75,7 +74,7 @@ def by_run(losses: DataFrame) -> DataFrame:
 
 def add_perplexity(row: dict[str, Any]) -> dict[str, Any]:
     """Add exp of the mean loss and of the ends of its interval."""
-    return row | {f"perplexity{end}": math.exp(row[f"loss_nats{end}"]) for end in ("", "_low", "_high")}
+    return row | {f"perplexity{end}": float(np.exp(row[f"loss_nats{end}"])) for end in ("", "_low", "_high")}
 
 
 def parent(losses: DataFrame, run: str) -> str | None:
@@ -101,6 +100,8 @@ def count_notes(rows: DataFrame) -> list[str]:
     seeds = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
     spread = "bars: 95 % Student t interval of the mean over seeds" if counts[-1] > 1 else "one seed: no interval"
     notes = [f"{seeds} seed{'s' if counts[-1] > 1 else ''} per point; {spread}."]
+    if (rows["loss_nats_high"] - rows["loss_nats"] > 1).any():
+        notes.append("Bars that leave the panel are longer than 1 nat.")
     diverged = rows[rows["diverged"] > 0] if "diverged" in rows else rows[:0]
     if len(diverged):
         names = ", ".join(f"{row.run} ({row.diverged:.0f} of {row.seeds:.0f} seeds)" for row in diverged.itertuples())

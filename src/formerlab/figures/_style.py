@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import LogFormatterSciNotation, NullFormatter
+from matplotlib.ticker import NullFormatter
 from numpy.typing import NDArray
 from pandas import Series
 
@@ -45,6 +45,10 @@ SETTINGS: dict[Any, Any] = {
 
 PUBLISHED_GROUND = "#f6f2e7"
 """Ground of a panel with published values."""
+
+
+_LEAST_FACTOR = 2.5
+"""The ends of a logarithmic axis are at least this factor apart."""
 
 
 class Look(NamedTuple):
@@ -93,7 +97,7 @@ def canvas(
     `widths` and `height` are inches of the panels themselves, `right` the room beside each for labels or a second axis.
     Positions are fixed, not found by a layout engine, so that labels can be set against the final size.
     """
-    left, top, below = 0.75, 0.5, 0.72
+    left, top, below = 0.95, 0.5, 0.72
     rights = [right] * len(widths) if isinstance(right, float | int) else list(right)
     sizes = list(zip(widths, rights, strict=True))
     rows = [sizes[first : first + columns] for first in range(0, len(sizes), columns)]
@@ -132,9 +136,10 @@ class Label(NamedTuple):
 def label_directly(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> None:
     """Write each text to the right of its point, moved up or down so that no two overlap and none leaves the axes.
 
-    Call it last: it needs the final limits of the axes.
+    Call it last, when the limits of the axes are final.
     """
     figure = axes.figure
+    axes.autoscale_view()  # limits are otherwise found only when the figure is drawn
     gap = size * 1.3 * figure.dpi / 72
     heights = axes.transData.transform([(label.x, label.y) for label in labels])[:, 1]
     placed = _spread(heights, gap, (axes.bbox.y0 + gap / 2, axes.bbox.y1 - gap / 2))
@@ -199,13 +204,34 @@ def widen(axes: Axes, share: float) -> None:
     """Make room for labels on the right: `share` of the axis, in its own scale, without ticks there."""
     low, high = axes.get_xlim()
     logarithmic = axes.get_xscale() == "log"
+    if logarithmic and high / low < _LEAST_FACTOR:  # else the ticks of a narrow range run into each other
+        spread = (_LEAST_FACTOR * low / high) ** 0.5
+        low, high = low / spread, high * spread
+        axes.set_xlim(low, high)
     ticks = {minor: [tick for tick in axes.get_xticks(minor=minor) if low <= tick <= high] for minor in (False, True)}
     axes.set_xlim(low, high * (high / low) ** share if logarithmic else high + (high - low) * share)
     for minor, places in ticks.items():
         axes.xaxis.set_ticks(places, minor=minor)
     if logarithmic:
-        shown = LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(2, 1))
-        axes.xaxis.set_minor_formatter(shown if len(ticks[False]) < 2 else NullFormatter())
+        axes.xaxis.set_minor_formatter(_some_minor if len(ticks[False]) < 2 else NullFormatter())
+
+
+def _some_minor(value: float, _: float) -> str:
+    """Label 2, 3 and 5 times a power of ten; more would run into each other."""
+    exponent = int(np.floor(np.log10(value)))
+    factor = round(value / 10.0**exponent)
+    return f"${factor} \\times 10^{{{exponent}}}$" if factor in (2, 3, 5) else ""
+
+
+def cut_bars(axes: Axes, points: Series, low: Series, high: Series, reach: float = 1.0) -> None:
+    """Set the y limits so that bars far longer than the points are apart (few seeds, one diverged) leave the panel.
+
+    `reach` is how far beyond the points the panel may extend, in units of y.
+    """
+    bottom = max(np.nanmin([*low, *points]), points.min() - reach)
+    top = min(np.nanmax([*high, *points]), points.max() + reach)
+    margin = 0.06 * (top - bottom) or 0.05
+    axes.set_ylim(bottom - margin, top + margin)
 
 
 def mark_published(axes: Axes, title: str) -> None:

@@ -10,7 +10,17 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame
 
 from formerlab.figures._runs import DENSEFORMER, TRANSFORMER, by_run, count_notes, held_out_losses, missing_note
-from formerlab.figures._style import Label, aside, canvas, label_directly, look, loss_axis, mark_published, widen
+from formerlab.figures._style import (
+    Label,
+    aside,
+    canvas,
+    cut_bars,
+    label_directly,
+    look,
+    loss_axis,
+    mark_published,
+    widen,
+)
 from formerlab.published import DENSEFORMER as PAPER
 from formerlab.published import published
 from formerlab.results import Results
@@ -70,6 +80,7 @@ def draw(data: DataFrame) -> Figure:
     ]
     figure, (left, right) = canvas([4.2, 3.2], notes, right=[1.5, 1.3])
     _draw_lines(left, ours, "loss_nats", 0.5)
+    cut_bars(left, ours["loss_nats"], ours["loss_nats_low"], ours["loss_nats_high"])
     loss_axis(left)
     left.set_title("Ours")
     bounds = theirs.assign(

@@ -21,7 +21,18 @@ from formerlab.figures._runs import (
     parent,
     quantity,
 )
-from formerlab.figures._style import BLACK, Label, aside, canvas, label_directly, look, loss_axis, mark_published, widen
+from formerlab.figures._style import (
+    BLACK,
+    Label,
+    aside,
+    canvas,
+    cut_bars,
+    label_directly,
+    look,
+    loss_axis,
+    mark_published,
+    widen,
+)
 from formerlab.published import TOKENFORMER as PAPER
 from formerlab.published import published
 from formerlab.results import Results
@@ -110,7 +121,7 @@ def draw(data: DataFrame) -> Figure:
     notes = [
         *count_notes(ours),
         *missing_note(list(ours["series"]), [TRANSFORMER, TOKENFORMER, GROWN]),
-        "Points of equal cost stand side by side, up to 7 % apart. "
+        "Points of equal cost stand side by side. "
         "Published: perplexity on OpenWebText of 124M to 1.4B parameters; Transformer costs are those of single runs.",
     ]
     figure, (left, right) = canvas([4.6, 3.6], notes, right=[1.5, 0.2])
@@ -136,6 +147,7 @@ def _draw_ours(axes: Axes, ours: DataFrame) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("cumulative training cost (FLOPs)")
     axes.set_title("Ours: points are finished models, lines join sizes or stages")
+    cut_bars(axes, ours["loss_nats"], ours["loss_nats_low"], ours["loss_nats_high"])
     loss_axis(axes)
     widen(axes, 0.75)
     label_directly(axes, labels)

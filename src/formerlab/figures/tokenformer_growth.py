@@ -62,7 +62,7 @@ def draw(data: DataFrame) -> Figure:
     wanted = [f"{GROWN}: {keys} keys, {tau}" for keys in ("random", "zero") for tau in ("tau kept", "tau sqrt(n)")]
     notes = [f"n = {seeds} seed{'s' if seeds > 1 else ''}; {spread}.", *missing_note(present, wanted)]
     parents = list(dict.fromkeys(data["parent"].fillna("")))
-    figure, axes = canvas([2.8, 2.8] * len(parents), notes, right=[0.8, 2.1] * len(parents), columns=2)
+    figure, axes = canvas([2.8, 2.8] * len(parents), notes, right=[1.0, 2.3] * len(parents), columns=2)
     for index, name in enumerate(parents):
         stage = data[data["parent"].fillna("") == name]
         origin = f"grown from {name}" if name else "parent's rows missing"
@@ -84,7 +84,12 @@ def _draw_stage(axes: Axes, stage: DataFrame, title: str, *, labelled: bool = Fa
             )
         unique = (stage.groupby("variant")["run"].nunique()[variant]) == 1
         labels.append(
-            Label(curve["step"].iloc[-1], curve["loss_nats"].iloc[-1], variant if unique else str(run), colour)
+            Label(
+                curve["step"].iloc[-1],
+                curve["loss_nats"].iloc[-1],
+                variant.removeprefix(f"{GROWN}: ") if unique else str(run),
+                colour,
+            )
         )
     levels = stage[stage["part"] == "parent"]["loss_nats"]
     if len(levels):

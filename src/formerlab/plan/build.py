@@ -4,16 +4,19 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from formerlab.data import TextData
+from formerlab.data import TextData, source_fingerprint
+from formerlab.data.prepare import CONTENTS
 from formerlab.errors import UserError
 from formerlab.evaluation.prune import PruneSweep
 from formerlab.figures import Drawing, catalogue
+from formerlab.files import read_json
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import run_cost, totals
-from formerlab.plan.layers import Layer, Tree
+from formerlab.plan.layers import Layer, Tree, place_of
 from formerlab.plan.read import parse
-from formerlab.plan.resolve import Sources, read_sources, resolve_study
+from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, StudyScale
+from formerlab.plan.sources import Sources, read_sources, study_place
 from formerlab.run import Run
 from formerlab.spec import fingerprint
 
@@ -31,7 +34,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     sources = read_sources(root, given)
     config, scale = sources.config, sources.scale
     results, figures = f"{config.results}/live/{config.scale}", f"{config.figures}/live/{config.scale}"
-    data = {name: _data_job(spec, f"{results}/data/{name}") for name, spec in scale.data.items()}
+    data = {name: _data_job(spec, f"{results}/data/{name}", root) for name, spec in scale.data.items()}
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
     train = {run.id: _train_job(run, data, scale, keep_optimizer=run.id in parents) for run in runs}
@@ -58,11 +61,21 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     return plan
 
 
-def _data_job(data: TextData, out: str) -> dict[str, Any]:
-    code = code_hash("formerlab.data.prepare", [data])
-    state = data.source.state()
-    version = fingerprint({"spec": data.plain(), "code": code, "state": state})
-    return {"spec": data.plain(), "code": code, "source": state, "version": version, "out": out}
+def _data_job(data: TextData, out: str, root: Path) -> dict[str, Any]:
+    identity = {
+        "recipe": fingerprint(data.recipe()),
+        "code": code_hash("formerlab.data.prepare", specs=[data]),
+        "source": _source(data, root / out),
+    }
+    return {"spec": data.plain(), "out": out, "version": fingerprint(identity)} | identity
+
+
+def _source(data: TextData, out: Path) -> str | None:
+    """Return the fingerprint of the text; where it cannot be seen now, it counts as unchanged since it was prepared."""
+    found = source_fingerprint(data, out / CONTENTS)
+    if found is None and (out / "manifest.json").exists():
+        found = read_json(out / "manifest.json").get("source_fingerprint")
+    return found
 
 
 def _train_job(run: Run, data: Tree, scale: Scale, *, keep_optimizer: bool) -> dict[str, Any]:
@@ -72,7 +85,7 @@ def _train_job(run: Run, data: Tree, scale: Scale, *, keep_optimizer: bool) -> d
         "seed": run.seed,
         "spec": run.plain(),
         "spec_hash": run.fingerprint(),
-        "code": code_hash("formerlab.training.stage", [run]),
+        "code": code_hash("formerlab.training.stage", specs=[run]),
         "data": run.data,
         "data_version": data[run.data]["version"],
         "init": run.init_id,
@@ -105,7 +118,7 @@ def _zeroshot_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
         at_scale = sources.scale.studies.get(run.study, StudyScale())
         patterns = sources.studies[run.study].zeroshot if at_scale.zeroshot is None else at_scale.zeroshot
         if any(fnmatchcase(run.name, p) for p in patterns) and sources.scale.data[run.data].questions:
-            jobs[run.id] = {"code": code_hash("formerlab.evaluation.zeroshot", [run.model])}
+            jobs[run.id] = {"code": code_hash("formerlab.evaluation.zeroshot", specs=[run.model])}
     return jobs
 
 
@@ -118,18 +131,18 @@ def _prune_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
         if pattern is None:
             continue
         layers = [
-            Layer(f"workflow/studies/{run.study}.yaml", study.prune[pattern]),
-            Layer(f"workflow/scales/{sources.config.scale}.yaml", at_scale.prune.get(pattern, {})),
+            Layer(study_place(run.study), study.prune[pattern]),
+            Layer(sources.scale_place, at_scale.prune.get(pattern, {})),
         ]
         sweep = parse(PruneSweep, layers, f"{run.study}.prune.{pattern}")
         if sweep.context is not None and sweep.context > run.model.context:
             raise UserError(
-                f"{layers[-1].place}: {run.study}.prune.{pattern}.context: {sweep.context} exceeds "
+                f"{place_of(layers, ('context',))}: {run.study}.prune.{pattern}.context: {sweep.context} exceeds "
                 f"model.context={run.model.context} of run {run.name!r}; lower it"
             )
         has_questions = sweep.questions and bool(sources.scale.data[run.data].questions)
         sweep = sweep.model_copy(update={"questions": has_questions})
-        code = code_hash("formerlab.evaluation.prune", [sweep, run.model])
+        code = code_hash("formerlab.evaluation.prune", specs=[sweep, run.model])
         jobs[run.id] = {"sweep": sweep.plain(), "code": code}
     return jobs
 
@@ -140,14 +153,14 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
     for name, drawing in catalogue().items():
         inputs = [path for job in plan["train"].values() for path in _inputs(drawing, job, plan)]
         if inputs:
-            module = f"formerlab.{drawing.kind}s.{name}"
+            package = f"formerlab.{drawing.kind}s"
             jobs[name] = {
                 "kind": drawing.kind,
                 "study": drawing.study,
                 "category": drawing.category,
                 "inputs": inputs,
                 "outputs": [f"{plan['figures']}/{file}" for file in drawing.outputs],
-                "code": code_hash(module),
+                "code": code_hash(f"{package}.{name}", f"{package}._write"),
             }
     return jobs
 

@@ -1,15 +1,16 @@
 """Hash of the code that a stage depends on, so that editing a module reruns exactly the stages that use it.
 
-The modules are found by following imports in the source, without running any of it. Two kinds are left out: a module
-that only defines variants which the stage's spec does not choose (editing one depth mixer must not retrain the models
-of another), and the few modules that cannot change a number. Comments, docstrings and formatting do not count.
+The modules are found by following imports in the source, without running any of it. A module that defines specs none of
+which the stage was given is left out (editing one depth mixer must not retrain the models of another), and so are the
+few modules that cannot change a number. Comments, docstrings, formatting and unions of variants do not count.
 """
 
 import ast
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from formerlab.spec import Spec
 
@@ -22,33 +23,49 @@ WITHOUT_EFFECT = frozenset(
 """Modules that shape messages, progress and records, but no result."""
 
 
-def code_hash(entry: str, specs: Iterable[Spec] = ()) -> str:
-    """Return 16 hexadecimal digits of the code that stage module `entry` runs for the given specs."""
-    chosen = {type(part).__module__ for spec in specs for part in spec.parts()}
+class Statement(NamedTuple):
+    """A statement of a module, or one name of an import."""
+
+    text: str
+    target: str | None = None
+    """The module of this package that the name comes from."""
+
+
+def code_hash(*entries: str, specs: Iterable[Spec] = ()) -> str:
+    """Return 16 hexadecimal digits of the code that the modules `entries` run for the given specs."""
+    classes = {cls for spec in specs for part in spec.parts() for cls in type(part).__mro__}
+    modules = closure(entries, frozenset(cls.__module__ for cls in classes if _is_ours(cls.__module__)))
     digest = hashlib.sha256()
-    for module in sorted(closure(entry, frozenset(chosen))):
-        digest.update(f"{module}:{_normal_form(module)}\n".encode())
+    for module in sorted(modules):
+        lines = [s.text for s in _statements(module) if s.target is None or s.target in modules]
+        digest.update("\n".join((module, *lines, *_tables(module), "")).encode())
     return digest.hexdigest()[:16]
 
 
-def closure(entry: str, chosen: frozenset[str]) -> set[str]:
-    """Return the modules that `entry` imports, directly or not, given the modules whose variants are `chosen`."""
+def closure(entries: Iterable[str], chosen: frozenset[str]) -> set[str]:
+    """Return the modules that `entries` import, directly or not, given the modules whose specs are `chosen`.
+
+    Of the specs that were not chosen only those count that a chosen spec builds on: in the body of a function, or as
+    the base of a class. As a default value, a union's member or an annotation they are never built.
+    """
     found: set[str] = set()
-    waiting = [entry, *chosen]
+    waiting = [*entries, *chosen]
     while waiting:
         module = waiting.pop()
         if module in found or module in WITHOUT_EFFECT:
             continue
-        if module != entry and module not in chosen and _defines_only_variants(module):
-            continue
         found.add(module)
-        waiting.extend(_imports(module))
+        built = _built_upon(module) if module in chosen else frozenset()
+        waiting += [
+            target
+            for name, target in _imports(module)
+            if target in chosen or name in built or not _defines_specs(target)
+        ]
     return found
 
 
-@functools.cache
-def _tree(module: str) -> ast.Module:
-    return ast.parse(_path(module).read_text(encoding="utf-8"))
+def _is_ours(module: str) -> bool:
+    return module.split(".")[0] == PACKAGE
 
 
 @functools.cache
@@ -58,45 +75,94 @@ def _path(module: str) -> Path:
 
 
 @functools.cache
-def _imports(module: str) -> tuple[str, ...]:
-    """Return the modules of this package that a module imports anywhere in its code."""
-    found: list[str] = []
+def _tree(module: str) -> ast.Module:
+    """Return the syntax tree of a module without docstrings and without imports for type checkers."""
+    tree = ast.parse(_path(module).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [statement for statement in node.body if not _is_for_readers(statement)] or [ast.Pass()]
+    return tree
+
+
+def _is_for_readers(node: ast.stmt) -> bool:
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test) == "TYPE_CHECKING"
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+@functools.cache
+def _statements(module: str) -> tuple[Statement, ...]:
+    """Return what of a module can change a result; a union only says which specs there are."""
+    return tuple(statement for node in _tree(module).body if not _is_union(node) for statement in _as_statements(node))
+
+
+def _as_statements(node: ast.stmt) -> Iterator[Statement]:
+    if isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            one = ast.ImportFrom(node.module, [alias], node.level)
+            yield Statement(ast.unparse(one), _target(node, alias))
+    else:
+        yield Statement(ast.unparse(node))
+
+
+def _is_union(node: ast.stmt) -> bool:
+    """Say whether a statement is a type (`X = Annotated[A | B, ...]`) or `__all__`."""
+    if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
+        return False
+    value = node.value.value if isinstance(node.value, ast.Subscript) else None
+    return node.targets[0].id == "__all__" or (isinstance(value, ast.Name) and value.id == "Annotated")
+
+
+def _tables(module: str) -> list[str]:
+    """Return the tables that lie in a package and that its code reads."""
+    path = _path(module)
+    return [file.read_text(encoding="utf-8") for file in sorted(path.parent.glob("*.csv")) if path.stem == "__init__"]
+
+
+@functools.cache
+def _imports(module: str) -> tuple[tuple[str, str], ...]:
+    """Return (name, module of this package that it comes from) of all imports anywhere in a module."""
+    found: list[tuple[str, str]] = []
     for node in ast.walk(_tree(module)):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == PACKAGE:
-            for alias in node.names:
-                submodule = f"{node.module}.{alias.name}"
-                found.append(submodule if _path(submodule).exists() else node.module)
+        if isinstance(node, ast.ImportFrom):
+            targets = [(alias.asname or alias.name, _target(node, alias)) for alias in node.names]
+            found += [(name, target) for name, target in targets if target is not None]
         elif isinstance(node, ast.Import):
-            found.extend(alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE)
+            found += [(alias.asname or alias.name, alias.name) for alias in node.names if _is_ours(alias.name)]
     return tuple(found)
 
 
-@functools.cache
-def _defines_only_variants(module: str) -> bool:
-    """Say whether a module defines variants: classes with a literal `kind`."""
-    return any(
-        isinstance(statement, ast.AnnAssign)
-        and isinstance(statement.target, ast.Name)
-        and statement.target.id == "kind"
-        for node in _tree(module).body
-        if isinstance(node, ast.ClassDef)
-        for statement in node.body
-    )
+def _target(node: ast.ImportFrom, alias: ast.alias) -> str | None:
+    """Return the module of this package that a name is imported from; a package that hands it on is passed through."""
+    if node.module is None or not _is_ours(node.module):
+        return None
+    submodule = f"{node.module}.{alias.name}"
+    if _path(submodule).exists():
+        return submodule
+    if _path(node.module).name != "__init__.py":
+        return node.module
+    return dict(_imports(node.module)).get(alias.name, node.module)
 
 
 @functools.cache
-def _normal_form(module: str) -> str:
-    """Return a hash of a module's syntax tree without docstrings."""
-    tree = ast.parse(ast.unparse(_tree(module)))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [s for s in node.body if not _is_text(s)] or [ast.Pass()]
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
+def _defines_specs(module: str) -> bool:
+    """Say whether a module defines variants (classes with a literal `kind`) or other specs."""
+    classes = [node for node in _tree(module).body if isinstance(node, ast.ClassDef)]
+    return any(_has_kind(node) or any(ast.unparse(base) == "Spec" for base in node.bases) for node in classes)
 
 
-def _is_text(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
+def _has_kind(node: ast.ClassDef) -> bool:
+    fields = [field.target for field in node.body if isinstance(field, ast.AnnAssign) and field.value is not None]
+    return any(isinstance(field, ast.Name) and field.id == "kind" for field in fields)
+
+
+@functools.cache
+def _built_upon(module: str) -> frozenset[str]:
+    """Return the names that a module uses in bodies of functions and as bases of classes."""
+    used: list[ast.AST] = []
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.ClassDef):
+            used += node.bases
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            used += node.body
+    return frozenset(name.id for part in used for name in ast.walk(part) if isinstance(name, ast.Name))

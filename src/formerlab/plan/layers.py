@@ -2,7 +2,6 @@
 
 import itertools
 import string
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +39,7 @@ def merge_layers(layers: list[Layer]) -> Tree:
 
 
 def place_of(layers: list[Layer], path: tuple[Any, ...]) -> str:
-    """Return the place that last said something at `path` or above it."""
+    """Return the place that last said something at `path` or above it; the first of all where none did."""
     for depth in range(len(path), 0, -1):
         for layer in reversed(layers):
             node: Any = layer.tree
@@ -50,7 +49,7 @@ def place_of(layers: list[Layer], path: tuple[Any, ...]) -> str:
                     break
             else:
                 return layer.place
-    return layers[-1].place if layers else "the configuration"
+    return layers[0].place
 
 
 _MISSING = object()
@@ -62,7 +61,7 @@ def nested(dotted: Tree) -> Tree:
     for key, value in dotted.items():
         node: Tree = {}
         leaf = node
-        *above, last = key.split(".")
+        *above, last = str(key).split(".")
         for name in above:
             leaf = leaf.setdefault(name, {})
         leaf[last] = nested(value) if isinstance(value, dict) else value
@@ -75,8 +74,8 @@ def fields(template: str) -> list[str]:
     return [name for _, name, _, _ in string.Formatter().parse(template) if name]
 
 
-def grid_points(place: str, template: str, grid: Any) -> Iterator[Tree]:
-    """Yield the value of every field, for each point of a grid.
+def grid_points(place: str, template: str, grid: Any) -> list[Tree]:
+    """Return the value of every field, for each point of a grid.
 
     A grid is a mapping of lists (all combinations) or a list of mappings (exactly these).
     """
@@ -85,13 +84,17 @@ def grid_points(place: str, template: str, grid: Any) -> Iterator[Tree]:
     if isinstance(grid, dict):
         lists = [value if isinstance(value, list) else [value] for value in grid.values()]
         points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*lists)]
-    if not isinstance(points, list) or any(not isinstance(p, dict) or sorted(p) != names for p in points):
-        raise UserError(f"{place}: runs.{template}.grid must give values for exactly {', '.join(names)}")
-    yield from points
+    if not isinstance(points, list) or not points or any(not isinstance(p, dict) or sorted(p) != names for p in points):
+        wanted = ", ".join(f"{name}: [...]" for name in names)
+        raise UserError(f"{place}: runs.{template}.grid: got {grid!r}; give values for exactly {{{wanted}}}")
+    return points
 
 
 def fill(value: Any, point: Tree) -> Any:
-    """Put a grid point into a tree: "{x}" alone becomes the value itself, inside a text its text."""
+    """Put a grid point into a tree: "{x}" alone becomes the value itself, inside a text its text.
+
+    Raises KeyError for a field that the point does not have, ValueError for a brace that opens no field.
+    """
     if isinstance(value, dict):
         return {key: fill(item, point) for key, item in value.items()}
     if isinstance(value, list):

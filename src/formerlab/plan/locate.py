@@ -1,15 +1,18 @@
 """Find the plan of a configuration, and have it written where there is none. Imports no torch and no pydantic.
 
-A plan's file is named by the fingerprint of everything it depends on: configuration, values of the command line, and
-the package's source. So a plan that exists is the right one, jobs that are running keep theirs when the configuration
-changes, and reading the Snakefile costs no more than hashing a few files.
+A plan's file is named by the fingerprint of everything it depends on: configuration, values of the command line, the
+package's source, and the state of the texts. So a plan that exists is the right one, jobs that are running keep theirs
+when the configuration changes, and reading the Snakefile costs no more than hashing a few files.
 """
 
+import glob
 import hashlib
 import json
 import os
 import subprocess
 import sys
+import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +22,51 @@ from formerlab.errors import UserError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 VARIABLE = "FORMERLAB_PLAN"
+FILES = frozenset(("paths", "train", "valid", "test", "path"))
+"""Keys of a data set that name files."""
 
 
 def plan_path(root: Path, given: dict[str, Any]) -> Path:
     """Return where the plan of this configuration is or will be; `given` are the values of the command line."""
-    digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
-    digest.update(f"{sys.version_info[:2]}".encode())
+    trees = [given, _read(root / "config.yaml")]
     watched = [root / "config.yaml", *sorted((root / "workflow").glob("s*/*.yaml"))]
-    if overlay := given.get("overlay", _overlay_of(root / "config.yaml")):
+    if overlay := given.get("overlay", trees[1].get("overlay")):
         watched.append(root / str(overlay))
-    for path in [*watched, *sorted(PACKAGE.rglob("*.py"))]:
+        trees.append(_read(watched[-1]))
+    digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
+    for path in [*watched, *sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.csv")])]:
         digest.update(f"\n{path.name}:".encode())
         digest.update(path.read_bytes() if path.is_file() else b"-")
+    for stamp in (sys.version_info[:2], *_texts(root, trees)):
+        digest.update(f"\n{stamp}".encode())
     return root / ".formerlab" / "plans" / f"{digest.hexdigest()[:16]}.json"
 
 
-def _overlay_of(config: Path) -> object:
-    """Return the overlay that config.yaml names; a broken file is left for the plan to explain."""
+def _read(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file; a broken file is left for the plan to explain."""
     try:
-        tree = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return None
-    return tree.get("overlay") if isinstance(tree, dict) else None
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        tree = None
+    return tree if isinstance(tree, dict) else {}
+
+
+def _texts(root: Path, trees: list[dict[str, Any]]) -> Iterator[object]:
+    """Yield what changes with the texts: a stamp of each file that a data set names, and one of installed packages."""
+    yield Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
+    for pattern in sorted({pattern for tree in trees for pattern in _patterns(tree)}):
+        for match in sorted(glob.glob(str(root / os.path.expanduser(pattern)), recursive=True)):
+            for path in (Path(match), *sorted(Path(match).rglob("*"))):
+                status = path.stat()
+                yield path, status.st_size, status.st_mtime_ns
+
+
+def _patterns(tree: Any) -> Iterator[str]:
+    """Yield the paths and patterns of files in a configuration, at any depth and in dotted keys."""
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        if str(key).rpartition(".")[2] in FILES:
+            yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))
+        yield from _patterns(value)
 
 
 def ensure_plan(root: Path, given: dict[str, Any]) -> Path:
@@ -58,7 +84,8 @@ def ensure_plan(root: Path, given: dict[str, Any]) -> Path:
             words, cwd=root, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
         )
         if done.returncode:
-            raise UserError((done.stderr.strip() or "the plan could not be made").removeprefix("error: "))
+            lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+            raise UserError(lines[-1].removeprefix("error: ") if lines else f"no plan was made: {done.stderr.strip()}")
     return path
 
 
@@ -70,9 +97,15 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 def given_beyond_file(root: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return the values in which Snakemake's merged config differs from config.yaml: those of its command line."""
-    try:
-        in_file = yaml.safe_load((root / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        in_file = None
-    in_file = in_file if isinstance(in_file, dict) else {}
-    return {key: value for key, value in config.items() if key not in in_file or in_file[key] != value}
+    return _beyond(_read(root / "config.yaml"), config)
+
+
+def _beyond(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in above.items():
+        if isinstance(value, dict) and isinstance(below.get(key), dict):
+            if inner := _beyond(below[key], value):
+                found[key] = inner
+        elif key not in below or below[key] != value:
+            found[key] = value
+    return found

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,27 +20,33 @@ SomeSpec = TypeVar("SomeSpec", bound=Spec)
 class _UniqueKeyLoader(yaml.SafeLoader):
     """Safe loading that refuses a key given twice, where plain YAML silently keeps the last."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.MarkedYAMLError(problem=f"key {key!r} given twice", problem_mark=node.start_mark)
-        return super().construct_mapping(node, deep)
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} given twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return node
 
 
-def read_yaml(path: Path) -> Tree:
-    """Read a mapping from a YAML file."""
+def read_yaml(root: Path, place: str) -> Tree:
+    """Read a mapping from the YAML file at `place` below `root`."""
+    path = root / place
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except FileNotFoundError:
-        near = near_misses(path.stem, [p.stem for p in path.parent.glob("*.yaml")])
-        raise UserError(f"{path}: no such file{near}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        near = near_misses(path.name, [file.name for file in path.parent.glob("*.yaml")])
+        raise UserError(f"{place}: no such file{near}") from None
+    except yaml.MarkedYAMLError as error:
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{place}: not valid YAML: {error.problem}{line}; correct it") from None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{place}: cannot be read: {' '.join(str(error).split())}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise UserError(f"{path}: expected keys and values, got {tree!r}")
+        raise UserError(f"{place}: got {tree!r}; write keys and values")
     return tree
 
 
@@ -47,11 +54,11 @@ def parse(kind: type[SomeSpec], layers: list[Layer], subject: str = "") -> SomeS
     """Return the spec that the layers describe together; types are strict, so text is never read as a number."""
     tree = merge_layers(layers)
     try:
-        return kind.model_validate_json(json.dumps(tree), strict=True)
+        return kind.model_validate_json(json.dumps(tree, default=str), strict=True)
     except TypeError as error:
         raise UserError(f"{layers[-1].place}: {error}") from None
     except ValidationError as error:
-        raise UserError(_explain(error.errors()[0], tree, layers, subject)) from None
+        raise UserError(_explain(_telling(error.errors(), tree), tree, layers, subject)) from None
 
 
 def near_misses(word: str, known: list[str]) -> str:
@@ -62,40 +69,67 @@ def near_misses(word: str, known: list[str]) -> str:
     )
 
 
+def _telling(errors: list[ErrorDetails], tree: Tree) -> ErrorDetails:
+    """Return the first error; where a value fits no type of several, what is wrong beside the type tells more."""
+    first = _path_in_tree(errors[0], tree)
+    same = [error for error in errors if _path_in_tree(error, tree) == first]
+    return next((error for error in same if not error["type"].endswith("_type")), errors[0])
+
+
 def _explain(error: ErrorDetails, tree: Tree, layers: list[Layer], subject: str) -> str:
-    path = _path_in_tree(error["loc"], tree)
-    place = place_of(layers, path) if path else layers[-1].place
-    key = ".".join(str(part) for part in path)
-    return ": ".join(part for part in (place, subject, key, _reason(error)) if part)
+    path = _path_in_tree(error, tree)
+    reason = _reason(error)
+    culprit = _named_in(reason, path, tree) if error["type"] == "value_error" else path
+    key = ".".join(str(part) for part in (subject, *path) if part != "")
+    return ": ".join(part for part in (place_of(layers, culprit), key, reason) if part)
 
 
-def _path_in_tree(location: tuple[int | str, ...], tree: Tree) -> tuple[int | str, ...]:
+def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
     """Return pydantic's location without the tags of unions, which are no keys of the file."""
     path: list[int | str] = []
     node: Any = tree
-    for index, part in enumerate(location):
-        if isinstance(node, dict) and part in node:
+    for part in error["loc"]:
+        try:
             node = node[part]
-        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
-            node = node[part]
-        elif index < len(location) - 1:
+        except (LookupError, TypeError):
             continue
         path.append(part)
-    return tuple(path)
+    return (*path, error["loc"][-1]) if error["type"] == "missing" else tuple(path)
+
+
+def _named_in(reason: str, path: tuple[int | str, ...], tree: Tree) -> tuple[int | str, ...]:
+    """Return the first key of the file that a message about the mapping at `path` names, else `path`."""
+    for word in re.findall(r"[a-z_0-9.]+", reason):
+        node: Any = tree
+        named = (*path, *word.split("."))
+        for key in named:
+            node = node.get(key) if isinstance(node, dict) else None
+        if node is not None:
+            return named
+    return path
 
 
 def _reason(error: ErrorDetails) -> str:
-    value = error["input"]
-    if error["type"] == "extra_forbidden":
-        word = str(error["loc"][-1])
-        close = difflib.get_close_matches(word, _all_fields(), n=3)
-        return f"unknown key (value {value!r})" + (f"; did you mean {' or '.join(close)}?" if close else "; remove it")
-    if error["type"] == "missing":
+    kind, value = error["type"], error["input"]
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(str(error["loc"][-1]), _all_fields(), n=3)
+        return f"unknown key (value {value!r})" + (f"; did you mean {' or '.join(near)}?" if near else "; remove it")
+    if kind == "missing":
         return "missing key; add it"
-    if error["type"] == "value_error":
-        return error["msg"].removeprefix("Value error, ")
-    if isinstance(value, str) and error["type"] in ("float_type", "int_type") and _is_number(value):
-        return f"{value!r} is text, not a number; write {_as_yaml_number(value)} without quotes (YAML needs dot and sign)"
+    if kind == "value_error":
+        reason = error["msg"].removeprefix("Value error, ")
+        return reason if ";" in reason or reason.count("=") < 2 else f"{reason}; change one of them"
+    if kind == "union_tag_invalid":
+        known = [tag.strip("'") for tag in error["ctx"]["expected_tags"].split(", ")]
+        return f"unknown kind {error['ctx']['tag']!r}{near_misses(error['ctx']['tag'], known)}"
+    if kind == "too_short":
+        return f"{value!r} is empty; give at least one value, or leave the key out"
+    if kind == "string_pattern_mismatch":
+        return f"{value!r} is no name; use a-z, 0-9 and ._- only, a letter or digit first"
+    if isinstance(value, str) and kind in ("float_type", "int_type") and _is_number(value):
+        return (
+            f"{value!r} is text, not a number; write {_as_yaml_number(value)} without quotes (YAML needs dot and sign)"
+        )
     shown = "" if isinstance(value, dict) else f" (got {value!r})"
     return error["msg"].replace("\n", " ") + shown
 

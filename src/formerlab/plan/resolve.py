@@ -1,131 +1,110 @@
 """From study, scale and overrides to the resolved spec of every run."""
 
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any
 
 from formerlab.errors import UserError
 from formerlab.growth import grown_spec
-from formerlab.plan.layers import Layer, Tree, fields, fill, grid_points, merge, nested
-from formerlab.plan.read import near_misses, parse, read_yaml
-from formerlab.plan.schema import Config, Scale, Study, StudyScale
+from formerlab.plan.layers import Layer, Tree, fields, fill, grid_points, merge_layers, place_of
+from formerlab.plan.read import near_misses, parse
+from formerlab.plan.schema import Scale, StudyScale
+from formerlab.plan.sources import RUN_KEYS, Sources, part, study_place
 from formerlab.run import Run
-
-RUN_KEYS = frozenset(Run.model_fields) - {"study", "name", "seed"}
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Everything that was read, before runs are made of it."""
-
-    config: Config
-    scale: Scale
-    studies: dict[str, Study]
-    overrides: list[Layer]
-
-
-def read_sources(root: Path, given: Tree) -> Sources:
-    """Read config, scale and studies below `root`; `given` are the values of the command line."""
-    layers = [Layer("config.yaml", read_yaml(root / "config.yaml")), Layer("command line", given)]
-    config = parse(Config, layers)
-    overrides: list[Layer] = []
-    if config.overlay is not None:
-        overrides.append(Layer(config.overlay, nested(read_yaml(root / config.overlay))))
-    overrides.append(Layer("set", nested(config.set)))
-    own = {name: value for layer in overrides for name, value in layer.tree.items() if _is_config_key(name, value)}
-    config = parse(Config, [*layers, Layer("overlay", own)])
-    workflow = root / "workflow"
-    known = sorted(path.stem for path in (workflow / "studies").glob("*.yaml"))
-    _check_override_names(overrides, known)
-    for name in config.studies:
-        if name not in known:
-            raise UserError(f"config.yaml: studies: no study {name!r}{near_misses(name, known)}")
-    place = f"workflow/scales/{config.scale}.yaml"
-    scale_layers = [
-        Layer(place, read_yaml(root / place)),
-        Layer("config.yaml", {"data": config.data} if config.data else {}),
-        *_part(overrides, "scale"),
-    ]
-    studies = {}
-    for name in config.studies:
-        study_place = f"workflow/studies/{name}.yaml"
-        study_layers = [Layer(study_place, read_yaml(root / study_place)), *_part(overrides, "study", name)]
-        studies[name] = parse(Study, study_layers)
-    return Sources(config, parse(Scale, scale_layers), studies, overrides)
 
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
     """Return the runs of a study, parents before children, with one run per seed."""
-    study, scale, config = sources.studies[name], sources.scale, sources.config
+    scale = sources.scale
     at_scale = scale.studies.get(name, StudyScale())
-    trees = _run_layers(name, study, at_scale, sources)
-    _check_patterns(name, at_scale, list(trees), list(study.runs), config.scale)
-    kept = {run: layers for run, layers in trees.items() if any(fnmatchcase(run, p) for p in at_scale.only)}
-    runs = {run: _parse_run(name, run, layers, scale) for run, layers in kept.items()}
-    ordered = _with_parents_first(name, runs, set(trees))
-    grown = _grow(name, ordered)
-    seeds = config.seeds or at_scale.seeds or scale.seeds
+    layers = _run_layers(name, at_scale, sources)
+    _check_patterns(name, at_scale, list(layers), sources)
+    kept = [run for run in layers if any(fnmatchcase(run, pattern) for pattern in at_scale.only)]
+    runs = {run: _parse_run(name, run, layers[run], scale) for run in kept}
+    grown = _grow(name, _with_parents_first(name, runs, set(layers)))
+    seeds = sources.config.seeds or at_scale.seeds or scale.seeds
     return [run.model_copy(update={"seed": seed}) for run in grown for seed in seeds]
 
 
-def _run_layers(name: str, study: Study, at_scale: StudyScale, sources: Sources) -> dict[str, list[Layer]]:
+def _run_layers(name: str, at_scale: StudyScale, sources: Sources) -> dict[str, list[Layer]]:
     """Return what each run of a study is made of, from the general to the particular."""
-    study_place, scale_place = f"workflow/studies/{name}.yaml", f"workflow/scales/{sources.config.scale}.yaml"
+    study, place = sources.studies[name], sources.scale_place
     common = [
-        Layer(scale_place, sources.scale.defaults),
-        Layer(study_place, study.defaults),
-        Layer(scale_place, at_scale.defaults),
+        Layer(place, sources.scale.defaults),
+        Layer(study_place(name), study.defaults),
+        Layer(place, at_scale.defaults),
     ]
     result: dict[str, list[Layer]] = {}
     for template, tree in study.runs.items():
-        for run, own in _instances(study_place, template, tree, at_scale.runs.get(template, {})):
-            patterned = [
-                Layer(scale_place, t) for p, t in at_scale.runs.items() if p != template and fnmatchcase(run, p)
-            ]
-            final = [
-                layer
-                for override in _part(sources.overrides, name)
-                for layer in (
-                    Layer(override.place, {k: v for k, v in override.tree.items() if k in RUN_KEYS}),
-                    Layer(override.place, override.tree.get("runs", {}).get(run, {})),
-                )
-            ]
-            result[run] = [*common, *(Layer(p, t) for p, t in own), *patterned, *final]
+        exact = at_scale.runs.get(template, {})
+        for run, (own, at_this_scale) in _instances(Layer(study_place(name), tree), Layer(place, exact), template):
+            if run in result:
+                raise UserError(f"{study_place(name)}: runs.{template}: gives a second run {run!r}; remove one")
+            patterns = [p for p in at_scale.runs if p != template and fnmatchcase(run, p)]
+            patterned = [Layer(place, at_scale.runs[pattern]) for pattern in patterns]
+            result[run] = [*common, own, *patterned, at_this_scale, *_overrides_of(name, run, sources)]
+    _check_overridden(name, list(result), sources)
     return result
 
 
-def _instances(place: str, template: str, tree: Tree, at_scale: Tree) -> list[tuple[str, list[tuple[str, Tree]]]]:
-    """Return the runs that a template stands for, each with its trees; a plain name stands for itself."""
-    both = merge(tree, at_scale)
-    grid = both.pop("grid", None)
-    if not fields(template):
+def _overrides_of(study: str, run: str, sources: Sources) -> list[Layer]:
+    """Return what each override says of all runs of the study, and of this one."""
+    layers = []
+    for override in part(sources.overrides, study):
+        layers.append(Layer(override.place, {key: value for key, value in override.tree.items() if key in RUN_KEYS}))
+        layers += part([override], "runs", run)
+    return layers
+
+
+def _instances(study: Layer, scale: Layer, template: str) -> list[tuple[str, tuple[Layer, Layer]]]:
+    """Return the runs that a template stands for, each with its two layers; a plain name stands for itself."""
+    grid = merge_layers([study, scale]).get("grid")
+    place = place_of([study, scale], ("grid",))
+    study, scale = _without_grid(study), _without_grid(scale)
+    if not _fields(place, template):
         if grid is not None:
-            raise UserError(f"{place}: runs.{template}.grid needs {{fields}} in the name of the run")
-        return [(template, [(place, both)])]
-    if grid is None:
-        return []
-    points = grid_points(place, template, grid)
-    return [(template.format(**point), [(place, fill(both, point))]) for point in points]
+            raise UserError(f"{place}: runs.{template}.grid: got {grid!r}; put {{fields}} into the name of the run")
+        return [(template, (study, scale))]
+    points = [] if grid is None else grid_points(place, template, grid)
+    return [
+        (template.format(**point), (_filled(study, template, point), _filled(scale, template, point)))
+        for point in points
+    ]
+
+
+def _without_grid(layer: Layer) -> Layer:
+    return Layer(layer.place, {key: value for key, value in layer.tree.items() if key != "grid"})
+
+
+def _fields(place: str, template: str) -> list[str]:
+    try:
+        return fields(template)
+    except ValueError as error:
+        raise UserError(f"{place}: runs.{template}: {error}; write a field as {{name}}") from None
+
+
+def _filled(layer: Layer, template: str, point: Tree) -> Layer:
+    try:
+        return Layer(layer.place, fill(layer.tree, point))
+    except (LookupError, ValueError) as error:
+        near = near_misses(str(error).strip("'"), list(point))
+        raise UserError(f"{layer.place}: runs.{template}: no field {error} in the name of the run{near}") from None
 
 
 def _parse_run(study: str, name: str, layers: list[Layer], scale: Scale) -> Run:
     subject = f"{study}.runs.{name}"
-    tree = layers[0].tree
-    for layer in layers[1:]:
-        tree = merge(tree, layer.tree)
-    data = tree.get("data", "text")
-    if data not in scale.data:
-        raise UserError(f"{subject}: data: no data set {data!r} at this scale{near_misses(data, list(scale.data))}")
-    task = tree.get("task", {})
-    filled: Tree = {"study": study, "name": name, "model": {"vocabulary": scale.data[data].vocabulary}}
-    if "context" in task:
+    tree = merge_layers(layers)
+    data, task = tree.get("data", Run.model_fields["data"].default), tree.get("task")
+    if not isinstance(data, str) or data not in scale.data:
+        near = near_misses(str(data), list(scale.data))
+        raise UserError(f"{place_of(layers, ('data',))}: {subject}.data: no data set {data!r} at this scale{near}")
+    vocabulary = scale.data[data].vocabulary
+    filled: Tree = {"study": study, "name": name, "model": {"vocabulary": vocabulary}}
+    if isinstance(task, dict) and "context" in task:
         filled["model"]["context"] = task["context"]
-    run = parse(Run, [Layer("the data set", filled), *layers], subject)
-    if run.model.vocabulary < scale.data[data].vocabulary:
+    run = parse(Run, [Layer(study_place(study), filled), *layers], subject)
+    if run.model.vocabulary < vocabulary:
         raise UserError(
-            f"{subject}: model.vocabulary={run.model.vocabulary} is smaller than the {scale.data[data].vocabulary} "
-            f"tokens of data set {data!r}; leave it out"
+            f"{place_of(layers, ('model', 'vocabulary'))}: {subject}.model.vocabulary: {run.model.vocabulary} is less "
+            f"than the {vocabulary} tokens of data set {data!r}; leave it out"
         )
     return run
 
@@ -135,15 +114,17 @@ def _with_parents_first(study: str, runs: dict[str, Run], all_names: set[str]) -
     ordered: dict[str, Run] = {}
 
     def visit(name: str, chain: tuple[str, ...]) -> None:
+        parent, place = runs[name].init, f"{study_place(study)}: runs.{name}.init"
         if name in chain:
-            raise UserError(f"workflow/studies/{study}.yaml: runs grow in a cycle: {' -> '.join([*chain, name])}")
+            raise UserError(
+                f"{place}: {parent!r} closes a cycle ({' -> '.join([*chain, name])}); start one from scratch"
+            )
         if name in ordered:
             return
-        parent = runs[name].init
         if parent is not None and parent not in runs:
             where = "is left out at this scale by `only`" if parent in all_names else "does not exist"
             near = near_misses(parent, [run for run in runs if run != name])
-            raise UserError(f"workflow/studies/{study}.yaml: runs.{name}.init: {parent!r} {where}{near}")
+            raise UserError(f"{place}: {parent!r} {where}{near}")
         if parent is not None:
             visit(parent, (*chain, name))
         ordered[name] = runs[name]
@@ -158,51 +139,45 @@ def _grow(study: str, ordered: list[Run]) -> list[Run]:
     done: dict[str, Run] = {}
     for run in ordered:
         if run.init is not None:
-            parent = done[run.init]
+            place = f"{study_place(study)}: runs.{run.name}"
             if run.growth is None:
-                raise UserError(f"{study}.runs.{run.name}: init={run.init} needs the key growth")
+                raise UserError(f"{place}.init: {run.init!r} needs the key growth; add growth: {{}} or remove init")
             try:
-                run = run.model_copy(update={"model": grown_spec(parent.model, run.model, run.growth)})
+                model = grown_spec(done[run.init].model, run.model, run.growth)
             except UserError as error:
-                raise UserError(f"{study}.runs.{run.name}: init={run.init}: {error}") from None
+                raise UserError(f"{place}.init: {run.init!r}: {error}") from None
+            run = run.model_copy(update={"model": model})
         done[run.name] = run
     return list(done.values())
 
 
-def _part(layers: list[Layer], *path: str) -> list[Layer]:
-    """Return the part of each layer below a path, where it is a mapping."""
-    parts = []
-    for layer in layers:
-        node: Any = layer.tree
-        for key in path:
-            node = node.get(key) if isinstance(node, dict) else None
-        if isinstance(node, dict):
-            parts.append(Layer(f"{layer.place}: {'.'.join(path)}", node))
-    return parts
+def _check_overridden(study: str, names: list[str], sources: Sources) -> None:
+    """Refuse overrides of runs that the study does not have."""
+    for override in part(sources.overrides, study, "runs"):
+        for name, tree in override.tree.items():
+            if name not in names:
+                raise UserError(f"{override.place}: {study}.runs.{name}: no such run{near_misses(name, names)}")
+            if not isinstance(tree, dict):
+                raise UserError(f"{override.place}: {study}.runs.{name}: got {tree!r}; name a key below it")
 
 
-def _is_config_key(name: str, value: Any) -> bool:
-    return name in Config.model_fields and not (name == "scale" and isinstance(value, dict))
-
-
-def _check_override_names(overrides: list[Layer], studies: list[str]) -> None:
-    """Refuse overrides that no part of the configuration would read."""
-    known = [*studies, "scale", "study", *Config.model_fields]
-    for layer in overrides:
-        for name, value in layer.tree.items():
-            if name not in known:
-                raise UserError(f"{layer.place}: {name}: unknown key (value {value!r}){near_misses(name, known)}")
-            if name not in studies or not isinstance(value, dict):
-                continue
-            for key in value:
-                if key not in RUN_KEYS and key != "runs":
-                    near = near_misses(key, sorted(RUN_KEYS | {"runs"}))
-                    raise UserError(f"{layer.place}: {name}.{key}: unknown key{near}")
-
-
-def _check_patterns(study: str, at_scale: StudyScale, names: list[str], templates: list[str], scale: str) -> None:
-    """Refuse patterns of the scale that match no run of the study."""
-    for pattern in (*at_scale.only, *at_scale.runs, *at_scale.prune, *(at_scale.zeroshot or ())):
-        if pattern not in templates and not any(fnmatchcase(name, pattern) for name in names):
-            place = f"workflow/scales/{scale}.yaml: studies.{study}"
-            raise UserError(f"{place}: {pattern!r} matches no run{near_misses(pattern, names + templates)}")
+def _check_patterns(study: str, at_scale: StudyScale, names: list[str], sources: Sources) -> None:
+    """Refuse patterns that match no run of the study, and sweeps of the scale that the study does not have."""
+    of_study = sources.studies[study]
+    known = [*names, *of_study.runs]
+    place = f"{sources.scale_place}: studies.{study}"
+    patterns = {
+        f"{place}.only": at_scale.only,
+        f"{place}.runs": at_scale.runs,
+        f"{place}.zeroshot": at_scale.zeroshot or (),
+        f"{study_place(study)}: zeroshot": of_study.zeroshot,
+        f"{study_place(study)}: prune": of_study.prune,
+    }
+    for key, given in patterns.items():
+        for pattern in given:
+            if pattern not in known and not any(fnmatchcase(name, pattern) for name in known):
+                raise UserError(f"{key}: {pattern!r} matches no run{near_misses(pattern, known)}")
+    for pattern in at_scale.prune:
+        if pattern not in of_study.prune:
+            near = near_misses(pattern, list(of_study.prune))
+            raise UserError(f"{place}.prune: {pattern!r} is no sweep of the study{near}")

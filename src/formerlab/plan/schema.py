@@ -1,13 +1,25 @@
 """What the YAML files may say: config.yaml, workflow/studies/*.yaml and workflow/scales/*.yaml."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
 
 from formerlab.data import TextData
 from formerlab.spec import Spec
 
+Item = TypeVar("Item")
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+
+
+def _distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"{value!r} stands here twice; keep one")
+    return values
+
+
+Seeds = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), AfterValidator(_distinct)]
+Studies = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_distinct)]
 ScaleName = Literal["smoke", "laptop", "overnight", "workstation", "paper"]
 
 
@@ -16,14 +28,14 @@ class Config(Spec):
 
     scale: ScaleName = "laptop"
     """How big the runs are and which data they read: a file of workflow/scales."""
-    studies: tuple[Name, ...] = ("tokenformer", "denseformer", "decay")
+    studies: Studies = ("tokenformer", "denseformer", "decay")
     """Which studies run: files of workflow/studies."""
-    seeds: tuple[NonNegativeInt, ...] | None = None
-    """Seeds of every run; empty means those of the scale."""
+    seeds: Seeds | None = None
+    """Seeds of every run; null means those of the scale."""
     device: Literal["cpu", "cuda"] | None = None
-    """Where models train; empty means the scale's device."""
+    """Where models train; null means the scale's device."""
     threads: PositiveInt | None = None
-    """CPU threads of a job; empty means the scale's number."""
+    """CPU threads of a job; null means the scale's number."""
     data: dict[Name, dict[str, Any]] = {}
     """Your own data: keys laid over the scale's data sets of the same name."""
     results: str = "results"
@@ -35,7 +47,8 @@ class Config(Spec):
     overlay: str | None = None
     """A YAML file whose keys are laid over everything else, in the form of `set`."""
     set: dict[str, Any] = {}
-    """Values laid over single keys: <study>.<key of a run>, <study>.runs.<run>.<key>, scale.<key>, study.<study>.<key>."""
+    """Values laid over single keys: <study>.<key of a run>, <study>.runs.<run>.<key>, scale.<key>, study.<study>.<key>,
+    or a key of this file."""
 
 
 class StudyScale(Spec):
@@ -43,14 +56,14 @@ class StudyScale(Spec):
 
     only: tuple[str, ...] = ("*",)
     """Patterns of run names that exist at this scale."""
-    seeds: tuple[NonNegativeInt, ...] | None = None
+    seeds: Seeds | None = None
     """Seeds, where they differ from the scale's."""
     defaults: dict[str, Any] = {}
     """Keys of every run of the study."""
     runs: dict[str, dict[str, Any]] = {}
     """Keys of single runs, by name, pattern, or template (with its grid)."""
     zeroshot: tuple[str, ...] | None = None
-    """Patterns of run names that answer the zero-shot questions; empty means the study's."""
+    """Patterns of run names that answer the zero-shot questions; null means the study's."""
     prune: dict[str, dict[str, Any]] = {}
     """Keys of the cache-pruning sweeps, by pattern of run names."""
 
@@ -68,7 +81,7 @@ class Scale(Spec):
     """Memory of a job beside what its model needs, MiB."""
     flops_per_s: PositiveFloat = 2.0e10
     """Training speed that the time estimates assume, FLOP/s of one job."""
-    seeds: tuple[NonNegativeInt, ...] = (0,)
+    seeds: Seeds = (0,)
     """Seeds of every run."""
     data: dict[Name, TextData]
     """Data sets by name."""

@@ -1,5 +1,6 @@
 """The plan as people read it, and as a shell runs it."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "hours", "s
 def table(plan: dict[str, Any]) -> str:
     """Return every training run with its predicted cost, and the totals per study."""
     lines = [f"scale {plan['scale']}: {plan['description']}", ""]
-    rows = [COLUMNS]
+    rows: list[tuple[str, ...]] = [COLUMNS]
     for name, study in plan["studies"].items():
         jobs = {run_id: job for run_id, job in plan["train"].items() if job["study"] == name}
         rows += [(run_id, *_cells(job["cost"]), job["init"] or "") for run_id, job in jobs.items()]
@@ -44,7 +45,7 @@ def _cells(cost: dict[str, Any]) -> tuple[str, ...]:
 def shell(plan: dict[str, Any], path: Path) -> str:
     """Return the stage commands whose results are missing, in an order that respects what each needs."""
     results = Path(plan["results"])
-    lines = ["set -e", f"export FORMERLAB_PLAN={path}", "export OMP_NUM_THREADS=" + str(plan["threads"])]
+    lines = ["set -e", f"export FORMERLAB_PLAN={shlex.quote(str(path))}", f"export OMP_NUM_THREADS={plan['threads']}"]
     stages = [("data", name, Path(job["out"], "manifest.json")) for name, job in plan["data"].items()]
     stages += [("train", run_id, results / run_id / "run.json") for run_id in plan["train"]]
     for stage in ("zeroshot", "prune"):

@@ -9,16 +9,32 @@ from formerlab.errors import UserError
 from formerlab.files import read_json
 
 PROBLEMS = ("failed", "killed", "stopped")
+DONE = ("finished", "diverged")
+READABLE = {
+    "spec_hash": "configuration",
+    "recipe": "configuration",
+    "sweep": "configuration",
+    "code_hash": "code",
+    "source_fingerprint": "text",
+    "data.fingerprint": "data",
+    "init.weights_sha256": "parent",
+    "weights_sha256": "weights",
+}
 FINISHED = {"data": "manifest.json", "train": "run.json", "zeroshot": "zeroshot.json", "prune": "prune.json"}
 
 
 def states(plan: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """Return (stage, job, state, detail) of every job."""
     rows = []
-    for stage, product in FINISHED.items():
-        for name, job in plan[stage].items():
-            folder = Path(job["out"]) if stage == "data" else Path(plan["results"], name)
-            rows.append((stage, name, *_state(stage, folder, product, _expected(stage, name, plan))))
+    known: dict[tuple[str, str], str] = {}
+    for stage in FINISHED:
+        for name in plan[stage]:
+            state, detail = _state(stage, name, plan)
+            unfinished = [base for base in _bases(stage, name, plan) if known[base] not in DONE]
+            if state in DONE and unfinished:
+                state, detail = "stale", "; ".join(f"{base[1]} is {known[base]}" for base in unfinished)
+            known[stage, name] = state
+            rows.append((stage, name, state, detail))
     return rows
 
 
@@ -36,35 +52,62 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
     )
 
 
+def _bases(stage: str, name: str, plan: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the jobs whose products a job reads; they stand before it in the plan."""
+    if stage == "data":
+        return []
+    if stage != "train":
+        return [("train", name)]
+    job = plan["train"][name]
+    return [("data", job["data"]), *([("train", job["init"])] if job["init"] else [])]
+
+
 def _expected(stage: str, name: str, plan: dict[str, Any]) -> dict[str, Any]:
     """Return what the finished product must say to be up to date."""
     job = plan[stage][name]
-    if stage == "train":
-        return {"spec_hash": job["spec_hash"], "code_hash": job["code"]}
     if stage == "data":
-        return {"spec": job["spec"], "code_hash": job["code"]}
-    return {"code_hash": job["code"]} | ({"sweep": job["sweep"]} if stage == "prune" else {})
+        return {"recipe": job["recipe"], "source_fingerprint": job["source"], "code_hash": job["code"]}
+    if stage != "train":
+        weights = _said_by(Path(plan["results"], name, "run.json"), "weights_sha256")
+        sweep = {"sweep": job["sweep"]} if stage == "prune" else {}
+        return {"code_hash": job["code"], "weights_sha256": weights} | sweep
+    expected = {"spec_hash": job["spec_hash"], "code_hash": job["code"]}
+    expected["data.fingerprint"] = _said_by(Path(plan["data"][job["data"]]["out"], "manifest.json"), "fingerprint")
+    if job["init"]:
+        expected["init.weights_sha256"] = _said_by(Path(plan["results"], job["init"], "run.json"), "weights_sha256")
+    return expected
 
 
-def _state(stage: str, folder: Path, product: str, expected: dict[str, Any]) -> tuple[str, str]:
+def _said_by(path: Path, key: str) -> Any:
+    """Return what a product says now; what does not exist or cannot be read says nothing."""
+    try:
+        return read_json(path)[key]
+    except (UserError, KeyError):
+        return None
+
+
+def _state(stage: str, name: str, plan: dict[str, Any]) -> tuple[str, str]:
+    """Return state and detail of a job by itself."""
+    folder = Path(plan["data"][name]["out"]) if stage == "data" else Path(plan["results"], name)
+    product = folder / FINISHED[stage]
     note = read_note(stage, folder)
     if note is not None:
         log = f"; log {note['log']}" if note["log"] else ""
         return note["state"], f"{note.get('reason', 'since ' + note['since'])}{log}"
-    if not (folder / product).exists():
+    if not product.exists():
         return "missing", ""
     try:
-        record = read_json(folder / product)
+        record = read_json(product)
     except UserError as error:
         return "failed", str(error)
-    changed = [key for key, value in expected.items() if record.get(key) != value]
+    expected = _expected(stage, name, plan)
+    changed = {READABLE[key] for key, value in expected.items() if value is not None and _at(record, key) != value}
     if changed:
-        return "stale", "changed since: " + ", ".join(_READABLE.get(key, key) for key in changed)
-    if stage in ("zeroshot", "prune") and (folder / "run.json").exists():
-        weights = read_json(folder / "run.json")["weights_sha256"]
-        if record["weights_sha256"] != weights:
-            return "stale", "trained anew since"
+        return "stale", "changed since: " + ", ".join(sorted(changed))
     return record.get("status", "finished"), ""
 
 
-_READABLE = {"spec_hash": "configuration", "code_hash": "code", "spec": "configuration", "sweep": "configuration"}
+def _at(record: Any, dotted: str) -> Any:
+    for key in dotted.split("."):
+        record = record.get(key) if isinstance(record, dict) else None
+    return record

@@ -38,7 +38,8 @@ def table(results: Results) -> DataFrame:
         scored = accuracies(questions[questions["metric"] == wanted], ARM)
         ours = ours.merge(scored.drop(columns="seeds"), on=ARM, how="outer") if len(ours) else scored
         ours = ordered(ours.assign(source="ours"))
-    columns = [*_COLUMNS, *ours.columns.difference(list(_COLUMNS), sort=False)]
+    answers = [name for name in ours.columns if "(" in name or name == "questions"]
+    columns = [*_COLUMNS, *answers]
     blocks = [block for block in (ours.reindex(columns=columns), _published()) if len(block)]
     return pd.concat(blocks, ignore_index=True)
 

@@ -1,7 +1,5 @@
 """The checkpoint of a run in progress: one file, replaced whole, that says which run it belongs to."""
 
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +25,38 @@ def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> State:
     UserError
         Where the file is broken, or belongs to something else; the message names what differs.
     """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        found, state = content["belongs_to"], content["state"]
-    except (RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: broken checkpoint ({reason}); delete it to train from the start") from None
-    differing = sorted(key for key in belongs_to | found if belongs_to.get(key) != found.get(key))
+    content = load_tensors(path, "delete it to train from the start")
+    differing = differences(content["belongs_to"], belongs_to)
     if differing:
-        details = ", ".join(f"{key} {found.get(key)} there, {belongs_to.get(key)} here" for key in differing)
         raise UserError(
-            f"{path}: checkpoint of another run ({details}); "
+            f"{path}: checkpoint of another run ({differing}); "
             "go on with --on-mismatch restart, which keeps it as checkpoint.superseded"
         )
-    return dict(state)
+    return dict(content["state"])
+
+
+def load_tensors(path: Path, remedy: str) -> dict[str, Any]:
+    """Read what `torch.save` wrote, tensors and plain values only.
+
+    Raises
+    ------
+    UserError
+        Where there is no whole file of that kind.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # what a damaged file makes of the reader is anybody's guess
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{path}: broken ({reason}); {remedy}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: broken (holds no mapping); {remedy}")
+    return content
+
+
+def differences(found: dict[str, str], wanted: dict[str, str]) -> str:
+    """Say in which of spec, data, code and initial weights two runs differ; nothing where they are the same."""
+    return ", ".join(
+        f"{key} {found.get(key)} there, {wanted.get(key)} here"
+        for key in sorted(found | wanted)
+        if found.get(key) != wanted.get(key)
+    )

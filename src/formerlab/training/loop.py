@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,43 +13,12 @@ from torch import Tensor, nn
 
 from formerlab.errors import StoppedEarly
 from formerlab.evaluation.cost import peak_memory_bytes
-from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.run import Run
 from formerlab.seeding import mixed_seed
+from formerlab.training.state import Row, State
 
 Stream = NDArray[np.unsignedinteger]
-Row = list[float | int | str]
-
-
-@dataclass
-class State:
-    """All that changes while a run trains, and all that a checkpoint holds."""
-
-    model: DecoderModel
-    optimizer: torch.optim.Optimizer
-    step: int = 0
-    """Finished optimizer steps."""
-    training_time_s: float = 0.0
-    """Time inside optimizer steps, over all starts of the run."""
-    rows: dict[str, list[Row]] = field(default_factory=lambda: {"train": [], "timing": [], "eval": []})
-
-    def dump(self) -> dict[str, object]:
-        """Return the content of a checkpoint."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "step": self.step,
-            "training_time_s": self.training_time_s,
-            "rows": self.rows,
-        }
-
-    def restore(self, content: dict[str, object]) -> None:
-        """Take over the content of a checkpoint."""
-        self.model.load_state_dict(content["model"])  # type: ignore[arg-type]
-        self.optimizer.load_state_dict(content["optimizer"])  # type: ignore[arg-type]
-        for name in ("step", "training_time_s", "rows"):
-            setattr(self, name, content[name])
 
 
 @dataclass(frozen=True)
@@ -65,8 +34,9 @@ class Hooks:
 
 
 def train(run: Run, state: State, train_stream: Stream, valid_stream: Stream, hooks: Hooks) -> int | None:
-    """Train to the last step and return nothing, or the step at which the loss was no longer finite.
+    """Train to the last step and return nothing, or the step at which the run diverged.
 
+    It has diverged when loss, gradient or weights are not finite, or the validation loss; that step leaves no row.
     Every step is pure in (run, step): its batch, learning rate and dropout depend on nothing else, so a run that was
     interrupted and goes on from a checkpoint ends with the same bits.
 
@@ -77,8 +47,8 @@ def train(run: Run, state: State, train_stream: Stream, valid_stream: Stream, ho
     """
     model: nn.Module = torch.compile(state.model) if run.compile else state.model  # type: ignore[assignment]
     valid = run.task.valid_batches(valid_stream)
-    if not state.rows["eval"]:
-        _validate(run, model, state, valid)
+    if not state.rows["eval"] and not _validate(run, model, state, valid):
+        return state.step
     saved = time.monotonic()
     with Progress(run.steps, f"train {run.id}", start=state.step) as progress:
         while state.step < run.steps:
@@ -88,13 +58,15 @@ def train(run: Run, state: State, train_stream: Stream, valid_stream: Stream, ho
                 raise StoppedEarly(f"{run.id}: {done} ({reason}); run again to continue")
             started = time.perf_counter()
             loss, norm = _optimizer_step(run, model, state, train_stream)
-            if not (math.isfinite(loss) and math.isfinite(norm)):
+            weights = nn.utils.get_total_norm(state.model.parameters()).item()
+            if not all(map(math.isfinite, (loss, norm, weights))):
                 return state.step + 1
             state.training_time_s += time.perf_counter() - started
             state.step += 1
             _log(run, state, loss, norm, progress)
-            if state.step % run.evaluate_every == 0 or state.step == run.steps:
-                _validate(run, model, state, valid)
+            due = state.step % run.evaluate_every == 0 or state.step == run.steps
+            if due and not _validate(run, model, state, valid):
+                return state.step
             if time.monotonic() - saved >= hooks.checkpoint_seconds:
                 hooks.save(state)
                 saved = time.monotonic()
@@ -106,7 +78,7 @@ def _optimizer_step(run: Run, model: nn.Module, state: State, stream: Stream) ->
 
     A step whose loss or gradient is not finite changes no weight.
     """
-    device = next(state.model.parameters()).device
+    device = state.model.embedding.device
     torch.manual_seed(mixed_seed(run.seed, state.step))  # dropout, pure in the step
     for group in state.optimizer.param_groups:
         group["lr"] = run.optimizer.lr * run.schedule.factor(state.step, run.steps)
@@ -133,18 +105,24 @@ def _log(run: Run, state: State, loss: float, norm: float, progress: Progress) -
     lr = state.optimizer.param_groups[0]["lr"]
     speed = tokens / state.training_time_s
     state.rows["train"].append([state.step, tokens, loss, lr, norm])
-    state.rows["timing"].append([state.step, state.training_time_s, speed, peak_memory_bytes()])
+    memory = peak_memory_bytes(state.model.embedding.device)
+    state.rows["timing"].append([state.step, state.training_time_s, speed, memory])
     progress.update(state.step, tokens_per_s=speed, loss=loss)
 
 
-def _validate(run: Run, model: nn.Module, state: State, batches: list[Tensor]) -> None:
-    """Add one row per batch of the fixed validation stream."""
-    device = next(state.model.parameters()).device
+def _validate(run: Run, model: nn.Module, state: State, batches: list[Tensor]) -> bool:
+    """Add one row per batch of the fixed validation stream, or say that a loss is not finite."""
+    device = state.model.embedding.device
+    rows: list[Row] = []
     with _evaluating(state.model), _precision(run, device):
         for index, batch in enumerate(batches):
             loss = run.task.loss(model, batch.to(device)).item()
             tokens = batch.shape[0] * (batch.shape[1] - 1)
-            state.rows["eval"].append([state.step, "valid", index, tokens, loss])
+            rows.append([state.step, "valid", index, tokens, loss])
+    if not all(math.isfinite(float(row[-1])) for row in rows):
+        return False
+    state.rows["eval"] += rows
+    return True
 
 
 def _precision(run: Run, device: torch.device) -> torch.autocast:

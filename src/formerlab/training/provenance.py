@@ -33,7 +33,8 @@ def git_state() -> dict[str, str | None]:
 
 
 def _git(root: Path, *words: str) -> str:
-    return subprocess.run(["git", "-C", str(root), *words], capture_output=True, check=True, text=True).stdout
+    command = ["git", "-C", str(root), *words]
+    return subprocess.run(command, capture_output=True, check=True, text=True, errors="replace").stdout
 
 
 def versions() -> dict[str, str]:

@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from formerlab.spec import Spec
 
@@ -49,9 +49,9 @@ class OneCycle(Spec):
     kind: Literal["onecycle"] = "onecycle"
     warmup: Share = 0.05
     """Share of the steps that rise."""
-    start_division: PositiveFloat = 100.0
+    start_division: float = Field(default=100.0, ge=1.0)
     """The first rate is the peak divided by this."""
-    end_division: PositiveFloat = 10.0
+    end_division: float = Field(default=10.0, ge=1.0)
     """The last rate is the peak divided by this."""
 
     def factor(self, step: int, steps: int) -> float:

@@ -2,26 +2,44 @@
 
 import signal
 import time
-from types import FrameType
+from types import FrameType, TracebackType
+
+from formerlab.errors import UserError
 
 
 class StopRequest:
     """Says why to stop, or nothing while there is no reason.
 
-    SIGTERM (a cluster's time limit, scancel) and SIGINT (Ctrl-C) are noted and acted on between two steps; a second
-    Ctrl-C interrupts at once. `time_limit_s` counts from the creation of this object, and `margin_s` before it the
-    stage is asked to stop, so that it can save its work.
+    Inside a `with` block SIGTERM (a cluster's time limit, scancel) and SIGINT (Ctrl-C) are noted and acted on between
+    two steps; a second Ctrl-C interrupts at once. `time_limit_s` counts from the creation of this object, and
+    `margin_s` before it the stage is asked to stop, so that it can save its work.
+
+    Raises
+    ------
+    UserError
+        Where the margin leaves none of the time limit.
     """
 
     def __init__(self, time_limit_s: float | None = None, margin_s: float = 30.0) -> None:
+        if time_limit_s is not None and time_limit_s <= margin_s:
+            raise UserError(
+                f"a time limit of {time_limit_s:g} s leaves no time before its margin of {margin_s:g} s; "
+                "raise --time-limit or lower --margin"
+            )
         self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s - margin_s
         self._limit_s = time_limit_s
         self._signal: str | None = None
 
-    def install(self) -> None:
-        """Listen to SIGTERM and SIGINT."""
-        signal.signal(signal.SIGTERM, self._note)
-        signal.signal(signal.SIGINT, self._note)
+    def __enter__(self) -> "StopRequest":
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        self._handlers = {number: signal.signal(number, self._note) or signal.SIG_DFL for number in numbers}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     def __call__(self) -> str | None:
         """Return the reason to stop now, if there is one."""

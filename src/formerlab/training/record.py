@@ -1,0 +1,59 @@
+"""The record of a run: what it was, what it cost and where it comes from."""
+
+from typing import Any
+
+import torch
+
+from formerlab.evaluation.cost import flops_utilisation, matmul_flops_per_s, peak_memory_bytes
+from formerlab.run import Run
+from formerlab.training import provenance
+from formerlab.training.settings import Settings
+from formerlab.training.state import State
+
+SCHEMA = 1
+
+Record = dict[str, Any]
+
+
+def record_of(
+    run: Run, state: State, settings: Settings, manifest: Record, parent: Record | None, diverged: int | None
+) -> Record:
+    """Return the content of run.json but for the hash of the weights and the final losses.
+
+    `manifest` is that of the data, `parent` the record of the run that this one grew from.
+    """
+    device = torch.device(settings.device)
+    tokens, flops = (whole * state.step // run.steps for whole in (run.tokens, run.flops))
+    rate, time_s = matmul_flops_per_s(device), state.training_time_s
+    return {
+        "schema": SCHEMA,
+        "id": run.id,
+        "study": run.study,
+        "run": run.name,
+        "seed": run.seed,
+        "status": "finished" if diverged is None else "diverged",
+        "diverged_at_step": diverged,
+        "spec": run.plain(),
+        "spec_hash": run.fingerprint(),
+        "code_hash": settings.code_hash,
+        "data": {key: manifest[key] for key in ("name", "fingerprint")},
+        "init": parent and {key: parent[key] for key in ("id", "weights_sha256")},
+        "parameters": run.model.params(),
+        "parameters_non_embedding": run.model.params(embedding=False),
+        "tokens": tokens,
+        "flops": flops,
+        "flops_cumulative": flops + (parent["flops_cumulative"] if parent else 0),
+        "training_time_s": time_s,
+        "wall_time_s": state.wall_time_s,
+        "tokens_per_s": tokens / time_s if time_s else None,
+        "peak_memory_bytes": peak_memory_bytes(device),
+        "flops_utilisation": flops_utilisation(flops, time_s, rate) if time_s else None,
+        "matmul_flops_per_s": rate,
+        "threads": settings.threads,
+        "device": provenance.device_name(device),
+        "host": provenance.host(),
+        "git": provenance.git_state(),
+        "versions": provenance.versions(),
+        "started": state.started,
+        "finished": provenance.now(),
+    }

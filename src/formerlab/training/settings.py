@@ -1,0 +1,20 @@
+"""How a run is carried out."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run's results do not depend on, given the number of threads and the kind of device."""
+
+    threads: int = 1
+    device: str = "cpu"
+    time_limit_s: float | None = None
+    margin_s: float = 30.0
+    checkpoint_seconds: float = 60.0
+    on_mismatch: str = "refuse"
+    """What to do with the results or the checkpoint of another run in the same folder: refuse | restart."""
+    code_hash: str = ""
+    """Hash of the code that the run depends on."""
+    keep_optimizer: bool = False
+    """Leave the optimizer's final state in optimizer.pt, for runs that grow from this one and carry it on."""

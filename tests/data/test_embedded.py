@@ -1,0 +1,144 @@
+"""Embedded text: what is read out of Python sources, and that splits share nothing."""
+
+from importlib import metadata
+
+import pytest
+from corpora import embedded_data
+
+from formerlab.data import Embedded
+from formerlab.data.docstrings import read_module
+from formerlab.data.embedded import PACKAGES, REPEATABLE_CHARACTERS, collection_paused
+from formerlab.data.intake import Intake
+from formerlab.data.shards import SPLITS, Shares
+from formerlab.data.workers import Workers
+from formerlab.errors import UserError
+
+SOURCE = '''
+"""Module summary.
+
+Second paragraph.
+"""
+import missing_package
+raise SystemExit("never run")
+
+class Ridge(Base, metaclass=Meta):
+    """Linear model.
+
+
+    Longer text
+      with an indented line.
+    """
+
+    def fit(self, X, /, y=None, *rest: int, alpha: float = 1.0, **others) -> "Ridge":
+        """Fit the model."""
+        def inner():
+            """Not reached from outside."""
+
+    def silent(self): ...
+
+if True:
+    async def fetch():
+        r"""Fetch \\d."""
+'''
+
+RENDERED = """\
+package.module
+Module summary.
+
+Second paragraph.
+
+class Ridge(Base):
+Linear model.
+
+Longer text
+  with an indented line.
+
+def fit(X, y, *rest, alpha, **others):
+Fit the model.
+
+def fetch():
+Fetch \\d."""
+
+
+def test_signatures_and_docstrings_in_source_order() -> None:
+    assert read_module("package.module", SOURCE.encode()).render() == RENDERED
+
+
+@pytest.mark.parametrize("source", [b"def broken(:", b"\xff\xfe", b"x = 1", b'"""  """', b"a\0b"])
+def test_sources_without_documentation_are_passed_over(source: bytes) -> None:
+    assert read_module("x", source).entries == ()
+
+
+def test_filtering_drops_paragraphs_and_empty_entries() -> None:
+    module = read_module("m", SOURCE.encode()).filtered(lambda text: "summary" not in text and "Fit" not in text)
+    assert [entry.signature for entry in module.entries] == ["m", "class Ridge(Base):", "def fetch():"]
+    assert [entry.summary for entry in module.entries] == [False, True, True]
+
+
+def divided(data_packages: tuple[str, ...]) -> dict[str, list[str]]:
+    data = embedded_data(
+        source=Embedded(packages=data_packages, standard_library=False), max_bytes=None, max_held_out_bytes=None
+    )
+    documents: dict[str, list[str]] = {split: [] for split in SPLITS}
+    with Workers(1) as workers:
+        for split, text in Intake(data).documents(data.source.open(data.shares, workers).shards):
+            documents[split].append(text)
+    return documents
+
+
+def test_no_longer_paragraph_occurs_twice() -> None:
+    documents = divided(("networkx",))
+    assert all(documents.values())
+    paragraphs = [
+        paragraph.partition(":\n")[2] if paragraph.startswith(("def ", "class ")) else paragraph
+        for texts in documents.values()
+        for text in texts
+        for paragraph in text.split("\n\n")
+    ]
+    long = ["".join(text.split()) for text in paragraphs if len(text) >= REPEATABLE_CHARACTERS]
+    assert len(long) > 1000
+    assert len(set(long)) == len(long)
+
+
+def test_no_test_paragraph_is_trained_on_even_where_the_test_stream_is_short() -> None:
+    data = embedded_data(max_bytes=None, max_held_out_bytes=1)
+    with Workers(1) as workers:
+        corpus = data.source.open(data.shares, workers)
+        documents = list(Intake(data).documents(corpus.shards))
+    assert [split for split, _ in documents].count("test") == 1
+    tested = {text for module in corpus.test_modules for entry in module.entries for text in entry.paragraphs}
+    trained = {text for split, document in documents if split == "train" for text in document.split("\n\n")}
+    assert not [text for text in tested & trained if len(text) >= REPEATABLE_CHARACTERS]
+    assert len(tested) > 100
+
+
+def test_tests_of_packages_are_not_read() -> None:
+    names = [name for name, _ in Embedded(packages=("networkx",), standard_library=True).located()]
+    assert "networkx.algorithms.dag" in names
+    assert "asyncio.events" in names
+    assert not [name for name in names if ".tests" in name or name.startswith("test.") or "site-packages" in name]
+    assert len(set(names)) == len(names)
+
+
+def test_state_and_notice_name_versions_and_licences() -> None:
+    source = Embedded(packages=("networkx", "no-such-package"), standard_library=False)
+    assert source.versions() == {"networkx": metadata.version("networkx")}
+    assert "networkx" in source.licence_notice()
+    assert "BSD" in source.licence_notice()
+    assert source.state() == Embedded(packages=("networkx",), standard_library=False).state()
+    assert source.state() != Embedded(packages=("networkx",)).state()
+    assert all("not stated" not in notice for notice in Embedded(packages=PACKAGES).licence_notice().split(";"))
+
+
+def test_nothing_installed_is_an_error() -> None:
+    source = Embedded(packages=("no-such-package",), standard_library=False)
+    with pytest.raises(UserError, match="none of the packages no-such-package is installed"), Workers(1) as workers:
+        source.open(Shares(0.1, 0.1), workers)
+
+
+def test_the_collector_runs_again_after_a_pause() -> None:
+    import gc
+
+    with collection_paused():
+        assert not gc.isenabled()
+    assert gc.isenabled()

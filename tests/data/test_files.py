@@ -1,0 +1,138 @@
+"""Files as a source: what is found, how it is divided, what changes the fingerprint."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from corpora import document, folder, folder_data
+from pydantic import ValidationError
+
+from formerlab.data import Files, TextData, source_fingerprint
+from formerlab.data.shards import Shares
+from formerlab.data.workers import Workers
+from formerlab.errors import UserError
+
+SHARES = Shares(valid=0.2, test=0.2)
+ALONE = Workers(1)
+
+
+def read(source: Files) -> dict[str, tuple[tuple[str, ...], list[str]]]:
+    return {
+        Path(shard.name).name: (shard.splits, list(shard.documents())) for shard in source.open(SHARES, ALONE).shards
+    }
+
+
+def test_folders_globs_and_files_are_found_hidden_ones_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a/one.txt", "a/deep/two.md", "a/.hidden/x.txt", "a/.secret.txt", "b/three.txt", "b/four.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert list(read(Files(paths=("a",)))) == ["two.md", "one.txt"]
+    assert list(read(Files(paths=("**/*.txt",)))) == ["one.txt", "three.txt"]
+    assert list(read(Files(paths=("~/b/t*", str(tmp_path / "b/three.txt"))))) == ["three.txt"]
+
+
+def test_named_splits_come_first_and_decide(tmp_path: Path) -> None:
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    path = {name: (str(tmp_path / f"{name}.txt"),) for name in ("train", "valid", "test")}
+    everything = read(Files(**path))
+    assert [(name, splits) for name, (splits, _) in everything.items()] == [
+        ("test.txt", ("test",)),
+        ("valid.txt", ("valid",)),
+        ("train.txt", ("train",)),
+    ]
+    without_test = read(Files(train=path["train"], valid=path["valid"]))
+    assert without_test["train.txt"][0] == ("train", "test")
+
+
+def test_division_by_file_keeps_files_whole_and_follows_their_names(tmp_path: Path) -> None:
+    folder(tmp_path / "here", 40)
+    divided = read(Files(paths=(str(tmp_path / "here"),), split_by="file"))
+    assert {splits for splits, _ in divided.values()} == {("train",), ("valid",), ("test",)}
+    order = [splits[0] for splits, _ in divided.values()]
+    assert order == sorted(order, key=["test", "valid", "train"].index)
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    moved = read(Files(paths=(str(tmp_path / "there"),), split_by="file"))
+    assert moved == divided
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "either paths, or train"),
+        ({"paths": ("a",), "train": ("b",)}, "either paths, or train"),
+        ({"paths": ("a",), "valid": ("b",)}, "either paths, or train"),
+        ({"valid": ("b",)}, "either paths, or train"),
+        ({"paths": ("a",), "encoding": "utf-9"}, "'utf-9' is no encoding"),
+    ],
+)
+def test_contradictions_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Files(**settings)
+
+
+def test_what_is_missing_empty_or_twice_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "full.txt").write_text("x")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "full.txt")
+    full = (str(tmp_path / "full.txt"),)
+    for source, message in [
+        (Files(paths=(str(tmp_path / "none*"),)), r"source\.paths: no file at '.*none\*'"),
+        (Files(train=full, valid=(str(tmp_path / "no"),)), r"source\.valid: no file at '.*no'"),
+        (Files(paths=(str(tmp_path),)), r"empty\.txt: empty file"),
+        (Files(train=full, test=(str(tmp_path / "link.txt"),)), "named by both source.train and source.test"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            source.open(SHARES, ALONE)
+
+
+def test_fingerprint_follows_contents_alone(tmp_path: Path) -> None:
+    here = folder(tmp_path / "here", 5)
+    first = source_fingerprint(folder_data(here))
+    assert first is not None
+    os.utime(here / "000.txt", (1, 1))
+    assert source_fingerprint(folder_data(here)) == first, "touched"
+    shutil.copytree(here, tmp_path / "there")
+    assert source_fingerprint(folder_data(tmp_path / "there")) == first, "moved"
+    changed = (here / "000.txt").read_text()
+    (here / "000.txt").write_text("Z" + changed[1:])
+    second = source_fingerprint(folder_data(here))
+    assert second not in (first, None), "changed"
+    (here / "new.txt").write_text(document("new"))
+    third = source_fingerprint(folder_data(here))
+    assert third not in (first, second, None), "one more"
+
+
+def test_fingerprint_of_what_is_not_there_is_none(tmp_path: Path) -> None:
+    assert source_fingerprint(folder_data(tmp_path / "none")) is None
+    file = {"kind": "file", "path": str(tmp_path / "none.json"), "vocabulary": 300}
+    assert source_fingerprint(folder_data(folder(tmp_path / "here", 2), tokenizer=file)) is None
+
+
+def test_fingerprint_sees_the_tokenizer_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    data = folder_data(folder(tmp_path / "here", 2), tokenizer={"kind": "file", "path": str(path), "vocabulary": 300})
+    path.write_text("one")
+    first = source_fingerprint(data)
+    path.write_text("two")
+    assert source_fingerprint(data) not in (first, None)
+
+
+def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data: TextData = folder_data(folder(tmp_path / "here", 3))
+    cache = tmp_path / "cache.json"
+    first = source_fingerprint(data, cache)
+    read: list[Path] = []
+    monkeypatch.setattr("formerlab.data.contents.sha256", lambda path: read.append(path) or "changed")
+    assert source_fingerprint(data, cache) == first
+    assert read == []
+    (tmp_path / "here/001.txt").write_text("another text")
+    assert source_fingerprint(data, cache) != first
+    assert [path.name for path in read] == ["001.txt"]
+    cache.write_text(json.dumps(["no", "cache"]))
+    assert source_fingerprint(data, cache) is not None
+    assert len(read) == 4

@@ -1,0 +1,74 @@
+"""The hub as a source, on a folder that `datasets` reads like a data set of the hub."""
+
+import json
+from pathlib import Path
+
+import pytest
+from corpora import document, folder_data
+
+from formerlab.data import Hub, source_fingerprint
+from formerlab.data.shards import Shares
+from formerlab.data.workers import Workers
+from formerlab.errors import UserError
+
+datasets = pytest.importorskip("datasets")
+
+TEXTS = {"train": [document(number) for number in range(20)], "validation": [document("v")], "test": [document("t")]}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    path = tmp_path / "corpus"
+    path.mkdir()
+    for split, texts in TEXTS.items():
+        rows = [json.dumps({"text": text, "id": number}) for number, text in enumerate(texts)]
+        (path / f"{split}.jsonl").write_text("\n".join(rows))
+    return path
+
+
+def read(source: Hub) -> list[tuple[tuple[str, ...], list[str]]]:
+    return [
+        (shard.splits, list(shard.documents())) for shard in source.open(Shares(valid=0.1, test=0.1), Workers(1)).shards
+    ]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_named_splits_are_read_held_out_first(hub: Path, streaming: bool) -> None:
+    source = Hub(name=str(hub), valid="validation", test="test", streaming=streaming)
+    assert read(source) == [
+        (("test",), TEXTS["test"]),
+        (("valid",), TEXTS["validation"]),
+        (("train",), TEXTS["train"]),
+    ]
+
+
+def test_missing_splits_are_taken_from_training_text(hub: Path) -> None:
+    assert [splits for splits, _ in read(Hub(name=str(hub), valid="validation"))] == [("valid",), ("train", "test")]
+
+
+def test_wrong_column_split_and_name_are_named(hub: Path, tmp_path: Path) -> None:
+    name = str(hub)
+    for source, message in [
+        (Hub(name=name, column="body"), "no column 'body' among text, id"),
+        (Hub(name=name, column="id"), "field 'id' holds int, not text"),
+        (Hub(name=name, train="dev"), "split 'dev'"),
+        (Hub(name=str(tmp_path / "none")), "none"),
+    ]:
+        with pytest.raises(UserError, match=message) as caught:
+            read(source)
+        assert "\n" not in str(caught.value)
+
+
+def test_offline_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    with pytest.raises(UserError, match=r"hub nobody/nothing, split 'train': .*offline mode is on"):
+        read(Hub(name="nobody/nothing"))
+
+
+def test_fingerprint_is_of_name_and_revision_and_needs_no_network() -> None:
+    first = source_fingerprint(folder_data(Path("x"), source=Hub(name="a/b")))
+    assert first == source_fingerprint(folder_data(Path("x"), source=Hub(name="a/b", column="body")))
+    assert first != source_fingerprint(folder_data(Path("x"), source=Hub(name="a/b", revision="1")))

@@ -1,0 +1,241 @@
+"""The data stage from end to end."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpora import document, folder, folder_data
+from pydantic import ValidationError
+
+from formerlab.data import BytePairs, Files, TextData, load_stream, load_tokenizer, prepare, verify
+from formerlab.data.shards import SPLITS
+from formerlab.errors import UserError
+from formerlab.files import sha256
+
+
+def texts(out: Path, split: str) -> list[str]:
+    """Return the documents of a stream, decoded."""
+    tokens, tokenizer = load_stream(out, split), load_tokenizer(out)
+    ends = np.flatnonzero(tokens == 0)
+    assert ends[-1] == len(tokens) - 1, "the last document ends too"
+    return [tokenizer.decode(part[part != 0].tolist()) for part in np.split(np.asarray(tokens), ends[:-1] + 1)]
+
+
+def files(out: Path) -> dict[str, str]:
+    return {path.relative_to(out).as_posix(): sha256(path) for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder(tmp_path_factory.mktemp("source") / "texts")
+
+
+@pytest.fixture(scope="module")
+def out(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("data") / "text"
+    prepare("text", folder_data(source), out, code_hash="c0de", processes=1)
+    return out
+
+
+def test_streams_hold_every_document_once_in_its_split(out: Path, source: Path) -> None:
+    read = {split: texts(out, split) for split in SPLITS}
+    assert sorted(text for split in SPLITS for text in read[split]) == sorted(document(n) for n in range(60))
+    assert len(read["train"]) > len(read["valid"]) > 0 < len(read["test"])
+
+
+def test_manifest_tells_what_is_there(out: Path, source: Path) -> None:
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["schema"] == 1
+    assert manifest["name"] == "text"
+    assert manifest["code_hash"] == "c0de"
+    assert TextData.model_validate(manifest["spec"]) == folder_data(source)
+    assert manifest["tokenizer"]["vocabulary"] == 300 == load_tokenizer(out).get_vocab_size()
+    assert manifest["duplicates_removed"] == 0
+    assert manifest["licence"] == "not stated"
+    for split, entry in manifest["splits"].items():
+        documents = texts(out, split)
+        assert entry["documents"] == len(documents)
+        assert entry["bytes"] == sum(len(text.encode()) for text in documents)
+        assert entry["tokens"] == len(load_stream(out, split))
+        assert entry["sha256"] == sha256(out / entry["file"])
+    verify(out)
+
+
+def test_several_processes_write_the_same_bytes(out: Path, source: Path, tmp_path: Path) -> None:
+    prepare("text", folder_data(source), tmp_path, code_hash="c0de", processes=2)
+    same = files(out)
+    other = files(tmp_path)
+    assert same.pop("manifest.json")
+    assert other.pop("manifest.json")
+    assert same == other
+    fingerprints = [json.loads((folder / "manifest.json").read_text())["fingerprint"] for folder in (out, tmp_path)]
+    assert fingerprints[0] == fingerprints[1]
+
+
+def test_only_a_change_has_it_written_again(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = folder_data(source)
+    out, manifest = tmp_path / "out", tmp_path / "out/manifest.json"
+
+    def written(data: TextData, code_hash: str = "") -> bool:
+        before = manifest.stat().st_mtime_ns if manifest.exists() else 0
+        prepare("text", data, out, code_hash=code_hash, processes=1)
+        return manifest.stat().st_mtime_ns != before
+
+    assert written(data)
+    assert not written(data)
+    moved = folder_data(folder(tmp_path / "same texts elsewhere"))
+    assert not written(moved)
+    assert written(data, "new code")
+    assert written(folder_data(source, max_bytes=5000), "new code")
+    (out / "train.npy").write_bytes((out / "train.npy").read_bytes()[:-10])
+    assert written(folder_data(source, max_bytes=5000), "new code")
+    (out / "tokenizer.json").write_text("{}")
+    assert written(folder_data(source, max_bytes=5000), "new code")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_changed_source_is_noticed(tmp_path: Path) -> None:
+    source, out = folder(tmp_path / "source"), tmp_path / "out"
+    prepare("text", folder_data(source), out, processes=1)
+    first = json.loads((out / "manifest.json").read_text())
+    (source / "000.txt").write_text(document("another"))
+    prepare("text", folder_data(source), out, processes=1)
+    second = json.loads((out / "manifest.json").read_text())
+    assert first["source_fingerprint"] != second["source_fingerprint"]
+    assert first["fingerprint"] != second["fingerprint"]
+
+
+@pytest.mark.parametrize("limit", [500, 2_000, 10_000])
+def test_training_text_is_cut_short_at_a_document(source: Path, tmp_path: Path, limit: int) -> None:
+    prepare("text", folder_data(source, max_bytes=limit, tokenizer=BytePairs(vocabulary=270)), tmp_path, processes=1)
+    sizes = [len(text.encode()) for text in texts(tmp_path, "train")]
+    assert sum(sizes[:-1]) < limit <= sum(sizes)
+    assert len(texts(tmp_path, "valid")) > 0 < len(texts(tmp_path, "test"))
+
+
+def test_held_out_text_is_cut_short_too(source: Path, tmp_path: Path) -> None:
+    prepare("text", folder_data(source, max_held_out_bytes=1), tmp_path, processes=1)
+    assert len(texts(tmp_path, "valid")) == len(texts(tmp_path, "test")) == 1
+
+
+def named(tmp_path: Path, **splits: list[str]) -> TextData:
+    """Write files of lines for the splits and return the spec of a corpus of lines."""
+    for split, lines in splits.items():
+        (tmp_path / f"{split}.txt").write_text("\n".join(lines))
+    return TextData(
+        source=Files(**{split: (str(tmp_path / f"{split}.txt"),) for split in splits}, documents="line"),
+        tokenizer={"kind": "bpe", "vocabulary": 260},
+    )
+
+
+def test_repeated_documents_stay_where_they_are_held_out(tmp_path: Path) -> None:
+    lines = [document(number, 4) for number in range(9)]
+    data = named(
+        tmp_path,
+        train=[*lines[:6], lines[0], lines[6], "  " + lines[7].replace(" ", "  ")],
+        valid=[lines[6], lines[8]],
+        test=[lines[7], lines[8]],
+    )
+    prepare("lines", data, tmp_path / "out", processes=1)
+    assert texts(tmp_path / "out", "test") == [lines[7], lines[8]]
+    assert texts(tmp_path / "out", "valid") == [lines[6]]
+    assert texts(tmp_path / "out", "train") == lines[:6]
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["duplicates_removed"] == 4
+
+
+def test_the_tokenizer_learns_from_training_text_alone(tmp_path: Path) -> None:
+    held_out = [f"QXQX QXQX {number}" for number in range(90)]
+    data = named(tmp_path, train=[f"abab abab {n}" for n in range(50)] + held_out[:50], valid=held_out, test=["QX QX"])
+    prepare("lines", data, tmp_path / "out", processes=1)
+    vocabulary = load_tokenizer(tmp_path / "out").get_vocab()
+    assert "ab" in vocabulary
+    assert "QX" not in vocabulary
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"valid_share": 1e-6}, r"none of 60 documents fell to 'valid' \(valid_share=1e-06\); raise it or name"),
+        (
+            {"tokenizer": {"kind": "bpe", "vocabulary": 50_000}},
+            r"tokenizer\.vocabulary=50000: the training text yields",
+        ),
+        ({"source": {"kind": "files", "paths": ["/nowhere/*.txt"]}}, r"no file at '/nowhere/\*\.txt'"),
+        ({"tokenizer": {"kind": "file", "path": "/nowhere.json", "vocabulary": 300}}, r"/nowhere\.json: no such"),
+    ],
+)
+def test_a_failure_leaves_nothing_half(source: Path, tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        prepare("text", folder_data(source, **changes), tmp_path, processes=1)
+    assert not (tmp_path / "manifest.json").exists()
+    assert set(files(tmp_path)) <= {"tokenizer.json", "contents.json"}
+
+
+def test_no_old_manifest_vouches_for_new_files(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare("text", folder_data(source), tmp_path, processes=1)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("formerlab.data.streams.Stream.finish", stop)
+    (tmp_path / ".train.npy.1.tmp").write_text("left by a killed process")
+    with pytest.raises(KeyboardInterrupt):
+        prepare("text", folder_data(source, max_bytes=5000), tmp_path, processes=1)
+    assert not (tmp_path / "manifest.json").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_file_without_text_is_named(tmp_path: Path) -> None:
+    (folder(tmp_path / "source") / "blank.txt").write_text(" \n\n ")
+    with pytest.raises(UserError, match=r"blank\.txt: holds no text"):
+        prepare("text", folder_data(tmp_path / "source"), tmp_path / "out", processes=1)
+
+
+def test_damaged_results_are_named(out: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"manifest\.json: no such file, so the data are not prepared"):
+        load_stream(tmp_path, "train")
+    with pytest.raises(UserError, match="no split 'dev'; choose from train, valid, test"):
+        load_stream(out, "dev")
+    for path in out.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    stream = tmp_path / "valid.npy"
+    whole = stream.read_bytes()
+    stream.write_bytes(whole[:-2])
+    with pytest.raises(UserError, match=r"valid\.npy: not a whole token stream"):
+        load_stream(tmp_path, "valid")
+    np.save(stream, np.zeros(3, np.uint16))
+    with pytest.raises(UserError, match=r"valid\.npy: holds uint16 of shape \(3,\), the manifest says \d+ tokens"):
+        load_stream(tmp_path, "valid")
+    stream.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    load_stream(tmp_path, "valid")
+    with pytest.raises(UserError, match=r"valid\.npy: damaged or changed"):
+        verify(tmp_path)
+    stream.unlink()
+    with pytest.raises(UserError, match=r"valid\.npy: no such file"):
+        load_stream(tmp_path, "valid")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tokenizer\.json: damaged or changed"):
+        load_tokenizer(tmp_path)
+
+
+def test_streams_are_memory_mapped(out: Path) -> None:
+    assert isinstance(load_stream(out, "train"), np.memmap)
+
+
+def test_a_tokenizer_file_is_taken_as_it_is(out: Path, source: Path, tmp_path: Path) -> None:
+    given = {"kind": "file", "path": str(out / "tokenizer.json"), "vocabulary": 70_000}
+    prepare("text", folder_data(source, tokenizer=given), tmp_path, processes=1)
+    assert sha256(tmp_path / "tokenizer.json") == sha256(out / "tokenizer.json")
+    assert load_stream(tmp_path, "train").dtype == np.uint32
+    assert texts(tmp_path, "train") == texts(out, "train")
+
+
+def test_vocabulary_is_known_before_anything_is_read() -> None:
+    data = folder_data(Path("/nowhere"), tokenizer={"kind": "file", "path": "/nowhere.json", "vocabulary": 50_304})
+    assert data.vocabulary == 50_304
+
+
+def test_questions_need_embedded_text() -> None:
+    with pytest.raises(ValidationError, match="source 'embedded' only"):
+        folder_data(Path("x"), questions=5)

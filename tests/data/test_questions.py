@@ -1,0 +1,139 @@
+"""The embedded questions: held out, answerable, balanced, and loaded by lm-evaluation-harness."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from corpora import embedded_data
+
+from formerlab.data import load_stream, load_tokenizer, prepare, task_configs
+from formerlab.data.docstrings import Entry, Module
+from formerlab.data.questions import CHOICES, TASKS, last_words, make_questions, next_sentences, summaries
+from formerlab.errors import UserError
+
+NAMES = ["embedded_summary", "embedded_next_sentence", "embedded_last_word"]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("embedded")
+    prepare("embedded", embedded_data(), out, processes=1)
+    return out
+
+
+def questions(out: Path, task: str) -> list[dict]:
+    return [json.loads(line) for line in (out / f"questions/{task}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+ENTRY = Entry(
+    "def fit(X, y):",
+    (
+        "Fit the linear model to the training data\nby least squares.",
+        "The data are centred first. Then the normal equations are solved with a stable factorisation.",
+        "Too short. No.",
+        "    An indented paragraph is a listing. It is passed over, long as it may be.",
+        "X : array. It describes a parameter, so it is passed over as well.",
+    ),
+)
+
+
+def test_what_entries_yield() -> None:
+    assert list(summaries(ENTRY)) == [("def fit(X, y):", "Fit the linear model to the training data by least squares.")]
+    assert list(next_sentences(ENTRY)) == []
+    longer = Entry("m", ("The data are centred and scaled first. Then the equations are solved by factorisation.",))
+    assert list(next_sentences(longer)) == [
+        ("The data are centred and scaled first.", "Then the equations are solved by factorisation.")
+    ]
+    assert next(last_words(longer))[1] == "factorisation"
+    assert list(summaries(longer)) == []
+
+
+def test_a_docstring_that_lost_its_summary_has_none() -> None:
+    assert list(summaries(ENTRY.filtered(lambda text: not text.startswith("Fit")))) == []
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_questions_are_well_formed_and_balanced(out: Path, task: str) -> None:
+    asked = questions(out, task)
+    assert len(asked) == 8
+    assert len({question["id"] for question in asked}) == len({question["query"] for question in asked}) == 8
+    assert Counter(question["gold"] for question in asked) == {place: 2 for place in range(CHOICES)}
+    for question in asked:
+        assert set(question) == {"id", "query", "choices", "gold"}
+        assert len({choice.lower() for choice in question["choices"]}) == CHOICES
+
+
+@pytest.mark.parametrize("task", ["embedded_next_sentence", "embedded_last_word"])
+def test_questions_are_held_out(out: Path, task: str) -> None:
+    tokenizer = load_tokenizer(out)
+    trained = " ".join(tokenizer.decode(load_stream(out, "train").tolist()).split())
+    for question in questions(out, task):
+        assert question["query"] not in trained
+
+
+def test_wrong_choices_are_of_other_modules_and_drawn_like_the_right_one() -> None:
+    modules = [Module(f"m{m}", tuple(entry(m, n) for n in range(20))) for m in range(20)]
+    asked = make_questions(TASKS[0], modules, 400)
+    assert asked == make_questions(TASKS[0], modules, 400)
+    lengths = Counter()
+    for question in asked:
+        own = question["choices"][question["gold"]]
+        others = [choice for choice in question["choices"] if choice != own]
+        assert not [choice for choice in others if choice.split()[0] == own.split()[0]]
+        lengths[sum(len(choice) < len(own) for choice in question["choices"])] += 1
+    assert min(lengths[rank] for rank in range(CHOICES)) > 60, "the length of a choice tells nothing"
+
+
+def test_no_query_is_asked_twice() -> None:
+    same = [Module(f"m{m}", (Entry("def forward(x):", entry(m, m).paragraphs), entry(m, 0))) for m in range(9)]
+    asked = make_questions(TASKS[0], same, 50)
+    assert len({question["query"] for question in asked}) == len(asked) == 10
+
+
+def entry(module: int, number: int) -> Entry:
+    return Entry(f"def f{module}_{number}():", (f"Module{module:02} does {'very ' * (5 + number)}much {number}.",))
+
+
+def test_fewer_than_asked_are_taken_and_none_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    modules = [Module(f"m{m}", (entry(m, m),)) for m in range(5)]
+    assert len(make_questions(TASKS[0], modules, 9)) == 5
+    assert "5 questions" in capsys.readouterr().err
+    with pytest.raises(UserError, match="the test documents yield no 'embedded_summary'"):
+        make_questions(TASKS[0], modules[:2], 9)
+
+
+@pytest.fixture
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.mark.usefixtures("_offline")
+def test_the_harness_loads_the_tasks_without_network(out: Path) -> None:
+    tasks = pytest.importorskip("lm_eval.tasks")
+    configs = task_configs(out)
+    assert [config["task"] for config in configs] == NAMES
+    loaded = tasks.TaskManager(include_defaults=False).load(configs)["tasks"]
+    for name in NAMES:
+        first = next(iter(loaded[name].test_docs()))
+        asked = questions(out, name)[0]
+        assert loaded[name].doc_to_text(first) == asked["query"]
+        assert loaded[name].doc_to_choice(first) == asked["choices"]
+        assert loaded[name].doc_to_target(first) == asked["gold"]
+
+
+@pytest.mark.usefixtures("_offline")
+def test_the_yaml_files_work_from_their_folder(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = pytest.importorskip("lm_eval.tasks")
+    monkeypatch.chdir(out / "questions")
+    manager = tasks.TaskManager(include_path=".", include_defaults=False)
+    assert sorted(manager.all_tasks) == sorted(NAMES)
+    loaded = manager.load(NAMES)["tasks"]
+    assert len(list(loaded["embedded_summary"].test_docs())) == 8
+    for path in Path().glob("*.yaml"):
+        assert str(out) not in path.read_text(), "no absolute path, so the folder can be moved"
+        assert yaml.safe_load(path.read_text())["metadata"] == {"version": 1.0}

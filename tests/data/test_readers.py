@@ -1,0 +1,129 @@
+"""Reading documents out of files, and what is said of files that cannot be read."""
+
+import bz2
+import gzip
+import json
+import lzma
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from formerlab.data import readers
+from formerlab.data.readers import format_of, read_jsonl, read_parquet, read_text
+from formerlab.errors import UserError
+
+TEXT = "First line, café.\nsecond line\n\n\nSecond paragraph.\n"
+
+
+@pytest.mark.parametrize(
+    ("documents", "expected"),
+    [
+        ("file", [TEXT]),
+        ("paragraph", ["First line, café.\nsecond line", "Second paragraph."]),
+        ("line", ["First line, café.", "second line", "", "", "Second paragraph."]),
+    ],
+)
+def test_what_a_document_of_a_text_file_is(tmp_path: Path, documents: readers.Documents, expected: list[str]) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    assert list(read_text(path, "utf-8", documents)) == expected
+
+
+@pytest.mark.parametrize(("ending", "opener"), [(".gz", gzip.open), (".bz2", bz2.open), (".xz", lzma.open)])
+def test_compressed_files_read_as_plain_ones(tmp_path: Path, ending: str, opener: Callable) -> None:
+    path = tmp_path / f"a.jsonl{ending}"
+    with opener(path, "wt", encoding="utf-8") as file:
+        file.write(json.dumps({"text": TEXT}) + "\n")
+    assert format_of(path) == "jsonl"
+    assert list(read_jsonl(path, "utf-8", "text")) == [TEXT]
+
+
+def test_zstandard_is_read_or_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    try:
+        import zstandard
+    except ImportError:
+        path.write_bytes(b"x")
+        with pytest.raises(UserError, match="pip install zstandard"):
+            list(read_text(path, "utf-8", "file"))
+    else:
+        path.write_bytes(zstandard.compress(TEXT.encode()))
+        assert list(read_text(path, "utf-8", "file")) == [TEXT]
+
+
+def test_byte_order_mark_and_windows_newlines_are_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+    assert list(read_text(path, "utf-8", "line")) == ["one", "two"]
+
+
+def test_other_encodings_are_read_when_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("Köln".encode("latin-1"))
+    assert list(read_text(path, "latin-1", "file")) == ["Köln"]
+
+
+def test_parquet_column(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"body": ["one", None, "two"], "size": [1, 2, 3]}), path)
+    assert list(read_parquet(path, "body")) == ["one", "", "two"]
+    with pytest.raises(UserError, match=r"a\.parquet: no column 'text' among body, size"):
+        list(read_parquet(path, "text"))
+    with pytest.raises(UserError, match=r"a\.parquet: field 'size' holds int, not text"):
+        list(read_parquet(path, "size"))
+
+
+def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a\\ud83d b \\ud83d\\ude00"}\n')
+    assert list(read_jsonl(path, "utf-8", "text")) == ["a\ufffd b \U0001f600"]
+
+
+BROKEN = {
+    "encoding": ("a.txt", b"x" * 20_000 + b"caf\xe9 au lait", "not utf-8 at byte 20003"),
+    "gzip": ("a.txt.gz", gzip.compress(b"text" * 5000)[:-20], "cannot be read"),
+    "xz": ("a.txt.xz", b"no xz at all", "cannot be read"),
+    "json": ("a.jsonl", b'{"text": "fine"}\n{"text": \n', "line 2: not JSON"),
+    "field": ("a.jsonl", b'{"text": "fine"}\n{"body": "x", "id": 1}\n', "line 2: no field 'text' in fields body, id"),
+    "row": ("a.jsonl", b"[1]\n", "line 1: no field 'text' in a list"),
+    "value": ("a.jsonl", b'{"text": 7}\n', "line 1: field 'text' holds int, not text"),
+    "parquet": ("a.parquet", b"PAR1 but not really", "not a readable Parquet file"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_files_are_named(tmp_path: Path, kind: str) -> None:
+    name, content, message = BROKEN[kind]
+    path = tmp_path / name
+    path.write_bytes(content)
+    read = {"text": lambda: read_text(path, "utf-8", "line"), "jsonl": lambda: read_jsonl(path, "utf-8", "text")}
+    with pytest.raises(UserError, match=message) as caught:
+        list(read.get(format_of(path), lambda: read_parquet(path, "text"))())
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_ending_asks_for_the_format() -> None:
+    with pytest.raises(UserError, match=r"table\.csv: the ending '\.csv' tells no format; set source\.format"):
+        format_of(Path("table.csv"))
+
+
+@pytest.mark.parametrize("documents", ["file", "paragraph", "line"])
+@pytest.mark.parametrize("filler", ["x", "word "])
+def test_memory_does_not_grow_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: readers.Documents, filler: str
+) -> None:
+    monkeypatch.setattr(readers, "DOCUMENT_CHARACTERS", 10_000)
+    path = tmp_path / "one-long-line.txt"
+    path.write_text(filler * (2_000_000 // len(filler)))
+    tracemalloc.start()
+    size = sum(len(part) for part in read_text(path, "utf-8", documents))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size == pytest.approx(2_000_000, abs=200)  # white space where a paragraph is cut may go
+    assert peak < 300_000

@@ -1,0 +1,275 @@
+"""Every figure and table: what it reads, writes and says, with one seed, with three, and with runs missing."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from fixtures.rows import (
+    ALPHAS,
+    BUDGETS,
+    VOCABULARY,
+    add_questions,
+    make_decay,
+    make_denseformer,
+    make_run,
+    make_tokenformer,
+    model,
+    pattention,
+    write_csv,
+)
+
+from formerlab.errors import UserError
+from formerlab.figures import catalogue, draw_all, draw_one, write_captions
+from formerlab.figures._pruning import arms, main_arms
+from formerlab.figures._runs import by_run, chain, held_out_losses, variant
+from formerlab.results import COLUMNS, Results
+from formerlab.tables import _write, headline
+
+DRAWINGS = catalogue()
+pytestmark = pytest.mark.xdist_group("drawings")
+
+
+def make_all(root, seeds):
+    make_tokenformer(root, seeds)
+    make_denseformer(root, seeds, depths=(8, 16))
+    make_decay(root, seeds)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Synthetic results at two scales, and what was drawn of them."""
+    place = tmp_path_factory.mktemp("drawings")
+    make_all(place / "results" / "live" / "one", (0,))
+    make_all(place / "results" / "live" / "three", (0, 1, 2))
+    draw_all(place / "results" / "live", place / "figures" / "live")
+    return place
+
+
+@pytest.mark.parametrize("scale", ["one", "three"])
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_everything_is_drawn(place, scale, name):
+    for file in DRAWINGS[name].outputs:
+        assert (place / "figures" / "live" / scale / file).stat().st_size > 200
+    rows = pd.read_csv(place / "figures" / "live" / scale / f"{name}.csv")
+    assert "ours" in set(rows["source"])
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_the_same_rows_give_the_same_bytes(place, tmp_path, name):
+    for path in draw_one(name, place / "results" / "live" / "one", tmp_path):
+        assert path.read_bytes() == (place / "figures" / "live" / "one" / path.name).read_bytes(), path.name
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_without_rows_it_says_so(tmp_path, name):
+    (tmp_path / "results").mkdir()
+    written = draw_one(name, tmp_path / "results", tmp_path / "out")
+    assert [path.name for path in written] == list(DRAWINGS[name].outputs)
+    if DRAWINGS[name].kind == "table":
+        assert "No finished run" in written[-1].read_text()
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=lambda drawing: drawing.name)
+def test_constants_fit_the_contract(drawing):
+    assert drawing.study in ("tokenformer", "denseformer", "decay")
+    assert set(drawing.reads) <= {*COLUMNS, "run.json"}
+    assert "run.json" in drawing.reads
+    assert "To see" in drawing.caption or drawing.kind == "table"
+
+
+def test_captions_of_the_report_are_those_of_the_modules(tmp_path, pytestconfig):
+    from docutils.core import publish_doctree
+
+    write_captions(tmp_path)
+    folder = pytestconfig.rootpath / "workflow" / "report"
+    for path in tmp_path.iterdir():
+        assert (folder / path.name).read_text() == path.read_text(), f"{path.name}: run write_captions"
+        publish_doctree(path.read_text(), settings_overrides={"halt_level": 2, "report_level": 2})
+    assert {path.stem for path in folder.glob("*.rst")} == {*DRAWINGS, "workflow"}
+
+
+def test_an_unknown_name_names_the_near_one(tmp_path):
+    with pytest.raises(UserError, match="did you mean 'decay_alpha'"):
+        draw_one("decay_alfa", tmp_path, tmp_path)
+
+
+def test_draw_all_skips_studies_without_runs(tmp_path, capsys):
+    make_denseformer(tmp_path / "live" / "tiny", (0,), depths=(4,))
+    written = draw_all(tmp_path / "live", tmp_path / "figures")
+    assert {path.stem for path in written} == {name for name in DRAWINGS if name.startswith("denseformer")}
+    assert "decay_table skipped" in capsys.readouterr().err
+    with pytest.raises(UserError, match="no finished runs"):
+        draw_all(tmp_path / "cached", tmp_path / "figures")
+
+
+def test_variants_are_read_from_the_spec():
+    spec = {"spec.model.projection.kind": "linear", "spec.model.depth.kind": "identity", "spec.growth": None}
+    assert variant(spec) == "Transformer"
+    assert variant(spec | {"spec.model.projection.kind": "pattention"}) == "Tokenformer"
+    dwa = {"spec.model.depth.kind": "dwa", "spec.model.depth.dilation": 4.0, "spec.model.depth.period": 5.0}
+    assert variant(spec | dwa) == "DenseFormer 4x5"
+    growth = {"spec.growth.keys": "zero", "spec.growth.tau": "keep", "spec.growth.optimizer": "carry"}
+    assert variant(spec | growth) == "grown: zero keys, tau kept, optimizer carried"
+
+
+def test_losses_are_means_over_tokens(tmp_path):
+    folder = make_run(tmp_path, "tokenformer", "transformer")
+    write_csv(folder / "test.csv", COLUMNS["test.csv"], [(0, 30, 2.0), (1, 10, 4.0)])
+    row = by_run(held_out_losses(Results(tmp_path), "tokenformer")).iloc[0]
+    assert row["loss_nats"] == pytest.approx(2.5)
+    assert row["perplexity"] == pytest.approx(np.exp(2.5))
+    assert np.isnan(row["loss_nats_low"])
+
+
+def test_a_chain_is_followed_to_its_oldest_ancestor(tmp_path):
+    spec = model(projection=pattention(8))
+    growth = {"keys": "random", "tau": "sqrt", "optimizer": "fresh"}
+    make_run(tmp_path, "tokenformer", "first", spec=spec, flops=1.0)
+    make_run(tmp_path, "tokenformer", "second", spec=spec, init="first", growth=growth, flops=1.0, inherited=1.0)
+    make_run(tmp_path, "tokenformer", "third", spec=spec, init="second", growth=growth, flops=1.0, inherited=2.0)
+    assert chain(held_out_losses(Results(tmp_path), "tokenformer"), "third") == ["first", "second", "third"]
+    draw_one("tokenformer_cost", tmp_path, tmp_path / "out")
+    rows = pd.read_csv(tmp_path / "out" / "tokenformer_cost.csv")
+    grown = rows[rows["series"] == "grown: random keys, tau sqrt(n)"]
+    assert list(grown["flops_cumulative"]) == [1.0, 2.0, 3.0]
+
+
+def test_published_points_are_marked_and_complete(place):
+    rows = pd.read_csv(place / "figures" / "live" / "one" / "tokenformer_cost.csv").query("source == 'published'")
+    grown = rows[rows["series"] == "grown, 30B tokens per stage"]
+    assert list(grown["perplexity"]) == [16.41, 14.02, 12.59, 11.77]
+    assert list(grown["tpu_v4_hours"]) == [1710, 2110, 2825, 3920]
+    text = (place / "figures" / "live" / "one" / "decay_table.md").read_text()
+    ours, theirs = text.split("**Published, not ours**")
+    assert "OPT-2.7B Decay 0+40 alpha=0.2" in theirs.replace("  ", "")
+    assert "(scale one, live results)" in ours
+
+
+def test_one_seed_shows_a_bootstrap_and_says_so(place):
+    tables = {
+        scale: pd.read_csv(place / "figures" / "live" / scale / "denseformer_table.csv") for scale in ("one", "three")
+    }
+    one, three = (table[table["run"] == "dwa-1x1-16"].iloc[0] for table in (tables["one"], tables["three"]))
+    assert one["interval"] == "over windows, these two models only"
+    assert three["interval"] == "over seeds"
+    assert np.isnan(one["loss_nats_low"])
+    assert not np.isnan(three["loss_nats_low"])
+
+
+def test_depths_come_from_the_deepest_run(place):
+    rows = pd.read_csv(place / "figures" / "live" / "three" / "denseformer_weights.csv")
+    assert set(rows["layers"]) == {16}
+    assert set(rows["seeds"]) == {3}
+    assert len(rows[rows["variant"] == "DenseFormer 1x1"]) == 16 * 19 // 2
+
+
+def test_growth_shows_the_parents_level(place):
+    rows = pd.read_csv(place / "figures" / "live" / "three" / "tokenformer_growth.csv")
+    assert set(rows["parent"]) == {"tokenformer-small"}
+    level = rows[rows["part"] == "parent"]["loss_nats"]
+    assert len(level) == 4
+    assert level.nunique() == 1
+
+
+def test_arms_are_paired_with_the_whole_cache(tmp_path):
+    make_decay(tmp_path, (0, 1))
+    table = arms(Results(tmp_path), "decay").set_index("arm")
+    assert table.loc["Full", "increase_nats"] == 0
+    h2o = table.loc["H2O"].set_index("budget")
+    assert h2o.loc[0.1, "increase_nats"] == pytest.approx(0.1, abs=0.02)
+    assert (h2o["increase_nats_low"] < h2o["increase_nats"]).all()
+    # the level's own spread over windows is ten times larger than that of the paired difference
+    assert (h2o["increase_nats_high"] - h2o["increase_nats_low"]).max() < 0.03
+    assert "Decay, alpha 0.2, 50 % recent" in table.index
+    assert "H2O (local_statistics)" in table.index
+
+
+def test_the_main_arm_is_the_published_one(tmp_path):
+    make_decay(tmp_path)
+    table = main_arms(arms(Results(tmp_path), "decay"))
+    decay = table[table["policy"] == "decay"]
+    assert set(zip(decay["alpha"], decay["recent"], strict=True)) == {(0.2, 0.0)}
+    assert set(decay["budget"]) == set(BUDGETS)
+
+
+def test_alpha_has_a_panel_per_budget(place):
+    rows = pd.read_csv(place / "figures" / "live" / "one" / "decay_alpha.csv")
+    decay = rows[rows["policy"] == "decay"]
+    assert {budget: tuple(group["alpha"]) for budget, group in decay.groupby("budget")} == dict.fromkeys(
+        BUDGETS, ALPHAS
+    )
+
+
+def test_without_a_whole_cache_there_is_no_interval(tmp_path):
+    folder = make_run(tmp_path / "results", "decay", "decoder")
+    rows = [("decay", alpha, 0.0, 0.4, 0.4, window, 64, 3.0 + window) for alpha in (0.1, 0.2) for window in range(3)]
+    write_csv(folder / "prune.csv", COLUMNS["prune.csv"], rows)
+    for name in ("decay_alpha", "decay_budget", "decay_table"):
+        draw_one(name, tmp_path / "results", tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out" / "decay_table.csv").query("source == 'ours'")
+    assert table["loss_nats"].notna().all()
+    assert table["increase_nats"].isna().all()
+
+
+def test_a_diverged_run_is_named(tmp_path):
+    uniform = float(np.log(VOCABULARY))
+    make_run(tmp_path, "tokenformer", "transformer", 0)
+    make_run(tmp_path, "tokenformer", "transformer", 1, loss=uniform, status="diverged", diverged_at_step=3)
+    make_run(tmp_path, "tokenformer", "transformer", 2)
+    draw_one("tokenformer_cost", tmp_path, tmp_path / "out")
+    rows = pd.read_csv(tmp_path / "out" / "tokenformer_cost.csv")
+    assert list(rows[rows["source"] == "ours"]["diverged"]) == [1]
+
+
+def test_chance_is_shown_where_rows_say_how_many_choices(tmp_path):
+    folder = make_run(tmp_path, "tokenformer", "transformer")
+    columns = (*COLUMNS["zeroshot.csv"], "choices")
+    write_csv(folder / "zeroshot.csv", columns, [("quiz", 1, i, "acc", float(i < 3), 4) for i in range(8)])
+    draw_one("tokenformer_zeroshot", tmp_path, tmp_path / "out")
+    rows = pd.read_csv(tmp_path / "out" / "tokenformer_zeroshot.csv").set_index("run")
+    assert rows.loc["transformer", "quiz (acc)"] == pytest.approx(3 / 8)
+    assert rows.loc["transformer", "quiz (acc)_se"] == pytest.approx(np.sqrt(3 / 8 * 5 / 8 / 8))
+    assert rows.loc["chance", "quiz (acc)"] == 0.25
+
+
+def test_questions_without_windows_keep_their_rows(tmp_path):
+    folder = make_run(tmp_path, "decay", "decoder")
+    rows = [("full", None, None, 1.0, 1.0, "openbookqa", 1, i, m, 1.0) for i in range(4) for m in ("acc", "acc_norm")]
+    write_csv(folder / "prune_questions.csv", COLUMNS["prune_questions.csv"], rows)
+    draw_one("decay_table", tmp_path, tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out" / "decay_table.csv").query("source == 'ours'")
+    assert list(table["openbookqa (acc)"]) == [1.0]
+
+
+def test_numbers_read_well():
+    assert _write.number("loss_nats", 3.45678) == "3.4568"
+    assert _write.number("parameters", 1_310_000_000.0) == "1.31B"
+    assert _write.number("flops_cumulative", 4.1e12) == "4.1e+12"
+    frame = pd.DataFrame({"loss_nats": [3.0], "loss_nats_low": [2.5], "loss_nats_high": [3.5], "empty": [np.nan]})
+    assert _write.readable(frame).to_dict("list") == {"test loss (nats)": ["3.0000 [2.5000, 3.5000]"]}
+
+
+def test_the_headline_has_every_study_that_ran(place, tmp_path):
+    text = headline(place / "results" / "live" / "three")
+    for word in ("Tokenformer", "grown-random-sqrt", "dwa-1x1-16", "Decay, alpha 0.2"):
+        assert word in text
+    (tmp_path / "empty").mkdir()
+    assert "no finished runs" in headline(tmp_path / "empty")
+
+
+def test_a_zeroshot_table_counts_seeds_and_questions(place):
+    rows = pd.read_csv(place / "figures" / "live" / "three" / "tokenformer_zeroshot.csv").query("source == 'ours'")
+    assert set(rows["seeds"]) == {3}
+    assert set(rows["questions"]) == {180}
+
+
+def test_damaged_rows_stop_the_drawing(tmp_path):
+    folder = make_run(tmp_path, "tokenformer", "transformer")
+    add_questions(folder / "zeroshot.csv")
+    with open(folder / "zeroshot.csv", "a") as file:
+        file.write("last_word,1,")
+    with pytest.raises(UserError, match=r"zeroshot\.csv: cut short"):
+        draw_one("tokenformer_zeroshot", tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    json.loads((folder / "run.json").read_text())

@@ -1,0 +1,96 @@
+"""Language modelling: batches pure in (seed, step), windows inside the stream, the loss of the definition."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formerlab.errors import UserError
+from formerlab.models import Decoder
+from formerlab.tasks import LanguageModeling
+
+MODEL = Decoder(vocabulary=40, layers=2, width=8, heads=2, context=6, embedding_std=0.5)
+TASK = LanguageModeling(context=6, batch=4, valid_windows=5)
+STREAM = np.arange(40, dtype=np.uint16)  # every token is its own position
+
+
+@given(seed=st.integers(0, 2**63), step=st.integers(0, 2**40))
+def test_a_batch_depends_on_seed_and_step_alone(seed, step):
+    first = TASK.train_batch(STREAM, seed, step)
+    TASK.train_batch(STREAM, seed, step + 1)
+    np.random.default_rng().random()
+    assert torch.equal(first, TASK.train_batch(STREAM, seed, step))
+    assert torch.equal(first, TASK.model_copy(update={"accumulate": 2}).train_batch(STREAM, seed, step))
+
+
+def test_no_two_steps_and_no_two_seeds_draw_the_same():
+    task = LanguageModeling(context=2, batch=16)
+    stream = np.arange(1 << 16, dtype=np.uint16)
+    drawn = {tuple(task.train_batch(stream, seed, step)[:, 0].tolist()) for seed in range(20) for step in range(20)}
+    assert len(drawn) == 400
+
+
+@given(tokens=st.integers(7, 40), seed=st.integers(0, 1000))
+def test_windows_are_runs_of_the_stream(tokens, seed):
+    windows = TASK.train_batch(STREAM[:tokens], seed, 0)
+    assert windows.shape == (4, 7)
+    assert windows.dtype == torch.int64
+    assert torch.equal(windows, windows[:, :1] + torch.arange(7))
+    assert 0 <= windows.min() <= windows.max() < tokens
+
+
+def test_every_window_is_reachable_and_equally_likely():
+    """34 of 40 tokens can begin a window of 7, the last one included; 8,000 draws hit each about 235 times."""
+    starts = torch.cat([TASK.train_batch(STREAM, 0, step)[:, 0] for step in range(2000)])
+    counts = torch.bincount(starts)
+    assert len(counts) == 34
+    assert counts.min() > 150
+    assert counts.max() < 320
+
+
+def test_a_stream_of_one_window_is_enough():
+    assert torch.equal(TASK.train_batch(STREAM[:7], 5, 9), torch.arange(7).expand(4, 7))
+    (batch,) = TASK.valid_batches(STREAM[:7])
+    assert torch.equal(batch, torch.arange(7).expand(1, 7))
+
+
+@pytest.mark.parametrize("draw", [lambda s: TASK.train_batch(s, 0, 0), TASK.valid_batches], ids=["train", "valid"])
+@pytest.mark.parametrize("tokens", [0, 1, 6])
+def test_a_stream_too_short_is_refused_with_both_numbers(draw, tokens):
+    with pytest.raises(UserError, match=rf"context=6 needs 7 tokens, but the stream has {tokens}: lower task.context"):
+        draw(STREAM[:tokens])
+
+
+@given(windows=st.integers(1, 60), tokens=st.integers(7, 40), batch=st.sampled_from([(4, 1), (4, 2), (1, 1)]))
+def test_validation_windows_are_fixed_and_spread_from_end_to_end(windows, tokens, batch):
+    task = LanguageModeling(context=6, batch=batch[0], accumulate=batch[1], valid_windows=windows)
+    batches = task.valid_batches(STREAM[:tokens])
+    assert all(len(part) == batch[0] // batch[1] for part in batches[:-1])
+    starts = torch.cat(batches)[:, 0].tolist()
+    assert starts == sorted(set(starts))
+    assert len(starts) == min(windows, tokens - 6)
+    assert starts[0] == 0
+    assert len(starts) == 1 or starts[-1] == tokens - 7
+
+
+def test_the_loss_is_the_mean_negative_log_softmax():
+    model, windows = MODEL.build(1).double(), TASK.train_batch(STREAM, 0, 0)
+    logits = model(windows[:, :-1])
+    logs = logits - logits.exp().sum(dim=-1, keepdim=True).log()
+    naive = -sum(logs[row, time, windows[row, time + 1]] for row in range(4) for time in range(6)) / 24
+    assert TASK.loss(model, windows).item() == pytest.approx(naive.item(), rel=1e-6)  # the loss itself is float32
+    assert TASK.loss(model, windows).dtype == torch.float32
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_the_mean_over_equal_parts_has_the_gradient_of_the_whole(parts):
+    whole = MODEL.build(1)
+    split, windows = copy.deepcopy(whole), TASK.train_batch(STREAM, 0, 0)
+    TASK.loss(whole, windows).backward()
+    for part in windows.chunk(parts):
+        (TASK.loss(split, part) / parts).backward()
+    for one, other in zip(whole.parameters(), split.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)

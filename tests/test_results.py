@@ -1,0 +1,149 @@
+"""Rows of finished runs."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from fixtures.rows import make_denseformer, make_run, write_csv
+
+from formerlab.errors import UserError
+from formerlab.results import COLUMNS, Results, flatten, read_rows
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = tmp_path / "live" / "laptop"
+    make_run(root, "study", "a", 1)
+    make_run(root, "study", "a", 0)
+    make_run(root, "study", "b", 0, loss=4.0)
+    make_run(root, "other", "a", 0)
+    return root
+
+
+def test_only_finished_runs_are_seen_in_order(root):
+    (root / "study" / "c" / "seed0").mkdir(parents=True)
+    (root / "study" / "c" / "seed0" / "train.csv").write_text("step\n")
+    runs = Results(root).runs()
+    assert list(runs["id"]) == ["other/a/seed0", "study/a/seed0", "study/a/seed1", "study/b/seed0"]
+    assert list(runs["spec.model.layers"]) == [4] * 4
+    assert Results(root).scale == "laptop"
+    assert Results(root).tree == "live"
+
+
+def test_runs_are_chosen_by_study_and_pattern(root):
+    results = Results(root)
+    assert list(results.runs("study", ("b*",))["run"]) == ["b"]
+    assert results.runs("none").empty
+    assert set(results.rows("test.csv", "study", ("a", "b"))["run"]) == {"a", "b"}
+
+
+def test_rows_come_back_bit_for_bit(root):
+    values = [0.1 + 0.2, 1 / 3, 1e-300, *np.random.default_rng(0).normal(size=200).tolist()]
+    path = root / "study" / "b" / "seed0" / "test.csv"
+    write_csv(path, COLUMNS["test.csv"], [(window, 64, value) for window, value in enumerate(values)])
+    rows = Results(root).rows("test.csv", "study", ("b",))
+    assert list(rows.columns) == ["study", "run", "seed", "window", "tokens", "loss_nats"]
+    assert rows["loss_nats"].tolist() == values
+
+
+def test_a_file_that_not_every_run_has_is_skipped(tmp_path):
+    make_denseformer(tmp_path, seeds=(0,), depths=(4,))
+    rows = Results(tmp_path).rows("depth.csv")
+    assert set(rows["run"]) == {"dwa-1x1-4", "dwa-2x3-4"}
+    nothing = Results(tmp_path).rows("prune.csv")
+    assert nothing.empty
+    assert list(nothing.columns) == ["study", "run", "seed", *COLUMNS["prune.csv"]]
+
+
+def test_a_header_alone_is_a_file_without_rows(root):
+    write_csv(root / "study" / "b" / "seed0" / "eval.csv", COLUMNS["eval.csv"], [])
+    rows = Results(root).rows("eval.csv", "study")
+    assert set(rows["run"]) == {"a"}
+    assert rows["loss_nats"].dtype == float
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("window,tokens,loss_nats\n0,64,3.5\n1,64,3.", "cut short"),
+        ("window,tokens,loss_nats\n0,64,3.5\n1,64\n", "last row is cut short"),
+        ("window,tokens\n0,64\n", "lacks the column 'loss_nats'"),
+        ("window,tokens,loss_nats\n0,64,much\n", "column 'loss_nats' holds text"),
+        ("window,tokens,loss_nats\n0,64,3.5,7\n1,64,3.5,8,9\n0,64,3.5\n", "cannot be read"),
+        ("", "cut short"),
+    ],
+)
+def test_damaged_rows_are_named(root, text, message):
+    path = root / "study" / "b" / "seed0" / "test.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as error:
+        Results(root).rows("test.csv")
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_bytes_that_are_no_text_are_named(root):
+    path = root / "study" / "b" / "seed0" / "test.csv"
+    path.write_bytes(b"\xff\xfe\x00\n")
+    with pytest.raises(UserError, match=r"test\.csv: cannot be read"):
+        read_rows(path)
+
+
+def test_a_file_that_training_writes_must_be_there(root):
+    (root / "study" / "b" / "seed0" / "test.csv").unlink()
+    with pytest.raises(UserError, match=r"b/seed0/test\.csv: missing"):
+        Results(root).rows("test.csv")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 2}, "schema 2, but this version reads schema 1"),
+        ({"id": "study/z/seed0"}, "not its folder's name"),
+        ({"status": None}, None),
+    ],
+)
+def test_run_json_is_checked(root, change, message):
+    path = root / "study" / "b" / "seed0" / "run.json"
+    record = json.loads(path.read_text()) | change
+    if message is None:
+        del record["status"]
+        message = "lacks status"
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=message):
+        Results(root).runs()
+
+
+def test_broken_json_is_named(root):
+    (root / "study" / "b" / "seed0" / "run.json").write_text('{"schema": 1,')
+    with pytest.raises(UserError, match=r"b/seed0/run\.json: not valid JSON"):
+        Results(root).runs()
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        Results(tmp_path / "nowhere")
+
+
+def test_flatten_joins_keys_and_keeps_lists_as_text():
+    assert flatten({"a": {"b": 1, "c": {"d": None}}, "e": [1, 2]}) == {"a.b": 1, "a.c.d": None, "e": "[1, 2]"}
+
+
+def test_nothing_that_reads_rows_imports_torch_or_mlflow():
+    code = """
+import sys
+from importlib import import_module
+from formerlab.figures import catalogue
+drawings = catalogue()
+assert not {"pandas", "matplotlib"} & set(sys.modules), "the catalogue must not import what draws"
+for drawing in drawings.values():
+    import_module(f"formerlab.{drawing.kind}s.{drawing.name}")
+for name in ("results", "statistics", "published", "tracking", "tracked", "export", "compare", "tables._headline",
+             "tables._write", "figures._write"):
+    import_module(f"formerlab.{name}")
+print(sorted({"torch", "mlflow", "snakemake", "datasets"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,173 @@
+"""Rows to MLflow: complete, once, and without secrets."""
+
+import fcntl
+import json
+
+import pytest
+from fixtures.rows import make_decay, make_run, make_tokenformer, model, write_csv
+
+from formerlab.errors import UserError
+from formerlab.results import COLUMNS, Results, flatten
+from formerlab.tracked import LONGEST_PARAM, MOST_PARAMS, MOST_POINTS, seed_entry
+from formerlab.tracking import redacted, sync
+
+pytestmark = pytest.mark.xdist_group("mlflow")
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """Two studies and a figure, and what the first sync of them said."""
+    place = tmp_path_factory.mktemp("tracking")
+    root = place / "results" / "live" / "laptop"
+    make_run(root, "denseformer", "plain-8", 0, spec=model(8))
+    make_run(root, "denseformer", "plain-8", 1, spec=model(8))
+    make_run(root, "denseformer", "plain-16", 0, spec=model(16), status="diverged", diverged_at_step=7)
+    make_decay(root)
+    figures = place / "figures" / "live" / "laptop"
+    figures.mkdir(parents=True)
+    (figures / "denseformer_depth.png").write_bytes(b"picture")
+    return place, synced(place)
+
+
+@pytest.fixture
+def place(first):
+    """The folder of both, brought up to date."""
+    synced(first[0])
+    return first[0]
+
+
+def synced(place):
+    return sync(place / "results" / "live" / "laptop", f"sqlite:///{place}/mlflow.db")
+
+
+def active(place, study="denseformer"):
+    """Return the runs of a study as MLflow has them, by key."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{place}/mlflow.db")
+    experiment = client.get_experiment_by_name(f"formerlab/laptop/{study}")
+    runs = client.search_runs([experiment.experiment_id])
+    found = {run.data.tags["formerlab.key"]: run for run in runs}
+    assert len(found) == len(runs), "a key appears twice"
+    return client, found
+
+
+def counts(place):
+    client, runs = active(place)
+    child = runs["live/laptop/denseformer/plain-8/seed0"]
+    history = client.get_metric_history(child.info.run_id, "train/loss_nats")
+    return len(runs), len(history), len(child.data.params), len(client.list_artifacts(child.info.run_id))
+
+
+def test_sync_is_complete_and_repeats_nothing(first, place):
+    outcome = first[1]
+    assert (outcome["status"], outcome["runs"], len(outcome["created"])) == ("ok", 4, 9)
+    before = counts(place)
+    again = synced(place)
+    assert (again["created"], again["replaced"], len(again["unchanged"])) == ([], [], 9)
+    record = json.loads((place / "results/live/laptop/denseformer/plain-8/seed0/run.json").read_text())
+    assert counts(place) == before == (6, 20, len(flatten(record["spec"])), 6)
+
+
+def test_runs_hang_below_configurations_below_studies(place):
+    client, runs = active(place)
+    top, middle = runs["live/laptop/denseformer"], runs["live/laptop/denseformer/plain-8"]
+    child = runs["live/laptop/denseformer/plain-8/seed1"]
+    assert child.data.tags["mlflow.parentRunId"] == middle.info.run_id
+    assert middle.data.tags["mlflow.parentRunId"] == top.info.run_id
+    assert [file.path for file in client.list_artifacts(top.info.run_id)] == ["denseformer_depth.png"]
+    assert {"test/loss_nats_mean", "test/loss_nats_mean_low"} <= set(middle.data.metrics)
+    assert runs["live/laptop/denseformer/plain-16/seed0"].info.status == "FAILED"
+
+
+def test_a_run_has_its_numbers_tags_and_data(place):
+    _, runs = active(place)
+    child = runs["live/laptop/denseformer/plain-8/seed0"]
+    assert child.data.params["model.layers"] == "8"
+    assert child.data.tags["mlflow.source.git.commit"] == "a" * 40
+    assert child.data.tags["formerlab.host"] == "synthetic-host"
+    assert child.data.metrics["parameters"] == 250_000
+    assert child.inputs.dataset_inputs[0].dataset.digest == "00112233445566778899aabbccddeeff"
+    _, pruned = active(place, "decay")
+    metrics = pruned["live/laptop/decay/decoder/seed0"].data.metrics
+    assert "prune/decay/alpha 0.2/recent 0/budget 0.1/loss_nats" in metrics
+    assert "prune/h2o variant_local_statistics/recent 0.5/budget 0.1/loss_nats" in metrics
+
+
+def test_a_changed_run_replaces_its_old_one(place):
+    _, before = active(place)
+    folder = place / "results" / "live" / "laptop" / "denseformer" / "plain-8" / "seed0"
+    write_csv(folder / "test.csv", COLUMNS["test.csv"], [(0, 64, 1.0)])
+    outcome = synced(place)
+    key = "live/laptop/denseformer/plain-8"
+    assert outcome["replaced"] == [key, f"{key}/seed0"]
+    _, after = active(place)
+    assert set(after) == set(before)
+    assert after[f"{key}/seed0"].data.metrics["test/loss_nats"] == 1.0
+    for seed in (0, 1):
+        assert after[f"{key}/seed{seed}"].data.tags["mlflow.parentRunId"] == after[key].info.run_id
+
+
+def test_what_an_interrupted_sync_left_is_done_again(place):
+    client, runs = active(place)
+    key = "live/laptop/denseformer/plain-16/seed0"
+    client.delete_tag(runs[key].info.run_id, "formerlab.content")
+    assert synced(place)["replaced"] == [key]
+    assert len(active(place)[1]) == len(runs)
+
+
+def test_points_are_thinned_and_stamped_by_the_files_alone(tmp_path):
+    folder = make_run(tmp_path, "denseformer", "long")
+    steps = range(1, 5001)
+    write_csv(folder / "train.csv", COLUMNS["train.csv"], [(step, step, 3.0, 0.1, float("nan")) for step in steps])
+    results = Results(tmp_path)
+    entry = seed_entry(results, results.records()[0])
+    points = [point for point in entry.points if point[0] == "train/loss_nats"]
+    assert len(points) == MOST_POINTS
+    assert (points[0][3], points[-1][3]) == (1, 5000)
+    assert [point[2] for point in points] == sorted(point[2] for point in points)
+    assert entry == seed_entry(Results(tmp_path), results.records()[0])
+    assert not [point for point in entry.points if point[0] == "train/grad_norm"]
+
+
+def test_params_stay_within_the_limits_of_a_server(tmp_path):
+    folder = make_run(tmp_path, "denseformer", "wide")
+    record = json.loads((folder / "run.json").read_text())
+    record["spec"] |= {f"key{i}": i for i in range(150)} | {"a,b=c": "x" * 9000}
+    (folder / "run.json").write_text(json.dumps(record))
+    results = Results(tmp_path)
+    entry = seed_entry(results, results.records()[0])
+    assert len(entry.params) == MOST_PARAMS
+    assert len(entry.params["a_b_c"]) <= LONGEST_PARAM + 20
+    assert int(entry.tags["formerlab.params_omitted"]) > 50
+
+
+def test_credentials_appear_nowhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t0ken-of-the-environment")
+    make_tokenformer(tmp_path / "laptop", seeds=(0,))
+    with pytest.raises(UserError) as error:
+        sync(tmp_path / "laptop", "http://someone:s3cret@127.0.0.1:9/path?key=hidden")
+    assert str(error.value).startswith("tracking at http://127.0.0.1:9/path failed")
+    assert error.value.__cause__ is None
+    assert error.value.__suppress_context__
+    for secret in ("s3cret", "hidden", "t0ken", "someone"):
+        assert secret not in str(error.value)
+    results = Results(tmp_path / "laptop")
+    assert "t0ken" not in repr(seed_entry(results, results.records()[0]))
+    assert redacted("https://user:pass@host/x?token=1") == "https://host/x"
+
+
+@pytest.mark.parametrize("uri", ["mlruns", "file:///tmp/mlruns", ""])
+def test_a_file_store_is_refused(tmp_path, uri):
+    make_run(tmp_path / "laptop", "denseformer", "plain")
+    with pytest.raises(UserError, match="give sqlite:///"):
+        sync(tmp_path / "laptop", uri)
+
+
+def test_there_is_one_writer(tmp_path):
+    make_run(tmp_path / "laptop", "denseformer", "plain")
+    with open(tmp_path / "laptop" / ".mlflow.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another sync"):
+            sync(tmp_path / "laptop", f"sqlite:///{tmp_path}/mlflow.db")

@@ -1,0 +1,31 @@
+"""A small data set on disk, made by the real data stage, and a run that nothing interrupted."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_runs import RUN, VOCABULARY, trained
+
+from formerlab.data import BytePairs, Files, TextData, prepare
+
+WORDS = "the cat sat on a mat and the dog ran to an old house by the river where many birds sing".split()
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    random = np.random.default_rng(0)
+    lines = [" ".join(random.choice(WORDS, 8)) for _ in range(120)]
+    (folder / "lines.txt").write_text("\n".join(lines))
+    source = Files(paths=(str(folder / "lines.txt"),), documents="line")
+    spec = TextData(source=source, tokenizer=BytePairs(vocabulary=VOCABULARY), valid_share=0.1, test_share=0.1)
+    prepare("text", spec, folder / "data", processes=1)
+    return folder / "data"
+
+
+@pytest.fixture(scope="session")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the small run, trained in one go; to be read, not changed."""
+    out = tmp_path_factory.mktemp("finished")
+    trained(RUN, data, out)
+    return out

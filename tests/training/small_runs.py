@@ -1,0 +1,59 @@
+"""Runs small enough to be trained in a moment, and what a run leaves behind."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from formerlab.files import sha256
+from formerlab.layers import LayerNorm, Pattention
+from formerlab.models import Decoder
+from formerlab.run import Run
+from formerlab.tasks import LanguageModeling
+from formerlab.training.optimizer import AdamW
+from formerlab.training.settings import Settings
+from formerlab.training.stage import train_stage
+
+VOCABULARY = 257
+MODEL = Decoder(vocabulary=VOCABULARY, layers=2, width=16, heads=2, context=8, embedding_std=0.5)
+TOKENFORMER = MODEL.model_copy(
+    update={
+        "norm": LayerNorm(gain=False, bias=False),
+        "projection": Pattention(tokens=6),
+        "feedforward": Pattention(tokens=10),
+    }
+)
+RUN = Run(
+    study="study",
+    name="run",
+    seed=3,
+    model=MODEL,
+    task=LanguageModeling(context=8, batch=4, valid_windows=6),
+    optimizer=AdamW(lr=0.01),
+    steps=12,
+    log_every=3,
+    evaluate_every=5,
+)
+
+SAME_BITS = ("weights.safetensors", "train.csv", "eval.csv", "test.csv", "depth.csv", "run.yaml")
+
+
+def small(**changes: object) -> Run:
+    """Return the small run with some fields changed."""
+    return Run.model_validate({**dict(RUN), **changes})
+
+
+def trained(run: Run, data: Path, out: Path, parent: Path | None = None, **settings: object) -> dict:
+    """Train a run to its end and return its record."""
+    train_stage(run, data, out, parent=parent, settings=Settings(code_hash="code", **settings))
+    return json.loads((out / "run.json").read_text())
+
+
+def bits(out: Path) -> dict[str, str]:
+    """Return the hashes of everything that must not depend on how often a run was interrupted."""
+    return {name: sha256(out / name) for name in SAME_BITS}
+
+
+def rows(out: Path, name: str) -> pd.DataFrame:
+    """Return the rows of a CSV file, floats to the last bit."""
+    return pd.read_csv(out / f"{name}.csv", float_precision="round_trip")

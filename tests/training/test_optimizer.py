@@ -1,0 +1,127 @@
+"""AdamW: which parameters decay, and its update against one written by hand."""
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from formerlab.layers import DepthWeightedAverage, LayerNorm, Learned, Linear, Mlp, Pattention
+from formerlab.models import Decoder
+from formerlab.training.optimizer import AdamW
+
+EVERYTHING = Decoder(
+    vocabulary=11,
+    layers=2,
+    width=8,
+    heads=2,
+    context=6,
+    position=Learned(),
+    projection=Linear(bias=True),
+    feedforward=Mlp(bias=True, activation="swiglu"),
+    depth=DepthWeightedAverage(),
+    tied=False,
+)
+TOKENFORMER = EVERYTHING.model_copy(
+    update={
+        "norm": LayerNorm(gain=False, bias=False),
+        "final_norm": LayerNorm(gain=False, bias=False),
+        "projection": Pattention(tokens=5),
+        "feedforward": Pattention(tokens=7),
+    }
+)
+
+
+def decayed(spec, model):
+    """Return the names of the decayed parameters and of all others."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = {True: set(), False: set()}
+    for group in spec.build(model).param_groups:
+        groups[group["weight_decay"] > 0] |= {names[parameter] for parameter in group["params"]}
+    return groups[True], groups[False]
+
+
+@pytest.mark.parametrize("model", [EVERYTHING, TOKENFORMER], ids=["transformer", "tokenformer"])
+@pytest.mark.parametrize("mixing", [True, False])
+def test_every_parameter_is_in_exactly_one_group(model, mixing):
+    module = model.build()
+    optimizer = AdamW(decay_mixing=mixing).build(module)
+    found = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert len(found) == len(set(found))
+    assert set(found) == set(module.parameters())
+
+
+def test_matrices_decay_and_vectors_do_not():
+    on, off = decayed(AdamW(), EVERYTHING.build())
+    vectors = {name for name in on | off if "bias" in name or "norm" in name}
+    assert vectors
+    assert vectors == off
+    assert {"embedding", "head"} < on
+
+
+def test_the_tokens_of_pattention_decay():
+    on, off = decayed(AdamW(), TOKENFORMER.build())
+    assert {name for name in on if name.endswith((".keys", ".values"))}
+    assert not off
+
+
+@pytest.mark.parametrize("mixing", [True, False])
+def test_mixing_weights_decay_only_if_asked(mixing):
+    on, off = decayed(AdamW(decay_mixing=mixing), EVERYTHING.build())
+    alphas = {name for name in on | off if name.startswith("mixer.")}
+    assert len(alphas) == 2
+    assert alphas <= (on if mixing else off)
+
+
+def by_hand(weight, gradients, *, lr, decay, beta1=0.9, beta2=0.95, eps=1e-8):
+    """AdamW as arXiv:1711.05101 writes it (algorithm 2), its schedule multiplier being part of lr."""
+    m = v = torch.zeros_like(weight)
+    for t, gradient in enumerate(gradients, start=1):
+        m = beta1 * m + (1 - beta1) * gradient
+        v = beta2 * v + (1 - beta2) * gradient**2
+        update = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps)
+        weight = weight - lr * update - lr * decay * weight
+    return weight
+
+
+class Pair(nn.Module):
+    """A matrix, which decays, and a vector, which does not."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.matrix = nn.Parameter(torch.randn(3, 4, dtype=torch.float64, generator=generator))
+        self.vector = nn.Parameter(torch.randn(4, dtype=torch.float64, generator=generator))
+
+
+def test_updates_are_those_of_the_paper():
+    module, generator = Pair(), torch.Generator().manual_seed(2)
+    gradients = [
+        {name: torch.randn(p.shape, dtype=p.dtype, generator=generator) for name, p in module.named_parameters()}
+        for _ in range(5)
+    ]
+    expected = {
+        name: by_hand(p.detach(), [step[name] for step in gradients], lr=0.02, decay=0.3 if p.ndim == 2 else 0.0)
+        for name, p in module.named_parameters()
+    }
+    optimizer = AdamW(lr=0.02, weight_decay=0.3).build(module)
+    for step in gradients:
+        for name, parameter in module.named_parameters():
+            parameter.grad = step[name]
+        optimizer.step()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-12, atol=1e-12)
+
+
+def test_the_fused_kernel_is_used():
+    assert all(group["fused"] for group in AdamW().build(Pair()).param_groups)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("lr", 0.0), ("lr", math.nan), ("beta1", 1.0), ("beta2", -0.1), ("weight_decay", -1.0), ("eps", 0.0), ("clip", -1.0)],
+)
+def test_values_out_of_range_are_refused(key, value):
+    with pytest.raises(ValidationError, match=key):
+        AdamW(**{key: value})

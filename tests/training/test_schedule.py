@@ -1,0 +1,116 @@
+"""Schedules against closed forms, torch's own and the published numbers."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from variation import defaults, label, settings
+
+from formerlab.spec import variants
+from formerlab.training.schedule import Constant, Cosine, Noam, OneCycle, Schedule
+
+SHARES = st.floats(0.0, 0.99)
+
+
+def curve(schedule, steps):
+    return [schedule.factor(step, steps) for step in range(steps)]
+
+
+@pytest.mark.parametrize("schedule", settings(Schedule), ids=label)
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 1000, 20_000])
+def test_every_schedule_stays_within_the_peak_from_the_first_step_to_the_last(schedule, steps):
+    assert all(0.0 < factor <= 1.0 for factor in curve(schedule, steps))
+
+
+@pytest.mark.parametrize("schedule", defaults(Schedule), ids=label)
+def test_no_schedule_jumps(schedule):
+    """Between two of 20,000 steps a factor moves by little; the steepest are the linear rises over 200 steps."""
+    factors = curve(schedule, 20_000)
+    assert max(abs(later - earlier) for earlier, later in zip(factors, factors[1:], strict=False)) <= 1 / 199
+
+
+@pytest.mark.parametrize("kind", [kind for kind in variants(Schedule) if "warmup" in kind.model_fields])
+@given(warmup=SHARES, steps=st.integers(1, 300))
+def test_a_warm_up_rises_to_the_peak_and_no_step_is_above_it(kind, warmup, steps):
+    factors = curve(kind(warmup=warmup), steps)
+    top = factors.index(max(factors))
+    assert factors[: top + 1] == sorted(factors[: top + 1])
+    assert factors[top:] == sorted(factors[top:], reverse=True)
+    assert all(0.0 < factor <= 1.0 for factor in factors)
+
+
+@pytest.mark.parametrize("steps", [7, 21, 400])  # at 20 steps and a share of 0.05 torch's divides by zero
+@pytest.mark.parametrize("warmup", [0.05, 0.3, 0.5])
+@pytest.mark.parametrize(("start", "end"), [(100.0, 10.0), (25.0, 1e4), (1.0, 1.0)])
+def test_onecycle_is_torchs(steps, warmup, start, end):
+    """torch gives the last rate as a division of the first one: end = peak / start_division / final_div_factor."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.3, total_steps=steps, pct_start=warmup, div_factor=start, final_div_factor=end / start
+    )
+    ours = OneCycle(warmup=warmup, start_division=start, end_division=end)
+    for step in range(steps):
+        assert 0.3 * ours.factor(step, steps) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12), step
+        optimizer.step()
+        if step < steps - 1:
+            theirs.step()
+
+
+def test_onecycle_begins_and_ends_at_its_divisions():
+    factors = curve(OneCycle(warmup=0.25, start_division=50.0, end_division=20.0), 100)
+    assert (factors[0], factors[24], factors[-1]) == (pytest.approx(1 / 50), 1.0, 1 / 20)
+
+
+@pytest.mark.parametrize("key", ["start_division", "end_division"])
+def test_a_division_that_would_exceed_the_peak_is_refused(key):
+    with pytest.raises(ValidationError, match=key):
+        OneCycle(**{key: 0.5})
+
+
+def test_cosine_in_numbers():
+    """10 of 101 steps rise by tenths; step 55 is half way down; the last step is exactly the floor."""
+    factors = curve(Cosine(warmup=0.1, floor=0.2), 101)
+    assert factors[:10] == pytest.approx([k / 10 for k in range(1, 11)])
+    assert factors[10] == 1.0
+    assert factors[55] == pytest.approx(0.6)
+    assert factors[-1] == 0.2
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("steps", [2, 3, 50, 777])
+def test_cosine_ends_exactly_at_its_floor(floor, steps):
+    assert Cosine(warmup=0.0, floor=floor).factor(steps - 1, steps) == floor
+
+
+def test_cosine_against_torch():
+    """Without a warm-up it is torch's CosineAnnealingLR over all steps but the first."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=39, eta_min=0.1)
+    for factor in curve(Cosine(warmup=0.0, floor=0.1), 40):
+        assert factor == pytest.approx(theirs.get_last_lr()[0], rel=1e-12)
+        optimizer.step()
+        theirs.step()
+
+
+def test_noam_is_equation_3_of_the_original_paper():
+    """The published rate is d_model^-0.5 min(s^-0.5, s warmup^-1.5); ours is that divided by its peak."""
+    schedule, peak = Noam(warmup_steps=4000), 512**-0.5 * 4000**-0.5
+    for s in (1, 2, 100, 3999, 4000, 4001, 100_000):
+        published = 512**-0.5 * min(s**-0.5, s * 4000**-1.5)
+        assert peak * schedule.factor(s - 1, 100_000) == pytest.approx(published, rel=1e-12)
+
+
+def test_noam_has_the_published_peak():
+    """The base model of arXiv:1706.03762: 6.99e-4 at step 4000, and 1.40e-4 at its last step, 100,000."""
+    schedule, peak = Noam(), 1 / math.sqrt(512 * 4000)
+    assert f"{peak * schedule.factor(3999, 100_000):.2e}" == "6.99e-04"
+    assert f"{peak * schedule.factor(99_999, 100_000):.2e}" == "1.40e-04"
+    assert max(curve(schedule, 10_000)) == schedule.factor(3999, 10_000) == 1.0
+
+
+def test_constant_is_one_after_its_rise():
+    assert curve(Constant(), 5) == [1.0] * 5
+    assert curve(Constant(warmup=0.4), 10) == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 1])
