@@ -100,16 +100,14 @@ def test_no_longer_paragraph_occurs_twice() -> None:
     assert len(set(long)) == len(long)
 
 
-def test_no_test_paragraph_is_trained_on_even_where_the_test_stream_is_short() -> None:
-    data = embedded_data(max_bytes=None, max_held_out_bytes=1)
+@pytest.mark.parametrize("limit", [1, 50_000])
+def test_streams_do_not_depend_on_whether_questions_are_asked(limit: int) -> None:
+    data = embedded_data(max_bytes=None, max_held_out_bytes=limit)
     with Workers(1) as workers:
-        corpus = data.source.open(data.shares, workers)
-        documents = list(Intake(data).documents(corpus.shards))
-    assert [split for split, _ in documents].count("test") == 1
-    tested = {text for module in corpus.test_modules for entry in module.entries for text in entry.paragraphs}
-    trained = {text for split, document in documents if split == "train" for text in document.split("\n\n")}
-    assert not [text for text in tested & trained if len(text) >= REPEATABLE_CHARACTERS]
-    assert len(tested) > 100
+        plain, asked = (data.source.open(data.shares, workers) for _ in range(2))
+        modules = list(asked.test_modules)
+        assert list(Intake(data).documents(plain.shards)) == list(Intake(data).documents(asked.shards))
+        assert list(plain.test_modules) == modules
 
 
 def test_tests_of_packages_are_not_read() -> None:

@@ -89,6 +89,7 @@ def word_piece(path: Path) -> Path:
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing("</s> $A", special_tokens=[("</s>", 3)])
+    tokenizer.add_special_tokens(["</s>"])
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=8)
     tokenizer.save(str(path))

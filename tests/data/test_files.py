@@ -25,13 +25,22 @@ def read(source: Files) -> dict[str, tuple[tuple[str, ...], list[str]]]:
 
 
 def test_folders_globs_and_files_are_found_hidden_ones_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a/one.txt", "a/deep/two.md", "a/.hidden/x.txt", "a/.secret.txt", "b/three.txt", "b/four.csv"):
+    for name in (
+        "a/one.txt",
+        "a/deep/two.md",
+        "a/.hidden/x.txt",
+        "a/.secret.txt",
+        "b/three.txt",
+        "b/four.csv",
+        "c/[5].txt",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert list(read(Files(paths=("a",)))) == ["two.md", "one.txt"]
-    assert list(read(Files(paths=("**/*.txt",)))) == ["one.txt", "three.txt"]
+    assert list(read(Files(paths=("**/*.txt",)))) == ["one.txt", "three.txt", "[5].txt"]
+    assert list(read(Files(paths=("c/[5].txt",)))) == ["[5].txt"]
     assert list(read(Files(paths=("~/b/t*", str(tmp_path / "b/three.txt"))))) == ["three.txt"]
 
 

@@ -1,6 +1,8 @@
 """The data stage from end to end."""
 
+import gzip
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from corpora import document, folder, folder_data
 from pydantic import ValidationError
 
-from formerlab.data import BytePairs, Files, TextData, load_stream, load_tokenizer, prepare, verify
+from formerlab.data import BytePairs, Files, TextData, TokenizerFile, load_stream, load_tokenizer, prepare, verify
 from formerlab.data.shards import SPLITS
 from formerlab.errors import UserError
 from formerlab.files import sha256
@@ -106,6 +108,21 @@ def test_a_changed_source_is_noticed(tmp_path: Path) -> None:
     assert first["fingerprint"] != second["fingerprint"]
 
 
+def test_prepared_data_outlive_their_source(tmp_path: Path) -> None:
+    source, out = folder(tmp_path / "source"), tmp_path / "out"
+    prepare("text", folder_data(source), out, processes=1)
+    before = files(out)
+    before.pop("contents.json")
+    shutil.rmtree(source)
+    prepare("text", folder_data(source), out, processes=1)
+    with pytest.raises(UserError, match=r"source\.paths: no file at"):
+        prepare("text", folder_data(source, max_bytes=5000), out, processes=1)
+    missing = {"kind": "file", "path": str(tmp_path / "none.json"), "vocabulary": 300}
+    with pytest.raises(UserError, match=r"none\.json: no such tokenizer file"):
+        prepare("text", folder_data(folder(source), tokenizer=missing), out, processes=1)
+    assert before.items() <= files(out).items()
+
+
 @pytest.mark.parametrize("limit", [500, 2_000, 10_000])
 def test_training_text_is_cut_short_at_a_document(source: Path, tmp_path: Path, limit: int) -> None:
     prepare("text", folder_data(source, max_bytes=limit, tokenizer=BytePairs(vocabulary=270)), tmp_path, processes=1)
@@ -127,6 +144,24 @@ def named(tmp_path: Path, **splits: list[str]) -> TextData:
         source=Files(**{split: (str(tmp_path / f"{split}.txt"),) for split in splits}, documents="line"),
         tokenizer={"kind": "bpe", "vocabulary": 260},
     )
+
+
+def test_the_same_documents_give_the_same_streams_in_every_format(out: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    documents = [document(number) for number in range(60)]
+    with gzip.open(tmp_path / "all.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"body": text}) + "\n" for text in documents)
+    parquet.write_table(pyarrow.table({"body": documents}), tmp_path / "all.parquet")
+    (tmp_path / "all.data").write_text("\n".join(json.dumps({"body": text}) for text in documents))
+    for name, settings in {"all.jsonl.gz": {}, "all.parquet": {}, "all.data": {"format": "jsonl"}}.items():
+        source = Files(paths=(str(tmp_path / name),), column="body", **settings)
+        data = folder_data(
+            tmp_path, source=source, tokenizer=TokenizerFile(path=str(out / "tokenizer.json"), vocabulary=300)
+        )
+        prepare("text", data, tmp_path / "out", processes=1)
+        assert all(np.array_equal(load_stream(tmp_path / "out", split), load_stream(out, split)) for split in SPLITS)
 
 
 def test_repeated_documents_stay_where_they_are_held_out(tmp_path: Path) -> None:
@@ -156,7 +191,7 @@ def test_the_tokenizer_learns_from_training_text_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"valid_share": 1e-6}, r"none of 60 documents fell to 'valid' \(valid_share=1e-06\); raise it or name"),
+        ({"valid_share": 1e-6}, "none of 60 documents is left for 'valid': raise valid_share=1e-06 or name"),
         (
             {"tokenizer": {"kind": "bpe", "vocabulary": 50_000}},
             r"tokenizer\.vocabulary=50000: the training text yields",

@@ -1,10 +1,13 @@
 """Runs small enough to be trained in a moment, and what a run leaves behind."""
 
+import csv
 import json
+from itertools import count
 from pathlib import Path
 
-import pandas as pd
+import pytest
 
+from formerlab.errors import StoppedEarly
 from formerlab.files import sha256
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models import Decoder
@@ -13,6 +16,7 @@ from formerlab.tasks import LanguageModeling
 from formerlab.training.optimizer import AdamW
 from formerlab.training.settings import Settings
 from formerlab.training.stage import train_stage
+from formerlab.training.stop import StopRequest
 
 VOCABULARY = 257
 MODEL = Decoder(vocabulary=VOCABULARY, layers=2, width=16, heads=2, context=8, embedding_std=0.5)
@@ -49,11 +53,29 @@ def trained(run: Run, data: Path, out: Path, parent: Path | None = None, **setti
     return json.loads((out / "run.json").read_text())
 
 
+def interrupted(
+    patch: pytest.MonkeyPatch, steps: int, run: Run, data: Path, out: Path, parent: Path | None = None, **settings: object
+) -> None:
+    """Train some steps of a run and let it stop itself, saved."""
+    checks = count()
+    with patch.context() as until_here, pytest.raises(StoppedEarly, match="a test"):
+        until_here.setattr(StopRequest, "__call__", lambda self: "a test" if next(checks) == steps else None)
+        trained(run, data, out, parent, **settings)
+
+
 def bits(out: Path) -> dict[str, str]:
     """Return the hashes of everything that must not depend on how often a run was interrupted."""
     return {name: sha256(out / name) for name in SAME_BITS}
 
 
-def rows(out: Path, name: str) -> pd.DataFrame:
-    """Return the rows of a CSV file, floats to the last bit."""
-    return pd.read_csv(out / f"{name}.csv", float_precision="round_trip")
+def rows(out: Path, name: str) -> list[dict[str, float | str]]:
+    """Return the rows of a CSV file, numbers as numbers."""
+    with open(out / f"{name}.csv", newline="") as file:
+        return [{key: _number(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
+
+
+def _number(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell

@@ -133,7 +133,8 @@ class Files(TextSource):
 def _found(label: str, patterns: tuple[str, ...]) -> list[Path]:
     found: set[Path] = set()
     for pattern in patterns:
-        matches = glob.glob(os.path.abspath(os.path.expanduser(pattern)), recursive=True)
+        place = os.path.abspath(os.path.expanduser(pattern))
+        matches = [place] if os.path.exists(place) else glob.glob(place, recursive=True)  # a name may hold brackets
         files = {file for match in matches for file in _files_under(Path(match))}
         if not files:
             raise UserError(f"source.{label}: no file at '{pattern}' (working directory {Path.cwd()})")

@@ -81,7 +81,9 @@ class Hub(TextSource):
             for batch in rows.select_columns([self.column]).iter(ROWS):
                 for value in batch[self.column]:
                     yield text_of(value, f"hub {self.name}", self.column)
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        except UserError:
+            raise
+        except Exception as error:  # the libraries below raise errors of many families
             offline = datasets.config.HF_HUB_OFFLINE
             remedy = "offline mode is on, so run this once where there is network" if offline else "check the name"
             reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -11,6 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from formerlab import __version__
 from formerlab.data.encoding import Encoding, encode, stream_type
 from formerlab.data.intake import Intake, batches, training_sample
 from formerlab.data.questions import FOLDER, write_questions
@@ -46,15 +47,18 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
     """Write streams, tokenizer, questions and manifest of a corpus below `out`; do nothing where they are current.
 
     `processes` defaults to one per core available; the result does not depend on it. Raises UserError naming the
-    file, column or setting that is wrong; what is half written is removed.
+    file, column or setting that is wrong; what is half written is removed. Where the source is gone, data prepared
+    before with the same settings stay valid.
     """
     source = source_fingerprint(data, out / CONTENTS)
     if _is_current(out, data, source, code_hash):
         print(f"{out}: already prepared", file=sys.stderr)
         return
-    _clear(out)
     with Workers(processes) as workers:
         corpus = data.source.open(data.shares, workers)
+        if isinstance(data.tokenizer, TokenizerFile):
+            data.tokenizer.load()
+        _clear(out)  # not before it is clear that source and tokenizer are there
         questions = write_questions(list(corpus.test_modules), data.questions, out) if data.questions else []
         tokenizer = _write_tokenizer(data, out, corpus)
         splits, duplicates = _write_streams(data, out, corpus, tokenizer, workers)
@@ -87,9 +91,11 @@ def _is_current(out: Path, data: TextData, source: str | None, code_hash: str) -
         load_tokenizer(out)
     except UserError:
         return False
-    known = (manifest["recipe"], manifest["source_fingerprint"], manifest["code_hash"])
+    if source is not None and source != manifest.get("source_fingerprint"):
+        return False
     questions = all((out / entry["file"]).is_file() for entry in manifest["questions"])
-    return questions and known == (fingerprint(data.recipe()), source, code_hash)
+    known = (manifest.get("recipe"), manifest.get("code_hash"))
+    return questions and known == (fingerprint(data.recipe()), code_hash)
 
 
 def _clear(out: Path) -> None:
@@ -150,9 +156,9 @@ def _no_documents(split: Split, data: TextData, documents: int) -> str:
     if split == "train":
         return "no document is left for training: all are held out or repeat held-out ones; name more text"
     share = getattr(data, f"{split}_share")
-    return f"none of {documents} documents fell to '{split}' ({split}_share={share:g}); raise it or name source.{split}"
+    return f"none of {documents} documents is left for '{split}': raise {split}_share={share:g} or name source.{split}"
 
 
 def _versions() -> dict[str, str]:
-    packages = ("formerlab", "tokenizers", "regex", "numpy")
-    return {"python": platform.python_version()} | {package: version(package) for package in packages}
+    packages = {package: version(package) for package in ("tokenizers", "regex", "numpy")}
+    return {"python": platform.python_version(), "formerlab": __version__, **packages}

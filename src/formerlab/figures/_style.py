@@ -7,7 +7,7 @@ import textwrap
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -160,24 +160,6 @@ def label_directly(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> N
         )
 
 
-def label_level(axes: Axes, y: float, text: str, colour: str, place: Literal["left", "right", "outside"]) -> None:
-    """Write a text at a horizontal line: above its left or right end, or to the right of the axes."""
-    x, offset, align = {"left": (0, (4, 3), "left"), "right": (1, (-2, 3), "right"), "outside": (1, (3, 0), "left")}[
-        place
-    ]
-    axes.annotate(
-        text,
-        (x, y),
-        xycoords=("axes fraction", "data"),
-        xytext=offset,
-        textcoords="offset points",
-        ha=align,
-        va="center" if place == "outside" else "bottom",
-        fontsize=8,
-        color=colour,
-    )
-
-
 def _spread(heights: Heights, gap: float, bounds: tuple[float, float]) -> Heights:
     """Return heights moved apart to at least `gap`, within bounds as far as there is room."""
     order = np.argsort(heights, kind="stable")
@@ -217,10 +199,10 @@ def widen(axes: Axes, share: float) -> None:
 
 
 def _some_minor(value: float, _: float) -> str:
-    """Label 2, 3 and 5 times a power of ten; more would run into each other."""
+    """Label 2 and 5 times a power of ten; more would run into each other."""
     exponent = int(np.floor(np.log10(value)))
     factor = round(value / 10.0**exponent)
-    return f"${factor} \\times 10^{{{exponent}}}$" if factor in (2, 3, 5) else ""
+    return f"${factor} \\times 10^{{{exponent}}}$" if factor in (2, 5) else ""
 
 
 def cut_bars(axes: Axes, points: Series, low: Series, high: Series, reach: float = 1.0) -> None:

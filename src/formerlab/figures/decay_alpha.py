@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from formerlab.figures._pruning import PUBLISHED_ALPHA, arms, bootstrap_notes, main_arms
 from formerlab.figures._runs import missing_note
-from formerlab.figures._style import GREY, Label, canvas, label_directly, label_level, look
+from formerlab.figures._style import GREY, Label, canvas, label_directly, look
 from formerlab.results import Results
 
 STUDY = "decay"
@@ -63,12 +63,13 @@ def _draw_budget(axes: Axes, rows: DataFrame) -> None:
     bars = np.nan_to_num([y - points["perplexity_low"], points["perplexity_high"] - y])
     axes.axvline(PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
     axes.errorbar(points["alpha"], y, bars, color=colour, marker=marker, capsize=2, elinewidth=1)
+    labels = [Label(points["alpha"].iloc[-1], y.iloc[-1], "Decay", colour)]
     for policy, name in (("full", "Full"), ("h2o", "H2O")):
         level = rows[rows["policy"] == policy]
         if len(level):
             tint = look(policy).colour
             axes.axhline(level["perplexity"].iloc[0], color=tint, linestyle="--", linewidth=1)
-            label_level(axes, level["perplexity"].iloc[0], name, tint, "outside")
+            labels.append(Label(points["alpha"].iloc[-1], level["perplexity"].iloc[0], name, tint))
     axes.set_xlabel("forgetting factor alpha")
     axes.set_ylabel("perplexity")
-    label_directly(axes, [Label(points["alpha"].iloc[-1], y.iloc[-1], "Decay", colour)])
+    label_directly(axes, labels)

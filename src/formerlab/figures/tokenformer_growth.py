@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.figures._runs import GROWN, held_out_losses, missing_note, parent
-from formerlab.figures._style import GREY, Label, canvas, label_directly, label_level, look
+from formerlab.figures._style import GREY, Label, canvas, label_directly, look
 from formerlab.results import Results
 from formerlab.statistics import student
 
@@ -94,7 +94,7 @@ def _draw_stage(axes: Axes, stage: DataFrame, title: str, *, labelled: bool = Fa
     levels = stage[stage["part"] == "parent"]["loss_nats"]
     if len(levels):
         axes.axhline(levels.iloc[0], color=GREY, linestyle="--", linewidth=1)
-        label_level(axes, levels.iloc[0], "parent, at its end", GREY, "right")
+        title += " (dashed: its final loss)"
     axes.set_title(title)
     axes.set_xlabel("step of this stage")
     axes.set_ylabel("validation loss (nats per token)")

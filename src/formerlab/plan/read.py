@@ -111,21 +111,23 @@ def _named_in(reason: str, path: tuple[int | str, ...], tree: Tree) -> tuple[int
 
 def _reason(error: ErrorDetails) -> str:
     kind, value = error["type"], error["input"]
+    plain = {
+        "missing": "missing key; add it",
+        "union_tag_not_found": f"missing key kind in {value!r}; add it",
+        "too_short": f"{value!r} is empty; give at least one value, or leave the key out",
+        "string_pattern_mismatch": f"{value!r} is no name; use a-z, 0-9 and ._- only, a letter or digit first",
+    }
+    if kind in plain:
+        return plain[kind]
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(str(error["loc"][-1]), _all_fields(), n=3)
         return f"unknown key (value {value!r})" + (f"; did you mean {' or '.join(near)}?" if near else "; remove it")
-    if kind == "missing":
-        return "missing key; add it"
-    if kind == "value_error":
-        reason = error["msg"].removeprefix("Value error, ")
-        return reason if ";" in reason or reason.count("=") < 2 else f"{reason}; change one of them"
     if kind == "union_tag_invalid":
         known = [tag.strip("'") for tag in error["ctx"]["expected_tags"].split(", ")]
         return f"unknown kind {error['ctx']['tag']!r}{near_misses(error['ctx']['tag'], known)}"
-    if kind == "too_short":
-        return f"{value!r} is empty; give at least one value, or leave the key out"
-    if kind == "string_pattern_mismatch":
-        return f"{value!r} is no name; use a-z, 0-9 and ._- only, a letter or digit first"
+    if kind == "value_error":
+        reason = error["msg"].removeprefix("Value error, ")
+        return reason if ";" in reason or reason.count("=") < 2 else f"{reason}; change one of them"
     if isinstance(value, str) and kind in ("float_type", "int_type") and _is_number(value):
         return (
             f"{value!r} is text, not a number; write {_as_yaml_number(value)} without quotes (YAML needs dot and sign)"

@@ -25,7 +25,7 @@ def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> State:
     UserError
         Where the file is broken, or belongs to something else; the message names what differs.
     """
-    content = load_tensors(path, "delete it to train from the start")
+    content = load_tensors(path, {"belongs_to", "state"}, "delete it to train from the start")
     differing = differences(content["belongs_to"], belongs_to)
     if differing:
         raise UserError(
@@ -35,8 +35,8 @@ def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> State:
     return dict(content["state"])
 
 
-def load_tensors(path: Path, remedy: str) -> dict[str, Any]:
-    """Read what `torch.save` wrote, tensors and plain values only.
+def load_tensors(path: Path, keys: set[str], remedy: str) -> dict[str, Any]:
+    """Read a mapping with these keys that `torch.save` wrote, tensors and plain values only.
 
     Raises
     ------
@@ -46,10 +46,10 @@ def load_tensors(path: Path, remedy: str) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # what a damaged file makes of the reader is anybody's guess
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = (str(error) or type(error).__name__).partition("\n")[0].partition(". ")[0]
         raise UserError(f"{path}: broken ({reason}); {remedy}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: broken (holds no mapping); {remedy}")
+    if not isinstance(content, dict) or content.keys() != keys:
+        raise UserError(f"{path}: broken (holds no {' and '.join(sorted(keys))}); {remedy}")
     return content
 
 

@@ -47,7 +47,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, setting
         if _is_finished(run, out, belongs_to, settings):
             return
         clock = time.monotonic()
-        provenance.git_state()  # remembered from here on: files may be edited while a run trains
+        #provenance.git_state()  # remembered from here on: files may be edited while a run trains
         torch.set_num_threads(settings.threads)
         state = _initial_state(run, parent, parent_record, settings)
         path = out / CHECKPOINT
@@ -126,7 +126,8 @@ def _initial_state(run: Run, parent: Path | None, parent_record: Record | None, 
     model = grow_into(load_file(parent / WEIGHTS), spec, run.model, run.growth, run.seed).to(settings.device)
     optimizer = run.optimizer.build(model)
     if run.growth.optimizer == "carry":
-        carried = load_tensors(parent / OPTIMIZER, f"train {parent_record['id']} again, which now keeps it")
+        remedy = f"train {parent_record['id']} again, which then keeps it"
+        carried = load_tensors(parent / OPTIMIZER, {"state", "param_groups"}, remedy)
         optimizer.load_state_dict(grow_optimizer_state(carried, optimizer))
     return State(model, optimizer, started=provenance.now())
 

@@ -1,0 +1,256 @@
+"""What the plan says of its jobs, and what it does without."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from formerlab.evaluation.prune import PruneSweep
+from formerlab.figures import catalogue
+from formerlab.models import Decoder
+from formerlab.plan.build import build_plan
+from formerlab.plan.show import table
+from formerlab.run import Run
+
+ROOT = Path(__file__).parents[2]
+SCALES = sorted(path.stem for path in (ROOT / "workflow/scales").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return {}
+
+
+@pytest.fixture(params=SCALES)
+def plan(request, plans):
+    """The plan of the repository's own configuration at each scale."""
+    if request.param not in plans:
+        plans[request.param] = build_plan(ROOT, {"scale": request.param, "tracking_uri": ""})
+    return plans[request.param]
+
+
+def test_every_study_has_runs_at_every_scale(plan):
+    assert set(plan["studies"]) == {job["study"] for job in plan["train"].values()}
+
+
+def test_resolved_specs_are_runs_that_say_everything(plan):
+    for name, job in plan["train"].items():
+        run = Run.model_validate(job["spec"])
+        assert (run.id, run.init_id, run.fingerprint()) == (name, job["init"], job["spec_hash"])
+        assert run.plain() == job["spec"]
+
+
+def test_costs_are_the_closed_forms(plan):
+    speed = {"smoke": 4e10, "laptop": 4e10}.get(plan["scale"])
+    for job in plan["train"].values():
+        run, cost = Run.model_validate(job["spec"]), job["cost"]
+        model, task = run.model, run.task
+        assert cost["parameters"] == model.params()
+        assert cost["parameters_non_embedding"] == model.params(embedding=False)
+        assert cost["tokens"] == run.steps * task.batch * task.context
+        assert cost["flops"] == 3 * run.steps * task.batch * model.flops(task.context)
+        assert cost["disk_bytes"] == 4 * 4 * model.params()
+        assert cost["memory_bytes"] > 4 * 4 * model.params()
+        assert speed is None or cost["hours"] == pytest.approx(cost["flops"] / speed / 3600)
+
+
+def test_totals_are_sums(plan):
+    jobs = list(plan["train"].values())
+    parts = [study["totals"] for study in plan["studies"].values()]
+    for key in ("tokens", "flops", "disk_bytes"):
+        assert plan["totals"][key] == sum(job["cost"][key] for job in jobs) == sum(part[key] for part in parts)
+    assert plan["totals"]["runs"] == len(jobs)
+    assert plan["totals"]["memory_bytes"] == max(job["cost"]["memory_bytes"] for job in jobs)
+
+
+def test_parents_come_first_and_with_higher_priority(plan):
+    seen = []
+    for name, job in plan["train"].items():
+        assert job["init"] is None or job["init"] in seen
+        seen.append(name)
+        children = [child["priority"] for child in plan["train"].values() if child["init"] == name]
+        assert job["priority"] == max(children, default=0) + max(1, round(3600 * job["cost"]["hours"]))
+
+
+def test_the_vocabulary_is_that_of_the_tokenizer(plan):
+    for job in plan["train"].values():
+        assert job["spec"]["model"]["vocabulary"] == plan["data"][job["data"]]["spec"]["tokenizer"]["vocabulary"]
+        assert job["spec"]["task"]["context"] <= job["spec"]["model"]["context"]
+
+
+def test_sweeps_fit_their_models(plan):
+    for name, job in plan["prune"].items():
+        sweep = PruneSweep.model_validate(job["sweep"])
+        model = Decoder.model_validate(plan["train"][name]["spec"]["model"])
+        assert (sweep.context or 1) <= model.context
+
+
+def test_drawings_read_every_run_of_theirs_and_no_other(plan):
+    written = {"zeroshot.csv": plan["zeroshot"], "prune.csv": plan["prune"]}
+    for name, drawing in catalogue().items():
+        expected = {
+            f"{plan['results']}/{run}/{file}"
+            for run, job in plan["train"].items()
+            if job["study"] == drawing.study and any(fnmatchcase(job["run"], pattern) for pattern in drawing.runs)
+            for file in drawing.reads
+            if file != "prune_questions.csv" and run in written.get(file, plan["train"])
+        }
+        found = set(plan["draw"].get(name, {"inputs": ()})["inputs"])
+        assert {path for path in found if not path.endswith("prune_questions.csv")} == expected
+
+
+def test_the_table_shows_every_run(plan):
+    text = table(plan)
+    assert all(f"\n{name} " in text for name in plan["train"])
+    assert f"= all: {plan['totals']['runs']} runs" in text
+
+
+def test_paper_scale_has_the_published_sizes(plans):
+    paper = plans.get("paper") or build_plan(ROOT, {"scale": "paper"})
+    depths = {
+        job["spec"]["model"]["layers"]: job["cost"]["parameters"]
+        for job in paper["train"].values()
+        if job["study"] == "denseformer" and job["run"].startswith("plain-")
+    }
+    assert depths
+    for layers, parameters in depths.items():
+        spec = next(j["spec"]["model"] for j in paper["train"].values() if j["run"] == f"plain-{layers}")
+        width = spec["width"]
+        assert math.isclose(parameters, layers * 12 * width**2 + spec["vocabulary"] * width, rel_tol=0.01)
+
+
+def test_seeds_are_those_of_config_then_study_then_scale(project):
+    def seeds(**given):
+        return [job["seed"] for job in project.plan(**given)["train"].values() if job["run"] == "plain"]
+
+    assert seeds() == [0, 1]
+    project.lay_over(project.scale, "studies: {small: {seeds: [5]}}")
+    assert seeds() == [5]
+    project.lay_over(project.config, "seeds: [7, 8, 9]")
+    assert seeds() == [7, 8, 9]
+
+
+def test_a_child_starts_from_its_parent_with_the_same_seed(project):
+    train = project.plan()["train"]
+    assert {train[f"small/child/seed{seed}"]["init"] for seed in (0, 1)} == {"small/parent/seed0", "small/parent/seed1"}
+    assert train["small/child/seed1"]["init"] == "small/parent/seed1"
+
+
+def test_a_child_keeps_or_recomputes_tau(project):
+    def tau(**given):
+        return project.run("child", **given)["model"]["projection"]["tau"]
+
+    assert tau() == pytest.approx(math.sqrt(8))
+    assert tau(set={"small.runs.child.growth.tau": "sqrt"}) is None
+
+
+def test_only_a_parent_whose_optimizer_is_carried_on_keeps_its_state(project):
+    def keeping(**given):
+        return [name for name, job in project.plan(**given)["train"].items() if job["keep_optimizer"]]
+
+    assert keeping() == []
+    assert keeping(set={"small.runs.child.growth.optimizer": "carry"}) == ["small/parent/seed0", "small/parent/seed1"]
+
+
+def test_the_context_of_the_model_is_that_of_the_task_unless_said(project):
+    assert project.run()["model"]["context"] == 32
+    assert project.run(set={"small.task.context": 16})["model"]["context"] == 16
+    assert project.run(set={"small.model.context": 64})["model"]["context"] == 64
+
+
+def test_questions_are_asked_where_the_data_have_any(project):
+    assert set(project.plan()["zeroshot"]) == {"small/plain/seed0", "small/plain/seed1"}
+    without = project.plan(set={"scale.data.text.questions": 0})
+    assert without["zeroshot"] == {}
+    assert [job["sweep"]["questions"] for job in without["prune"].values()] == [False, False]
+
+
+def test_only_data_that_a_run_reads_are_prepared(project):
+    project.lay_over(project.scale, "data: {other: {tokenizer: {kind: bpe, vocabulary: 400}}}")
+    assert list(project.plan()["data"]) == ["text"]
+    plan = project.plan(set={"small.runs.plain.data": "other"})
+    assert sorted(plan["data"]) == ["other", "text"]
+    assert plan["train"]["small/plain/seed0"]["spec"]["model"]["vocabulary"] == 400
+
+
+def test_your_own_text_replaces_the_source(project):
+    (project.root / "mine.txt").write_text("words " * 100)
+    text = str(project.root / "mine.txt")
+    project.lay_over(project.config, f"data: {{text: {{source: {{kind: files, train: [{text}]}}, questions: 0}}}}")
+    spec = project.plan()["data"]["text"]["spec"]
+    assert (spec["source"]["kind"], spec["source"]["train"]) == ("files", [text])
+    assert spec["tokenizer"]["vocabulary"] == 300
+
+
+def test_the_version_of_data_follows_the_text_and_not_its_place(project):
+    def version(path):
+        source = {"kind": "files", "train": [str(path)]}
+        return project.plan(data={"text": {"source": source, "questions": 0}})["data"]["text"]["version"]
+
+    path = project.root / "mine.txt"
+    path.write_text("words")
+    first = version(path)
+    path.write_text("other words")
+    assert version(path) != first
+    moved = project.root / "elsewhere" / "mine.txt"
+    moved.parent.mkdir()
+    moved.write_text("words")
+    assert version(moved) == first
+
+
+def test_text_that_is_gone_counts_as_unchanged_once_it_is_prepared(project):
+    def plan():
+        source = {"kind": "files", "train": [str(project.root / "mine.txt")]}
+        return project.plan(data={"text": {"source": source, "questions": 0}})["data"]["text"]
+
+    (project.root / "mine.txt").write_text("words")
+    seen = plan()
+    prepared = project.root / seen["out"] / "manifest.json"
+    prepared.parent.mkdir(parents=True, exist_ok=True)
+    prepared.write_text(json.dumps({"source_fingerprint": seen["source"]}))
+    (project.root / "mine.txt").unlink()
+    assert plan() == seen
+
+
+PROBE = """
+import json, socket, sys
+from pathlib import Path
+
+def refuse(*arguments, **options):
+    raise OSError("no network")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+from formerlab.plan.build import build_plan
+plan = build_plan(Path.cwd(), {"scale": sys.argv[1]})
+heavy = ("mlflow", "snakemake", "datasets", "lm_eval", "pandas", "matplotlib", "transformers", "scipy", "sklearn")
+print(json.dumps({"plan": plan, "heavy": [name for name in heavy if name in sys.modules]}))
+"""
+
+
+def probe(root, scale, hash_seed):
+    words = [sys.executable, "-c", PROBE, scale]
+    environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root / "src")}
+    done = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """Configuration and package alone, in a folder that holds neither data nor results."""
+    paths = [*(ROOT / "workflow").glob("s*/*.yaml"), *(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.csv")]
+    for path in [ROOT / "config.yaml", *paths]:
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def test_the_plan_needs_no_data_no_network_and_no_heavy_library_and_is_always_the_same(copied):
+    first, second = (probe(copied, "paper", seed) for seed in ("1", "2"))
+    assert json.loads(first)["heavy"] == []
+    assert first == second

@@ -1,0 +1,252 @@
+"""Editing a module changes the code hash of exactly the jobs that use it."""
+
+import shutil
+
+import pytest
+
+from formerlab.cache import Decay, Local
+from formerlab.data import Files, TextData
+from formerlab.evaluation.prune import PruneSweep
+from formerlab.growth import Growth
+from formerlab.layers import DepthWeightedAverage, Linear, Mlp, Pattention
+from formerlab.models import Decoder
+from formerlab.plan import code
+from formerlab.run import Run
+
+PLAIN = Decoder()
+DENSE = Decoder(depth=DepthWeightedAverage())
+TOKENS = Decoder(projection=Pattention(), feedforward=Pattention())
+MIXED = Decoder(projection=Pattention(), feedforward=Mlp())
+
+
+def train(model, **keys):
+    return ("formerlab.training.stage",), (Run(study="s", name="r", model=model, **keys),)
+
+
+JOBS = {
+    "data": (("formerlab.data.prepare",), (TextData(),)),
+    "data of files": (("formerlab.data.prepare",), (TextData(source=Files(train=("a",))),)),
+    "train plain": train(PLAIN),
+    "train dense": train(DENSE),
+    "train tokens": train(TOKENS),
+    "train mixed": train(MIXED),
+    "train grown": train(TOKENS, init="p", growth=Growth()),
+    "zeroshot plain": (("formerlab.evaluation.zeroshot",), (PLAIN,)),
+    "zeroshot dense": (("formerlab.evaluation.zeroshot",), (DENSE,)),
+    "prune local": (("formerlab.evaluation.prune",), (PruneSweep(policies=(Local(),)), PLAIN)),
+    "prune decay": (("formerlab.evaluation.prune",), (PruneSweep(policies=(Decay(),)), PLAIN)),
+    "draw decay_alpha": (("formerlab.figures.decay_alpha", "formerlab.figures._write"), ()),
+    "draw denseformer_depth": (("formerlab.figures.denseformer_depth", "formerlab.figures._write"), ()),
+    "draw decay_table": (("formerlab.tables.decay_table", "formerlab.tables._write"), ()),
+}
+
+
+def jobs(*prefixes):
+    return {name for name in JOBS if name.startswith(prefixes)}
+
+
+TRAIN, EVALUATED = jobs("train"), jobs("zeroshot", "prune")
+MODELS = TRAIN | EVALUATED
+
+
+class Package:
+    """A copy of the package whose hashes can be asked for with a file edited.
+
+    What the hashes remember of each module is forgotten for the edited one alone: parsing all takes too long for so
+    many tests.
+    """
+
+    def __init__(self, root, patch):
+        self.root = root
+        self.memories = []
+        for name, function in vars(code).items():
+            if hasattr(function, "cache_clear"):
+                patch.setattr(code, name, self.remembering(function.__wrapped__))
+        self.before = self.hashes()
+
+    def remembering(self, function):
+        memory = {}
+        self.memories.append(memory)
+
+        def remembered(module):
+            if module not in memory:
+                memory[module] = function(module)
+            return memory[module]
+
+        return remembered
+
+    def hashes(self):
+        return {name: code.code_hash(*entries, specs=specs) for name, (entries, specs) in JOBS.items()}
+
+    def forget(self, file):
+        module = f"formerlab.{file.removesuffix('.py').replace('/', '.')}"
+        for memory in self.memories:
+            if file.endswith("__init__.py"):
+                memory.clear()  # names are looked up through packages
+            memory.pop(module, None)
+
+    def changed_by(self, file, edit):
+        """Return the jobs whose hash an edit changes; the edit is undone."""
+        path = self.root / file
+        text = path.read_text()
+        assert edit(text) != text
+        path.write_text(edit(text))
+        self.forget(file)
+        try:
+            after = self.hashes()
+        finally:
+            path.write_text(text)
+            self.forget(file)
+        return {name for name in JOBS if self.before[name] != after[name]}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    root = tmp_path_factory.mktemp("src") / "formerlab"
+    shutil.copytree(code.ROOT, root, ignore=shutil.ignore_patterns("__pycache__"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(code, "ROOT", root)
+        yield Package(root, patch)
+
+
+def new_code(text):
+    return f"{text}\n\nCHANGED = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "affected"),
+    [
+        ("layers/dwa.py", {"train dense", "zeroshot dense"}),
+        ("layers/pattention.py", {"train tokens", "train mixed", "train grown"}),
+        ("layers/score.py", {"train tokens", "train mixed", "train grown"}),
+        ("layers/mlp.py", MODELS - {"train tokens", "train grown"}),
+        # Mlp is made of Linear, so a model of Pattention projections with an Mlp uses it too.
+        ("layers/linear.py", MODELS - {"train tokens", "train grown"}),
+        # DepthWeightedAverage is a Mixer, which stands beside Identity.
+        ("layers/identity.py", MODELS),
+        ("layers/attention.py", MODELS),
+        ("layers/initial.py", MODELS),
+        ("models/decoder.py", MODELS),
+        ("growth.py", {"train grown"}),
+        ("training/loop.py", TRAIN),
+        ("training/schedule.py", TRAIN),
+        ("training/optimizer.py", TRAIN),
+        ("tasks/language.py", TRAIN),
+        ("evaluation/perplexity.py", TRAIN | jobs("prune")),
+        ("evaluation/zeroshot.py", EVALUATED),
+        ("evaluation/prune.py", jobs("prune")),
+        ("cache/policy.py", jobs("prune")),
+        ("cache/eviction.py", jobs("prune")),
+        ("cache/simulation.py", jobs("prune")),
+        ("cache/budget.py", jobs("prune")),
+        ("cache/full.py", jobs("prune")),  # runs in every sweep, though no sweep names it
+        ("cache/decay.py", jobs("prune")),  # `alphas` add it to any sweep
+        ("cache/window.py", {"prune local"}),
+        ("cache/spatten.py", set()),
+        ("data/embedded.py", jobs("data")),
+        ("data/files.py", {"data of files"}),
+        ("data/hub.py", set()),
+        ("data/tokenizer.py", jobs("data")),
+        ("figures/decay_alpha.py", {"draw decay_alpha"}),
+        ("figures/_pruning.py", {"draw decay_alpha", "draw decay_table"}),
+        ("figures/_style.py", jobs("draw")),
+        ("tables/decay_table.py", {"draw decay_table"}),
+        ("results.py", jobs("draw")),
+        ("errors.py", set()),
+        ("progress.py", set()),
+        ("plan/code.py", set()),
+        ("plan/build.py", set()),
+        ("commands/stages.py", set()),
+        ("training/provenance.py", set()),
+        ("__main__.py", set()),
+    ],
+)
+def test_editing_a_module_changes_the_jobs_that_use_it(package, file, affected):
+    assert package.changed_by(file, new_code) == affected
+
+
+def test_helpers_of_helpers_count(package):
+    assert package.changed_by("files.py", new_code) == set(JOBS)
+
+
+def test_published_values_count_for_what_shows_them(package):
+    changed = package.changed_by("published/published_results.csv", lambda text: text + "\n")
+    assert changed == {"draw denseformer_depth", "draw decay_table"}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: f"# A comment.\n{text}",
+        lambda text: text.replace('"""', '"""Said otherwise: ', 1),
+        lambda text: text.replace(
+            '    kind: Literal["dwa"] = "dwa"', '    kind: Literal["dwa"] = "dwa"\n    """New."""'
+        ),
+        lambda text: text.replace("self.period, layers + 1, self.period", "\n  self.period,  layers + 1, self.period,"),
+        lambda text: text.replace("from formerlab.spec import Spec", "from formerlab.spec import Spec  # why"),
+    ],
+    ids=["comment", "docstring", "attribute docstring", "format", "comment on an import"],
+)
+def test_what_people_read_does_not_count(package, edit):
+    assert package.changed_by("layers/dwa.py", edit) == set()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: text.replace("alpha[-1] = 1.0", "alpha[-1] = 2.0"),
+        lambda text: text.replace("destination + 1, self.dilation", "destination, self.dilation"),
+        lambda text: text.replace("dilation: PositiveInt = 1", "dilation: PositiveInt = 2"),
+        lambda text: text.replace("from torch import Tensor, nn", "from torch import nn, Tensor as T\nTensor = T"),
+    ],
+)
+def test_what_computes_does(package, edit):
+    assert package.changed_by("layers/dwa.py", edit) == {"train dense", "zeroshot dense"}
+
+
+NEW_MIXER = '''
+from typing import Literal
+
+from formerlab.layers.identity import Mixer
+from formerlab.spec import Spec
+
+
+class Skip(Spec):
+    """Nothing yet."""
+
+    kind: Literal["skip"] = "skip"
+'''
+
+
+@pytest.mark.parametrize(
+    ("file", "edit"),
+    [
+        ("layers/depth.py", lambda text: text.replace("Identity |", "Identity | Skip |")),
+        ("layers/__init__.py", lambda text: text.replace('"Rotary",', '"Rotary",\n    "Skip",')),
+    ],
+)
+def test_adding_a_variant_changes_no_job(package, file, edit):
+    (package.root / "layers/skip.py").write_text(NEW_MIXER)
+    added = "from formerlab.layers.skip import Skip\n"
+    assert (
+        package.changed_by(file, lambda text: edit(text).replace("from formerlab", f"{added}from formerlab", 1))
+        == set()
+    )
+
+
+def test_importing_from_another_module_counts(package):
+    shutil.copy(package.root / "layers/score.py", package.root / "layers/other.py")
+    changed = package.changed_by("layers/pattention.py", lambda text: text.replace("layers.score", "layers.other"))
+    assert changed == {"train tokens", "train mixed", "train grown"}
+
+
+def test_different_jobs_have_different_hashes(package):
+    assert len(set(package.before.values())) == len(JOBS)
+
+
+def test_linear_inside_mlp_is_found():
+    run = Run(study="s", name="r", model=MIXED)
+    assert not any(isinstance(part, Linear) for part in run.parts())
+    assert "formerlab.layers.linear" in code.closure(
+        ["formerlab.training.stage"], frozenset(type(part).__module__ for part in run.parts())
+    )

@@ -1,0 +1,150 @@
+"""Which layer wins, what a mapping of another kind does to the one below, and the ways to say the same."""
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formerlab.plan.layers import fields, fill, grid_points, merge, nested
+
+LAYERS = {
+    "scale": ("workflow/scales/smoke.yaml", "defaults: {{steps: {}}}"),
+    "study": ("workflow/studies/small.yaml", "defaults: {{steps: {}}}"),
+    "scale of the study": ("workflow/scales/smoke.yaml", "studies: {{small: {{defaults: {{steps: {}}}}}}}"),
+    "run": ("workflow/studies/small.yaml", "runs: {{plain: {{steps: {}}}}}"),
+    "pattern": ("workflow/scales/smoke.yaml", "studies: {{small: {{runs: {{'pl*': {{steps: {}}}}}}}}}"),
+    "run at the scale": ("workflow/scales/smoke.yaml", "studies: {{small: {{runs: {{plain: {{steps: {}}}}}}}}}"),
+    "overlay": ("mine.yaml", "small.steps: {}"),
+    "overlay of the run": ("mine.yaml", "small.runs.plain.steps: {}"),
+    "set": ("config.yaml", "set: {{small.steps: {}}}"),
+    "set of the run": ("config.yaml", "set: {{small.runs.plain.steps: {}}}"),
+}
+"""The layers of a run's key, each above the one before it."""
+
+leaves = st.dictionaries(st.sampled_from("xy"), st.integers() | st.none())
+trees = st.recursive(
+    leaves, lambda inner: st.builds(dict.__or__, leaves, st.dictionaries(st.sampled_from("ab"), inner)), max_leaves=6
+)
+"""Trees in which x and y are values, a and b mappings."""
+
+
+def write_layers(project, names):
+    project.write("mine.yaml", "{}")
+    project.lay_over("config.yaml", "overlay: mine.yaml")
+    for name in names:
+        file, text = LAYERS[name]
+        project.lay_over(file, text.format(1000 + list(LAYERS).index(name)))
+
+
+@pytest.mark.parametrize("height", range(1, len(LAYERS) + 1))
+def test_the_more_particular_layer_wins(project, height):
+    write_layers(project, list(LAYERS)[:height])
+    assert project.run()["steps"] == 1000 + height - 1
+
+
+def test_the_command_line_wins_over_all(project):
+    write_layers(project, LAYERS)
+    assert project.run(set={"small.runs.plain.steps": 7})["steps"] == 7
+
+
+def test_an_override_of_one_run_leaves_the_others(project):
+    before, after = project.plan(), project.plan(set={"small.runs.plain.steps": 7})
+    changed = {name for name in before["train"] if before["train"][name] != after["train"][name]}
+    assert changed == {"small/plain/seed0", "small/plain/seed1"}
+
+
+def test_mappings_are_merged_key_by_key(project):
+    model = project.run("plain")["model"]
+    assert (model["tied"], model["layers"], model["width"]) == (False, 2, 16)
+
+
+def test_another_kind_replaces_the_mapping_below(project):
+    assert merge({"a": {"kind": "x", "p": 1}}, {"a": {"kind": "y", "q": 2}}) == {"a": {"kind": "y", "q": 2}}
+    assert merge({"a": {"kind": "x", "p": 1}}, {"a": {"kind": "x", "q": 2}}) == {"a": {"kind": "x", "p": 1, "q": 2}}
+    assert merge({"a": {"p": 1}}, {"a": {"kind": "x"}}) == {"a": {"p": 1, "kind": "x"}}
+    project.lay_over(project.scale, "studies: {small: {only: [parent]}}")
+    assert project.run("parent")["model"]["projection"]["tokens"] == 8  # of which a linear projection knows nothing
+    changed = project.run("parent", set={"small.model.projection": {"kind": "linear", "bias": True}})
+    assert changed["model"]["projection"] == {"kind": "linear", "bias": True, "std": 0.02, "scale_residual": True}
+
+
+@given(trees, trees, trees)
+def test_merging_is_associative_and_leaves_its_arguments_alone(a, b, c):
+    copies = yaml.safe_load(yaml.safe_dump([a, b, c]))
+    assert merge(merge(a, b), c) == merge(a, merge(b, c))
+    assert merge(a, {}) == merge({}, a) == a
+    assert [a, b, c] == copies
+
+
+@pytest.mark.parametrize(
+    ("dotted", "tree"),
+    [
+        ({"a.b.c": 1, "a.b.d": 2}, {"a": {"b": {"c": 1, "d": 2}}}),
+        ({"a": {"b.c": 1}, "a.b": {"d": 2}}, {"a": {"b": {"c": 1, "d": 2}}}),
+        ({"a.b": 1, "a": {"c": 2}}, {"a": {"b": 1, "c": 2}}),
+    ],
+)
+def test_dotted_keys_are_nested_mappings(dotted, tree):
+    assert nested(dotted) == tree
+
+
+OVERRIDES = [
+    ("small.optimizer.lr", 0.5, "defaults: {optimizer: {lr: 0.5}}", "workflow/scales/smoke.yaml"),
+    ("small.runs.plain.model.heads", 4, "runs: {plain: {model: {heads: 4}}}", "workflow/studies/small.yaml"),
+    ("study.small.zeroshot", ["parent"], "zeroshot: [parent]", "workflow/studies/small.yaml"),
+    ("study.small.prune.plain.windows", 3, "studies: {small: {prune: {plain: {windows: 3}}}}", None),
+    ("scale.threads", 2, "threads: 2", "workflow/scales/smoke.yaml"),
+    ("scale.data.text.tokenizer.vocabulary", 301, "data: {text: {tokenizer: {vocabulary: 301}}}", None),
+    ("scale.studies.small.only", ["plain"], "studies: {small: {only: [plain]}}", "workflow/scales/smoke.yaml"),
+    ("seeds", [3], "seeds: [3]", "config.yaml"),
+    ("data.text.questions", 0, "data: {text: {questions: 0}}", "config.yaml"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "text", "file"), OVERRIDES, ids=[key for key, *_ in OVERRIDES])
+def test_overlay_set_command_line_and_an_edited_file_say_the_same(project, key, value, text, file):
+    before = project.plan()
+    if key == "study.small.prune.plain.windows":  # the scale speaks of this one too, and would win
+        project.lay_over("workflow/scales/smoke.yaml", "studies: {small: {prune: null}}")
+    on_command_line = project.plan(set={key: value})
+    assert on_command_line != before
+    project.write("mine.yaml", yaml.safe_dump({key: value}))
+    assert project.plan(overlay="mine.yaml") == on_command_line
+    project.write("mine.yaml", yaml.safe_dump(nested({key: value})))
+    assert project.plan(overlay="mine.yaml") == on_command_line
+    project.lay_over("config.yaml", yaml.safe_dump({"set": {key: value}}))
+    assert project.plan() == on_command_line
+    project.lay_over("config.yaml", "set: null")
+    project.lay_over(file or "workflow/scales/smoke.yaml", text)
+    assert project.plan() == on_command_line
+
+
+@pytest.mark.parametrize(
+    ("grid", "points"),
+    [
+        ({"a": [1, 2], "b": ["x"]}, [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]),
+        ({"a": 1, "b": [True, False]}, [{"a": 1, "b": True}, {"a": 1, "b": False}]),
+        ([{"a": 1, "b": 2}, {"b": 3, "a": 4}], [{"a": 1, "b": 2}, {"b": 3, "a": 4}]),
+    ],
+)
+def test_a_grid_is_all_combinations_or_exactly_the_points(grid, points):
+    assert grid_points("file", "run-{a}-{b}", grid) == points
+
+
+def test_a_field_keeps_its_type_where_it_stands_alone():
+    point = {"n": 3, "x": 0.5, "on": True}
+    tree = {"layers": "{n}", "rate": "{x}", "flag": "{on}", "text": "n={n}", "list": ["{n}", "plain"]}
+    filled = {"layers": 3, "rate": 0.5, "flag": True, "text": "n=3", "list": [3, "plain"]}
+    assert fill(tree, point) == filled
+    assert [type(value) for value in fill(tree, point).values()] == [type(value) for value in filled.values()]
+
+
+def test_a_template_becomes_one_run_per_point(project):
+    assert fields("deep-{layers}-{x}") == ["layers", "x"]
+    runs = {job["run"]: job["spec"]["model"]["layers"] for job in project.plan()["train"].values()}
+    assert (runs["deep-3"], runs["deep-4"]) == (3, 4)
+
+
+def test_a_template_without_values_at_this_scale_is_no_run(project):
+    project.lay_over(project.scale, "studies: {small: {runs: {'deep-{layers}': null}}}")
+    assert not any("deep" in name for name in project.plan()["train"])

@@ -1,0 +1,368 @@
+"""Mistakes in the configuration: each is answered by one line that names file, key, value and remedy.
+
+`MISTAKES` holds (what is laid over the files of the small project, the answer). The same table can be read from top to
+bottom to judge how the messages read.
+"""
+
+import pytest
+
+CONFIG = "config.yaml"
+SCALE = "workflow/scales/smoke.yaml"
+STUDY = "workflow/studies/small.yaml"
+LINE = "command line"
+
+
+def small(text):
+    return f"studies: {{small: {{{text}}}}}"
+
+
+MISTAKES = {
+    # Keys that do not exist, at every level.
+    "config": (CONFIG, "scal: laptop", f"{CONFIG}: scal: unknown key (value 'laptop'); did you mean scale?"),
+    "scale": (SCALE, "memory: 3", f"{SCALE}: memory: unknown key (value 3); did you mean memory_mb?"),
+    "scale of a study": (
+        SCALE,
+        small("onlyy: [plain]"),
+        f"{SCALE}: studies.small.onlyy: unknown key (value ['plain']); did you mean only?",
+    ),
+    "study": (STUDY, "papr: none", f"{STUDY}: papr: unknown key (value 'none'); did you mean paper?"),
+    "run": (
+        STUDY,
+        "runs: {plain: {stepps: 3}}",
+        f"{STUDY}: small.runs.plain.stepps: unknown key (value 3); did you mean steps or eps or studies?",
+    ),
+    "model": (
+        STUDY,
+        "runs: {plain: {model: {widht: 3}}}",
+        f"{STUDY}: small.runs.plain.model.widht: unknown key (value 3); did you mean width?",
+    ),
+    "optimizer": (
+        SCALE,
+        "defaults: {optimizer: {learning_rate: 3.0}}",
+        f"{SCALE}: small.runs.plain.optimizer.learning_rate: unknown key (value 3.0); remove it",
+    ),
+    "sweep": (
+        STUDY,
+        "prune: {plain: {budget: [0.4]}}",
+        f"{STUDY}: small.prune.plain.budget: unknown key (value [0.4]); did you mean budgets?",
+    ),
+    "set": (
+        CONFIG,
+        "set: {small.optimizer.lrr: 1.0}",
+        f"{CONFIG}: set: small.runs.plain.optimizer.lrr: unknown key (value 1.0); did you mean lr?",
+    ),
+    "set: study": (CONFIG, "set: {smll: {steps: 3}}", "config.yaml: set: smll: unknown key (value {'steps': 3});"),
+    "set: scale": (CONFIG, "set: {scale.memory: 3}", f"{CONFIG}: set: scale: memory: unknown key (value 3); did you"),
+    "set: run": (
+        CONFIG,
+        "set: {small.runs.plian.steps: 3}",
+        f"{CONFIG}: set: small.runs.plian: no such run; did you mean plain?",
+    ),
+    # Types and ranges.
+    "text": (
+        SCALE,
+        "defaults: {steps: many}",
+        f"{SCALE}: small.runs.plain.steps: Input should be a valid integer (got 'many')",
+    ),
+    "fraction": (
+        SCALE,
+        "defaults: {steps: 2.5}",
+        f"{SCALE}: small.runs.plain.steps: Input should be a valid integer (got 2.5)",
+    ),
+    "number for a mapping": (
+        SCALE,
+        "defaults: {task: 3}",
+        f"{SCALE}: small.runs.plain.task: Input should be an object (got 3)",
+    ),
+    "number for a truth value": (
+        STUDY,
+        "runs: {plain: {compile: 1}}",
+        f"{STUDY}: small.runs.plain.compile: Input should be a valid boolean (got 1)",
+    ),
+    "1e-3": (
+        SCALE,
+        "defaults: {optimizer: {lr: 1e-3}}",
+        f"{SCALE}: small.runs.plain.optimizer.lr: '1e-3' is text, not a number; write 1.0e-3 without quotes "
+        "(YAML needs dot and sign)",
+    ),
+    "2e10": (
+        SCALE,
+        "flops_per_s: 2e10",
+        f"{SCALE}: flops_per_s: '2e10' is text, not a number; write 2.0e+10 without quotes (YAML needs dot and sign)",
+    ),
+    "negative steps": (
+        SCALE,
+        "defaults: {steps: -5}",
+        f"{SCALE}: small.runs.plain.steps: Input should be greater than 0 (got -5)",
+    ),
+    "no number": (
+        SCALE,
+        "defaults: {optimizer: {lr: .nan}}",
+        f"{SCALE}: small.runs.plain.optimizer.lr: Input should be greater than 0 (got nan)",
+    ),
+    "budget above 1": (
+        STUDY,
+        "prune: {plain: {budgets: [1.5]}}",
+        f"{STUDY}: small.prune.plain.budgets.0: Input should be less than or equal to 1 (got 1.5)",
+    ),
+    "kind": (
+        STUDY,
+        "runs: {plain: {model: {projection: {kind: liner}}}}",
+        f"{STUDY}: small.runs.plain.model.projection: unknown kind 'liner'; did you mean linear?",
+    ),
+    "no kind": (
+        STUDY,
+        "runs: {plain: {model: {norm: {gain: true}}}}",
+        f"{STUDY}: small.runs.plain.model.norm: missing key kind in {{'gain': True}}; add it",
+    ),
+    "kind of a policy": (
+        STUDY,
+        "prune: {plain: {policies: [{kind: dekay}]}}",
+        f"{STUDY}: small.prune.plain.policies.0: unknown kind 'dekay'; did you mean decay?",
+    ),
+    # Seeds and names.
+    "no seeds": (CONFIG, "seeds: []", f"{CONFIG}: seeds: [] is empty; give at least one value, or leave the key out"),
+    "a seed twice": (CONFIG, "seeds: [0, 1, 0]", f"{CONFIG}: seeds: 0 stands here twice; keep one"),
+    "negative seed": (CONFIG, "seeds: [-1]", f"{CONFIG}: seeds.0: Input should be greater than or equal to 0 (got -1)"),
+    "name with a slash": (
+        STUDY,
+        "runs: {a/b: {steps: 3}}",
+        f"{STUDY}: small.runs.a/b.name: 'a/b' is no name; use a-z, 0-9 and ._- only, a letter or digit first",
+    ),
+    "unknown study": (CONFIG, "studies: [smal]", f"{CONFIG}: studies: no study 'smal'; did you mean small?"),
+    "study of the scale": (
+        SCALE,
+        "studies: {smalll: {}}",
+        f"{SCALE}: studies.smalll: no such study; did you mean small?",
+    ),
+    "unknown scale": (
+        CONFIG,
+        "scale: laptopp",
+        f"{CONFIG}: scale: Input should be 'smoke', 'laptop', 'overnight', 'workstation' or 'paper' (got 'laptopp')",
+    ),
+    "missing scale": (CONFIG, "scale: paper", "workflow/scales/paper.yaml: no such file; did you mean smoke.yaml?"),
+    "unknown data": (
+        STUDY,
+        "defaults: {data: txt}",
+        f"{STUDY}: small.runs.plain.data: no data set 'txt' at this scale; did you mean text?",
+    ),
+    "missing overlay": (CONFIG, "overlay: mine.yml", "mine.yml: no such file; known are config.yaml"),
+    "missing key": (STUDY, "title: null", f"{STUDY}: title: missing key; add it"),
+    # What does not fit together.
+    "heads": (
+        SCALE,
+        "defaults: {model: {heads: 3}}",
+        f"{SCALE}: small.runs.plain.model: heads=3 does not divide width=16; change one of them",
+    ),
+    "rotary": (
+        STUDY,
+        "defaults: {model: {position: {kind: rotary, fraction: 0.1}}}",
+        "rotary positions need at least 2 channels per head: width=16, heads=2, position.fraction=0.1; change one",
+    ),
+    "accumulate": (
+        SCALE,
+        "defaults: {task: {accumulate: 3}}",
+        f"{SCALE}: small.runs.plain: task.accumulate=3 does not divide task.batch=4; change one of them",
+    ),
+    "context": (
+        STUDY,
+        "defaults: {model: {context: 16}}",
+        f"{SCALE}: small.runs.plain: task.context=32 exceeds model.context=16; change one of them",
+    ),
+    "context of a sweep": (
+        STUDY,
+        "prune: {plain: {context: 64}}",
+        f"{STUDY}: small.prune.plain.context: 64 exceeds model.context=32 of run 'plain'; lower it",
+    ),
+    "vocabulary": (
+        STUDY,
+        "defaults: {model: {vocabulary: 10}}",
+        f"{STUDY}: small.runs.plain.model.vocabulary: 10 is less than the 300 tokens of data set 'text'; leave it out",
+    ),
+    "questions of files": (
+        CONFIG,
+        "data: {text: {source: {kind: files, train: [a.txt]}}}",
+        f"{SCALE}: data.text: questions are made from source 'embedded' only; set questions: 0",
+    ),
+    # Growth.
+    "misspelt parent": (
+        STUDY,
+        "runs: {child: {init: parnt}}",
+        f"{STUDY}: runs.child.init: 'parnt' does not exist; did you mean parent or plain?",
+    ),
+    "missing parent": (
+        STUDY,
+        "runs: {child: {init: xyz}}",
+        f"{STUDY}: runs.child.init: 'xyz' does not exist; known are deep-3, deep-4, parent, plain",
+    ),
+    "parent not at this scale": (
+        SCALE,
+        small("only: [plain, child]"),
+        f"{STUDY}: runs.child.init: 'parent' is left out at this scale by `only`; known are plain",
+    ),
+    "cycle": (
+        STUDY,
+        "runs: {parent: {init: child, growth: {}}}",
+        f"{STUDY}: runs.parent.init: 'child' closes a cycle (parent -> child -> parent); start one from scratch",
+    ),
+    "cycle of one": (
+        STUDY,
+        "runs: {child: {init: child}}",
+        f"{STUDY}: runs.child.init: 'child' closes a cycle (child -> child); start one from scratch",
+    ),
+    "fewer tokens": (
+        SCALE,
+        small("runs: {child: {model: {projection: {tokens: 4}}}}"),
+        f"{STUDY}: runs.child.init: 'parent': cannot grow projection.tokens=8 into 4: growth never removes tokens; "
+        "ask for at least 8",
+    ),
+    "other width": (
+        STUDY,
+        "runs: {child: {model: {width: 32}}}",
+        f"{STUDY}: runs.child.init: 'parent': cannot grow width=16 into width=32: growth only adds Pattention tokens; "
+        "make them equal",
+    ),
+    "growth without init": (
+        STUDY,
+        "runs: {child: {init: null}}",
+        f"{STUDY}: small.runs.child: growth needs init: name the run to grow from",
+    ),
+    "init without growth": (
+        STUDY,
+        "runs: {child: {growth: null}}",
+        f"{STUDY}: runs.child.init: 'parent' needs the key growth; add growth: {{}} or remove init",
+    ),
+    # Patterns and grids.
+    "pattern of only": (
+        SCALE,
+        small("only: [plan]"),
+        f"{SCALE}: studies.small.only: 'plan' matches no run; did you mean plain or parent?",
+    ),
+    "pattern of runs": (
+        SCALE,
+        small("runs: {'chld*': {steps: 3}}"),
+        f"{SCALE}: studies.small.runs: 'chld*' matches no run; did you mean child?",
+    ),
+    "pattern of questions": (
+        STUDY,
+        "zeroshot: [plian]",
+        f"{STUDY}: zeroshot: 'plian' matches no run; did you mean plain?",
+    ),
+    "pattern of sweeps": (
+        SCALE,
+        small("prune: {'pla*': {windows: 3}}"),
+        f"{SCALE}: studies.small.prune: 'pla*' is no sweep of the study; did you mean plain?",
+    ),
+    "fields of a grid": (
+        SCALE,
+        small("runs: {'deep-{layers}': {grid: [{layer: 3}]}}"),
+        f"{SCALE}: runs.deep-{{layers}}.grid: got [{{'layer': 3}}]; give values for exactly {{layers: [...]}}",
+    ),
+    "empty grid": (
+        SCALE,
+        small("runs: {'deep-{layers}': {grid: {layers: []}}}"),
+        f"{SCALE}: runs.deep-{{layers}}.grid: got {{'layers': []}}; give values for exactly {{layers: [...]}}",
+    ),
+    "grid without fields": (
+        STUDY,
+        "runs: {plain: {grid: {layers: [1]}}}",
+        f"{STUDY}: runs.plain.grid: got {{'layers': [1]}}; put {{fields}} into the name of the run",
+    ),
+    "field that the name lacks": (
+        STUDY,
+        "runs: {'deep-{layers}': {model: {layers: '{layer}'}}}",
+        f"{STUDY}: runs.deep-{{layers}}: no field 'layer' in the name of the run; did you mean layers?",
+    ),
+    "a run twice": (
+        SCALE,
+        small("runs: {'deep-{layers}': {grid: {layers: [3, 3]}}}"),
+        f"{STUDY}: runs.deep-{{layers}}: gives a second run 'deep-3'; remove one",
+    ),
+}
+
+BROKEN = {
+    "key twice": ("scale: smoke\nstudies: [small]\nscale: laptop\n", "key 'scale' given twice in line 3; correct it"),
+    "bracket": ("scale: [smoke\nstudies: small\n", "expected ',' or ']', but got ':' in line 2; correct it"),
+    "tab": ("scale: smoke\n\tseeds: [0]\n", "found character '\\t' that cannot start any token in line 2; correct it"),
+    "list": ("- scale\n", "got ['scale']; write keys and values"),
+}
+
+
+@pytest.mark.parametrize(("file", "text", "answer"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_answered_in_one_line(project, file, text, answer):
+    project.plan()
+    project.lay_over(file, text)
+    message = project.mistake()
+    assert answer in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(("text", "answer"), BROKEN.values(), ids=BROKEN)
+def test_a_file_that_is_no_yaml_mapping_is_named_with_the_line(project, text, answer):
+    project.write(project.config, text)
+    assert answer in project.mistake()
+    assert project.mistake().startswith("config.yaml: ")
+
+
+def test_a_missing_file_is_named(project):
+    (project.root / project.config).unlink()
+    assert project.mistake() == "config.yaml: no such file; known are none"
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ({"foo": 1}, "command line: foo: unknown key (value 1)"),
+        ({"set": {"small.optimizer.lr": "1e-3"}}, "command line: set: small.runs.plain.optimizer.lr: '1e-3' is text"),
+        ({"set": {"small.model.heads": 5}}, "command line: set: small.runs.plain.model: heads=5 does not divide"),
+        ({"set": {"small.stepps": 5}}, "command line: set: small.stepps: unknown key (value 5); did you mean steps"),
+        ({"set": {"small": 5}}, "command line: set: small: got 5; name a key below it, such as small."),
+        ({"set": {"small.runs": 5}}, "command line: set: small.runs: got 5; name a run below it"),
+        ({"set": {"small.runs.plain": 5}}, "command line: set: small.runs.plain: got 5; name a key below it"),
+        ({"set": {"study.smal.title": "x"}}, "command line: set: study.smal: unknown key"),
+        (
+            {"set": {"study.small.titel": "x"}},
+            "command line: set: study.small: titel: unknown key (value 'x'); did you",
+        ),
+        ({"set": {"overlay": "x"}}, "command line: set: overlay: unknown key (value 'x')"),
+        ({"set": {"seeds": []}}, "command line: set: seeds: [] is empty"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_mistake_on_the_command_line_is_found_there(project, given, answer):
+    message = project.mistake(**given)
+    assert message.startswith(answer)
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("small: {optimizer: {lrr: 1.0}}", "mine.yaml: small.runs.plain.optimizer.lrr: unknown key"),
+        ("small.optimizer.lr: 1e-3", "mine.yaml: small.runs.plain.optimizer.lr: '1e-3' is text"),
+        ("3: 4", "mine.yaml: 3: unknown key (value 4)"),
+        ("[small]", "mine.yaml: got ['small']; write keys and values"),
+    ],
+)
+def test_a_mistake_in_an_overlay_is_found_there(project, text, answer):
+    project.write("mine.yaml", text)
+    assert project.mistake(overlay="mine.yaml").startswith(answer)
+
+
+def test_a_mapping_merged_from_merged_mappings_has_no_key_twice(project):
+    project.write(
+        project.study,
+        """
+title: Small
+paper: none
+question: Is it?
+defaults: {steps: 3}
+runs:
+  first: &first {steps: 5}
+  nested: {task: {batch: 4}}
+  second: {<<: &second {<<: *first, steps: 6}, log_every: 2}
+  third: {<<: *second}
+""",
+    )
+    project.lay_over(project.scale, "studies: {small: null}")
+    assert [project.run(name)["steps"] for name in ("first", "second", "third")] == [5, 6, 6]

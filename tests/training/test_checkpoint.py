@@ -1,0 +1,105 @@
+"""Checkpoints: whole, of exactly this run, and data rather than code."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from formerlab.errors import UserError
+from formerlab.training.checkpoint import differences, load_checkpoint, load_tensors, save_checkpoint
+
+BELONGS = {"spec": "a1", "data": "b2", "code": "c3", "init": "d4"}
+STATE = {"step": 7, "rows": {"train": [[1, 32, 0.1, 1e-300, float(np.nextafter(1, 2))]]}, "model": torch.randn(5, 3)}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "checkpoint" / "last.pt"
+    save_checkpoint(path, STATE, BELONGS)
+    return path
+
+
+def test_what_was_saved_comes_back_to_the_bit(saved):
+    found = load_checkpoint(saved, BELONGS)
+    assert torch.equal(found.pop("model"), STATE["model"])
+    assert found == {key: STATE[key] for key in ("step", "rows")}
+
+
+@pytest.mark.parametrize("key", BELONGS)
+def test_a_checkpoint_of_another_run_is_refused_with_what_differs(key, saved):
+    with pytest.raises(UserError, match=rf"last.pt: checkpoint of another run \({key} {BELONGS[key]} there, e5 here\)"):
+        load_checkpoint(saved, BELONGS | {key: "e5"})
+
+
+def test_a_run_that_no_longer_grows_is_another_run(saved):
+    with pytest.raises(UserError, match=r"\(init d4 there, None here\); go on with --on-mismatch restart"):
+        load_checkpoint(saved, {key: value for key, value in BELONGS.items() if key != "init"})
+
+
+def test_differences_name_every_key():
+    assert differences(BELONGS, BELONGS) == ""
+    assert differences({"spec": "x", "data": "y"}, {"spec": "z", "data": "w"}) == "data y there, w here, spec x there, z here"
+
+
+@pytest.mark.parametrize("share", np.linspace(0, 0.999, 12).round(3))
+def test_a_truncated_file_is_one_clear_line(share, saved):
+    whole = saved.read_bytes()
+    saved.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(UserError, match=r"last.pt: broken \(.+\); delete it to train from the start") as caught:
+        load_checkpoint(saved, BELONGS)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_garbage_is_one_clear_line(seed, saved):
+    """Also where it begins as a pickle does (b"\\x80") or as a zip does (b"PK")."""
+    start = (b"", b"\x80\x02", b"PK\x03\x04", b"\n")[seed % 4]
+    saved.write_bytes(start + np.random.default_rng(seed).bytes(1000))
+    with pytest.raises(UserError, match=r"last.pt: broken \(.+\); delete it") as caught:
+        load_checkpoint(saved, BELONGS)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [[1, 2], torch.zeros(2), {}, {"state": STATE}])
+def test_a_file_of_something_else_is_one_clear_line(content, saved):
+    torch.save(content, saved)
+    with pytest.raises(UserError, match=r"last.pt: broken \(.+\); delete it"):
+        load_checkpoint(saved, BELONGS)
+
+
+class Bomb:
+    """An object whose pickle makes a folder when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("inside", ["zip", "pickle"])
+def test_a_checkpoint_cannot_run_code(inside, saved, tmp_path):
+    content = {"belongs_to": BELONGS, "state": Bomb(tmp_path / "exploded")}
+    if inside == "zip":
+        torch.save(content, saved)
+    else:
+        saved.write_bytes(pickle.dumps(content, protocol=2))
+    with pytest.raises(UserError, match="broken"):
+        load_checkpoint(saved, BELONGS)
+    assert not (tmp_path / "exploded").exists()
+    torch.load(saved, weights_only=False) if inside == "zip" else pickle.loads(saved.read_bytes())
+    assert (tmp_path / "exploded").exists()  # the bomb was a real one
+
+
+def test_a_missing_file_is_named_with_its_remedy(tmp_path):
+    with pytest.raises(UserError, match=r"optimizer.pt: .+; train the parent again"):
+        load_tensors(tmp_path / "optimizer.pt", {"state"}, "train the parent again")
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before(saved):
+    with pytest.raises(AttributeError):
+        save_checkpoint(saved, {"step": 8, "no": lambda: None}, BELONGS)
+    assert load_checkpoint(saved, BELONGS)["step"] == 7
+    assert list(saved.parent.iterdir()) == [saved]

@@ -1,0 +1,144 @@
+"""A run that diverges is a result: its rows up to then, finite weights, the loss of a uniform guess."""
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_runs import RUN, TOKENFORMER, VOCABULARY, bits, interrupted, rows, small, trained
+
+from formerlab.errors import UserError
+from formerlab.growth import Growth
+from formerlab.tasks import LanguageModeling
+from formerlab.training import loop
+from formerlab.training.optimizer import AdamW
+from formerlab.training.schedule import Constant
+
+DIVERGING = small(optimizer=AdamW(lr=10.0, weight_decay=1.0), schedule=Constant(), steps=40, log_every=1)
+"""Decay multiplies the weights by 1 - lr weight_decay = -9 a step, until something overflows."""
+
+
+@pytest.fixture(scope="module")
+def diverged(data, tmp_path_factory):
+    """Return the folder of a diverged run that saved a checkpoint after every step; to be read, not changed."""
+    out = tmp_path_factory.mktemp("diverged")
+    trained(DIVERGING, data, out, checkpoint_seconds=0)
+    return out
+
+
+def record_of(out):
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads((out / "run.json").read_text(), parse_constant=refuse)
+
+
+def test_it_is_recorded_with_the_step(diverged):
+    record = record_of(diverged)
+    assert record["status"] == "diverged"
+    assert 5 < record["diverged_at_step"] < 12
+    assert record["tokens"] == (record["diverged_at_step"] - 1) * 4 * 8
+    assert record["flops"] == DIVERGING.flops // 40 * (record["diverged_at_step"] - 1)
+
+
+def test_its_rows_are_kept_up_to_the_step_and_finite(diverged):
+    steps = record_of(diverged)["diverged_at_step"]
+    found = rows(diverged, "train")
+    assert [row["step"] for row in found] == list(range(1, steps))
+    assert all(math.isfinite(value) for row in found for value in row.values())
+    assert {row["step"] for row in rows(diverged, "eval")} == {0, 5}
+    assert all(math.isfinite(row["loss_nats"]) for row in rows(diverged, "eval"))
+
+
+def test_held_out_it_counts_as_a_uniform_guess(diverged, finished):
+    found, whole = rows(diverged, "test"), rows(finished, "test")
+    assert {row["loss_nats"] for row in found} == {math.log(VOCABULARY)}
+    assert [(row["window"], row["tokens"]) for row in found] == [(row["window"], row["tokens"]) for row in whole]
+    assert record_of(diverged)["final"]["test_loss_nats"] == pytest.approx(math.log(VOCABULARY))
+
+
+def test_saved_weights_are_finite(diverged):
+    checkpoint = torch.load(diverged / "checkpoint" / "last.pt", weights_only=True)["state"]
+    for weights in (load_file(diverged / "weights.safetensors"), checkpoint["model"]):
+        assert all(weight.isfinite().all() for weight in weights.values())
+
+
+def test_the_message_names_the_step_the_checkpoint_and_what_to_try(data, tmp_path, capsys):
+    step = trained(DIVERGING, data, tmp_path / "saved", checkpoint_seconds=0)["diverged_at_step"]
+    message = capsys.readouterr().err
+    assert f"study/run/seed3: loss, gradient or weights not finite in step {step}" in message
+    assert f"last good checkpoint: {tmp_path}/saved/checkpoint/last.pt" in message
+    assert "lower optimizer.lr (now 10)" in message
+    trained(DIVERGING, data, tmp_path / "unsaved")
+    assert "no checkpoint was written before it" in capsys.readouterr().err
+
+
+def test_the_last_good_checkpoint_stays_and_is_that_of_the_step_before(diverged):
+    checkpoint = torch.load(diverged / "checkpoint" / "last.pt", weights_only=True)["state"]
+    assert checkpoint["step"] == record_of(diverged)["diverged_at_step"] - 1
+
+
+def test_resumed_it_diverges_in_the_same_step_with_the_same_bits(diverged, data, tmp_path, monkeypatch):
+    interrupted(monkeypatch, 3, DIVERGING, data, tmp_path)
+    trained(DIVERGING, data, tmp_path)
+    assert bits(tmp_path) == bits(diverged)
+
+
+def test_run_again_it_is_not_trained_again(diverged, data, capsys):
+    before = (diverged / "run.json").read_bytes()
+    trained(DIVERGING, data, diverged)
+    assert "study/run/seed3: already diverged" in capsys.readouterr().err
+    assert (diverged / "run.json").read_bytes() == before
+
+
+def test_a_run_that_would_grow_from_it_is_refused(data, tmp_path):
+    parent = small(name="parent", model=TOKENFORMER, **{key: getattr(DIVERGING, key) for key in ("optimizer", "schedule")})
+    assert trained(parent, data, tmp_path / "parent")["status"] == "diverged"
+    child = small(name="child", model=TOKENFORMER, init="parent", growth=Growth())
+    with pytest.raises(UserError, match=r"study/child/seed3: init=parent diverged; change its settings \(lower"):
+        trained(child, data, tmp_path / "child", tmp_path / "parent")
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_changes_no_weight(bad, data, tmp_path, monkeypatch):
+    """The sixth training loss is broken: the run ends with the weights of five steps."""
+    loss, calls = LanguageModeling.loss, []
+
+    def broken(task, model, windows):
+        calls.extend([1] if model.training else [])
+        return loss(task, model, windows) * (bad if len(calls) == 6 else 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LanguageModeling, "loss", broken)
+        record = trained(RUN, data, tmp_path / "broken")
+    assert (record["status"], record["diverged_at_step"]) == ("diverged", 6)
+    interrupted(monkeypatch, 5, RUN, data, tmp_path / "stopped")
+    good = torch.load(tmp_path / "stopped" / "checkpoint" / "last.pt", weights_only=True)["state"]["model"]
+    found = load_file(tmp_path / "broken" / "weights.safetensors")
+    assert all(torch.equal(found[name], weight) for name, weight in good.items())
+
+
+@pytest.mark.parametrize("step", [0, 5, 12])
+def test_a_validation_loss_that_is_not_finite_is_divergence_too(step, data, tmp_path, monkeypatch):
+    validate = loop._validate
+
+    def broken(run, model, state, batches):
+        with monkeypatch.context() as patch:
+            if state.step == step:
+                patch.setattr(LanguageModeling, "loss", lambda *_: torch.tensor(math.nan))
+            return validate(run, model, state, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_validate", broken)
+        record = trained(RUN, data, tmp_path)
+    assert (record["status"], record["diverged_at_step"]) == ("diverged", step)
+    assert {row["step"] for row in rows(tmp_path, "eval")} == {s for s in (0, 5, 10, 12) if s < step}
+    assert record_of(tmp_path)["final"]["valid_loss_nats"] is None or step > 0
+
+
+def test_a_hopeless_learning_rate_diverges_at_once(data, tmp_path):
+    record = trained(small(optimizer=AdamW(lr=1e30), schedule=Constant()), data, tmp_path)
+    assert (record["status"], record["diverged_at_step"]) == ("diverged", 1)
+    assert record["tokens"] == 0
+    assert record["tokens_per_s"] is None

@@ -1,0 +1,167 @@
+"""Runs that grow from a finished one."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_runs import MODEL, TOKENFORMER, bits, interrupted, rows, small, trained
+
+from formerlab.data import load_stream
+from formerlab.errors import UserError
+from formerlab.finished import load_model
+from formerlab.growth import Growth, grown_spec
+from formerlab.layers import Pattention
+from formerlab.training.loop import Hooks, train
+from formerlab.training.schedule import Constant
+from formerlab.training.state import State
+
+PARENT = small(name="parent", model=TOKENFORMER)
+
+
+def child(growth, tokens=(8, 14), **changes):
+    wanted = TOKENFORMER.model_copy(
+        update={"projection": Pattention(tokens=tokens[0]), "feedforward": Pattention(tokens=tokens[1])}
+    )
+    model = grown_spec(TOKENFORMER, wanted, growth)
+    return small(**{"name": "child", "model": model, "init": "parent", "growth": growth, **changes})
+
+
+KEEPING = child(Growth(keys="zero", tau="keep"))
+
+
+@pytest.fixture(scope="module")
+def parent(data, tmp_path_factory):
+    """Return the folder of the finished parent; to be read, not changed."""
+    out = tmp_path_factory.mktemp("parent")
+    trained(PARENT, data, out, keep_optimizer=True)
+    return out
+
+
+def losses(out, step):
+    return [row["loss_nats"] for row in rows(out, "eval") if row["step"] == step]
+
+
+def test_zero_keys_and_the_old_tau_start_at_the_parents_loss(parent, data, tmp_path):
+    trained(KEEPING, data, tmp_path, parent)
+    assert losses(tmp_path, 0) == pytest.approx(losses(parent, 12), rel=1e-6)
+    assert losses(tmp_path, 12) != losses(parent, 12)
+
+
+@pytest.mark.parametrize("growth", [Growth(), Growth(keys="zero", tau="sqrt")], ids=repr)
+def test_other_growths_start_elsewhere(growth, parent, data, tmp_path):
+    trained(child(growth), data, tmp_path, parent)
+    assert losses(tmp_path, 0) != pytest.approx(losses(parent, 12), rel=1e-4)
+
+
+def test_the_grown_model_loads_as_it_was_trained(parent, data, tmp_path):
+    trained(KEEPING, data, tmp_path, parent)
+    model, run = load_model(tmp_path)
+    assert run == KEEPING
+    with torch.no_grad():
+        valid = [run.task.loss(model, batch).item() for batch in run.task.valid_batches(load_stream(data, "valid"))]
+    assert valid == losses(tmp_path, 12)
+
+
+def test_the_record_names_the_parent_and_adds_its_cost_up_the_chain(parent, data, tmp_path):
+    first = json.loads((parent / "run.json").read_text())
+    second = trained(KEEPING, data, tmp_path / "child", parent)
+    assert second["init"] == {"id": "study/parent/seed3", "weights_sha256": first["weights_sha256"]}
+    grown = grown_spec(KEEPING.model, KEEPING.model, Growth(tau="keep"))
+    run = small(name="grandchild", model=grown, init="child", growth=Growth(tau="keep"))
+    third = trained(run, data, tmp_path / "grandchild", tmp_path / "child")
+    assert [first["flops_cumulative"], second["flops_cumulative"], third["flops_cumulative"]] == [
+        PARENT.flops,
+        PARENT.flops + KEEPING.flops,
+        PARENT.flops + KEEPING.flops + run.flops,
+    ]
+
+
+@pytest.mark.parametrize("optimizer", ["fresh", "carry"])
+def test_a_grown_run_resumes_to_the_same_bits(optimizer, parent, data, tmp_path, monkeypatch):
+    run = child(Growth(optimizer=optimizer))
+    trained(run, data, tmp_path / "once", parent)
+    interrupted(monkeypatch, 5, run, data, tmp_path / "often", parent)
+    trained(run, data, tmp_path / "often", parent)
+    assert bits(tmp_path / "often") == bits(tmp_path / "once")
+
+
+def test_carry_goes_on_with_the_parents_moments(parent, data, tmp_path):
+    """With no new tokens at all, the child is the parent's state, trained further."""
+    run = child(Growth(tau="keep", optimizer="carry"), tokens=(6, 10), schedule=Constant(), steps=3)
+    trained(run, data, tmp_path, parent)
+    model = run.model.build()
+    model.load_state_dict(load_file(parent / "weights.safetensors"))
+    state = State(model, run.optimizer.build(model))
+    state.optimizer.load_state_dict(torch.load(parent / "optimizer.pt", weights_only=True))
+    hooks = Hooks(lambda state: None, lambda: None, math.inf)
+    train(run, state, load_stream(data, "train"), load_stream(data, "valid"), hooks)
+    found = load_file(tmp_path / "weights.safetensors")
+    assert all(torch.equal(found[name], weight) for name, weight in state.model.state_dict().items())
+
+
+def test_carry_and_fresh_differ(parent, data, tmp_path):
+    for optimizer in ("fresh", "carry"):
+        trained(child(Growth(optimizer=optimizer)), data, tmp_path / optimizer, parent)
+    assert losses(tmp_path / "fresh", 0) == losses(tmp_path / "carry", 0)
+    assert losses(tmp_path / "fresh", 12) != losses(tmp_path / "carry", 12)
+
+
+@pytest.fixture
+def own(parent, tmp_path):
+    """Return a copy of the parent that a test may damage."""
+    return shutil.copytree(parent, tmp_path / "parent")
+
+
+def test_a_parent_that_is_not_finished_is_named(data, tmp_path):
+    with pytest.raises(UserError, match=r"study/child/seed3: init=parent is not finished, .+run.json is missing; train"):
+        trained(KEEPING, data, tmp_path / "child", tmp_path / "nowhere")
+
+
+def test_a_parent_without_its_weights_is_named(own, data, tmp_path):
+    (own / "weights.safetensors").unlink()
+    with pytest.raises(UserError, match=r"weights.safetensors: no such file; train study/parent/seed3 again"):
+        trained(KEEPING, data, tmp_path / "child", own)
+
+
+def test_a_parent_whose_weights_changed_is_named(own, data, tmp_path):
+    trained(small(name="parent", model=TOKENFORMER, seed=4), data, tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "weights.safetensors", own)
+    with pytest.raises(UserError, match=r"weights.safetensors: not the weights that run.json describes; train study/pa"):
+        trained(KEEPING, data, tmp_path / "child", own)
+
+
+def test_a_parent_that_kept_no_optimizer_is_named(own, data, tmp_path):
+    (own / "optimizer.pt").unlink()
+    with pytest.raises(UserError, match=r"optimizer.pt: .+; train study/parent/seed3 again, which then keeps it"):
+        trained(child(Growth(optimizer="carry")), data, tmp_path / "child", own)
+
+
+def test_an_optimizer_of_other_weights_is_not_kept(own, data):
+    """A parent that is trained again without keeping its optimizer does not leave the old one beside new weights."""
+    trained(small(name="parent", model=TOKENFORMER, steps=3), data, own, on_mismatch="restart")
+    assert not (own / "optimizer.pt").exists()
+
+
+def test_a_checkpoint_or_result_from_another_parent_is_refused(parent, data, tmp_path, monkeypatch):
+    trained(small(name="parent", model=TOKENFORMER, steps=3), data, tmp_path / "other")
+    interrupted(monkeypatch, 4, KEEPING, data, tmp_path / "child", parent)
+    with pytest.raises(UserError, match=r"checkpoint of another run \(init \w+ there, \w+ here\)"):
+        trained(KEEPING, data, tmp_path / "child", tmp_path / "other")
+    trained(KEEPING, data, tmp_path / "child", parent)
+    with pytest.raises(UserError, match=r"result of another run \(init \w+ there, \w+ here\)"):
+        trained(KEEPING, data, tmp_path / "child", tmp_path / "other")
+
+
+def test_growth_into_another_model_is_refused(parent, data, tmp_path):
+    run = small(name="child", model=MODEL, init="parent", growth=Growth())
+    with pytest.raises(UserError, match=r"cannot grow"):
+        trained(run, data, tmp_path, parent)
+
+
+@pytest.mark.parametrize("run", [small(init="parent"), KEEPING], ids=["no growth", "no folder"])
+def test_what_a_grown_run_needs_is_said(run, data, parent, tmp_path):
+    with pytest.raises(UserError, match=r"init=parent needs the folder of that run and the key growth"):
+        trained(run, data, tmp_path, parent if run.growth is None else None)

@@ -1,0 +1,161 @@
+"""run.json: what docs/architecture.md promises, and numbers that agree with what was counted."""
+
+import functools
+import json
+import platform
+import re
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import MODEL, RUN, TOKENFORMER, interrupted, rows, small, trained
+from variation import counted_flops, counted_params
+
+from formerlab.files import sha256
+from formerlab.tasks import LanguageModeling
+from formerlab.training import provenance, stage
+
+ARCHITECTURE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+TYPES = {
+    "schema": int,
+    "id": str,
+    "study": str,
+    "run": str,
+    "seed": int,
+    "status": str,
+    "diverged_at_step": type(None),
+    "spec": dict,
+    "spec_hash": str,
+    "code_hash": str,
+    "data": dict,
+    "init": type(None),
+    "weights_sha256": str,
+    "parameters": int,
+    "parameters_non_embedding": int,
+    "tokens": int,
+    "flops": int,
+    "flops_cumulative": int,
+    "training_time_s": float,
+    "wall_time_s": float,
+    "tokens_per_s": float,
+    "peak_memory_bytes": int,
+    "flops_utilisation": float,
+    "matmul_flops_per_s": float,
+    "threads": int,
+    "device": str,
+    "host": str,
+    "git": dict,
+    "versions": dict,
+    "started": str,
+    "finished": str,
+    "final": dict,
+}
+
+
+@pytest.fixture(scope="module")
+def record(finished):
+    return json.loads((finished / "run.json").read_text())
+
+
+def test_every_field_has_its_type(record):
+    assert {key: type(value) for key, value in record.items()} == TYPES
+
+
+def test_the_fields_are_those_of_the_documentation(record):
+    """The paragraph lists `name`, `name {keys}` and `name (remark)`, separated by commas."""
+    (listed,) = re.findall(r"^`run\.json` \(schema 1\): `(.+?)`\.", ARCHITECTURE.read_text(), re.MULTILINE)
+    fields = re.sub(r" \([^)]*\)", "", listed)
+    keys = dict(re.findall(r"(\w+) \{([^}]*)\}", fields))
+    names = re.sub(r" \{[^}]*\}| \| null", "", fields).split(", ")
+    assert set(names) == set(record)
+    for name, listed_keys in keys.items():
+        expected = set(listed_keys.split(", ")) - {"..."}
+        assert record[name] is None or expected <= set(record[name]), name
+
+
+def test_who_it_is(record):
+    assert (record["id"], record["study"], record["run"], record["seed"]) == ("study/run/seed3", "study", "run", 3)
+    assert record["spec"] == RUN.plain()
+    assert record["spec_hash"] == RUN.fingerprint()
+    assert record["status"] == "finished"
+
+
+def test_where_it_comes_from(record, finished, data):
+    manifest = json.loads((data / "manifest.json").read_text())
+    assert record["data"] == {"name": "text", "fingerprint": manifest["fingerprint"]}
+    assert record["weights_sha256"] == sha256(finished / "weights.safetensors")
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["python"] == platform.python_version()
+    started, ended = (datetime.fromisoformat(record[key]) for key in ("started", "finished"))
+    assert started.utcoffset().total_seconds() == 0
+    assert started < ended
+
+
+@pytest.mark.parametrize("model", [MODEL, TOKENFORMER], ids=["transformer", "tokenformer"])
+def test_parameters_tokens_and_flops_are_what_one_counts(model, data, tmp_path, monkeypatch):
+    """Tokens as the loss saw them, FLOPs as PyTorch counts those of a forward pass, three times for training."""
+    run, predicted, loss = small(model=model), [], LanguageModeling.loss
+
+    def loss_and_count(task, model, windows):
+        predicted.append(windows[:, 1:].numel() if model.training else 0)
+        return loss(task, model, windows)
+
+    monkeypatch.setattr(LanguageModeling, "loss", loss_and_count)
+    record = trained(run, data, tmp_path)
+    module = model.build()
+    assert record["parameters"] == counted_params(module)
+    assert record["parameters_non_embedding"] == counted_params(module) - module.embedding.numel()
+    assert record["tokens"] == sum(predicted) == rows(tmp_path, "train")[-1]["tokens"]
+    forward = counted_flops(module, torch.zeros(4, 8, dtype=torch.long))["Global"]
+    assert record["flops"] == record["flops_cumulative"] == 3 * 12 * forward
+
+
+def test_large_counts_are_exact():
+    run = small(steps=10**15 + 1)
+    assert run.flops == 3 * (10**15 + 1) * 4 * MODEL.flops(8)
+    assert run.tokens == (10**15 + 1) * 32
+
+
+def test_speed_is_of_the_training_steps_alone(record, finished):
+    assert record["tokens_per_s"] == pytest.approx(record["tokens"] / record["training_time_s"])
+    utilisation = record["flops"] / record["training_time_s"] / record["matmul_flops_per_s"]
+    assert record["flops_utilisation"] == pytest.approx(utilisation)
+    assert record["training_time_s"] == rows(finished, "timing")[-1]["time_s"] < record["wall_time_s"]
+
+
+def test_final_losses_are_the_means_over_tokens_of_the_last_rows(record, finished):
+    """The last validation batch is a smaller one, so the mean is not that of the batches."""
+    last = [(row["tokens"], row["loss_nats"]) for row in rows(finished, "eval") if row["step"] == 12]
+    test = [(row["tokens"], row["loss_nats"]) for row in rows(finished, "test")]
+    assert len({tokens for tokens, _ in last}) == 2
+    for name, pairs in (("valid", last), ("test", test)):
+        mean = sum(tokens * loss for tokens, loss in pairs) / sum(tokens for tokens, _ in pairs)
+        assert record["final"][f"{name}_loss_nats"] == pytest.approx(mean)
+    assert record["final"]["train_loss_nats"] == rows(finished, "train")[-1]["loss_nats"]
+
+
+def test_provenance_is_that_of_the_start(data, tmp_path, monkeypatch):
+    """Files may be edited while a run trains; its record speaks of the code that was loaded."""
+    now, train = "before", stage.train
+
+    def train_while_somebody_edits(*arguments):
+        nonlocal now
+        now = "after"
+        return train(*arguments)
+
+    monkeypatch.setattr(stage, "train", train_while_somebody_edits)
+    monkeypatch.setattr(provenance, "_git", lambda *_: now)
+    monkeypatch.setattr(provenance, "git_state", functools.cache(provenance.git_state.__wrapped__))
+    assert trained(RUN, data, tmp_path)["git"]["commit"] == "before"
+
+
+def test_outside_a_repository_there_is_no_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "a" / "b" / "c" / "provenance.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert provenance.git_state.__wrapped__() == {"commit": None, "dirty_hash": None}
+
+
+def test_an_interrupted_run_has_no_record(data, tmp_path, monkeypatch):
+    interrupted(monkeypatch, 3, RUN, data, tmp_path)
+    assert not (tmp_path / "run.json").exists()

@@ -1,0 +1,109 @@
+"""The stage `train`: what it leaves, and that interruptions leave no trace in it."""
+
+import torch
+import yaml
+from safetensors.torch import load_file
+from small_runs import MODEL, RUN, bits, interrupted, rows, small, trained
+
+import pytest
+
+from formerlab.data import load_stream
+from formerlab.errors import UserError
+from formerlab.evaluation.perplexity import window_losses
+from formerlab.finished import load_model
+from formerlab.layers import DepthWeightedAverage
+from formerlab.training.products import COLUMNS, FILES
+
+
+def test_what_a_finished_run_leaves(finished):
+    assert {path.name for path in finished.iterdir()} == {*FILES, "run.json"}
+    for name, columns in COLUMNS.items():
+        header, *lines = (finished / f"{name}.csv").read_bytes().split(b"\n")
+        assert header.decode().split(",") == list(columns)
+        assert not any(b"\r" in line for line in lines)
+
+
+def test_the_test_rows_are_the_final_models(finished, data):
+    model, _ = load_model(finished)
+    stream = load_stream(data, "test")
+    found = rows(finished, "test")
+    expected = window_losses(model, stream, 8, batch=4)
+    assert found == [{"window": row.window, "tokens": row.tokens, "loss_nats": row.loss_nats} for row in expected]
+    assert sum(row["tokens"] for row in found) == len(stream) - 1
+
+
+def test_run_yaml_is_the_whole_spec(finished):
+    assert yaml.safe_load((finished / "run.yaml").read_text()) == RUN.plain()
+
+
+def test_weights_are_float32_by_the_models_names(finished):
+    found, expected = load_file(finished / "weights.safetensors"), MODEL.build().state_dict()
+    assert {name: weight.shape for name, weight in found.items()} == {name: w.shape for name, w in expected.items()}
+    assert {weight.dtype for weight in found.values()} == {torch.float32}
+
+
+def test_depth_rows_are_the_mixing_weights(finished, data, tmp_path):
+    assert rows(finished, "depth") == []
+    trained(small(model=MODEL.model_copy(update={"depth": DepthWeightedAverage()})), data, tmp_path)
+    weights = load_file(tmp_path / "weights.safetensors")
+    assert rows(tmp_path, "depth") == [
+        {"destination": i, "source": j, "weight": weights[f"mixer.alphas.{i}"][j].item()}
+        for i in (1, 2)
+        for j in range(i + 1)
+    ]
+
+
+def test_nothing_depends_on_the_folder(finished, data, tmp_path):
+    trained(RUN, data, tmp_path / "elsewhere")
+    assert bits(tmp_path / "elsewhere") == bits(finished)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [RUN, small(model=MODEL.model_copy(update={"dropout": 0.2})), small(precision="bfloat16")],
+    ids=["plain", "dropout", "bfloat16"],
+)
+def test_stopped_twice_and_resumed_leaves_the_same_bits(run, data, tmp_path, monkeypatch, capsys):
+    once, often = tmp_path / "once", tmp_path / "often"
+    first = trained(run, data, once)
+    interrupted(monkeypatch, 0, run, data, often)
+    interrupted(monkeypatch, 7, run, data, often)
+    assert not (often / "run.json").exists()
+    second = trained(run, data, often)
+    assert "continuing after step 7" in capsys.readouterr().err
+    assert bits(often) == bits(once)
+    assert {path.name for path in often.iterdir()} == {path.name for path in once.iterdir()}
+    assert second["final"] == first["final"]
+
+
+def test_times_add_up_over_starts_and_the_first_start_counts(data, tmp_path, monkeypatch):
+    interrupted(monkeypatch, 6, RUN, data, tmp_path)
+    saved = torch.load(tmp_path / "checkpoint" / "last.pt", weights_only=True)["state"]
+    record = trained(RUN, data, tmp_path)
+    assert record["started"] == saved["started"] < record["finished"]
+    assert record["wall_time_s"] > saved["wall_time_s"] > saved["training_time_s"] > 0
+    assert record["training_time_s"] > saved["training_time_s"]
+    seconds = [row["time_s"] for row in rows(tmp_path, "timing")]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] == record["training_time_s"]
+
+
+def test_half_files_of_a_killed_process_are_removed(finished, data, tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    for path in (tmp_path / ".train.csv.99.tmp", tmp_path / "checkpoint" / ".last.pt.99.tmp"):
+        path.write_text("half")
+    trained(RUN, data, tmp_path)
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert bits(tmp_path) == bits(finished)
+
+
+def test_data_that_are_not_prepared_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"manifest.json: no such file.*run the data stage"):
+        trained(RUN, tmp_path / "data", tmp_path / "run")
+
+
+def test_a_stream_too_short_for_the_context_is_named(data, tmp_path):
+    context = 1 << 16
+    run = small(model=MODEL.model_copy(update={"context": context}), task={"context": context, "batch": 1})
+    with pytest.raises(UserError, match=r"context=65536 needs 65537 tokens, but the stream has \d+: lower"):
+        trained(run, data, tmp_path)

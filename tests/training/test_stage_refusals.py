@@ -1,0 +1,136 @@
+"""The stage `train` where it finds something already there: results or checkpoints, of this run or of another one."""
+
+import json
+import shutil
+
+import pytest
+from small_runs import RUN, bits, interrupted, small, trained
+
+from formerlab.errors import UserError
+from formerlab.training import stage
+from formerlab.training.products import FILES
+from formerlab.training.settings import Settings
+
+CHANGES = {"spec": (small(optimizer={"lr": 0.02}), "code"), "code": (RUN, "new code")}
+"""Another run in the same folder: its spec and its code."""
+
+
+def train(run, code, data, out, **settings):
+    stage.train_stage(run, data, out, parent=None, settings=Settings(code_hash=code, **settings))
+
+
+@pytest.fixture(scope="module")
+def other_data(data, tmp_path_factory):
+    """Return the same streams under another fingerprint."""
+    folder = tmp_path_factory.mktemp("other")
+    shutil.copytree(data, folder, dirs_exist_ok=True)
+    manifest = json.loads((data / "manifest.json").read_text()) | {"fingerprint": "0123456789abcdef"}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.fixture
+def own(finished, tmp_path):
+    """Return a copy of the finished run that a test may change."""
+    return shutil.copytree(finished, tmp_path / "own")
+
+
+def times(folder):
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_the_checkpoint_of_another_run_is_refused_or_set_aside(key, data, tmp_path, monkeypatch, capsys):
+    out, fresh = tmp_path / "run", tmp_path / "fresh"
+    interrupted(monkeypatch, 4, RUN, data, out)
+    before = (out / "checkpoint" / "last.pt").read_bytes()
+    with pytest.raises(UserError, match=rf"last.pt: checkpoint of another run \({key} \w+ there, [\w ]+ here\)"):
+        train(*CHANGES[key], data, out)
+    assert (out / "checkpoint" / "last.pt").read_bytes() == before
+    train(*CHANGES[key], data, out, on_mismatch="restart")
+    assert "starting from step 0" in capsys.readouterr().err
+    train(*CHANGES[key], data, fresh)
+    assert bits(out) == bits(fresh)
+    assert not (out / "checkpoint.superseded").exists()
+
+
+def test_a_checkpoint_of_other_data_is_refused(data, other_data, tmp_path, monkeypatch):
+    interrupted(monkeypatch, 4, RUN, data, tmp_path)
+    with pytest.raises(UserError, match=r"checkpoint of another run \(data \w+ there, 0123456789abcdef here\)"):
+        trained(RUN, other_data, tmp_path)
+
+
+def test_a_broken_checkpoint_is_refused_or_kept_aside(finished, data, tmp_path, monkeypatch):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "last.pt").write_bytes(b"garbage")
+    with pytest.raises(UserError, match=r"checkpoint/last.pt: broken \(.+\); delete it to train from the start"):
+        trained(RUN, data, tmp_path)
+    interrupted(monkeypatch, 2, RUN, data, tmp_path, on_mismatch="restart")
+    assert (tmp_path / "checkpoint.superseded" / "last.pt").read_bytes() == b"garbage"
+    trained(RUN, data, tmp_path)
+    assert bits(tmp_path) == bits(finished)
+    assert not (tmp_path / "checkpoint.superseded").exists()
+
+
+@pytest.mark.parametrize("on_mismatch", ["refuse", "restart"])
+def test_a_finished_run_is_not_trained_again(own, data, on_mismatch, monkeypatch, capsys):
+    monkeypatch.delattr(stage, "train")
+    before = times(own)
+    trained(RUN, data, own, on_mismatch=on_mismatch)
+    assert times(own) == before
+    assert "study/run/seed3: already finished" in capsys.readouterr().err
+
+
+def test_what_a_kill_left_beside_a_finished_run_is_removed(own, data):
+    (own / "checkpoint").mkdir()
+    (own / "checkpoint" / "last.pt").write_bytes(b"of this run")
+    trained(RUN, data, own)
+    assert not (own / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_a_result_of_another_run_is_refused_or_replaced(key, own, data, tmp_path, capsys):
+    before = times(own)
+    message = rf"run.json: result of another run \({key} \w+ there, [\w ]+ here\); replace it with --on-mismatch restart"
+    with pytest.raises(UserError, match=message):
+        train(*CHANGES[key], data, own)
+    assert times(own) == before
+    train(*CHANGES[key], data, own, on_mismatch="restart")
+    assert "training anew" in capsys.readouterr().err
+    train(*CHANGES[key], data, tmp_path / "fresh")
+    assert bits(own) == bits(tmp_path / "fresh")
+
+
+def test_a_result_of_other_data_is_refused(own, other_data):
+    with pytest.raises(UserError, match=r"result of another run \(data \w+ there, 0123456789abcdef here\)"):
+        trained(RUN, other_data, own)
+
+
+def test_while_a_result_is_replaced_no_old_record_speaks_for_it(own, data, monkeypatch):
+    interrupted(monkeypatch, 3, small(optimizer={"lr": 0.02}), data, own, on_mismatch="restart")
+    assert not (own / "run.json").exists()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_result_with_a_file_missing_is_made_again(name, own, finished, data, capsys):
+    (own / name).unlink()
+    trained(RUN, data, own)
+    assert f"has no whole {name}" in capsys.readouterr().err
+    assert bits(own) == bits(finished)
+
+
+def test_a_result_with_other_weights_is_made_again(own, finished, data, capsys):
+    weights = (own / "weights.safetensors").read_bytes()
+    (own / "weights.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    trained(RUN, data, own)
+    assert "has no whole weights.safetensors" in capsys.readouterr().err
+    assert bits(own) == bits(finished)
+
+
+def test_a_run_whose_optimizer_is_wanted_since_is_made_again(own, finished, data):
+    trained(RUN, data, own, keep_optimizer=True)
+    assert (own / "optimizer.pt").exists()
+    assert bits(own) == bits(finished)
+    before = times(own)
+    trained(RUN, data, own, keep_optimizer=True)
+    assert times(own) == before

@@ -1,0 +1,52 @@
+"""Reasons to stop: signals and the time limit."""
+
+import os
+import signal
+
+import pytest
+
+from formerlab.errors import UserError
+from formerlab.training import stop as module
+from formerlab.training.stop import StopRequest
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_noted_and_the_handlers_of_before_come_back(number):
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with StopRequest() as stop:
+        assert stop() is None
+        os.kill(os.getpid(), number)
+        assert stop() == number.name
+        assert stop() == number.name
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_second_ctrl_c_interrupts_at_once():
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop() == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_time_limit_asks_to_stop_its_margin_before(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    stop = StopRequest(time_limit_s=100, margin_s=30)
+    now += 69.9
+    assert stop() is None
+    now += 0.1
+    assert stop() == "the time limit of 100 s is near"
+
+
+def test_without_a_limit_time_is_no_reason(monkeypatch):
+    stop = StopRequest()
+    monkeypatch.setattr(module.time, "monotonic", lambda: 1e12)
+    assert stop() is None
+
+
+@pytest.mark.parametrize(("limit", "margin"), [(30, 30), (10, 30), (0, 0), (-5, 0)])
+def test_a_limit_that_leaves_no_time_is_refused(limit, margin):
+    """Such a run would stop before its first step, again and again."""
+    with pytest.raises(UserError, match=f"time limit of {limit} s leaves no time before its margin of {margin} s"):
+        StopRequest(limit, margin)
