@@ -39,6 +39,7 @@ rule all:
         f"{RESULTS}/mlflow.json",
 
 
+include: "workflow/rules/common.smk"
 include: "workflow/rules/targets.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"

@@ -5,20 +5,10 @@ import torch
 
 from formerlab.layers import LayerNorm, Learned, Linear, Mlp, RMSNorm, Rotary
 from formerlab.models import Decoder
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
 
-def without_torchvisions_operators():
-    """Name the two operators that a torchvision made for CUDA misses beside a torch without it."""
-    try:
-        import torchvision  # noqa: F401
-    except ImportError:
-        return
-    except RuntimeError:
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
-without_torchvisions_operators()
+ensure_torchvision_imports()
 transformers = pytest.importorskip("transformers")
 
 SIZES = {"vocabulary": 23, "layers": 3, "width": 24, "heads": 2, "context": 16}

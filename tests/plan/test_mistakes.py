@@ -129,6 +129,11 @@ MISTAKES = {
         "runs: {a/b: {steps: 3}}",
         f"{STUDY}: small.runs.a/b.name: 'a/b' is no name; use a-z, 0-9 and ._- only, a letter or digit first",
     ),
+    "name as a key": (
+        STUDY,
+        "runs: {plain: {name: other}}",
+        f"{STUDY}: small.runs.plain.name: got 'other', but the run's place says it; remove it",
+    ),
     "unknown study": (CONFIG, "studies: [smal]", f"{CONFIG}: studies: no study 'smal'; did you mean small?"),
     "study of the scale": (
         SCALE,

@@ -8,14 +8,14 @@ from small_runs import RUN, VOCABULARY, trained
 
 from formerlab.data import BytePairs, Files, TextData, prepare
 
-WORDS = "the cat sat on a mat and the dog ran to an old house by the river where many birds sing".split()
+TEXT = "the cat sat on a mat and the dog ran to an old house by the river where many birds sing"
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     random = np.random.default_rng(0)
-    lines = [" ".join(random.choice(WORDS, 8)) for _ in range(120)]
+    lines = [" ".join(random.choice(TEXT.split(), 8)) for _ in range(120)]
     (folder / "lines.txt").write_text("\n".join(lines))
     source = Files(paths=(str(folder / "lines.txt"),), documents="line")
     spec = TextData(source=source, tokenizer=BytePairs(vocabulary=VOCABULARY), valid_share=0.1, test_share=0.1)

@@ -54,13 +54,20 @@ def trained(run: Run, data: Path, out: Path, parent: Path | None = None, **setti
 
 
 def interrupted(
-    patch: pytest.MonkeyPatch, steps: int, run: Run, data: Path, out: Path, parent: Path | None = None, **settings: object
+    patch: pytest.MonkeyPatch,
+    steps: int,
+    run: Run,
+    data: Path,
+    out: Path,
+    parent: Path | None = None,
+    **settings: object,
 ) -> None:
     """Train some steps of a run and let it stop itself, saved."""
     checks = count()
-    with patch.context() as until_here, pytest.raises(StoppedEarly, match="a test"):
+    with patch.context() as until_here:
         until_here.setattr(StopRequest, "__call__", lambda self: "a test" if next(checks) == steps else None)
-        trained(run, data, out, parent, **settings)
+        with pytest.raises(StoppedEarly, match="a test"):
+            trained(run, data, out, parent, **settings)
 
 
 def bits(out: Path) -> dict[str, str]:

@@ -40,7 +40,10 @@ def test_a_run_that_no_longer_grows_is_another_run(saved):
 
 def test_differences_name_every_key():
     assert differences(BELONGS, BELONGS) == ""
-    assert differences({"spec": "x", "data": "y"}, {"spec": "z", "data": "w"}) == "data y there, w here, spec x there, z here"
+    assert (
+        differences({"spec": "x", "data": "y"}, {"spec": "z", "data": "w"})
+        == "data y there, w here, spec x there, z here"
+    )
 
 
 @pytest.mark.parametrize("share", np.linspace(0, 0.999, 12).round(3))

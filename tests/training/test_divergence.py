@@ -93,7 +93,9 @@ def test_run_again_it_is_not_trained_again(diverged, data, capsys):
 
 
 def test_a_run_that_would_grow_from_it_is_refused(data, tmp_path):
-    parent = small(name="parent", model=TOKENFORMER, **{key: getattr(DIVERGING, key) for key in ("optimizer", "schedule")})
+    parent = small(
+        name="parent", model=TOKENFORMER, **{key: getattr(DIVERGING, key) for key in ("optimizer", "schedule")}
+    )
     assert trained(parent, data, tmp_path / "parent")["status"] == "diverged"
     child = small(name="child", model=TOKENFORMER, init="parent", growth=Growth())
     with pytest.raises(UserError, match=r"study/child/seed3: init=parent diverged; change its settings \(lower"):

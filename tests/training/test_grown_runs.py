@@ -116,7 +116,9 @@ def own(parent, tmp_path):
 
 
 def test_a_parent_that_is_not_finished_is_named(data, tmp_path):
-    with pytest.raises(UserError, match=r"study/child/seed3: init=parent is not finished, .+run.json is missing; train"):
+    with pytest.raises(
+        UserError, match=r"study/child/seed3: init=parent is not finished, .+run.json is missing; train"
+    ):
         trained(KEEPING, data, tmp_path / "child", tmp_path / "nowhere")
 
 
@@ -129,7 +131,9 @@ def test_a_parent_without_its_weights_is_named(own, data, tmp_path):
 def test_a_parent_whose_weights_changed_is_named(own, data, tmp_path):
     trained(small(name="parent", model=TOKENFORMER, seed=4), data, tmp_path / "other")
     shutil.copy(tmp_path / "other" / "weights.safetensors", own)
-    with pytest.raises(UserError, match=r"weights.safetensors: not the weights that run.json describes; train study/pa"):
+    with pytest.raises(
+        UserError, match=r"weights.safetensors: not the weights that run.json describes; train study/pa"
+    ):
         trained(KEEPING, data, tmp_path / "child", own)
 
 

@@ -120,7 +120,15 @@ def test_the_fused_kernel_is_used():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("lr", 0.0), ("lr", math.nan), ("beta1", 1.0), ("beta2", -0.1), ("weight_decay", -1.0), ("eps", 0.0), ("clip", -1.0)],
+    [
+        ("lr", 0.0),
+        ("lr", math.nan),
+        ("beta1", 1.0),
+        ("beta2", -0.1),
+        ("weight_decay", -1.0),
+        ("eps", 0.0),
+        ("clip", -1.0),
+    ],
 )
 def test_values_out_of_range_are_refused(key, value):
     with pytest.raises(ValidationError, match=key):

@@ -1,11 +1,10 @@
 """The stage `train`: what it leaves, and that interruptions leave no trace in it."""
 
+import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 from small_runs import MODEL, RUN, bits, interrupted, rows, small, trained
-
-import pytest
 
 from formerlab.data import load_stream
 from formerlab.errors import UserError

@@ -91,7 +91,9 @@ def test_what_a_kill_left_beside_a_finished_run_is_removed(own, data):
 @pytest.mark.parametrize("key", CHANGES)
 def test_a_result_of_another_run_is_refused_or_replaced(key, own, data, tmp_path, capsys):
     before = times(own)
-    message = rf"run.json: result of another run \({key} \w+ there, [\w ]+ here\); replace it with --on-mismatch restart"
+    message = (
+        rf"run.json: result of another run \({key} \w+ there, [\w ]+ here\); replace it with --on-mismatch restart"
+    )
     with pytest.raises(UserError, match=message):
         train(*CHANGES[key], data, own)
     assert times(own) == before

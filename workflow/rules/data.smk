@@ -4,12 +4,12 @@
 rule data:
     output:
         manifest=f"{RESULTS}/data/{{name}}/manifest.json",
-    params:
-        version=lambda wildcards: PLAN["data"][wildcards.name]["version"],
     log:
         f"{LOGS}/data/{{name}}.log",
     threads: max(2, PLAN["threads"])
     resources:
         mem_mb=PLAN["memory_mb"] * 2,
+    params:
+        version=lambda wildcards: PLAN["data"][wildcards.name]["version"],
     shell:
         "FORMERLAB_LOG={log} python -m formerlab data {wildcards.name} --processes {threads} 2>&1 | tee -i {log}"

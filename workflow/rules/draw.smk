@@ -5,7 +5,6 @@ for name, job in PLAN["draw"].items():
     rule:
         name:
             f"draw_{name}"
-        localrule: True
         input:
             job["inputs"],
         output:
@@ -17,15 +16,18 @@ for name, job in PLAN["draw"].items():
                         category=PLAN["studies"][job["study"]]["title"],
                         labels={"what": name, "kind": job["kind"]},
                     )
-                    if file.endswith((".png", ".csv") if job["kind"] == "table" else ".png")
+                    if file.endswith(
+                        (".png", ".csv") if job["kind"] == "table" else ".png"
+                    )
                     else file
                 )
                 for file in job["outputs"]
             ],
+        log:
+            f"{LOGS}/draw/{name}.log",
+        localrule: True
         params:
             code=job["code"],
             name=name,
-        log:
-            f"{LOGS}/draw/{name}.log",
         shell:
             "FORMERLAB_LOG={log} python -m formerlab draw {params.name} > {log} 2>&1 || (cat {log}; exit 1)"

@@ -8,14 +8,14 @@ rule zeroshot:
     output:
         f"{RESULTS}/{{id}}/zeroshot.csv",
         f"{RESULTS}/{{id}}/zeroshot.json",
-    params:
-        code=lambda wildcards: PLAN["zeroshot"][wildcards.id]["code"],
     log:
         f"{LOGS}/zeroshot/{{id}}.log",
     threads: PLAN["threads"]
     resources:
         mem_mb=PLAN["memory_mb"] * 2,
         gpu=1 if PLAN["device"] == "cuda" else 0,
+    params:
+        code=lambda wildcards: PLAN["zeroshot"][wildcards.id]["code"],
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab zeroshot {wildcards.id} 2>&1 | tee -i {log}"
@@ -30,15 +30,15 @@ rule prune:
         f"{RESULTS}/{{id}}/prune_questions.csv",
         f"{RESULTS}/{{id}}/prune_masks.csv",
         f"{RESULTS}/{{id}}/prune.json",
-    params:
-        code=lambda wildcards: PLAN["prune"][wildcards.id]["code"],
-        sweep=lambda wildcards: PLAN["prune"][wildcards.id]["sweep"],
     log:
         f"{LOGS}/prune/{{id}}.log",
     threads: PLAN["threads"]
     resources:
         mem_mb=PLAN["memory_mb"] * 2,
         gpu=1 if PLAN["device"] == "cuda" else 0,
+    params:
+        code=lambda wildcards: PLAN["prune"][wildcards.id]["code"],
+        sweep=lambda wildcards: PLAN["prune"][wildcards.id]["sweep"],
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab prune {wildcards.id} 2>&1 | tee -i {log}"

@@ -10,7 +10,7 @@ rule plan:
     log:
         f"{LOGS}/plan.log",
     shell:
-        "python -m formerlab plan --plan {PLAN_PATH} 2>&1 | tee {log}"
+        "python -m formerlab plan --plan $FORMERLAB_PLAN 2>&1 | tee {log}"
 
 
 # One target per study: `snakemake --cores 2 denseformer`.
@@ -20,5 +20,14 @@ for study in PLAN["studies"]:
         name:
             study
         input:
-            [f for job in PLAN["draw"].values() if job["study"] == study for f in job["outputs"]],
-            [f"{RESULTS}/{i}/run.json" for i, job in PLAN["train"].items() if job["study"] == study],
+            [
+                f
+                for job in PLAN["draw"].values()
+                if job["study"] == study
+                for f in job["outputs"]
+            ],
+            [
+                f"{RESULTS}/{i}/run.json"
+                for i, job in PLAN["train"].items()
+                if job["study"] == study
+            ],

@@ -2,7 +2,6 @@
 
 
 rule track:
-    localrule: True
     input:
         expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
         expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
@@ -10,9 +9,10 @@ rule track:
         [file for job in PLAN["draw"].values() for file in job["outputs"]],
     output:
         f"{RESULTS}/mlflow.json",
-    params:
-        uri=PLAN["tracking_uri"],
     log:
         f"{LOGS}/track.log",
+    localrule: True
+    params:
+        uri=PLAN["tracking_uri"],
     shell:
         "FORMERLAB_LOG={log} python -m formerlab track > {log} 2>&1; cat {log}"

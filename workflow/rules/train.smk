@@ -1,28 +1,6 @@
 # One training run. Its checkpoint lies beside its outputs, undeclared, so that a failed or stopped job goes on with it.
 
 
-def parent(wildcards):
-    """Return the record of the run that this one grows from, if any."""
-    init = PLAN["train"][wildcards.id]["init"]
-    return [f"{RESULTS}/{init}/run.json"] if init else []
-
-
-def manifest(wildcards):
-    """Return the data set that the run reads."""
-    return f"{RESULTS}/data/{PLAN['train'][wildcards.id]['data']}/manifest.json"
-
-
-def mebibytes(wildcards, attempt):
-    """Return the memory that a run needs, more at every attempt."""
-    need = PLAN["train"][wildcards.id]["cost"]["memory_bytes"] / 2**20
-    return int(PLAN["memory_mb"] + 1.5 * need * attempt)
-
-
-def minutes(wildcards):
-    """Return twice the predicted time, at least 10 minutes."""
-    return int(10 + 120 * PLAN["train"][wildcards.id]["cost"]["hours"])
-
-
 rule train:
     input:
         parent,
@@ -39,11 +17,6 @@ rule train:
             "depth.csv",
             "weights.safetensors",
         ),
-    params:
-        spec=lambda wildcards: PLAN["train"][wildcards.id]["spec_hash"],
-        code=lambda wildcards: PLAN["train"][wildcards.id]["code"],
-        data=lambda wildcards: PLAN["train"][wildcards.id]["data_version"],
-        optimizer=lambda wildcards: PLAN["train"][wildcards.id]["keep_optimizer"],
     log:
         f"{LOGS}/train/{{id}}.log",
     priority: lambda wildcards: PLAN["train"][wildcards.id]["priority"]
@@ -52,6 +25,11 @@ rule train:
         mem_mb=mebibytes,
         runtime=minutes,
         gpu=1 if PLAN["device"] == "cuda" else 0,
+    params:
+        spec=lambda wildcards: PLAN["train"][wildcards.id]["spec_hash"],
+        code=lambda wildcards: PLAN["train"][wildcards.id]["code"],
+        data=lambda wildcards: PLAN["train"][wildcards.id]["data_version"],
+        optimizer=lambda wildcards: PLAN["train"][wildcards.id]["keep_optimizer"],
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab train {wildcards.id} --on-mismatch restart "

@@ -95,8 +95,8 @@ def noted(stage: str, folder: Path) -> Iterator[None]:
     write_json(path, note)
     try:
         yield
-    except StoppedEarly as reason:
-        write_json(path, note | {"state": "stopped", "reason": str(reason)})
+    except (StoppedEarly, KeyboardInterrupt) as reason:
+        write_json(path, note | {"state": "stopped", "reason": str(reason) or "interrupted"})
         raise
     except BaseException as error:
         reason_text = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,4 +1,8 @@
-"""The JSON schema of config, studies and scales: every key with description, type, range and default."""
+"""The JSON schema of config, studies and scales: every key with description, type, range and default.
+
+It is for editors, and more lenient than the plan: a file gives some keys of a run and another file the rest, so nothing
+is required of a part, and a number may be a field of the run's name.
+"""
 
 from typing import Any
 
@@ -6,30 +10,71 @@ from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
 from formerlab.evaluation.prune import PruneSweep
-from formerlab.plan.schema import Config, Scale, Study
+from formerlab.plan.schema import Config, Scale, Study, StudyScale
+from formerlab.plan.sources import RUN_KEYS
 from formerlab.run import Run
 from formerlab.spec import Spec
 
+Schema = dict[str, Any]
 
-def json_schema() -> dict[str, Any]:
-    """Return one schema with a definition for each kind of file; `Config` is that of config.yaml.
+WHOLE = tuple(kind.__name__ for kind in (Config, Scale, Study, StudyScale))
+"""Definitions that describe a file, or a section of one, in full."""
+FIELD = {"type": "string", "pattern": r"^\{\w+\}$", "description": "A field of the run's name."}
+GRID = {
+    "description": "Values of the fields in the run's name: lists of which all combinations run, or a list of points.",
+    "anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}],
+    "default": None,
+}
+ANNOTATIONS = ("title", "description", "default")
 
-    A run in a study or scale gives some keys of a run, so its mappings are described by the schema of `Run` without
-    required keys.
-    """
-    part = create_model("PartOfRun", __base__=Spec, **{n: (f.annotation, f) for n, f in Run.model_fields.items()})  # type: ignore[call-overload]
+
+def json_schema() -> Schema:
+    """Return one schema with a definition for each kind of file; the schema itself is that of config.yaml."""
+    fields: Any = {name: (field.annotation, field) for name, field in Run.model_fields.items() if name in RUN_KEYS}
+    part = create_model("PartOfRun", __base__=Spec, __doc__="Some keys of a run.", **fields)
     kinds: list[tuple[type[Spec], Any]] = [(kind, "validation") for kind in (Config, Scale, Study, part, PruneSweep)]
-    _, schema = models_json_schema(
-        kinds, title="formerlab", description="config.yaml and workflow/{studies,scales}/*.yaml"
-    )
+    _, schema = models_json_schema(kinds)
     definitions = schema["$defs"]
-    definitions["PartOfRun"].pop("required", None)
-    definitions["PartOfRun"]["properties"]["grid"] = {"description": "Values of the fields in the run's name."}
-    for name in ("Study", "Scale", "StudyScale"):
+    for name, definition in definitions.items():
+        _describe_kind(definition)
+        if name not in WHOLE:
+            definitions[name] = _part(definition)
+    definitions["PartOfRun"]["properties"]["grid"] = GRID
+    _fill_in_parts(definitions)
+    title = {"title": "formerlab", "description": "config.yaml, and in $defs the files of workflow/{studies,scales}"}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", **title, "$ref": "#/$defs/Config"}
+    return head | {"$defs": {"Field": FIELD, **definitions}}
+
+
+def _describe_kind(definition: Schema) -> None:
+    """Describe the literal `kind` of a variant by the first sentence about the variant."""
+    if kind := definition["properties"].get("kind"):
+        kind["description"] = definition["description"].split(". ")[0].replace("\n", " ").rstrip(".")
+
+
+def _part(schema: Any) -> Any:
+    """Return a schema that requires nothing and lets fields stand for numbers."""
+    if isinstance(schema, list):
+        return [_part(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    annotations = {key: schema[key] for key in ANNOTATIONS if key in schema}
+    rest = {key: value for key, value in schema.items() if key not in (*annotations, "required", "discriminator")}
+    if rest.get("type") in ("integer", "number"):
+        return annotations | {"anyOf": [rest, {"$ref": "#/$defs/Field"}]}
+    if "properties" in rest:
+        properties = {name: _part(value) for name, value in rest.pop("properties").items()}
+        annotations["properties"] = properties
+    return annotations | {"anyOf" if key == "oneOf" else key: _part(value) for key, value in rest.items()}
+
+
+def _fill_in_parts(definitions: Schema) -> None:
+    """Say what the mappings hold that only the plan reads in full."""
+    for name in WHOLE:
         properties = definitions[name]["properties"]
-        properties["defaults"] = {"$ref": "#/$defs/PartOfRun", "description": "Keys of every run."}
-        if "runs" in properties:
-            properties["runs"]["additionalProperties"] = {"$ref": "#/$defs/PartOfRun"}
-        if "prune" in properties:
-            properties["prune"]["additionalProperties"] = {"$ref": "#/$defs/PruneSweep"}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$ref": "#/$defs/Config"}
+        if "defaults" in properties:
+            properties["defaults"] |= {"$ref": "#/$defs/PartOfRun"}
+        for key, part in (("runs", "PartOfRun"), ("prune", "PruneSweep"), ("data", "TextData")):
+            if key in properties:
+                properties[key].pop("patternProperties", None)
+                properties[key]["additionalProperties"] = {"$ref": f"#/$defs/{part}"}

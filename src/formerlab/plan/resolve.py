@@ -92,6 +92,9 @@ def _filled(layer: Layer, template: str, point: Tree) -> Layer:
 def _parse_run(study: str, name: str, layers: list[Layer], scale: Scale) -> Run:
     subject = f"{study}.runs.{name}"
     tree = merge_layers(layers)
+    for key in Run.model_fields.keys() - RUN_KEYS & tree.keys():
+        place = place_of(layers, (key,))
+        raise UserError(f"{place}: {subject}.{key}: got {tree[key]!r}, but the run's place says it; remove it")
     data, task = tree.get("data", Run.model_fields["data"].default), tree.get("task")
     if not isinstance(data, str) or data not in scale.data:
         near = near_misses(str(data), list(scale.data))

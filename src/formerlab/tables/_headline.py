@@ -14,6 +14,9 @@ _TOKENFORMER = ["run", "parameters", "flops_cumulative", "loss_nats", "perplexit
 _DENSEFORMER = ["run", "layers", "perplexity", "loss_minus_plain_nats", "interval", "seeds"]
 _DECAY = ["run", "arm", "realised_budget", "perplexity", "increase_nats", "seeds"]
 
+PUBLISHED_BUDGET = 0.4
+"""Share of the tokens kept in the Decay article, Fig 4a and Table 2."""
+
 
 def headline(root: Path) -> str:
     """Return the main numbers of every study with finished runs in `root` (results/<tree>/<scale>), as aligned text."""
@@ -31,8 +34,13 @@ def headline(root: Path) -> str:
 
 
 def _decay(results: Results) -> DataFrame:
+    """Return the policies at the published budget, or at the one nearest to it."""
     table = arms(results, catalogue()["decay_table"].study)
-    return table if table.empty else main_arms(table)
+    if table.empty:
+        return table
+    pruned = table.loc[table["policy"] != "full", "budget"]
+    nearest = min(pruned.unique(), key=lambda budget: abs(budget - PUBLISHED_BUDGET), default=None)
+    return main_arms(table[(table["policy"] == "full") | (table["budget"] == nearest)])
 
 
 def _ours(table: DataFrame) -> bool:

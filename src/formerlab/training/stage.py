@@ -47,7 +47,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, setting
         if _is_finished(run, out, belongs_to, settings):
             return
         clock = time.monotonic()
-        #provenance.git_state()  # remembered from here on: files may be edited while a run trains
+        provenance.git_state()  # remembered from here on: files may be edited while a run trains
         torch.set_num_threads(settings.threads)
         state = _initial_state(run, parent, parent_record, settings)
         path = out / CHECKPOINT

@@ -1,0 +1,114 @@
+"""The plan's file is named by all it depends on, so one that exists is the right one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from formerlab.errors import UserError
+from formerlab.plan import locate
+from formerlab.plan.locate import ensure_plan, given_beyond_file, plan_path, read_plan
+
+
+def test_the_snakefile_needs_neither_torch_nor_pydantic():
+    script = "import sys, formerlab.plan.locate; print([m for m in ('torch', 'pydantic', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_plan_is_made_once_and_then_found(project):
+    path = ensure_plan(project.root, {})
+    assert path.parent == project.root / ".formerlab" / "plans"
+    assert read_plan(path) == project.plan()
+    made = path.stat().st_mtime_ns
+    assert ensure_plan(project.root, {}) == path
+    assert path.stat().st_mtime_ns == made
+
+
+def test_a_mistake_is_one_line_and_leaves_no_plan(project):
+    project.lay_over(project.config, "scal: smoke")
+    with pytest.raises(UserError) as caught:
+        ensure_plan(project.root, {})
+    assert str(caught.value) == "config.yaml: scal: unknown key (value 'smoke'); did you mean scale?"
+    assert not plan_path(project.root, {}).exists()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda project: project.lay_over(project.config, "threads: 2"),
+        lambda project: project.lay_over(project.scale, "threads: 2"),
+        lambda project: project.lay_over(project.study, "title: Another"),
+        lambda project: project.write("overlay.yaml", "small.steps: 4"),
+        lambda project: project.write("texts/more.txt", "words"),
+        lambda project: project.write("texts/a.txt", "other words"),
+        lambda project: (project.root / "texts/a.txt").unlink(),
+        lambda project: os.utime(project.root / "texts/a.txt", (1, 1)),
+    ],
+    ids=["config", "scale", "study", "overlay", "new text", "edited text", "removed text", "touched text"],
+)
+def test_the_name_follows_what_the_plan_depends_on(project, edit):
+    project.write("overlay.yaml", "small.steps: 3")
+    project.write("texts/a.txt", "words")
+    project.lay_over(project.config, "{overlay: overlay.yaml, data: {text: {source: {kind: files, paths: [texts]}}}}")
+    before = plan_path(project.root, {})
+    assert plan_path(project.root, {}) == before
+    edit(project)
+    assert plan_path(project.root, {}) != before
+
+
+def test_the_name_follows_the_command_line_and_the_overlay_that_it_names(project):
+    project.write("overlay.yaml", "small.steps: 3")
+    names = [plan_path(project.root, given) for given in ({}, {"seeds": [1]}, {"overlay": "overlay.yaml"})]
+    project.write("overlay.yaml", "small.steps: 4")
+    names.append(plan_path(project.root, {"overlay": "overlay.yaml"}))
+    assert len(set(names)) == 4
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"data": {"text": {"source": {"paths": ["texts/*.txt"]}}}},
+        {"set": {"scale.data.text.source.train": "texts/a.txt"}},
+    ],
+)
+def test_texts_named_on_the_command_line_are_watched_too(project, given):
+    project.write("texts/a.txt", "words")
+    before = plan_path(project.root, given)
+    project.write("texts/a.txt", "other words")
+    assert plan_path(project.root, given) != before
+
+
+def test_the_name_follows_the_code(project, monkeypatch, tmp_path_factory):
+    package = tmp_path_factory.mktemp("package")
+    monkeypatch.setattr(locate, "PACKAGE", package)
+    names = set()
+    for text in ("a = 1", "a = 2"):
+        (package / "module.py").write_text(text)
+        names.add(plan_path(project.root, {}))
+    assert len(names) == 2
+
+
+def test_what_the_plan_does_not_depend_on_leaves_the_name(project):
+    before = plan_path(project.root, {})
+    project.write("results/live/smoke/run.json", "{}")
+    project.write("README.md", "text")
+    os.utime(project.root / project.config, (1, 1))
+    assert plan_path(project.root, {}) == before
+
+
+def test_only_what_differs_from_the_file_counts_as_given(project):
+    project.lay_over(project.config, "{seeds: [0], set: {small.steps: 3, small.log_every: 2}}")
+    merged = {
+        "scale": "smoke",
+        "studies": ["small"],
+        "seeds": [1],
+        "set": {"small.steps": 3, "small.log_every": 4, "small.compile": True},
+        "tracking_uri": "",
+    }
+    assert given_beyond_file(project.root, merged) == {
+        "seeds": [1],
+        "set": {"small.log_every": 4, "small.compile": True},
+        "tracking_uri": "",
+    }

@@ -1,0 +1,165 @@
+"""What `status` says of every job, from what the stages left behind."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from fixtures.project import Project
+
+from formerlab.commands.context import noted, read_note
+from formerlab.errors import StoppedEarly, UserError
+from formerlab.files import write_json
+from formerlab.plan.status import report, states
+
+DATA = ("data", "text")
+PLAIN, PARENT, CHILD = (("train", f"small/{run}/seed0") for run in ("plain", "parent", "child"))
+ASKED, PRUNED = ("zeroshot", "small/plain/seed0"), ("prune", "small/plain/seed0")
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    """A plan of three runs, in the folder that it was made for."""
+    project = Project(tmp_path)
+    project.lay_over(project.config, "seeds: [0]")
+    project.lay_over(project.scale, "studies: {small: {only: [plain, parent, child]}}")
+    monkeypatch.chdir(tmp_path)
+    return project.plan()
+
+
+@pytest.fixture
+def finished(plan, tmp_path):
+    """The same, with the records that finished stages leave."""
+    results = tmp_path / plan["results"]
+    job = plan["data"]["text"]
+    manifest = {"recipe": job["recipe"], "code_hash": job["code"], "source_fingerprint": job["source"]}
+    write_json(results / "data/text/manifest.json", manifest | {"fingerprint": "text"})
+    for name, job in plan["train"].items():
+        record = {"spec_hash": job["spec_hash"], "code_hash": job["code"], "status": "finished"}
+        record |= {"data": {"fingerprint": "text"}, "weights_sha256": name}
+        record["init"] = {"weights_sha256": job["init"]} if job["init"] else None
+        write_json(results / name / "run.json", record)
+    for stage in ("zeroshot", "prune"):
+        for name, job in plan[stage].items():
+            record = {"code_hash": job["code"], "weights_sha256": name, "sweep": job.get("sweep")}
+            write_json(results / name / f"{stage}.json", record)
+    return results
+
+
+def found(plan):
+    return {(stage, name): (state, detail) for stage, name, state, detail in states(plan)}
+
+
+def change(path, **keys):
+    from formerlab.files import read_json
+
+    write_json(path, read_json(path) | keys)
+
+
+def test_nothing_is_there_at_first(plan):
+    assert set(found(plan)) == {DATA, PLAIN, PARENT, CHILD, ASKED, PRUNED}
+    assert set(found(plan).values()) == {("missing", "")}
+    assert report(plan).endswith("scale smoke: 6 missing")
+    assert report(plan, problems_only=True) == "no stage failed"
+
+
+def test_all_is_finished_at_last(plan, finished):
+    assert set(found(plan).values()) == {("finished", "")}
+
+
+def test_a_diverged_run_is_no_problem(plan, finished):
+    change(finished / "small/plain/seed0/run.json", status="diverged")
+    assert found(plan)[PLAIN] == ("diverged", "")
+    assert found(plan)[ASKED] == ("finished", "")
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "stale", "detail"),
+    [
+        ("small/plain/seed0/run.json", {"spec_hash": "old"}, PLAIN, "changed since: configuration"),
+        ("small/plain/seed0/run.json", {"code_hash": "old"}, PLAIN, "changed since: code"),
+        ("small/plain/seed0/run.json", {"code_hash": 1, "spec_hash": 1}, PLAIN, "changed since: code, configuration"),
+        ("small/plain/seed0/run.json", {"data": {"fingerprint": "old"}}, PLAIN, "changed since: data"),
+        ("small/child/seed0/run.json", {"init": {"weights_sha256": "old"}}, CHILD, "changed since: parent"),
+        ("small/child/seed0/run.json", {"init": None}, CHILD, "changed since: parent"),
+        ("small/plain/seed0/zeroshot.json", {"code_hash": "old"}, ASKED, "changed since: code"),
+        ("small/plain/seed0/prune.json", {"sweep": {}}, PRUNED, "changed since: configuration"),
+        ("small/plain/seed0/prune.json", {"weights_sha256": "old"}, PRUNED, "changed since: weights"),
+        ("data/text/manifest.json", {"recipe": "old"}, DATA, "changed since: configuration"),
+        ("data/text/manifest.json", {"source_fingerprint": "old"}, DATA, "changed since: text"),
+        ("data/text/manifest.json", {"code_hash": "old"}, DATA, "changed since: code"),
+    ],
+)
+def test_what_no_longer_fits_the_plan_is_stale(plan, finished, file, keys, stale, detail):
+    change(finished / file, **keys)
+    assert found(plan)[stale] == ("stale", detail)
+
+
+def test_what_was_made_from_something_stale_is_stale(plan, finished):
+    change(finished / "small/parent/seed0/run.json", spec_hash="old")
+    assert found(plan)[CHILD] == ("stale", "small/parent/seed0 is stale")
+    assert found(plan)[PLAIN] == ("finished", "")
+    change(finished / "data/text/manifest.json", recipe="old")
+    after = found(plan)
+    assert after[CHILD] == ("stale", "text is stale; small/parent/seed0 is stale")
+    assert after[ASKED] == ("stale", "small/plain/seed0 is stale")
+
+
+def test_what_was_made_from_something_that_is_gone_is_stale(plan, finished):
+    (finished / "small/parent/seed0/run.json").unlink()
+    assert found(plan)[PARENT] == ("missing", "")
+    assert found(plan)[CHILD] == ("stale", "small/parent/seed0 is missing")
+
+
+def test_a_broken_record_is_named(plan, finished):
+    (finished / "small/plain/seed0/run.json").write_text('{"schema": 1')
+    state, detail = found(plan)[PLAIN]
+    assert state == "failed"
+    assert "small/plain/seed0/run.json: not valid JSON" in detail
+
+
+def test_a_stage_at_work_is_running(plan, finished):
+    with noted("train", finished / "small/plain/seed0"):
+        state, detail = found(plan)[PLAIN]
+        assert state == "running"
+        assert detail.startswith("since 20")
+    assert found(plan)[PLAIN] == ("finished", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "detail"),
+    [
+        (UserError("no room; delete something"), "failed", "no room; delete something; log logs/x.log"),
+        (ValueError("first line\nsecond line"), "failed", "first line; log logs/x.log"),
+        (MemoryError(), "failed", "MemoryError; log logs/x.log"),
+        (KeyboardInterrupt(), "stopped", "interrupted; log logs/x.log"),
+        (StoppedEarly("stopped after step 3"), "stopped", "stopped after step 3; log logs/x.log"),
+    ],
+)
+def test_a_stage_that_ended_early_says_why_and_where_its_log_is(plan, finished, monkeypatch, error, state, detail):
+    monkeypatch.setenv("FORMERLAB_LOG", "logs/x.log")
+    with pytest.raises(type(error)), noted("train", finished / "small/plain/seed0"):
+        raise error
+    assert found(plan)[PLAIN] == (state, detail)
+    text = report(plan, problems_only=True)
+    assert text.splitlines()[0] == f"train  small/plain/seed0  {state}  {detail}"
+    assert "small/child" not in text
+
+
+def test_a_stage_whose_process_is_gone_was_killed(plan, finished):
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    note = {"state": "running", "pid": int(gone.stdout), "host": socket.gethostname(), "since": "now", "log": None}
+    write_json(finished / "small/plain/seed0/.train.state.json", note)
+    assert found(plan)[PLAIN] == ("killed", "the process is gone")
+    elsewhere = note | {"host": "another"}
+    write_json(finished / "small/plain/seed0/.train.state.json", elsewhere)
+    assert found(plan)[PLAIN][0] == "running"  # nobody can tell from here
+
+
+def test_a_broken_note_is_no_note(tmp_path):
+    assert read_note("train", tmp_path) is None
+    (tmp_path / ".train.state.json").write_text("{")
+    assert read_note("train", tmp_path) is None
+    write_json(tmp_path / ".train.state.json", {"state": "running", "pid": os.getpid(), "host": socket.gethostname()})
+    assert read_note("train", tmp_path)["state"] == "running"

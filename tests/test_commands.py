@@ -1,0 +1,239 @@
+"""The verbs of `python -m formerlab`: what they print, how they end, and the script that stands in for the DAG."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from fixtures.project import Project
+
+from formerlab import __main__, errors
+from formerlab.__main__ import main
+from formerlab.commands.context import VARIABLE
+from formerlab.plan.locate import ensure_plan, plan_path
+
+VERBS = (
+    *("plan", "schema", "status", "data", "train", "zeroshot", "prune", "draw", "figures", "headline", "track"),
+    *("export", "compare", "check", "rescue", "demo", "generate", "ui"),
+)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A small project in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    return Project(tmp_path)
+
+
+def said(capsys, *words):
+    """Run a verb that succeeds and return what it prints."""
+    assert main([*words]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *words):
+    """Run a verb that refuses and return its one line."""
+    assert main([*words]) == errors.EXIT_USER_ERROR
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("error: ").rstrip("\n")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: formerlab {verb}")
+
+
+def test_the_overview_lists_every_verb_with_a_line(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    lines = dict(re.findall(r"^    (\S+) +(\S.*)$", capsys.readouterr().out, re.MULTILINE))
+    wrapped = {verb: lines.get(verb, "") for verb in VERBS}
+    assert set(lines) == set(VERBS)
+    assert all(wrapped.values())
+
+
+@pytest.mark.parametrize("words", [[], ["trian"], ["train"], ["plan", "--nonsense"]])
+def test_unknown_words_are_refused(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert "usage: formerlab" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "text"),
+    [
+        (errors.UserError("a: b; c"), 2, "error: a: b; c\n"),
+        (errors.StoppedEarly("saved after step 3"), 75, "saved after step 3\n"),
+        (KeyboardInterrupt(), 75, "interrupted; what was finished is safe"),
+        (BrokenPipeError(), 1, ""),
+        (ZeroDivisionError("why"), 1, "ZeroDivisionError: why\n"),
+    ],
+)
+def test_the_exit_status_says_how_it_ended(raised, status, text, monkeypatch, capsys):
+    def fail(arguments):
+        raise raised
+
+    monkeypatch.setattr(__main__.plan, "status", fail)
+    assert main(["status"]) == status
+    assert text in capsys.readouterr().err
+
+
+def test_plan_shows_every_run_and_the_totals(project, capsys):
+    text = said(capsys, "plan")
+    assert text.startswith("scale smoke: tiny\n")
+    for run in ("plain", "parent", "child", "deep-3", "deep-4"):
+        assert all(f"small/{run}/seed{seed} " in text for seed in (0, 1))
+    assert "= small: 10 runs" in text
+    assert re.search(r"small/child/seed1 .*small/parent/seed1\n", text)
+
+
+def test_plan_follows_scale_set_and_overlay(project, capsys):
+    assert "= all: 5 runs" in said(capsys, "plan", "--set", "seeds=[4]")
+    project.write("mine.yaml", "seeds: [4, 5, 6]")
+    assert "= all: 15 runs" in said(capsys, "plan", "--overlay", "mine.yaml")
+    assert refused(capsys, "plan", "--scale", "paper").startswith("workflow/scales/paper.yaml: no such file")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--set", "small.stepps=3"], "command line: set: small.stepps: unknown key (value 3); did you mean steps?"),
+        (["--set", "small.steps"], "--set small.steps: expected KEY=VALUE"),
+        (["--set", "small.steps=[3"], "--set small.steps=[3: '[3' is no YAML value; put it in quotes"),
+        (["--overlay", "mine.yaml"], "mine.yaml: no such file; did you mean config.yaml?"),
+        (["--plan", "missing.json"], "missing.json: no such plan; leave --plan and $FORMERLAB_PLAN out"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["plan", "status"])
+def test_mistakes_are_one_line(project, capsys, verb, words, line):
+    assert refused(capsys, verb, *words).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["train", "small/plian/seed0"],
+            "no job 'small/plian/seed0' of stage train at scale smoke; did you mean small/",
+        ),
+        (["data", "txt"], "no job 'txt' of stage data at scale smoke; did you mean text?"),
+        (["zeroshot", "small/child/seed0"], "no job 'small/child/seed0' of stage zeroshot at scale smoke; "),
+        (["prune", "x"], "no job 'x' of stage prune at scale smoke; known are small/plain/seed0, small/plain/seed1"),
+        (["draw", "x"], "no figure or table is called 'x'"),
+    ],
+)
+def test_an_unknown_job_is_answered_with_those_there_are(project, capsys, words, line):
+    assert refused(capsys, *words).startswith(line)
+
+
+def test_jobs_keep_the_plan_that_they_were_started_with(project, capsys, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(ensure_plan(project.root, {})))
+    project.lay_over(project.config, "seeds: [4]")
+    assert "small/plain/seed4" not in said(capsys, "status")
+    assert "small/plain/seed4" in said(capsys, "status", "--set", "small.steps=3")
+    monkeypatch.delenv(VARIABLE)
+    assert "small/plain/seed4" in said(capsys, "status")
+
+
+def test_status_counts_and_names(project, capsys):
+    lines = said(capsys, "status").splitlines()
+    assert lines[-1] == "scale smoke: 15 missing"
+    assert len(lines) == 17
+    folder = project.root / "results/live/smoke/small/plain/seed0"
+    folder.mkdir(parents=True)
+    note = {"state": "failed", "reason": "no room", "log": "logs/a.log", "since": "now", "pid": 1, "host": "h"}
+    (folder / ".train.state.json").write_text(json.dumps(note))
+    text = said(capsys, "status", "--problems")
+    assert text.splitlines()[0] == "train  small/plain/seed0  failed  no room; log logs/a.log"
+    assert text.splitlines()[-1] == "scale smoke: 14 missing, 1 failed"
+
+
+def test_check_stops_where_the_disk_is_too_small(project, capsys, monkeypatch):
+    assert said(capsys, "check") == ""
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: os.terminal_size((0, 0)) if False else Usage(10, 9, 1))
+    line = refused(capsys, "check")
+    assert "1B free, but the 10 missing runs need about 1" in line
+    assert line.endswith("make room, or set results: to another disk")
+
+
+class Usage(tuple):
+    """Total, used and free bytes."""
+
+    def __new__(cls, *bytes_):
+        return super().__new__(cls, bytes_)
+
+    free = property(lambda self: self[2])
+
+
+def test_rescue_says_what_failed_and_goes_on(project, capsys):
+    text = said(capsys, "rescue")
+    assert text.startswith("no stage failed\n")
+    assert text.endswith("the same command goes on where this one stopped.\n")
+
+
+def commands(script):
+    return [line.split(" ", 3)[3] for line in script.splitlines() if line.startswith("python -m formerlab ")]
+
+
+def test_the_script_has_every_stage_after_what_it_needs(project, capsys):
+    found = commands(said(capsys, "plan", "--shell"))
+    runs = [f"small/{run}/seed{seed}" for run in ("plain", "parent", "child", "deep-3", "deep-4") for seed in (0, 1)]
+    assert found[0] == "data text"
+    assert sorted(found[1:11]) == sorted(f"train {run}" for run in runs)
+    for seed in (0, 1):
+        assert found.index(f"train small/parent/seed{seed}") < found.index(f"train small/child/seed{seed}")
+    assert found[11:] == [f"{stage} small/plain/seed{seed}" for stage in ("zeroshot", "prune") for seed in (0, 1)]
+
+
+def test_the_script_leaves_out_what_is_there(project, capsys):
+    everything = commands(said(capsys, "plan", "--shell"))
+    for path in ("data/text/manifest.json", "small/parent/seed0/run.json", "small/plain/seed0/prune.json"):
+        project.write(f"results/live/smoke/{path}", "{}")
+    done = {"data text", "train small/parent/seed0", "prune small/plain/seed0"}
+    assert commands(said(capsys, "plan", "--shell")) == [line for line in everything if line not in done]
+
+
+def test_a_shell_runs_the_script_from_beginning_to_end(project, capsys):
+    """With a stand-in for python, in a folder whose name needs quotes."""
+    awkward = project.root / "it's a folder"
+    awkward.mkdir()
+    for name in ("config.yaml", "workflow"):
+        os.rename(project.root / name, awkward / name)
+    os.chdir(awkward)
+    script = said(capsys, "plan", "--shell")
+    stand_in = awkward / "bin" / "python"
+    stand_in.parent.mkdir()
+    stand_in.write_text('#!/bin/sh\necho "$*" >> calls\n[ -f "$FORMERLAB_PLAN" ] && [ "$OMP_NUM_THREADS" = 1 ]\n')
+    stand_in.chmod(0o755)
+    environment = os.environ | {"PATH": f"{stand_in.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash"], input=script, text=True, env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    calls = (awkward / "calls").read_text().splitlines()
+    assert [call.removeprefix("-m formerlab ") for call in calls] == commands(script)
+    stand_in.write_text("#!/bin/sh\nexit 1\n")
+    assert subprocess.run(["bash"], input=script, text=True, env=environment).returncode == 1
+
+
+def test_the_script_names_its_plan(project, capsys):
+    script = said(capsys, "plan", "--shell", "--set", "small.steps=3")
+    line = next(line for line in script.splitlines() if line.startswith(f"export {VARIABLE}="))
+    path = Path(shlex.split(line)[1].removeprefix(f"{VARIABLE}="))
+    assert path == plan_path(project.root, {"set": {"small.steps": 3}})
+    assert path.exists()
+
+
+def test_schema_writes_the_schema(project, capsys):
+    said(capsys, "schema")
+    assert json.loads((project.root / "workflow/config.schema.json").read_text())["title"] == "formerlab"

@@ -1,0 +1,63 @@
+"""A finished run's model, from its folder alone."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from formerlab.errors import UserError
+from formerlab.files import sha256, write_json
+from formerlab.finished import load_model, load_record
+from formerlab.layers import DepthWeightedAverage, Pattention
+from formerlab.models import Decoder
+from formerlab.run import Run
+
+MODELS = {
+    "plain": Decoder(vocabulary=11, layers=2, width=8, heads=2, context=6, dropout=0.5),
+    "mixed": Decoder(vocabulary=11, layers=2, width=8, heads=2, context=6, depth=DepthWeightedAverage()),
+    "grown, old tau": Decoder(
+        vocabulary=11, layers=1, width=8, heads=2, context=6, projection=Pattention(tokens=9, tau=2)
+    ),
+}
+
+
+def write_run(folder, spec, seed=7):
+    """Write the parts of a finished run that matter here; return its model."""
+    model = spec.build(seed + 1)
+    save_file(model.state_dict(), folder / "weights.safetensors")
+    run = Run(study="study", name="run", seed=seed, model=spec, task={"context": 6})
+    digest = sha256(folder / "weights.safetensors")
+    write_json(folder / "run.json", {"id": run.id, "spec": run.plain(), "weights_sha256": digest})
+    return model
+
+
+@pytest.mark.parametrize("spec", MODELS.values(), ids=MODELS)
+def test_the_model_comes_back_to_the_bit_ready_to_evaluate(spec, tmp_path):
+    written = write_run(tmp_path, spec).eval()
+    model, run = load_model(tmp_path)
+    assert run.model == spec
+    assert not model.training
+    tokens = torch.arange(6).reshape(1, 6)
+    assert torch.equal(model(tokens), written(tokens))
+
+
+def test_a_folder_without_a_run_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"run.json: no such file"):
+        load_model(tmp_path)
+
+
+def test_missing_weights_are_named(tmp_path):
+    write_run(tmp_path, MODELS["plain"])
+    (tmp_path / "weights.safetensors").unlink()
+    with pytest.raises(UserError, match=r"weights.safetensors: no such file; train study/run/seed7 again"):
+        load_record(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[:-9], lambda content: content[:-1] + b"\x01", lambda _: b""]
+)
+def test_other_weights_than_those_recorded_are_refused(damage, tmp_path):
+    write_run(tmp_path, MODELS["plain"])
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=r"not the weights that run.json describes; train study/run/seed7 again"):
+        load_model(tmp_path)

@@ -1,0 +1,64 @@
+"""Run `formerlab` in processes that send themselves a signal at a chosen place. A script: test_killed.py starts it.
+
+It reads one order a line on stdin and answers each with one line on stdout, both JSON. Every order runs in a fork of
+this process, which has imported everything once and done nothing else.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+
+import torch._dynamo  # noqa: F401 - torch imports it with the first optimizer, which takes a second
+
+from formerlab.__main__ import main
+from formerlab.training import stage  # noqa: F401
+
+
+def fork(order):
+    """Run the words of an order and return how the process ended, what it wrote, and how many calls it made."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as calls:
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            run_and_exit(order, calls)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        output.seek(0)
+        calls.seek(0)
+        return {"status": status, "output": output.read().decode(), "calls": int(calls.read() or 0)}
+
+
+def run_and_exit(order, calls):
+    counted, code = 0, 1
+
+    def at_every_call(frame, event, called):
+        nonlocal counted
+        if event not in ("call", "c_call"):
+            return
+        name = called.__name__ if event == "c_call" else frame.f_code.co_name
+        if order["function"] in (None, name):
+            counted += 1
+            if counted == order["at_call"]:
+                os.kill(os.getpid(), signal.Signals[order["signal"]])
+
+    if order["at_call"] is not None:
+        sys.setprofile(at_every_call)
+    try:
+        code = main(order["words"])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.setprofile(None)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        calls.write(str(counted).encode())
+        calls.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(json.dumps(fork(json.loads(line))), flush=True)

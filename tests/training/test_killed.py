@@ -1,0 +1,175 @@
+"""`python -m formerlab train` killed, stopped and started again: it ends with the bits of a run never stopped.
+
+Signals are real and the processes too, but they send them to themselves at chosen calls, so that no test depends on
+how fast a machine is.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_runs import MODEL, bits, small, trained
+
+from formerlab.training.optimizer import AdamW
+
+RUN = small(model=MODEL.model_copy(update={"dropout": 0.1}))
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+class Processes:
+    """Starts runs; see faulty_processes.py."""
+
+    def __init__(self):
+        script = Path(__file__).with_name("faulty_processes.py")
+        self.server = subprocess.Popen(
+            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        )
+
+    def run(self, *words, signal="SIGKILL", at_call=None, function=None):
+        """Run a verb; the process gets the signal at its n-th call (of a function of that name); 0 only counts."""
+        order = {"words": [str(word) for word in words], "signal": signal, "at_call": at_call, "function": function}
+        print(json.dumps(order), file=self.server.stdin, flush=True)
+        return json.loads(self.server.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def processes():
+    processes = Processes()
+    yield processes
+    processes.server.stdin.close()
+    processes.server.wait()
+
+
+@pytest.fixture
+def words(data, tmp_path):
+    return train_words(RUN, data, tmp_path)
+
+
+def train_words(run, data, folder, **changes):
+    """Write a plan of one run and return the words that train it, with a checkpoint after every step."""
+    job = {"spec": run.plain(), "code": "code", "data": "text", "init": None, "keep_optimizer": False, **changes}
+    plan = {
+        "scale": "test",
+        "results": str(folder / "results"),
+        "device": "cpu",
+        "threads": 1,
+        "data": {"text": {"out": str(data)}},
+        "train": {run.id: job},
+    }
+    (folder / "plan.json").write_text(json.dumps(plan))
+    return "train", run.id, "--plan", folder / "plan.json", "--checkpoint-seconds", "0"
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """Return the bits of the run never stopped, and without checkpoints."""
+    out = tmp_path_factory.mktemp("whole")
+    trained(RUN, data, out)
+    return bits(out)
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "results" / RUN.id
+
+
+def test_as_a_person_starts_it(words, out, whole):
+    done = subprocess.run([sys.executable, "-m", "formerlab", *words], env=ENVIRONMENT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "train study/run/seed3  step 12/12" in done.stderr
+    assert bits(out) == whole
+
+
+@pytest.fixture(scope="module")
+def calls(processes, data, tmp_path_factory):
+    """Return the number of calls of a run that nothing stops."""
+    done = processes.run(*train_words(RUN, data, tmp_path_factory.mktemp("counted")), at_call=0)
+    assert done["status"] == 0, done["output"]
+    return done["calls"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_killed_at_random_moments_it_ends_with_the_same_bits(seed, processes, words, out, whole, calls):
+    """The first kill hits anywhere in the run; two more, as far as they hit, what was left of it."""
+    moments = random.Random(seed)
+    first = processes.run(*words, at_call=moments.randrange(1, calls * 9 // 10))
+    assert first["status"] == -9
+    for _ in range(2):
+        assert processes.run(*words, at_call=moments.randrange(1, calls))["status"] in (-9, 0)
+    assert processes.run(*words)["status"] == 0
+    assert bits(out) == whole
+    assert not list(out.rglob("*.tmp"))
+    assert not (out / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("written", ["last.pt", "train.csv", "weights.safetensors", "run.json"])
+def test_killed_just_before_a_file_gets_its_name(written, processes, words, out, whole):
+    """os.fsync is called for the note, run.yaml, 12 checkpoints, five tables, weights and the record."""
+    names = [".train.state.json", "run.yaml", *["last.pt"] * 12, "train.csv", "timing.csv", "eval.csv"]
+    names += ["depth.csv", "test.csv", "weights.safetensors", "run.json"]
+    killed = processes.run(*words, function="fsync", at_call=names.index(written) + 1)
+    assert killed["status"] == -9
+    assert not (out / written).exists()
+    assert [path.name for path in out.rglob(f".{written}.*.tmp")]
+    assert processes.run(*words)["status"] == 0
+    assert bits(out) == whole
+    assert not list(out.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT"])
+def test_a_signal_stops_it_saved_with_its_own_status(signal, processes, words, out, whole):
+    stopped = processes.run(*words[:4], signal=signal, function="train_batch", at_call=6)
+    assert stopped["status"] == 75
+    assert f"study/run/seed3: stopped after step 6 of 12 ({signal}); run again to continue" in stopped["output"]
+    assert json.loads((out / ".train.state.json").read_text())["state"] == "stopped"
+    assert not (out / "run.json").exists()
+    again = processes.run(*words[:4])
+    assert again["status"] == 0
+    assert "continuing after step 6" in again["output"]
+    assert bits(out) == whole
+    assert not (out / ".train.state.json").exists()
+
+
+@pytest.mark.parametrize("function", ["window_losses", "save_file", "record_of"])
+def test_a_signal_after_the_last_step_lets_it_finish(function, processes, words, out, whole):
+    assert processes.run(*words, signal="SIGTERM", function=function, at_call=1)["status"] == 0
+    assert bits(out) == whole
+
+
+def test_its_time_limit_stops_it_saved_with_its_own_status(processes, words, out, whole):
+    stopped = processes.run(*words, "--time-limit", "0.000001", "--margin", "0")
+    assert stopped["status"] == 75
+    assert "stopped after step 0 of 12 (the time limit of 1e-06 s is near); run again to continue" in stopped["output"]
+    assert processes.run(*words, "--time-limit", "1000")["status"] == 0
+    assert bits(out) == whole
+
+
+def test_a_time_limit_shorter_than_its_margin_is_a_mistake(processes, words):
+    done = processes.run(*words, "--time-limit", "20")
+    assert done["status"] == 2
+    assert "error: a time limit of 20 s leaves no time before its margin of 30 s; raise --time-limit" in done["output"]
+
+
+def test_a_finished_run_says_so_and_another_one_in_its_place_is_refused(processes, words, data, tmp_path, out):
+    assert processes.run(*words)["status"] == 0
+    again = processes.run(*words)
+    assert (again["status"], again["output"]) == (0, "study/run/seed3: already finished\n")
+    words = train_words(RUN, data, tmp_path, code="new")
+    refused = processes.run(*words)
+    expected = (
+        f"error: {out}/run.json: result of another run (code code there, new here); replace it with --on-mismatch"
+    )
+    assert refused["status"] == 2
+    assert refused["output"].startswith(expected)
+    assert refused["output"].count("\n") == 1
+    assert processes.run(*words, "--on-mismatch", "restart")["status"] == 0
+
+
+def test_a_diverged_run_is_no_failure(processes, data, tmp_path):
+    done = processes.run(*train_words(small(optimizer=AdamW(lr=1e30)), data, tmp_path))
+    assert done["status"] == 0
+    assert "recorded as diverged" in done["output"]
