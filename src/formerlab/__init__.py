@@ -1,7 +1,7 @@
 """formerlab: four papers that rethink the Transformer, on one reproducible harness.
 
-`spec` says what a thing is, `layers` and `models` build it, `training` trains it, `evaluation` measures it, `plan` turns
-a configuration into the list of all runs, and `results`, `figures` and `tables` read the rows that runs leave behind.
+`spec` says what a thing is, `layers` and `models` build it, `training` trains it, `evaluation` measures it, `plan`
+turns a configuration into the list of all runs, and `results`, `figures` and `tables` read the rows that runs leave.
 """
 
 __version__ = "0.1.0"

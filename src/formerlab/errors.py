@@ -17,5 +17,4 @@ class StoppedEarly(Exception):
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
-EXIT_DIVERGED = 3  # only `train --strict`; otherwise a diverged run is a result
 EXIT_STOPPED_EARLY = 75  # EX_TEMPFAIL of sysexits.h: try again

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 class Spec(BaseModel):
     """A frozen, hashable description; unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     def plain(self) -> dict[str, Any]:
         """Return the spec as plain JSON values."""

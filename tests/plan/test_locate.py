@@ -112,3 +112,23 @@ def test_only_what_differs_from_the_file_counts_as_given(project):
         "set": {"small.log_every": 4, "small.compile": True},
         "tracking_uri": "",
     }
+
+
+def test_what_snakemake_leaves_as_text_is_read_as_yaml(project):
+    """Its command line reads `set={a: 1.0e-3}` and `seeds=[0, 1]` with texts for numbers."""
+    text = {
+        "seeds": ["0", "1"],
+        "device": "null",
+        "tracking_uri": "",
+        "results": "a: b",
+        "overlay": "[",
+        "set": {"a.lr": "1.0e-3", "a.text": "1e-3", "a.compile": "true", "a.init": "null", "a.model": {"kind": "x"}},
+    }
+    assert given_beyond_file(project.root, text) == {
+        "seeds": [0, 1],
+        "device": None,
+        "tracking_uri": "",
+        "results": "a: b",
+        "overlay": "[",
+        "set": {"a.lr": 0.001, "a.text": "1e-3", "a.compile": True, "a.init": None, "a.model": {"kind": "x"}},
+    }

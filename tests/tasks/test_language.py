@@ -26,11 +26,12 @@ def test_a_batch_depends_on_seed_and_step_alone(seed, step):
     assert torch.equal(first, TASK.model_copy(update={"accumulate": 2}).train_batch(STREAM, seed, step))
 
 
-def test_no_two_steps_and_no_two_seeds_draw_the_same():
+def test_steps_and_seeds_share_no_draws():
+    """6,400 draws of 65,534 possible starts coincide about 300 times by chance, and not more often."""
     task = LanguageModeling(context=2, batch=16)
     stream = np.arange(1 << 16, dtype=np.uint16)
-    drawn = {tuple(task.train_batch(stream, seed, step)[:, 0].tolist()) for seed in range(20) for step in range(20)}
-    assert len(drawn) == 400
+    starts = [task.train_batch(stream, seed, step)[:, 0] for seed in range(20) for step in range(20)]
+    assert 6000 < len(torch.cat(starts).unique()) < 6200
 
 
 @given(tokens=st.integers(7, 40), seed=st.integers(0, 1000))

@@ -16,6 +16,8 @@ from small_runs import MODEL, bits, small, trained
 
 from formerlab.training.optimizer import AdamW
 
+pytestmark = pytest.mark.xdist_group("killed")  # they share a process that takes seconds to start
+
 RUN = small(model=MODEL.model_copy(update={"dropout": 0.1}))
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 

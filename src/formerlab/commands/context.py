@@ -64,10 +64,7 @@ def find_plan(arguments: argparse.Namespace) -> Path:
 
 def load_plan(arguments: argparse.Namespace) -> Plan:
     """Read the plan that the arguments name."""
-    path = find_plan(arguments)
-    if not path.exists():
-        raise UserError(f"{path}: no such plan; leave --plan and ${VARIABLE} out to have it made from config.yaml")
-    return read_plan(path)
+    return read_plan(find_plan(arguments))
 
 
 def job_of(plan: Plan, stage: str, name: str) -> dict[str, Any]:

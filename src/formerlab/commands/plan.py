@@ -20,7 +20,7 @@ def add_parsers(verbs: Any) -> None:
     parser.set_defaults(function=plan)
 
     parser = verbs.add_parser(
-        "schema", help="write workflow/config.schema.json, with which editors check the YAML files"
+        "schema", help="write what is made from code: the YAML files' schema, for editors, and the report's captions"
     )
     parser.add_argument("--out", type=Path, default=Path("workflow/config.schema.json"))
     parser.set_defaults(function=schema)
@@ -46,10 +46,12 @@ def plan(arguments: argparse.Namespace) -> None:
 
 
 def schema(arguments: argparse.Namespace) -> None:
-    """Write the JSON schema of all YAML files."""
+    """Write the JSON schema of all YAML files, and beside it the captions of the figures and tables."""
+    from formerlab.figures import write_captions
     from formerlab.plan.json_schema import json_schema
 
     write_json(arguments.out, json_schema())
+    write_captions(arguments.out.parent / "report")
 
 
 def status(arguments: argparse.Namespace) -> None:

@@ -6,9 +6,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.layers.linear import Linear
-from formerlab.layers.pattention import Pattention
 from formerlab.layers.position import PositionEncoding
+from formerlab.layers.projection import Projection
 
 Heads = Float[Tensor, "batch heads time d_head"]
 KeyHeads = Float[Tensor, "batch key_heads keys d_head"]
@@ -35,10 +34,10 @@ def causal_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
 class Attention(nn.Module):
     """Concatenated heads of softmax(q k^T / sqrt(d_head)) v, projected (arXiv:1706.03762, section 3.2.2).
 
-    The four projections are Linear or Pattention.
+    The four projections are of one kind.
     """
 
-    def __init__(self, width: int, heads: int, projection: Linear | Pattention, *, layers: int) -> None:
+    def __init__(self, width: int, heads: int, projection: Projection, *, layers: int) -> None:
         super().__init__()
         self.heads = heads
         self.query = projection.build(width, width, layers=layers)

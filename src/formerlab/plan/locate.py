@@ -90,14 +90,35 @@ def ensure_plan(root: Path, given: dict[str, Any]) -> Path:
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """Read a plan that `ensure_plan` located."""
-    plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    """Read a plan that `ensure_plan` wrote."""
+    try:
+        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such plan; leave --plan and ${VARIABLE} out and it is made anew") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: no plan ({error}); delete it and it is made anew") from None
     return plan
 
 
 def given_beyond_file(root: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return the values in which Snakemake's merged config differs from config.yaml: those of its command line."""
-    return _beyond(_read(root / "config.yaml"), config)
+    given: dict[str, Any] = _typed(_beyond(_read(root / "config.yaml"), config))
+    return given
+
+
+def _typed(value: Any) -> Any:
+    """Read scalars as YAML does: Snakemake leaves those within {} and [] of its command line as text."""
+    if isinstance(value, dict):
+        return {key: _typed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_typed(item) for item in value]
+    if not isinstance(value, str) or not value:
+        return value
+    try:
+        scalar = yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
+    return value if isinstance(scalar, dict | list) else scalar
 
 
 def _beyond(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
