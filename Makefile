@@ -55,10 +55,10 @@ ui: $(READY) ## the MLflow UI over all runs
 test test-fast: export OMP_NUM_THREADS := 1
 
 test: $(READY) ## all tests
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 test-fast: $(READY) ## the tests without those marked slow
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup -m "not slow"
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow"
 
 lint: $(READY) ## ruff, mypy, snakefmt, snakemake --lint
 	$(BIN)/python -m ruff check .

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from fixtures.project import Project
 
 from formerlab import __main__, errors
@@ -243,3 +244,23 @@ def test_schema_writes_what_is_made_from_code(project, capsys):
     assert json.loads((project.root / "workflow/config.schema.json").read_text()) == json_schema()
     captions = {path.stem: path.read_text() for path in (project.root / "workflow/report").glob("*.rst")}
     assert captions == {name: f"{drawing.caption}\n" for name, drawing in catalogue().items()}
+
+
+def test_the_demo_hands_every_value_on_to_snakemake_as_it_is(project, monkeypatch, capsys):
+    from snakemake.cli import parse_config
+
+    commands = []
+    monkeypatch.setattr(
+        "subprocess.Popen", lambda words, **_: commands.append(words) or SimpleNamespace(wait=lambda: 1)
+    )
+    values = {"small.optimizer.lr": "1.0e-7", "small.runs.child.growth.keys": "random", "seeds": "[3, 4]"}
+    words = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    with pytest.raises(SystemExit) as caught:
+        main(["demo", "--scale", "smoke", "--cores", "1", *words])
+    assert caught.value.code == 1
+    (command,) = commands
+    merged = yaml.safe_load((project.root / project.config).read_text())
+    merged |= parse_config(command[command.index("--config") + 1 :])
+    given = locate.given_beyond_file(project.root, merged)
+    assert given == {"set": {"small.optimizer.lr": 1.0e-7, "small.runs.child.growth.keys": "random", "seeds": [3, 4]}}
+    assert ensure_plan(project.root, given)

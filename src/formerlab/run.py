@@ -11,7 +11,7 @@ from formerlab.tasks import Task
 from formerlab.training.optimizer import Optimizer
 from formerlab.training.schedule import Cosine, Schedule
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 
 
 class Run(Spec):

@@ -7,7 +7,6 @@ from formerlab.layers import LayerNorm, Learned, Linear, Mlp, RMSNorm, Rotary
 from formerlab.models import Decoder
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
-
 ensure_torchvision_imports()
 transformers = pytest.importorskip("transformers")
 

@@ -1,10 +1,7 @@
-"""What the plan says of its jobs, and what it does without."""
+"""What the plan says of its jobs."""
 
 import json
 import math
-import os
-import subprocess
-import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -170,6 +167,12 @@ def test_questions_are_asked_where_the_data_have_any(project):
     assert [job["sweep"]["questions"] for job in without["prune"].values()] == [False, False]
 
 
+@pytest.mark.parametrize("empty", ["", None])
+def test_tracking_can_be_turned_off(project, empty):
+    assert project.plan()["tracking_uri"] == "sqlite:///mlflow.db"
+    assert project.plan(tracking_uri=empty)["tracking_uri"] == ""
+
+
 def test_only_data_that_a_run_reads_are_prepared(project):
     project.lay_over(project.scale, "data: {other: {tokenizer: {kind: bpe, vocabulary: 400}}}")
     assert list(project.plan()["data"]) == ["text"]
@@ -215,42 +218,3 @@ def test_text_that_is_gone_counts_as_unchanged_once_it_is_prepared(project):
     prepared.write_text(json.dumps({"source_fingerprint": seen["source"]}))
     (project.root / "mine.txt").unlink()
     assert plan() == seen
-
-
-PROBE = """
-import json, socket, sys
-from pathlib import Path
-
-def refuse(*arguments, **options):
-    raise OSError("no network")
-
-socket.socket.connect = socket.getaddrinfo = refuse
-from formerlab.plan.build import build_plan
-plan = build_plan(Path.cwd(), {"scale": sys.argv[1]})
-heavy = ("mlflow", "snakemake", "datasets", "lm_eval", "pandas", "matplotlib", "transformers", "scipy", "sklearn")
-print(json.dumps({"plan": plan, "heavy": [name for name in heavy if name in sys.modules]}))
-"""
-
-
-def probe(root, scale, hash_seed):
-    words = [sys.executable, "-c", PROBE, scale]
-    environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root / "src")}
-    done = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-@pytest.fixture
-def copied(tmp_path):
-    """Configuration and package alone, in a folder that holds neither data nor results."""
-    paths = [*(ROOT / "workflow").glob("s*/*.yaml"), *(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.csv")]
-    for path in [ROOT / "config.yaml", *paths]:
-        copy = tmp_path / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
-    return tmp_path
-
-
-def test_the_plan_needs_no_data_no_network_and_no_heavy_library_and_is_always_the_same(copied):
-    first, second = (probe(copied, "paper", seed) for seed in ("1", "2"))
-    assert json.loads(first)["heavy"] == []
-    assert first == second

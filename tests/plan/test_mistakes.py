@@ -74,6 +74,16 @@ MISTAKES = {
         "defaults: {task: 3}",
         f"{SCALE}: small.runs.plain.task: Input should be an object (got 3)",
     ),
+    "number where others have keys": (
+        SCALE,
+        "defaults: {model: 3}",
+        f"{SCALE}: small.runs.plain.model: 3 does not go with {{'vocabulary': 300, 'context': 32}} of {STUDY}; write a",
+    ),
+    "keys where others have a number": (
+        CONFIG,
+        "set: {small.steps.all: 3}",
+        f"{CONFIG}: set: small.runs.plain.steps: {{'all': 3}} does not go with 20 of {SCALE}; write a value in both,",
+    ),
     "number for a truth value": (
         STUDY,
         "runs: {plain: {compile: 1}}",
@@ -98,7 +108,7 @@ MISTAKES = {
     "no number": (
         SCALE,
         "defaults: {optimizer: {lr: .nan}}",
-        f"{SCALE}: small.runs.plain.optimizer.lr: Input should be greater than 0 (got nan)",
+        f"{SCALE}: small.runs.plain.optimizer.lr: Input should be a finite number (got nan)",
     ),
     "budget above 1": (
         STUDY,
@@ -127,7 +137,7 @@ MISTAKES = {
     "name with a slash": (
         STUDY,
         "runs: {a/b: {steps: 3}}",
-        f"{STUDY}: small.runs.a/b.name: 'a/b' is no name; use a-z, 0-9 and ._- only, a letter or digit first",
+        f"{STUDY}: small.runs.a/b.name: 'a/b' is no name; use a-z, 0-9, _ and - only, a letter or digit first",
     ),
     "name as a key": (
         STUDY,

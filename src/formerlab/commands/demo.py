@@ -1,12 +1,13 @@
 """The demo: the whole DAG, the report, and where everything is."""
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from formerlab.commands.context import given_values
 from formerlab.plan.locate import ensure_plan, read_plan
@@ -33,8 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _snakemake(given: dict[str, Any], *words: str) -> int:
     """Call Snakemake on the same configuration; Ctrl-C reaches it and its jobs, and is reported by them."""
-    values = [f"{key}={json.dumps(value)}" for key, value in given.items()]
-    config = ["--config", *values] if values else []
+    config = ["--config", *(f"{key}={_as_yaml(value)}" for key, value in given.items())] if given else []
     command = [sys.executable, "-m", "snakemake", *words, "--quiet", "rules", "host", *config]
     process = subprocess.Popen(command, env=os.environ | ENVIRONMENT)
     while True:
@@ -42,6 +42,11 @@ def _snakemake(given: dict[str, Any], *words: str) -> int:
             return process.wait()
         except KeyboardInterrupt:
             print("stopping: running jobs save their work; the same command goes on from there", file=sys.stderr)
+
+
+def _as_yaml(value: Any) -> str:
+    """Return a value in one line; other than JSON, YAML reads small numbers back as numbers."""
+    return value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True, width=1 << 20).strip()
 
 
 def _write_report(given: dict[str, Any], path: Path) -> None:
@@ -63,7 +68,7 @@ def _places(plan: dict[str, Any], report: Path) -> str:
     rows = [
         ("figures and tables", plan["figures"] + "/"),
         ("rows of every run", plan["results"] + "/"),
-        ("report", str(report)),
+        ("report", str(report) if report.exists() else "(after a run without failures)"),
         ("MLflow UI", "make ui"),
         ("what ran, what is stale", f"make status SCALE={plan['scale']}"),
     ]

@@ -89,7 +89,11 @@ def export(arguments: argparse.Namespace) -> None:
     plan = load_plan(arguments)
     live = Path(plan["results"])
     cached = live.parent.parent / "cached" / live.name
-    print(copy(live, cached))
+    outcome = copy(live, cached)
+    for reason in ("diverged", "unfinished"):
+        for run_id in outcome[reason]:
+            print(f"{reason}: {run_id}")
+    print(f"{len(outcome['exported'])} runs exported to {cached}")
 
 
 def compare(arguments: argparse.Namespace) -> None:

@@ -49,7 +49,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "device": config.device or scale.device,
         "threads": config.threads or scale.threads,
         "memory_mb": scale.memory_mb,
-        "tracking_uri": config.tracking_uri,
+        "tracking_uri": config.tracking_uri or "",
         "studies": {name: _study(name, sources, train) for name in config.studies},
         "data": {name: job for name, job in data.items() if name in used},
         "train": train,

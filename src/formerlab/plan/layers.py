@@ -2,6 +2,7 @@
 
 import itertools
 import string
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +22,17 @@ class Layer:
 
 def merge(base: Tree, over: Tree) -> Tree:
     """Return `base` with `over` laid on it, key by key; a mapping with another `kind` replaces the one below."""
-    if "kind" in over and base.get("kind", over["kind"]) != over["kind"]:
+    if _replaces(base, over):
         return deepcopy(over)
     merged = deepcopy(base)
     for key, value in over.items():
         below = merged.get(key)
         merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else deepcopy(value)
     return merged
+
+
+def _replaces(base: Tree, over: Tree) -> bool:
+    return "kind" in over and bool(base.get("kind", over["kind"]) != over["kind"])
 
 
 def merge_layers(layers: list[Layer]) -> Tree:
@@ -38,21 +43,38 @@ def merge_layers(layers: list[Layer]) -> Tree:
     return tree
 
 
+def clash(below: Tree, over: Tree) -> tuple[str, ...] | None:
+    """Return where a value would replace a mapping, or a mapping a value; None may stand for either."""
+    if _replaces(below, over):
+        return None
+    for key in [key for key in over if None not in (below.get(key), over[key])]:
+        mappings = [isinstance(tree[key], dict) for tree in (below, over)]
+        if mappings == [True, True] and (inner := clash(below[key], over[key])) is not None:
+            return (key, *inner)
+        if mappings in ([True, False], [False, True]):
+            return (key,)
+    return None
+
+
 def place_of(layers: list[Layer], path: tuple[Any, ...]) -> str:
     """Return the place that last said something at `path` or above it; the first of all where none did."""
     for depth in range(len(path), 0, -1):
         for layer in reversed(layers):
-            node: Any = layer.tree
-            for key in path[:depth]:
-                node = node.get(key, _MISSING) if isinstance(node, dict) else _MISSING
-                if node is _MISSING:
-                    break
-            else:
+            if at(layer.tree, path[:depth], _MISSING) is not _MISSING:
                 return layer.place
     return layers[0].place
 
 
 _MISSING = object()
+
+
+def at(tree: Any, path: Iterable[Any], default: Any = None) -> Any:
+    """Return what stands in a tree at `path`."""
+    for key in path:
+        if not isinstance(tree, dict) or key not in tree:
+            return default
+        tree = tree[key]
+    return tree
 
 
 def nested(dotted: Tree) -> Tree:

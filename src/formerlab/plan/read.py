@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from formerlab.errors import UserError
-from formerlab.plan.layers import Layer, Tree, merge_layers, place_of
+from formerlab.plan.layers import Layer, Tree, at, clash, merge_layers, place_of
 from formerlab.spec import Spec
 
 SomeSpec = TypeVar("SomeSpec", bound=Spec)
@@ -52,6 +52,7 @@ def read_yaml(root: Path, place: str) -> Tree:
 
 def parse(kind: type[SomeSpec], layers: list[Layer], subject: str = "") -> SomeSpec:
     """Return the spec that the layers describe together; types are strict, so text is never read as a number."""
+    _refuse_clashes(layers, subject)
     tree = merge_layers(layers)
     try:
         return kind.model_validate_json(json.dumps(tree, default=str), strict=True)
@@ -59,6 +60,19 @@ def parse(kind: type[SomeSpec], layers: list[Layer], subject: str = "") -> SomeS
         raise UserError(f"{layers[-1].place}: {error}") from None
     except ValidationError as error:
         raise UserError(_explain(_telling(error.errors(), tree), tree, layers, subject)) from None
+
+
+def _refuse_clashes(layers: list[Layer], subject: str) -> None:
+    """Refuse a value where another layer has keys: laid over each other, one of them would silently be lost."""
+    for index, layer in enumerate(layers):
+        below = layers[:index]
+        tree = merge_layers(below)
+        if (path := clash(tree, layer.tree)) is not None:
+            key = ".".join((subject, *path) if subject else path)
+            raise UserError(
+                f"{layer.place}: {key}: {at(layer.tree, path)!r} does not go with {at(tree, path)!r} of "
+                f"{place_of(below, path)}; write a value in both, or keys in both"
+            )
 
 
 def near_misses(word: str, known: list[str]) -> str:
@@ -100,11 +114,8 @@ def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
 def _named_in(reason: str, path: tuple[int | str, ...], tree: Tree) -> tuple[int | str, ...]:
     """Return the first key of the file that a message about the mapping at `path` names, else `path`."""
     for word in re.findall(r"[a-z_0-9.]+", reason):
-        node: Any = tree
         named = (*path, *word.split("."))
-        for key in named:
-            node = node.get(key) if isinstance(node, dict) else None
-        if node is not None:
+        if at(tree, named) is not None:
             return named
     return path
 
@@ -115,7 +126,7 @@ def _reason(error: ErrorDetails) -> str:
         "missing": "missing key; add it",
         "union_tag_not_found": f"missing key kind in {value!r}; add it",
         "too_short": f"{value!r} is empty; give at least one value, or leave the key out",
-        "string_pattern_mismatch": f"{value!r} is no name; use a-z, 0-9 and ._- only, a letter or digit first",
+        "string_pattern_mismatch": f"{value!r} is no name; use a-z, 0-9, _ and - only, a letter or digit first",
     }
     if kind in plain:
         return plain[kind]

@@ -8,7 +8,7 @@ from formerlab.data import TextData
 from formerlab.spec import Spec
 
 Item = TypeVar("Item")
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 
 
 def _distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -42,7 +42,7 @@ class Config(Spec):
     """Folder of the result tree."""
     figures: str = "figures"
     """Folder of figures and tables."""
-    tracking_uri: str = "sqlite:///mlflow.db"
+    tracking_uri: str | None = "sqlite:///mlflow.db"
     """MLflow tracking server: a sqlite file, an http(s) address, or empty for none."""
     overlay: str | None = None
     """A YAML file whose keys are laid over everything else, in the form of `set`."""

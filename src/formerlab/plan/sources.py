@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from formerlab.errors import UserError
-from formerlab.plan.layers import Layer, Tree, nested, place_of
+from formerlab.plan.layers import Layer, Tree, at, nested, place_of
 from formerlab.plan.read import near_misses, parse, read_yaml
 from formerlab.plan.schema import Config, Scale, Study
 from formerlab.run import Run
@@ -58,14 +58,8 @@ def read_sources(root: Path, given: Tree) -> Sources:
 
 def part(layers: list[Layer], *path: str) -> list[Layer]:
     """Return the part of each layer below a path, where it has one."""
-    parts = []
-    for layer in layers:
-        node: Any = layer.tree
-        for key in path:
-            node = node.get(key) if isinstance(node, dict) else None
-        if isinstance(node, dict):
-            parts.append(Layer(layer.place, node))
-    return parts
+    found = [Layer(layer.place, at(layer.tree, path)) for layer in layers]
+    return [layer for layer in found if isinstance(layer.tree, dict)]
 
 
 def _overrides(root: Path, layers: list[Layer]) -> list[Layer]:

@@ -7,6 +7,7 @@ from typing import Any
 from formerlab.commands.context import read_note
 from formerlab.errors import UserError
 from formerlab.files import read_json
+from formerlab.plan.layers import at
 
 PROBLEMS = ("failed", "killed", "stopped")
 DONE = ("finished", "diverged")
@@ -101,13 +102,9 @@ def _state(stage: str, name: str, plan: dict[str, Any]) -> tuple[str, str]:
     except UserError as error:
         return "failed", str(error)
     expected = _expected(stage, name, plan)
-    changed = {READABLE[key] for key, value in expected.items() if value is not None and _at(record, key) != value}
+    changed = {
+        READABLE[key] for key, value in expected.items() if value is not None and at(record, key.split(".")) != value
+    }
     if changed:
         return "stale", "changed since: " + ", ".join(sorted(changed))
     return record.get("status", "finished"), ""
-
-
-def _at(record: Any, dotted: str) -> Any:
-    for key in dotted.split("."):
-        record = record.get(key) if isinstance(record, dict) else None
-    return record

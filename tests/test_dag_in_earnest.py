@@ -1,0 +1,67 @@
+"""A few jobs of the DAG in earnest, and what is left when one of them fails."""
+
+import json
+import shutil
+
+import pytest
+from fixtures.checkout import Checkout, drawn_from
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dag_in_earnest")]
+
+TINY = """
+studies: [tokenformer]
+tracking_uri: ""
+scale.data.text:
+  source: {kind: files, paths: [words.txt], documents: paragraph}
+  tokenizer: {vocabulary: 270}
+  questions: 0
+scale.studies.tokenformer.only: [transformer, tokenformer-small, grown-zero-keep]
+tokenformer: {steps: 4, evaluate_every: 2, log_every: 2}
+"""
+
+RUNS = [f"tokenformer/{run}/seed0" for run in ("transformer", "tokenformer-small", "grown-zero-keep")]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """Three runs of four steps on a few made-up words, in earnest."""
+    checkout = Checkout(tmp_path_factory.mktemp("tiny"))
+    paragraphs = [" ".join(f"w{i * j % 97}" for j in range(60)) for i in range(400)]
+    (checkout.root / "words.txt").write_text("\n\n".join(paragraphs))
+    (checkout.root / "tiny.yaml").write_text(TINY)
+    checkout.edit("config.yaml", "scale: laptop", "scale: smoke\noverlay: tiny.yaml")
+    done = checkout.snakemake("--cores", "2")
+    assert done.returncode == 0, done.stderr
+    return checkout
+
+
+def test_a_real_run_leaves_every_file_and_then_nothing_to_do(tiny):
+    results = tiny.root / "results/live/smoke"
+    records = [json.loads((results / run / "run.json").read_text()) for run in RUNS]
+    assert [record["status"] for record in records] == ["finished"] * 3
+    assert records[2]["init"]["weights_sha256"] == records[1]["weights_sha256"]
+    assert {path.name for path in (tiny.root / "figures/live/smoke").iterdir()} >= {"tokenformer_growth.pdf"}
+    assert json.loads((results / "mlflow.json").read_text()) == {"status": "off"}
+    assert tiny.to_do() == set()
+
+
+def test_after_a_failure_the_rest_is_finished_drawn_and_the_failure_is_named(tiny):
+    weights = tiny.root / "results/live/smoke" / RUNS[1] / "weights.safetensors"
+    intact = weights.read_bytes()
+    weights.write_bytes(intact[:-1])
+    shutil.rmtree(tiny.root / "figures")
+    changes = {f"tokenformer.runs.{run}.optimizer.lr": 1.0e-3 for run in ("transformer", "grown-zero-keep")}
+    done = tiny.snakemake("--cores", "2", "--keep-going", config={"set": changes})
+    assert done.returncode == 1
+    said = done.stdout + done.stderr
+    lines = [line for line in said.splitlines() if line.startswith(f"train  {RUNS[2]}  failed  ")]
+    assert len(lines) == 1
+    assert lines[0].endswith(f"; log logs/smoke/train/{RUNS[2]}.log")
+    assert "What is finished is safe; the same command goes on where this one stopped." in said
+    record = json.loads((tiny.root / "results/live/smoke" / RUNS[0] / "run.json").read_text())
+    assert record["spec"]["optimizer"]["lr"] == 1.0e-3
+    assert not (tiny.root / "results/live/smoke" / RUNS[2] / "run.json").exists()
+    assert (tiny.root / "figures/live/smoke/tokenformer_table.csv").read_text().count("ours") == 2
+    weights.write_bytes(intact)
+    rest = {f"train {RUNS[2]}", *drawn_from("tokenformer/grown-zero-keep"), "track", "all"}
+    assert tiny.to_do(config={"set": changes}) == rest
