@@ -10,6 +10,7 @@ rule zeroshot:
         f"{RESULTS}/{{id}}/zeroshot.json",
     log:
         f"{LOGS}/zeroshot/{{id}}.log",
+    priority: 1000000  # before further training: a sweep of policies left to the end would run alone
     threads: PLAN["threads"]
     resources:
         mem_mb=PLAN["memory_mb"] * 2,
@@ -32,6 +33,7 @@ rule prune:
         f"{RESULTS}/{{id}}/prune.json",
     log:
         f"{LOGS}/prune/{{id}}.log",
+    priority: 1000000  # before further training: a sweep of policies left to the end would run alone
     threads: PLAN["threads"]
     resources:
         mem_mb=PLAN["memory_mb"] * 2,
