@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from formerlab.commands.context import given_values
+from formerlab.files import write_text
 from formerlab.plan.locate import ensure_plan, read_plan
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
@@ -21,13 +22,16 @@ def run(arguments: argparse.Namespace) -> int:
     plan = read_plan(ensure_plan(Path.cwd(), given))
     before = _products(plan)
     status = _snakemake(given, "--cores", str(arguments.cores), "--keep-going", "--rerun-incomplete")
-    report = Path(plan["results"], "report.html")
-    if status == 0 and (_products(plan) != before or not report.exists()):
+    results, changed = Path(plan["results"]), _products(plan) != before
+    report, text = results / "report.html", results / "headline.txt"
+    if status == 0 and (changed or not report.exists()):
         _write_report(given, report)
-    if Path(plan["results"]).is_dir():
-        from formerlab.tables import headline
+    if results.is_dir():
+        if changed or not text.exists():
+            from formerlab.tables import headline
 
-        print(f"\n{headline(Path(plan['results']))}")
+            write_text(text, headline(results))
+        print(f"\n{text.read_text(encoding='utf-8')}")
         print(_places(plan, report))
     return status
 
