@@ -109,7 +109,7 @@ def zeroshot(arguments: argparse.Namespace) -> None:
                 label=f"zeroshot {arguments.id}",
             )
         else:
-            write_rows(folder / "zeroshot.csv", ("task", "task_version", "example", "metric", "value"), [])
+            write_rows(folder / "zeroshot.csv", stage.COLUMNS, [])
         extra = {"versions": {"lm_eval": stage.harness_version()}}
         _write_sidecar(folder / "zeroshot.json", job, record, began, extra)
 

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, Local
 from formerlab.errors import UserError
+from formerlab.evaluation import zeroshot
 from formerlab.evaluation.arm import COLUMNS, Arm
 from formerlab.evaluation.masks import mask_measures
 from formerlab.evaluation.perplexity import Stream, spread_windows, window_losses
@@ -19,7 +20,7 @@ from formerlab.rows import Cell, write_rows
 from formerlab.spec import Spec
 
 WINDOW_COLUMNS = (*COLUMNS, "realised_budget", "window", "tokens", "loss_nats")
-QUESTION_COLUMNS = (*COLUMNS, "realised_budget", "task", "task_version", "example", "metric", "value")
+QUESTION_COLUMNS = (*COLUMNS, "realised_budget", *zeroshot.COLUMNS)
 MASK_COLUMNS = (*COLUMNS, "window", "metric", "value")
 
 
@@ -136,4 +137,4 @@ def _question_rows(
             progress=progress,
         )
         for answer in answers:
-            yield *arm.cells(), answer.realised_budget, *answer[:5]
+            yield *arm.cells(), answer.realised_budget, *answer[: len(zeroshot.COLUMNS)]

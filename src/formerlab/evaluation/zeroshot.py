@@ -34,8 +34,13 @@ class QuestionScore(NamedTuple):
     metric: str
     """acc, acc_norm (log-probability per character) or acc_mutual_info (log-probability gained by the context)."""
     value: float
+    choices: int | None
+    """Answers to choose from; none where the answer is free."""
     realised_budget: float = 1.0
     """Share of keys and values still held at the end, mean over the example's requests."""
+
+
+COLUMNS = ("task", "task_version", "example", "metric", "value", "choices")
 
 
 def load_tasks(configs: Sequence[TaskConfig | str], *, offline: bool = True) -> Tasks:
@@ -100,7 +105,7 @@ def evaluate_tasks(
             "only their ends were scored",
             file=sys.stderr,
         )
-    return list(_rows(results, adapter.realised_budgets()))
+    return list(_rows(results, tasks, adapter.realised_budgets()))
 
 
 def zeroshot(
@@ -127,7 +132,7 @@ def zeroshot(
             end_of_text=end_of_text,
             progress=progress,
         )
-    write_rows(path, ("task", "task_version", "example", "metric", "value"), [row[:5] for row in rows])
+    write_rows(path, COLUMNS, [row[: len(COLUMNS)] for row in rows])
     return rows
 
 
@@ -168,14 +173,14 @@ def quiet() -> Iterator[None]:
 
 
 def _rows(
-    results: Mapping[str, Any], realised: Mapping[tuple[str | None, int | None], float]
+    results: Mapping[str, Any], tasks: Tasks, realised: Mapping[tuple[str | None, int | None], float]
 ) -> Iterator[QuestionScore]:
-    for task, samples in results["samples"].items():
+    for name, samples in results["samples"].items():
+        task, version = tasks["tasks"][name], str(results["versions"][name])
+        closed = task.OUTPUT_TYPE == "multiple_choice"
         for sample in samples:
+            choices = len(task.doc_to_choice(sample["doc"])) if closed else None
+            budget = realised.get((name, sample["doc_id"]), 1.0)
             for metric in sample["metrics"]:
                 if isinstance(sample[metric], int | float):  # corpus metrics give tuples: no value of one example
-                    example = sample["doc_id"]
-                    budget = realised.get((task, example), 1.0)
-                    yield QuestionScore(
-                        task, str(results["versions"][task]), example, metric, float(sample[metric]), budget
-                    )
+                    yield QuestionScore(name, version, sample["doc_id"], metric, float(sample[metric]), choices, budget)

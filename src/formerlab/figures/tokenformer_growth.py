@@ -94,7 +94,7 @@ def _draw_stage(axes: Axes, stage: DataFrame, title: str, *, labelled: bool = Fa
     levels = stage[stage["part"] == "parent"]["loss_nats"]
     if len(levels):
         axes.axhline(levels.iloc[0], color=GREY, linestyle="--", linewidth=1)
-        title += " (dashed: its final loss)"
+        title = f"{title} (dashed)"
     axes.set_title(title)
     axes.set_xlabel("step of this stage")
     axes.set_ylabel("validation loss (nats per token)")
