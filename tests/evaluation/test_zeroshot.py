@@ -180,7 +180,7 @@ def test_rows_are_written_and_progress_counts_requests(model, tokenizer, configs
     rows = zeroshot(model, tokenizer, tasks, tmp_path / "zeroshot.csv", limit=3, label="zeroshot x")
     lines = (tmp_path / "zeroshot.csv").read_text().splitlines()
     assert lines[0] == "task,task_version,example,metric,value,choices"
-    assert lines[1] == f"next_words,1.0,0,acc,{rows[0].value!r}"
+    assert lines[1] == f"next_words,1.0,0,acc,{rows[0].value!r},4"
     assert len(lines) == 1 + 3 * len(METRICS)
     assert request_count(tasks, 3) == 3 * 4 * 2
     assert "zeroshot x  request 24/24" in capfd.readouterr().err
