@@ -260,6 +260,8 @@ def test_the_headline_has_every_study_that_ran(place, tmp_path):
 
 def test_a_zeroshot_table_counts_seeds_and_questions(place):
     rows = pd.read_csv(place / "figures" / "live" / "three" / "tokenformer_zeroshot.csv").query("source == 'ours'")
+    rows, guessing = rows[rows["run"] != "chance"], rows[rows["run"] == "chance"]
+    assert set(guessing["summary (acc)"]) == {0.25}
     assert set(rows["seeds"]) == {3}
     assert set(rows["questions"]) == {180}
 

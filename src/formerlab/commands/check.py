@@ -50,7 +50,7 @@ def rescue(arguments: argparse.Namespace) -> None:
         if not all(Path(output).exists() for output in job["outputs"]):
             try:
                 draw_one(name, Path(plan["results"]), Path(plan["figures"]))
-            except UserError as error:
+            except Exception as error:  # whatever is wrong with one drawing, the others and the list are wanted
                 print(f"{name} not drawn: {error}", file=sys.stderr)
     print(report(plan, problems_only=True))
     print("What is finished is safe; the same command goes on where this one stopped.")

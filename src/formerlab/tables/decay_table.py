@@ -6,7 +6,7 @@ from pandas import DataFrame
 from formerlab.figures._pruning import ARM, arms, ordered
 from formerlab.published import DECAY, published
 from formerlab.results import Results
-from formerlab.tables._accuracy import accuracies
+from formerlab.tables._accuracy import CHANCE, accuracies
 
 STUDY = "decay"
 READS = ("prune.csv", "prune_questions.csv", "run.json")
@@ -36,8 +36,10 @@ def table(results: Results) -> DataFrame:
     if len(questions):
         wanted = questions["task"].isin(SUITES).map({True: "acc", False: "acc_mutual_info"})
         scored = accuracies(questions[questions["metric"] == wanted], ARM)
-        ours = ours.merge(scored.drop(columns="seeds"), on=ARM, how="outer") if len(ours) else scored
-        ours = ordered(ours.assign(source="ours"))
+        guessing = scored["run"] == CHANCE
+        arms_scored = scored[~guessing]
+        ours = ours.merge(arms_scored.drop(columns="seeds"), on=ARM, how="outer") if len(ours) else arms_scored
+        ours = pd.concat([ordered(ours), scored[guessing]], ignore_index=True).assign(source="ours")
     answers = [name for name in ours.columns if "(" in name or name == "questions"]
     columns = [*_COLUMNS, *answers]
     blocks = [block for block in (ours.reindex(columns=columns), _published()) if len(block)]
