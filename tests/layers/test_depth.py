@@ -1,66 +1,237 @@
 """What every depth mixer promises, whatever its formula."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
-from variation import counted_params, label, settings
+from torch.utils.checkpoint import checkpoint
+from variation import counted_flops, counted_params, label, settings
 
-from formerlab.layers import DepthMixer, DepthWeightedAverage
+from formerlab.layers import (
+    AttentionResiduals,
+    ConnectToLast,
+    DepthMixer,
+    DepthWeightedAverage,
+    DynamicDense,
+    Identity,
+    RandomSparse,
+    SkipsWithGains,
+)
+from formerlab.layers.dwa import Averages, DepthWeightedAverageLayer
 from formerlab.layers.initial import initialise
 
-SPECS = [*settings(DepthMixer), DepthWeightedAverage(dilation=2, period=3), DepthWeightedAverage(dilation=4, period=5)]
+SPECS = [
+    *settings(DepthMixer),
+    DepthWeightedAverage(dilation=2, period=3),
+    DepthWeightedAverage(dilation=4, period=5),
+    ConnectToLast(others=0.0),
+    RandomSparse(density=0.5),
+    AttentionResiduals(block_size=4),
+    DynamicDense(dilation=2, period=3),
+]
+LAYERS, WIDTH = 12, 4
 every_mixer = pytest.mark.parametrize("spec", SPECS, ids=label)
 
 
-def outputs(mixer, streams):
-    """Return [Y_1, Y_2, ...] for [X_0, X_1, ...]."""
-    history = mixer.begin(streams[0])
-    return [mixer.mix(index, x, history) for index, x in enumerate(streams[1:], start=1)]
+def built(spec, layers=LAYERS, *, perturbed=False):
+    mixer = spec.build(layers, WIDTH)
+    initialise(mixer, 0)
+    if perturbed:
+        with torch.no_grad():
+            for parameter in mixer.parameters():
+                parameter.add_(torch.randn(parameter.shape).to(parameter), alpha=0.3)
+    return mixer
+
+
+def stack(mixer, x, updates, calls=None):
+    """Return [Y_1, Y_2, ...] of blocks whose sub-layers give x-dependent updates."""
+    history = mixer.begin(x)
+
+    def block(index, x):
+        h = mixer.add(2 * index - 1, x, updates[2 * index - 2] * x, history)
+        return mixer.add(2 * index, h, updates[2 * index - 1] * h, history)
+
+    outputs = []
+    for index in range(1, len(updates) // 2 + 1):
+        raw = block(index, x) if calls is None else calls(block, index, x)
+        x = mixer.mix(index, raw, history)
+        outputs.append(x)
+    return outputs
+
+
+def inputs(layers=LAYERS, **options):
+    return torch.randn(2, 3, WIDTH, **options), [torch.randn(2, 3, WIDTH, **options) for _ in range(2 * layers)]
 
 
 @every_mixer
 def test_closed_form_equals_what_pytorch_counts(spec):
     for layers in (1, 5, 12):
-        assert counted_params(spec.build(layers)) == spec.params(layers)
+        assert counted_params(spec.build(layers, WIDTH)) == spec.params(layers, WIDTH)
 
 
 @every_mixer
-def test_it_starts_as_the_identity_to_the_bit(spec):
-    mixer = spec.build(12)
-    initialise(mixer, 0)
-    streams = [torch.randn(2, 3, 4) for _ in range(13)]
-    assert all(torch.equal(y, x) for y, x in zip(outputs(mixer, streams), streams[1:], strict=True))
+def test_it_starts_as_the_plain_stack_to_the_bit_or_says_that_it_does_not(spec):
+    x, updates = inputs()
+    mixed, plain = (stack(built(one), x, updates) for one in (spec, Identity()))
+    assert all(map(torch.equal, mixed, plain)) == spec.starts_plain
 
 
-@every_mixer
+@pytest.mark.parametrize(
+    "spec",
+    [spec for spec in SPECS if isinstance(spec, Averages | SkipsWithGains) and not isinstance(spec, DynamicDense)],
+    ids=label,
+)
 def test_the_multiplications_are_those_of_the_closed_form(spec):
-    mixer, shape = spec.build(12), (2, 3, 4)
-    initialise(mixer, 0)
-    with CountMultiplications() as counter:
-        outputs(mixer, [torch.randn(shape) for _ in range(13)])
-    assert 2 * counter.elements == 2 * 3 * spec.flops(12, width=4)
+    mixer = built(spec)
+    mixer.fused = False
+    streams = [torch.randn(2, 3, WIDTH) for _ in range(LAYERS + 1)]
+    with CountMultiplications((2, 3, WIDTH)) as counter:
+        history = mixer.begin(streams[0])
+        for index, x in enumerate(streams[1:], start=1):
+            h = mixer.add(2 * index - 1, x, x, history)
+            mixer.mix(index, mixer.add(2 * index, x, h, history), history)
+    assert 2 * counter.elements == 2 * 3 * spec.flops(LAYERS, WIDTH)
+
+
+@every_mixer
+def test_matrix_products_are_those_of_the_closed_form(spec):
+    x, updates = inputs()
+    counts = counted_flops(Stack(built(spec)), x, *updates)
+    assert counts.get("Global", 0) == 2 * 3 * spec.products(LAYERS, WIDTH)
+
+
+class Stack(torch.nn.Module):
+    def __init__(self, mixer):
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x, *updates):
+        return tuple(stack(self.mixer, x, updates))
+
+
+@every_mixer
+def test_gradients_are_those_of_finite_differences(spec):
+    mixer = Stack(built(spec, layers=4, perturbed=True).double())
+    x, updates = inputs(layers=4, dtype=torch.float64, requires_grad=True)
+    small = [tensor.detach()[:1, :1, :2].clone().requires_grad_() for tensor in (x, *updates)]
+    if any(parameter.ndim > 1 and parameter.shape[1] == WIDTH for parameter in mixer.parameters()):
+        small = [tensor.detach()[:1, :1].clone().requires_grad_() for tensor in (x, *updates)]
+    names, values = zip(*mixer.named_parameters(), strict=True) if counted_params(mixer) else ((), ())
+
+    def function(*tensors):
+        parameters = dict(zip(names, tensors[len(small) :], strict=True))
+        return torch.func.functional_call(mixer, parameters, tuple(tensors[: len(small)]))
+
+    assert torch.autograd.gradcheck(function, (*small, *values))
+
+
+@every_mixer
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_the_whole_stack_can_be_computed_again_in_backward(spec, reentrant):
+    module = Stack(built(spec, perturbed=True))
+    x, updates = inputs()
+    x.requires_grad_()
+    wanted = [x, *module.parameters()]
+    expected = torch.autograd.grad(module(x, *updates)[-1].square().sum(), wanted, allow_unused=True)
+    checkpoint(module, x, *updates, use_reentrant=reentrant)[-1].square().sum().backward()
+    torch.testing.assert_close([tensor.grad for tensor in wanted], list(expected))
+
+
+@every_mixer
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_blocks_can_be_computed_again_in_backward(spec, reentrant):
+    if reentrant and isinstance(spec, AttentionResiduals):
+        pytest.skip("reentrant checkpointing passes gradients to a block's inputs only, these blocks read the history")
+    mixer = built(spec, perturbed=True)
+    x, updates = inputs()
+    x.requires_grad_()
+    wanted = [x, *mixer.parameters()]
+    expected = torch.autograd.grad(stack(mixer, x, updates)[-1].square().sum(), wanted, allow_unused=True)
+
+    def again(block, index, x):
+        return checkpoint(block, index, x, use_reentrant=reentrant)
+
+    stack(mixer, x, updates, again)[-1].square().sum().backward()
+    torch.testing.assert_close([tensor.grad for tensor in wanted], list(expected))
+
+
+@every_mixer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_stream_keeps_its_type(spec, dtype):
+    x, updates = inputs(dtype=dtype)
+    outputs = stack(built(spec).to(dtype), x.requires_grad_(), updates)
+    assert {y.dtype for y in outputs} == {dtype}
+    outputs[-1].sum().backward()
+    assert x.grad.dtype == dtype
+
+
+@every_mixer
+def test_under_autocast_the_stream_stays_in_single_precision(spec):
+    """The sums of the released DenseFormer turn into bfloat16 there."""
+    mixer = built(spec, perturbed=True)
+    x, updates = inputs()
+    updates = [update.bfloat16() for update in updates]
+    expected = stack(mixer, x, updates)[-1]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = stack(mixer, x, updates)[-1]
+    assert mixed.dtype == torch.float32
+    if not isinstance(spec, DynamicDense):  # whose small network computes in bfloat16
+        torch.testing.assert_close(mixed, expected)
 
 
 @every_mixer
 def test_a_forward_pass_leaves_no_state_behind(spec):
-    mixer = spec.build(3)
-    initialise(mixer, 0)
-    streams = [torch.randn(1, 2, 4, requires_grad=True) for _ in range(4)]
-    first = outputs(mixer, streams)
+    mixer = built(spec, layers=3)
+    x, updates = inputs(layers=3, requires_grad=True)
+    first = stack(mixer, x, updates)
     assert [name for name, value in vars(copy.deepcopy(mixer)).items() if isinstance(value, torch.Tensor)] == []
-    assert all(torch.equal(a, b) for a, b in zip(first, outputs(mixer, streams), strict=True))
+    assert all(map(torch.equal, first, stack(mixer, x, updates)))
+
+
+@every_mixer
+def test_a_step_leaves_no_tensor_alive(spec):
+    mixer = built(spec)
+    x, updates = inputs()
+    gc.disable()  # a cycle of references would keep a graph until the collector comes by
+    try:
+        outputs = stack(mixer, x.requires_grad_(), updates)
+        alive = [weakref.ref(y) for y in outputs]
+        loss = outputs[-1].sum()
+        loss.backward()
+        del outputs, loss
+        assert [reference() for reference in alive] == [None] * LAYERS
+    finally:
+        gc.enable()
+
+
+@every_mixer
+def test_weights_are_those_of_static_mixing(spec):
+    """Y_i of a plain stack of constant outputs is the sum of its weights, where there are any."""
+    mixer = built(spec, perturbed=True)
+    weights = mixer.weights()
+    assert bool(weights) == (spec.kind not in ("identity", "attention_residuals", "mudd"))
+    if not isinstance(mixer, DepthWeightedAverageLayer):
+        return
+    streams = torch.randn(LAYERS + 1)
+    history = mixer.begin(streams[0].expand(1, 1, WIDTH))
+    mixed = [mixer.mix(i, streams[i].expand(1, 1, WIDTH), history) for i in range(1, LAYERS + 1)]
+    for destination in {i for i, _, _ in weights}:
+        expected = sum(weight * streams[j] for i, j, weight in weights if i == destination)
+        torch.testing.assert_close(mixed[destination - 1][0, 0, 0], expected)
 
 
 class CountMultiplications(torch.utils._python_dispatch.TorchDispatchMode):
-    """Count the elements that multiplications give."""
+    """Count the elements that multiplications of whole streams give."""
 
-    def __init__(self):
+    def __init__(self, shape):
         super().__init__()
         self.elements = 0
+        self.shape = shape
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        if function is torch.ops.aten.mul.Tensor:
+        if function is torch.ops.aten.mul.Tensor and out.shape == self.shape:
             self.elements += out.numel()
         return out

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from formerlab.layers import DepthWeightedAverage
+from formerlab.layers import DepthWeightedAverage, nary
 from formerlab.layers.initial import initialise
 
 BLOCKS = 48
@@ -75,39 +75,102 @@ def reference(spec, streams, alphas):
     return mixed
 
 
-@pytest.mark.parametrize(("dilation", "period"), [(1, 1), (2, 1), (4, 5), (4, 4), (3, 2), (12, 1), (4, 15)])
-def test_values_and_gradients_are_those_of_the_list_reference(dilation, period):
-    spec = DepthWeightedAverage(dilation=dilation, period=period)
-    mixer = spec.build(16).double()
+PATTERNS = [(1, 1), (2, 1), (4, 5), (4, 4), (3, 2), (12, 1), (4, 15)]
+every_pattern = pytest.mark.parametrize(("dilation", "period"), PATTERNS)
+every_path = pytest.mark.parametrize("path", ["native", "eager", "loop"])
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    """Make mixers take one path of the three."""
+
+    def choose(mixer, path):
+        mixer.fused = path != "loop"
+        if path == "eager":
+            monkeypatch.setattr(nary, "_kernel", lambda: None)
+        elif path == "native" and nary.path() != "native":
+            pytest.skip("no C++ compiler")
+        return mixer
+
+    return choose
+
+
+class Averaged(torch.nn.Module):
+    """(X_0, X_1, ...) -> (Y_1, Y_2, ...)."""
+
+    def __init__(self, mixer):
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, *streams):
+        history = self.mixer.begin(streams[0])
+        return tuple(self.mixer.mix(i, x, history) for i, x in enumerate(streams[1:], start=1))
+
+
+def drawn(spec, layers):
+    mixer = spec.build(layers).double()
     for alpha in mixer.parameters():
         torch.nn.init.normal_(alpha)  # negative weights too
+    return mixer
+
+
+@every_pattern
+@every_path
+def test_values_and_gradients_are_those_of_the_list_reference(dilation, period, path, choose):
+    spec = DepthWeightedAverage(dilation=dilation, period=period)
+    mixer = choose(drawn(spec, 16), path)
     streams = [torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(17)]
-    history = mixer.begin(streams[0])
-    mixed = [mixer.mix(i, x, history) for i, x in enumerate(streams[1:], start=1)]
+    mixed = Averaged(mixer)(*streams)
     expected = reference(spec, streams, mixer.alphas)
     wanted = [*streams, *mixer.parameters()]
     weights = [torch.randn_like(x) for x in mixed]
     gradients, expected_gradients = (
-        torch.autograd.grad(sum((w * y).sum() for w, y in zip(weights, ys, strict=True)), wanted, allow_unused=True)
+        torch.autograd.grad(
+            sum((w * y).sum() for w, y in zip(weights, ys, strict=True)),
+            wanted,
+            allow_unused=True,  # 4x5 reads X_0 in Y_20, 4x15 never
+            materialize_grads=True,
+        )
         for ys in (mixed, expected)
     )
-    torch.testing.assert_close(mixed, expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(list(mixed), expected, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(gradients, expected_gradients, atol=1e-12, rtol=1e-12)
 
 
-def test_gradients_are_those_of_finite_differences():
-    mixer = DepthWeightedAverage(dilation=2).build(3).double()
-    streams = [torch.randn(1, 2, 2, dtype=torch.float64, requires_grad=True) for _ in range(4)]
-    alphas = {name: torch.randn_like(alpha, requires_grad=True) for name, alpha in mixer.named_parameters()}
+@every_pattern
+@every_path
+def test_gradients_are_those_of_finite_differences(dilation, period, path, choose):
+    layers = 6 if period == 1 else 2 * period
+    module = Averaged(choose(drawn(DepthWeightedAverage(dilation=dilation, period=period), layers), path))
+    streams = [torch.randn(1, 1, 1, dtype=torch.float64, requires_grad=True) for _ in range(layers + 1)]
+    names, alphas = zip(*module.named_parameters(), strict=True)
 
     def mixed(*tensors):
-        for name, alpha in zip(alphas, tensors[4:], strict=True):
-            mixer.alphas._parameters.pop(name.removeprefix("alphas."), None)
-            setattr(mixer.alphas, name.removeprefix("alphas."), alpha)
-        history = mixer.begin(tensors[0])
-        return tuple(mixer.mix(i, x, history) for i, x in enumerate(tensors[1:4], start=1))
+        parameters = dict(zip(names, tensors[len(streams) :], strict=True))
+        return torch.func.functional_call(module, parameters, tensors[: len(streams)])
 
-    assert torch.autograd.gradcheck(mixed, (*streams, *alphas.values()))
+    assert torch.autograd.gradcheck(mixed, (*streams, *alphas))
+
+
+@every_path
+def test_every_path_starts_at_the_identity_to_the_bit(path, choose):
+    mixer = choose(DepthWeightedAverage().build(12), path)
+    initialise(mixer, 0)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        streams = [torch.randn(2, 3, 4).to(dtype) for _ in range(13)]
+        assert all(map(torch.equal, Averaged(mixer)(*streams), streams[1:]))
+
+
+@every_path
+def test_half_precision_streams_are_summed_in_single_precision(path, choose):
+    spec = DepthWeightedAverage()
+    mixer = choose(drawn(spec, 16), path)
+    streams = [torch.randn(2, 3, 4).bfloat16().requires_grad_() for _ in range(17)]
+    alphas = {name: alpha.float() for name, alpha in mixer.alphas.items()}
+    expected = reference(spec, [x.detach().float() for x in streams], alphas)
+    mixed = Averaged(mixer)(*streams)
+    for one, other in zip(mixed, expected, strict=True):
+        torch.testing.assert_close(one, other.bfloat16(), rtol=0.0, atol=other.abs().max().item() / 256)
 
 
 def test_a_period_that_does_not_divide_the_depth_leaves_the_last_blocks_unmixed():
@@ -121,14 +184,16 @@ def test_a_period_that_does_not_divide_the_depth_leaves_the_last_blocks_unmixed(
     assert not torch.equal(mixed[45 - 1], streams[45])
 
 
-def test_the_stored_history_is_raw_and_never_copied():
-    mixer = DepthWeightedAverage().build(3)
+@every_path
+def test_the_stored_history_is_raw_and_never_copied(path, choose):
+    mixer = choose(DepthWeightedAverage().build(4), path)
     initialise(mixer, 0)
     streams = [torch.randn(1, 1, 4) for _ in range(4)]
     history = mixer.begin(streams[0])
     for i, x in enumerate(streams[1:], start=1):
         mixer.mix(i, x, history)
-    assert all(kept is x for kept, x in zip(history, streams, strict=True))
+    kept = history if path == "loop" else history.kept.values()
+    assert all(one is x for one, x in zip(kept, streams, strict=True))
 
 
 def test_weights_name_destination_and_source():

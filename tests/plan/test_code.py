@@ -183,7 +183,7 @@ def test_published_values_count_for_what_shows_them(package):
             '    kind: Literal["dwa"] = "dwa"', '    kind: Literal["dwa"] = "dwa"\n    """New."""'
         ),
         lambda text: text.replace("self.period, layers + 1, self.period", "\n  self.period,  layers + 1, self.period,"),
-        lambda text: text.replace("from formerlab.spec import Spec", "from formerlab.spec import Spec  # why"),
+        lambda text: text.replace("import PositiveInt", "import PositiveInt  # why"),
     ],
     ids=["comment", "docstring", "attribute docstring", "format", "comment on an import"],
 )
@@ -221,7 +221,7 @@ class Skip(Spec):
 @pytest.mark.parametrize(
     ("file", "edit"),
     [
-        ("layers/depth.py", lambda text: text.replace("Identity |", "Identity | Skip |")),
+        ("layers/depth.py", lambda text: text.replace("Identity\n    |", "Identity\n    | Skip\n    |")),
         ("layers/__init__.py", lambda text: text.replace('"Rotary",', '"Rotary",\n    "Skip",')),
     ],
 )

@@ -51,6 +51,10 @@ KINDS = {
     "accumulate": small(task=LanguageModeling(context=8, batch=4, accumulate=2, valid_windows=6)),
     "tokenformer": small(model=TOKENFORMER),
     "denseformer": small(model=MODEL.model_copy(update={"depth": DepthWeightedAverage()}), schedule=OneCycle()),
+    "late mixing": small(
+        model=MODEL.model_copy(update={"depth": DepthWeightedAverage()}),
+        optimizer=AdamW(lr=0.01, mixing_start_step=7, mixing_lr_factor=3.0),
+    ),
 }
 
 
@@ -201,3 +205,23 @@ def test_compile_trains_and_evaluates_the_compiled_model_and_saves_the_plain_one
     monkeypatch.setattr(torch, "compile", lambda model: compiled.append(Compiled(model)) or compiled[0])
     assert same(done(small(compile=True)), done(RUN))
     assert [model.calls for model in compiled] == [12 + 4 * 2]  # steps, and two batches at each of four evaluations
+
+
+def test_until_the_mixing_weights_start_a_run_is_the_plain_one_to_the_bit():
+    """Not even the clipped norm knows of them."""
+    mixed = MODEL.model_copy(update={"depth": DepthWeightedAverage()})
+    waiting = done(small(model=mixed, optimizer=AdamW(lr=0.01, mixing_start_step=12)))
+    plain = done(small()).model.state_dict()
+    state = waiting.model.state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in plain.items())
+    assert {weight for _, _, weight in waiting.model.mixer.weights()} == {0.0, 1.0}
+    assert waiting.rows["train"] == done(small()).rows["train"]
+
+
+def test_mixing_weights_move_from_their_first_step_on():
+    model = MODEL.model_copy(update={"depth": DepthWeightedAverage()})
+    spec = small(model=model, optimizer=AdamW(lr=0.01, mixing_start_step=11), schedule=Constant())
+    state = done(spec)
+    moved = [abs(weight - (i == j)) for i, j, weight in state.model.mixer.weights()]
+    # One step of Adam is lr in size, and the decay of a one adds lr x 0.1.
+    assert all(0.005 < distance < 0.0115 for distance in moved)

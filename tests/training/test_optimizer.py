@@ -74,6 +74,29 @@ def test_mixing_weights_decay_only_if_asked(mixing):
     assert alphas <= (on if mixing else off)
 
 
+def test_mixing_weights_have_a_learning_rate_of_their_own():
+    model = EVERYTHING.build()
+    spec = AdamW(lr=0.1, mixing_lr_factor=0.25)
+    optimizer = spec.build(model)
+    spec.prepare(model, optimizer, step=0, factor=0.5)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    rates = {names[parameter]: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+    assert {rate for name, rate in rates.items() if name.startswith("mixer.")} == {0.0125}
+    assert {rate for name, rate in rates.items() if not name.startswith("mixer.")} == {0.05}
+
+
+@pytest.mark.parametrize(("step", "trained"), [(0, False), (2, False), (3, True), (4, True)])
+def test_mixing_weights_wait_for_their_first_step(step, trained):
+    """Pure in the step, whatever came before."""
+    model = EVERYTHING.build()
+    spec = AdamW(mixing_start_step=3)
+    optimizer = spec.build(model)
+    for one in (5, 0, step):
+        spec.prepare(model, optimizer, one, factor=1.0)
+    assert {p.requires_grad for name, p in model.named_parameters() if name.startswith("mixer.")} == {trained}
+    assert all(p.requires_grad for name, p in model.named_parameters() if not name.startswith("mixer."))
+
+
 def by_hand(weight, gradients, *, lr, decay, beta1=0.9, beta2=0.95, eps=1e-8):
     """AdamW as arXiv:1711.05101 writes it (algorithm 2), its schedule multiplier being part of lr."""
     m = v = torch.zeros_like(weight)
@@ -128,6 +151,8 @@ def test_the_fused_kernel_is_used():
         ("weight_decay", -1.0),
         ("eps", 0.0),
         ("clip", -1.0),
+        ("mixing_lr_factor", 0.0),
+        ("mixing_start_step", -1),
     ],
 )
 def test_values_out_of_range_are_refused(key, value):

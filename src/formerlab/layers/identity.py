@@ -1,6 +1,6 @@
-"""No depth mixing: every block reads the output of the block before it."""
+"""No depth mixing, and the interface of all depth mixers."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -8,26 +8,44 @@ from torch import Tensor, nn
 from formerlab.spec import Spec
 
 Stream = Float[Tensor, "batch time width"]
-History = list[Stream]
+History = Any
+"""What a mixer keeps during one forward pass; only the mixer itself looks inside."""
 
 
-class Identity(Spec):
+class DepthSpec(Spec):
+    """Base of the specs of depth mixers: `build`, `params` and `flops` take (layers, width).
+
+    Mixers whose size does not depend on the width can be asked without it.
+    """
+
+    @property
+    def starts_plain(self) -> bool:
+        """Whether a fresh model computes what the plain Transformer does, bit for bit."""
+        return True
+
+    def products(self, layers: int, width: int) -> int:
+        """FLOPs of matrix products per token (2 per multiply-add)."""
+        del layers, width
+        return 0
+
+
+class Identity(DepthSpec):
     """Y_i = X_i: the plain Transformer (arXiv:1706.03762)."""
 
     kind: Literal["identity"] = "identity"
 
-    def build(self, layers: int) -> "Mixer":
+    def build(self, layers: int, width: int | None = None) -> "Mixer":
         """Return the module."""
-        del layers
+        del layers, width
         return Mixer()
 
-    def params(self, layers: int) -> int:
+    def params(self, layers: int, width: int | None = None) -> int:
         """Count of parameters."""
-        del layers
+        del layers, width
         return 0
 
     def flops(self, layers: int, width: int) -> int:
-        """Elementwise FLOPs per token (2 per multiply-add)."""
+        """Elementwise FLOPs per token (2 per multiply-add), beyond the two residual additions of every block."""
         del layers, width
         return 0
 
@@ -35,20 +53,31 @@ class Identity(Spec):
 class Mixer(nn.Module):
     """The interface of all depth mixers, and the module of `Identity`.
 
-    One forward pass of a model calls `begin` once with X_0, the embedded tokens, and `mix` once after every block.
-    The history lives in the caller's frame, so no graph outlives a step.
+    A mixer stands in two places of a model: at every residual addition inside a block (`add`), and between the blocks
+    (`mix`). One forward pass calls `begin` once with X_0, the embedded tokens; then, for every block, `add` twice and
+    `mix` once. The history lives in the caller's frame, so no graph outlives a step. Where a block is computed again
+    (activation checkpointing), its calls of `add` come again with the same sites.
     """
 
     def begin(self, x: Stream) -> History:
-        """Return the history that `mix` needs, holding what it needs of X_0."""
+        """Return the history that `add` and `mix` need, holding what they need of X_0."""
         del x
-        return []
+        return None
+
+    def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
+        """Return what stands for x + update, the stream after sub-layer `site`.
+
+        Sub-layers count from 1: attention of block i is 2i - 1, its feed-forward 2i. x is the stream that the sub-layer
+        read (before its norm) and `update` what it gave.
+        """
+        del site, history
+        return x + update
 
     def mix(self, index: int, x: Stream, history: History) -> Stream:
-        """Return Y_index, given the raw output X_index of block `index` (1-based)."""
+        """Return Y_index, what block index + 1 reads, given the raw output X_index of block `index` (from 1)."""
         del index, history
         return x
 
     def weights(self) -> list[tuple[int, int, float]]:
-        """Return (destination, source, weight) of every learned static mixing weight."""
+        """Return (destination, source, weight) of every learned static mixing weight, in blocks."""
         return []

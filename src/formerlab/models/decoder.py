@@ -1,5 +1,6 @@
 """The decoder in which all studies of language meet: projection x depth mixer x cache policy."""
 
+import functools
 import math
 from typing import Literal
 
@@ -83,7 +84,8 @@ class Decoder(Spec):
         """Count of parameters, with or without embedding, learned positions and head."""
         projections = 4 * self.projection.params(self.width, self.width)
         block = projections + self.feedforward.params(self.width, self.width) + 2 * self.norm.params(self.width)
-        count = self.layers * block + self.final_norm.params(self.width) + self.depth.params(self.layers)
+        count = self.layers * block + self.final_norm.params(self.width)
+        count += self.depth.params(self.layers, self.width)
         if embedding:
             count += self.vocabulary * self.width * (1 if self.tied else 2)
             count += self.position.params(self.context, self.width)
@@ -97,6 +99,7 @@ class Decoder(Spec):
         """
         block = 4 * self.projection.flops(self.width, self.width) + self.feedforward.flops(self.width, self.width)
         tokens = self.layers * block + (2 * self.vocabulary * self.width if head else 0)
+        tokens += self.depth.products(self.layers, self.width)
         return time * tokens + self.attention_flops(time)
 
     def attention_flops(self, time: int) -> int:
@@ -132,7 +135,7 @@ class DecoderModel(nn.Module):
             )
             for _ in range(layers)
         )
-        self.mixer = spec.depth.build(layers)
+        self.mixer = spec.depth.build(layers, width)
         self.final_norm = spec.final_norm.build(width)
         self.logit_factor = 1 / math.sqrt(width) if spec.logit_scale == "inverse_sqrt_width" else 1.0
 
@@ -150,7 +153,8 @@ class DecoderModel(nn.Module):
             raise ValueError(f"{start + tokens.shape[1]} tokens exceed the model's context of {self.spec.context}")
         x = self.dropout(self.position.embed(F.embedding(tokens, self.embedding), start))
         history = self.mixer.begin(x)
+        add = functools.partial(self.mixer.add, history=history)
         for index, block in enumerate(self.blocks):
-            x = self.mixer.mix(index + 1, block(x, self.position, attend, index, start), history)
+            x = self.mixer.mix(index + 1, block(x, self.position, attend, index, start, add), history)
         head = self.embedding if self.head is None else self.head
         return F.linear(self.final_norm(x), head) * self.logit_factor

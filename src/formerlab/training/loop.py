@@ -80,8 +80,8 @@ def _optimizer_step(run: Run, model: nn.Module, state: State, stream: Stream) ->
     """
     device = state.model.embedding.device
     torch.manual_seed(mixed_seed(run.seed, state.step))  # dropout, pure in the step
-    for group in state.optimizer.param_groups:
-        group["lr"] = run.optimizer.lr * run.schedule.factor(state.step, run.steps)
+    factor = run.schedule.factor(state.step, run.steps)
+    run.optimizer.prepare(state.model, state.optimizer, state.step, factor)
     parts = run.task.train_batch(stream, run.seed, state.step).to(device).chunk(run.task.accumulate)
     total = torch.zeros((), device=device)
     for part in parts:

@@ -1,0 +1,54 @@
+"""Kernels compiled at first use."""
+
+import logging
+import shutil
+
+import pytest
+
+from formerlab import native
+
+SOURCE = 'extern "C" long twice(long x) { return 2 * x; }'
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/formerlab"
+
+
+@needs_compiler
+def test_a_kernel_is_compiled_once(cache, monkeypatch):
+    assert native.compiled("twice", SOURCE).twice(21) == 42
+    (kept,) = cache.iterdir()
+    monkeypatch.setattr(native.subprocess, "run", None)
+    assert native.compiled("twice", SOURCE).twice(4) == 8
+    assert list(cache.iterdir()) == [kept]
+
+
+@needs_compiler
+def test_another_source_is_another_kernel(cache):
+    native.compiled("twice", SOURCE)
+    assert native.compiled("twice", SOURCE.replace("2 * x", "3 * x")).twice(1) == 3
+    assert len(list(cache.iterdir())) == 2
+
+
+@needs_compiler
+def test_code_that_does_not_compile_leaves_nothing_and_says_why(cache, caplog):
+    assert native.compiled("wrong", "not C++") is None
+    assert "wrong: going on without a native kernel (" in caplog.text
+    assert list(cache.iterdir()) == []
+
+
+def test_without_a_compiler_there_is_a_word_and_no_kernel(caplog, monkeypatch):
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    with caplog.at_level(logging.WARNING):
+        assert native.compiled("twice", SOURCE) is None
+    assert "no C++ compiler found" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert native.compiled("twice", SOURCE) is None
+    assert caplog.records
