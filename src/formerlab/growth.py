@@ -34,7 +34,7 @@ class Growth(Spec):
     (whose mean is over all tokens). With tau = sqrt it does not, whatever the keys, unless the score has no tau. New
     values are always random: with K_new = V_new = 0 both gradients stay zero for ever.
 
-    Transformers grow in width, by the other methods: see `growth_width.py` for what they do and which keep the function.
+    Transformers grow in width, by the other methods: see `growth_width.py` for what they do and what they keep.
     """
 
     method: Literal["tokens"] | WidthMethod = "tokens"
@@ -54,11 +54,8 @@ class Growth(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> "Growth":
-        of_tokens = ("keys", "tau", "optimizer", "old_tokens")
-        unused = of_tokens if self.method != "tokens" else ("noise",)
-        if self.method == "net2net_pad":
-            unused = (*of_tokens, "noise")
-        for name in unused:
+        unused = {"noise"} if self.method == "tokens" else {"keys", "tau", "optimizer", "old_tokens"}
+        for name in sorted(unused | {"noise"} if self.method == "net2net_pad" else unused):
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
                 raise ValueError(f"{name}={value} has no meaning with method={self.method}; leave it out")
         return self

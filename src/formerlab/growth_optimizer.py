@@ -79,7 +79,8 @@ def hold_old_tokens(
     optimizer.register_step_post_hook(shorten)
     if old_tokens == "freeze":
         for parameter, old in rows.items():
-            parameter.register_post_accumulate_grad_hook(partial(_without_gradient, old))
+            hook = partial(_without_gradient, old)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def _without_gradient(old: int, parameter: Tensor) -> None:

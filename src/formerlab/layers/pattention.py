@@ -12,7 +12,6 @@ from formerlab.layers.pattention_function import lean_pattention
 from formerlab.layers.score import SCORES, ScoreName
 from formerlab.spec import Spec
 
-
 TRUNCATED_STD = 0.8796256610342398
 """Standard deviation of a standard normal variable that is cut off at -2 and 2."""
 
