@@ -1,13 +1,16 @@
-"""Growth: a trained Tokenformer with more parameter tokens (arXiv:2410.23168, section 3.3)."""
+"""Growth: a larger model from a trained one, by parameter tokens or, as baselines of that, by width."""
 
 import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
+from pydantic import NonNegativeFloat, model_validator
 from torch import Tensor
 
 from formerlab.errors import UserError
+from formerlab.growth_optimizer import OldTokens, grow_optimizer_state, hold_old_tokens
+from formerlab.growth_width import WidthMethod, check_width, widen
 from formerlab.layers.pattention import Pattention, PattentionLayer
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.spec import Spec
@@ -15,24 +18,47 @@ from formerlab.spec import Spec
 InitialKeys = Literal["random", "zero"]
 TauRule = Literal["sqrt", "keep"]
 
-FREE_KEYS = frozenset({"tokens", "tau", "init", "std", "scale_residual", "embedding_std"})
+INITIAL = frozenset({"init", "std", "scale_residual", "embedding_std"})
+TOKEN_KEYS = INITIAL | {"tokens", "tau"}
+WIDTH_KEYS = INITIAL | {"width", "heads", "hidden"}
 """Keys in which a child's spec may differ: what growth decides, and what only draws initial values."""
+
+__all__ = ["Growth", "grow", "grow_into", "grow_optimizer_state", "grown_spec", "hold_old_tokens"]
 
 
 class Growth(Spec):
     """K <- [K_old; K_new], V <- [V_old; V_new] on the token axis of every Pattention (arXiv:2410.23168, section 3.3).
 
     The defaults are those of the paper's scaling results (section 4.1). With keys = zero and tau = keep the grown model
-    computes the same function (Appendix B), except with the score exp_l1, since exp(0) = 1. With tau = sqrt it does
-    not, whatever the keys. New values are always random: with K_new = V_new = 0 both gradients stay zero for ever.
+    computes the same function (Appendix B), except with the scores exp_l1, softmax (exp(0) = 1) and gelu_layernorm
+    (whose mean is over all tokens). With tau = sqrt it does not, whatever the keys, unless the score has no tau. New
+    values are always random: with K_new = V_new = 0 both gradients stay zero for ever.
+
+    Transformers grow in width, by the other methods: see `growth_width.py` for what they do and what they keep.
     """
 
+    method: Literal["tokens"] | WidthMethod = "tokens"
+    """tokens: add parameter tokens to Pattention. net2net_pad, net2net, hypercloning: more channels, heads and hidden
+    units of a model with linear projections and mlp."""
     keys: InitialKeys = "random"
     """New keys: drawn as at the start of training, or zero."""
     tau: TauRule = "sqrt"
     """tau: sqrt of the new token count, or kept at the parent's value, also over a chain of growths."""
     optimizer: Literal["fresh", "carry"] = "fresh"
     """AdamW's moments: none, or the parent's, with zeros for the new rows (`grow_optimizer_state`)."""
+    old_tokens: OldTokens = "train"
+    """Old rows of keys and values: trained like all else, frozen, or trained at this part of the learning rate."""
+    noise: NonNegativeFloat = 0.0
+    """What tells copies apart (net2net, hypercloning): standard deviation relative to a matrix's root mean square; it
+    cancels in every sum, so the function stays. Without it copies have the same gradients and stay copies."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Growth":
+        unused = {"noise"} if self.method == "tokens" else {"keys", "tau", "optimizer", "old_tokens"}
+        for name in sorted(unused | {"noise"} if self.method == "net2net_pad" else unused):
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}={value} has no meaning with method={self.method}; leave it out")
+        return self
 
 
 def grow(
@@ -44,7 +70,7 @@ def grow(
     tokens: dict[str, int] | None = None,
     seed: int = 0,
 ) -> DecoderModel:
-    """Return a grown copy of a model, by default one that computes the same function.
+    """Return a copy of a model with more parameter tokens, by default one that computes the same function.
 
     Every Pattention's token count is multiplied by `factor` and rounded; `tokens` names counts instead, per kind of
     layer ({"projection": 1024, "feedforward": 4096}), and what it leaves out keeps its count. See `grow_into` for what
@@ -59,13 +85,21 @@ def grow(
 def grown_spec(parent: Decoder, child: Decoder, growth: Growth) -> Decoder:
     """Return the spec of the child that grows from the parent: the wanted one, with the tau that `growth` asks for.
 
-    Raises UserError where the wanted spec differs from the parent's in more than token counts and initial values, has
-    fewer tokens, or names another tau.
+    Raises UserError where the wanted spec differs from the parent's in more than what the method grows (token counts,
+    or widths) and initial values, is smaller somewhere, or names another tau.
     """
-    for key, old, new in _differences(parent.plain(), child.plain()):
-        raise UserError(
-            f"cannot grow {key}={old} into {key}={new}: growth only adds Pattention tokens; make them equal"
-        )
+    free = TOKEN_KEYS if growth.method == "tokens" else WIDTH_KEYS
+    what = "growth only adds Pattention tokens" if growth.method == "tokens" else f"{growth.method} only adds width"
+    for key, old, new in _differences(parent.plain(), child.plain(), free):
+        raise UserError(f"cannot grow {key}={old} into {key}={new}: {what}; make them equal")
+    if growth.method == "tokens":
+        return _with_tau(parent, child, growth.tau)
+    check_width(parent, child, growth.method)
+    return child
+
+
+def _with_tau(parent: Decoder, child: Decoder, rule: TauRule) -> Decoder:
+    """Return the child with the tau of its parent, or of its own token count; refuse another tau and fewer tokens."""
     grown = {}
     for name, new in _pattentions(child).items():
         old = _pattentions(parent)[name]
@@ -74,10 +108,10 @@ def grown_spec(parent: Decoder, child: Decoder, growth: Growth) -> Decoder:
                 f"cannot grow {name}.tokens={old.tokens} into {new.tokens}: growth never removes tokens; "
                 f"ask for at least {old.tokens}"
             )
-        tau = old.scale if growth.tau == "keep" else None
+        tau = old.scale if rule == "keep" else None
         if new.tau not in (None, tau):
             raise UserError(
-                f"cannot grow {name} with tau={new.tau}: the rule tau={growth.tau} gives "
+                f"cannot grow {name} with tau={new.tau}: the rule tau={rule} gives "
                 f"{'the square root of the token count' if tau is None else tau}; leave tau out of the grown model"
             )
         grown[name] = new.model_copy(update={"tau": tau})
@@ -91,14 +125,17 @@ def grow_into(
 ) -> DecoderModel:
     """Return the child's model, started from the parent's weights; it takes their dtype and device.
 
-    Old keys and values become the leading rows; all other weights are copied. New rows are what `child.build(seed)`
-    draws, so they follow the initial distribution of the grown layer (values 1/sqrt(tokens) with the new count under
-    init = fan_in), except that keys = zero sets the new keys to zero. Raises UserError as `grown_spec` does, and where
-    the weights are not those of the parent's spec.
+    With method = tokens old keys and values become the leading rows and all other weights are copied. New rows are what
+    `child.build(seed)` draws, so they follow the initial distribution of the grown layer (values 1/sqrt(tokens) with
+    the new count under init = fan_in), except that keys = zero sets the new keys to zero. For the other methods see
+    `growth_width.py`. Raises UserError as `grown_spec` does, and where the weights are not those of the parent's spec.
     """
     child = grown_spec(parent, child, growth)
     _check_weights(parent_state, parent)
     model = child.build(seed).to(parent_state["embedding"])
+    if growth.method != "tokens":
+        widen(model, parent_state, parent, growth.method, growth.noise, seed)
+        return model
     for name, weight in model.state_dict().items():
         weight[: len(parent_state[name])] = parent_state[name]
     if growth.keys == "zero":
@@ -106,37 +143,6 @@ def grow_into(
             if isinstance(layer, PattentionLayer):
                 layer.keys.detach()[len(parent_state[f"{name}.keys"]) :] = 0.0
     return model
-
-
-def grow_optimizer_state(parent_state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return a parent's AdamW state dict, its moments extended by zero rows, for `optimizer.load_state_dict`.
-
-    `optimizer` is the child's, over the same parameters in the same groups; its learning rates and other settings stay
-    its own. The step count is one number per tensor and is kept, so the old rows go on as if nothing had happened,
-    while the first update of a new entry is lr (1 - beta1) / sqrt(1 - beta2) in size, and not lr.
-    Raises UserError where the two do not have the same groups.
-    """
-    groups = optimizer.state_dict()["param_groups"]
-    old_sizes = [len(group["params"]) for group in parent_state["param_groups"]]
-    sizes = [len(group["params"]) for group in groups]
-    if sizes != old_sizes:
-        raise UserError(f"cannot grow an optimizer state with {old_sizes} parameters per group into one with {sizes}")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = {
-        index: {name: _extended(value, parameters[index]) for name, value in moments.items()}
-        for index, moments in parent_state["state"].items()
-    }
-    return {"state": state, "param_groups": groups}
-
-
-def _extended(value: Any, parameter: Tensor) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    if value.ndim == 0:
-        return value.clone()  # the optimizer counts steps in place, and loading keeps the tensor
-    extended = torch.zeros(parameter.shape, dtype=value.dtype, device=value.device)
-    extended[: len(value)] = value
-    return extended
 
 
 def _check_weights(state: dict[str, Tensor], spec: Decoder) -> None:
@@ -180,10 +186,12 @@ def _with_tokens(spec: Decoder, tokens: dict[str, int]) -> Decoder:
     return spec.model_copy(update=grown)
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, old value, new value) where two plain specs differ in a key that growth may not change."""
+def _differences(
+    old: dict[str, Any], new: dict[str, Any], free: frozenset[str], place: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (key, old value, new value) where two plain specs differ in a key that is not free."""
     for key in {**old, **new}:
         if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
-            yield from _differences(old[key], new[key], f"{place}{key}.")
-        elif key not in FREE_KEYS and old.get(key) != new.get(key):
+            yield from _differences(old[key], new[key], free, f"{place}{key}.")
+        elif key not in free and old.get(key) != new.get(key):
             yield f"{place}{key}", old.get(key), new.get(key)

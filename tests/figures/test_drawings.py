@@ -111,6 +111,11 @@ def test_variants_are_read_from_the_spec():
     assert variant(spec | dwa) == "DenseFormer 4x5"
     growth = {"spec.growth.keys": "zero", "spec.growth.tau": "keep", "spec.growth.optimizer": "carry"}
     assert variant(spec | growth) == "grown: zero keys, tau kept, optimizer carried"
+    held = variant(spec | growth | {"spec.growth.method": "tokens", "spec.growth.old_tokens": "freeze"})
+    assert held == "grown: zero keys, tau kept, optimizer carried, old tokens frozen"
+    wide = growth | {"spec.growth.method": "hypercloning", "spec.growth.noise": 0.0}
+    assert variant(spec | wide) == "grown: HyperCloning"
+    assert variant(spec | wide | {"spec.growth.noise": 0.1}) == "grown: HyperCloning, noise 0.1"
 
 
 def test_losses_are_means_over_tokens(tmp_path):

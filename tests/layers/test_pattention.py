@@ -21,9 +21,16 @@ def reference(score, products, tau):
     """The published formulas, written row by row (sections 1.1 and 1.3 of the paper's appendix and code)."""
     if score == "l2_gelu":
         return gelu(tau * products / products.square().sum(-1, keepdim=True).sqrt())
-    if score == "exp_l1":
-        return tau**2 * products.exp() / products.exp().sum(-1, keepdim=True)
+    if score == "l2":
+        return tau * products / products.square().sum(-1, keepdim=True).sqrt()
+    if score in ("exp_l1", "softmax"):
+        return (tau**2 if score == "exp_l1" else 1) * products.exp() / products.exp().sum(-1, keepdim=True)
     activated = gelu(products)
+    if score == "gelu":
+        return activated
+    if score == "gelu_layernorm":
+        centred = activated - activated.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     if score == "gelu_l2":
         return tau * activated / activated.square().sum(-1, keepdim=True).sqrt()
     return tau**2 * activated / activated.abs().sum(-1, keepdim=True)
@@ -46,7 +53,7 @@ def test_the_layer_is_its_formula(score, tau):
 
 def test_an_unknown_score_is_answered_with_the_choices():
     with pytest.raises(ValueError, match="l2_gelu") as caught:
-        Pattention(score="softmax")
+        Pattention(score="sigmoid")
     assert all(name in str(caught.value) for name in SCORES)
 
 
@@ -72,8 +79,19 @@ def test_a_zero_row_stays_finite(score, dtype):
     y.sum().backward()
     assert y.isfinite().all()
     assert all(tensor.grad.isfinite().all() for tensor in (x, layer.keys, layer.values))
-    if score != "exp_l1":
+    if score not in ("exp_l1", "softmax"):
         assert y[1].eq(0).all()
+
+
+@pytest.mark.parametrize("score", ["l2_gelu", "gelu_l2", "gelu_l1", "l2"])
+def test_a_zero_row_passes_no_gradient_on(score):
+    """The bound on the norm alone would let it pass, times tau / SMALLEST_NORM."""
+    products = torch.randn(3, 5, dtype=torch.float64)
+    products[1] = 0.0
+    products.requires_grad_()
+    SCORES[score](products, 2.0).sum().backward()
+    assert products.grad[1].eq(0).all()
+    assert products.grad[0].ne(0).any()
 
 
 @pytest.mark.parametrize("score", SCORES)

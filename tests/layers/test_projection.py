@@ -60,13 +60,19 @@ def test_mlp_weights_start_with_their_standard_deviation():
 
 
 @pytest.mark.parametrize(
-    ("init", "key_std", "value_std"), [("fan_in", 100**-0.5, 400**-0.5), ("neox", 0.02, 2 / (6 * 15))]
+    ("init", "key_std", "value_std"),
+    [
+        ("fan_in", 100**-0.5, 400**-0.5),
+        ("fan_in_truncated", 100**-0.5, 400**-0.5),
+        ("neox", 0.02, 2 / (6 * 15)),
+    ],
 )
 def test_parameter_tokens_start_with_their_standard_deviations(init, key_std, value_std):
     layer = Pattention(tokens=400, init=init).build(100, 225, layers=6)
     initialise(layer, 0)
     assert layer.keys.std().item() == pytest.approx(key_std, rel=0.02)
     assert layer.values.std().item() == pytest.approx(value_std, rel=0.02)
+    assert (layer.keys.abs().max().item() > 2.5 * key_std) == (init != "fan_in_truncated")
 
 
 @pytest.mark.parametrize("d", [48, 50, 64])

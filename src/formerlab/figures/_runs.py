@@ -15,6 +15,9 @@ TOKENFORMER = "Tokenformer"
 DENSEFORMER = "DenseFormer"
 GROWN = "grown"
 
+WIDER = {"net2net_pad": "Net2Net by padding", "net2net": "Net2Net", "hypercloning": "HyperCloning"}
+"""Growth in width."""
+
 CARRIED = (
     *("parameters", "parameters_non_embedding", "tokens", "flops", "flops_cumulative"),
     *("tokens_per_s", "training_time_s", "layers"),
@@ -24,14 +27,26 @@ CARRIED = (
 
 def variant(record: Mapping[Hashable, Any]) -> str:
     """Return what a reader calls the model of a run, from the flat columns of its spec."""
-    if isinstance(keys := record.get("spec.growth.keys"), str):
-        tau = {"keep": "tau kept", "sqrt": "tau sqrt(n)"}.get(str(record.get("spec.growth.tau")), "")
-        carried = ", optimizer carried" if record.get("spec.growth.optimizer") == "carry" else ""
-        return f"{GROWN}: {keys} keys, {tau}{carried}"
+    if isinstance(record.get("spec.growth.keys"), str):
+        return f"{GROWN}: {_growth(record)}"
     if record.get("spec.model.depth.kind") == "dwa":
         dilation, period = (int(record[f"spec.model.depth.{name}"]) for name in ("dilation", "period"))
         return f"{DENSEFORMER} {dilation}x{period}"
     return TOKENFORMER if record.get("spec.model.projection.kind") == "pattention" else TRANSFORMER
+
+
+def _growth(record: Mapping[Hashable, Any]) -> str:
+    """Return what a reader calls a way to grow."""
+    if (method := record.get("spec.growth.method")) in WIDER:
+        noise = record.get("spec.growth.noise")
+        return f"{WIDER[method]}, noise {noise:g}" if noise else WIDER[method]
+    tau = {"keep": "tau kept", "sqrt": "tau sqrt(n)"}.get(str(record.get("spec.growth.tau")), "")
+    carried = ", optimizer carried" if record.get("spec.growth.optimizer") == "carry" else ""
+    old = record.get("spec.growth.old_tokens")
+    held = ", old tokens frozen" if old == "freeze" else ""
+    if isinstance(old, float) and 0 < old < 1:  # not so where the record is older than this key
+        held = f", old tokens at {old:g} of the rate"
+    return f"{record['spec.growth.keys']} keys, {tau}{carried}{held}"
 
 
 def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:

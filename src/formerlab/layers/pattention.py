@@ -8,8 +8,12 @@ from jaxtyping import Float
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
+from formerlab.layers.pattention_function import lean_pattention
 from formerlab.layers.score import SCORES, ScoreName
 from formerlab.spec import Spec
+
+TRUNCATED_STD = 0.8796256610342398
+"""Standard deviation of a standard normal variable that is cut off at -2 and 2."""
 
 
 class Pattention(Spec):
@@ -18,6 +22,8 @@ class Pattention(Spec):
     K (tokens x d_in) and V (tokens x d_out) are learned; the norm runs over the parameter tokens, tau = sqrt(tokens).
     There is no bias and no 1/sqrt(d). As a feed-forward it is one Pattention from d to d. Adding tokens with zero keys
     keeps the function only while tau keeps its value (Appendix B fixes it, the default does not): see `growth.py`.
+    The default score is computed by `pattention_function.py`, which keeps half of an MLP's memory; the others are
+    computed as they are written in `score.py`.
     """
 
     kind: Literal["pattention"] = "pattention"
@@ -27,9 +33,10 @@ class Pattention(Spec):
     """Score function, by name (layers/score.py)."""
     tau: PositiveFloat | None = None
     """Scale tau; empty means sqrt(tokens), the paper's default. Growth that keeps tau writes the old value here."""
-    init: Literal["fan_in", "neox"] = "fan_in"
-    """Initial values. fan_in: keys 1/sqrt(d_in), values 1/sqrt(tokens) (official TPU code, used for the paper's scaling
-    results). neox: keys 0.02, values 2/(layers sqrt(d_out)) (official GPU code)."""
+    init: Literal["fan_in", "fan_in_truncated", "neox"] = "fan_in"
+    """Initial values. fan_in: normal, keys 1/sqrt(d_in), values 1/sqrt(tokens) (official TPU code, used for the paper's
+    scaling results; its attention). fan_in_truncated: the same deviations, cut off at two (its feed-forward). neox:
+    normal, keys 0.02, values 2/(layers sqrt(d_out)) (official GPU code)."""
 
     @property
     def scale(self) -> float:
@@ -59,6 +66,7 @@ class PattentionLayer(nn.Module):
         super().__init__()
         self.tau = spec.scale
         self.score = spec.score
+        self.truncated = spec.init == "fan_in_truncated"
         self.key_std = key_std
         self.value_std = value_std
         self.keys = nn.Parameter(torch.zeros(spec.tokens, d_in))
@@ -66,11 +74,17 @@ class PattentionLayer(nn.Module):
 
     def reset(self, generator: torch.Generator) -> None:
         """Draw keys and values."""
-        self.keys.normal_(0.0, self.key_std, generator=generator)
-        self.values.normal_(0.0, self.value_std, generator=generator)
+        for weight, std in ((self.keys, self.key_std), (self.values, self.value_std)):
+            if self.truncated:
+                std /= TRUNCATED_STD
+                nn.init.trunc_normal_(weight, 0.0, std, -2 * std, 2 * std, generator=generator)
+            else:
+                weight.normal_(0.0, std, generator=generator)
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         """Map every token."""
+        if self.score == "l2_gelu":
+            return lean_pattention(x, self.keys, self.values, self.tau)
         return SCORES[self.score](x @ self.keys.T, self.tau) @ self.values
 
     def extra_repr(self) -> str:

@@ -8,24 +8,34 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-ScoreName = Literal["l2_gelu", "gelu_l2", "gelu_l1", "exp_l1"]
+ScoreName = Literal["l2_gelu", "gelu_l2", "gelu_l1", "exp_l1", "softmax", "gelu", "l2", "gelu_layernorm"]
 Scores = Float[Tensor, "*batch tokens"]
+RowFactor = Float[Tensor, "*batch 1"]
 
 SMALLEST_NORM = 1e-12
-"""Norms are clamped here, so that a zero row gives zero and not 0/0; no row of ordinary size is changed by it."""
+"""A row with a smaller norm counts as a zero row: its scores are zero and it passes no gradient on, where the formula
+would give 0/0. The official GPU code has no such guard, the TPU code adds 1e-5 or 1e-8 to every norm instead."""
+
+
+def row_factor(rows: Scores, scale: float, order: int = 2) -> RowFactor:
+    """Return scale / ||row||, or 0 for a zero row, in the rows' own type; half precision is summed in float32."""
+    half = rows.dtype in (torch.bfloat16, torch.float16)
+    norm: Tensor = torch.linalg.vector_norm(
+        rows, ord=order, dim=-1, keepdim=True, dtype=torch.float32 if half else rows.dtype
+    )
+    factor = torch.where(norm > SMALLEST_NORM, scale / norm.clamp_min(SMALLEST_NORM), 0.0)
+    return factor.clamp_max(torch.finfo(rows.dtype).max).to(rows.dtype) if half else factor
 
 
 def l2_gelu(products: Scores, tau: float) -> Scores:
     """S = gelu(tau A / ||A||_2), the published order (arXiv:2410.23168, eq. 5, version 1; eq. 16, later version)."""
-    norm: Tensor = torch.linalg.vector_norm(products, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
-    return F.gelu(products * (tau / norm))
+    return F.gelu(products * row_factor(products, tau))
 
 
 def gelu_l2(products: Scores, tau: float) -> Scores:
     """S = tau g / ||g||_2 with g = gelu(A): the other order (official code, `gelu_l2_norm`)."""
     activated = F.gelu(products)
-    norm: Tensor = torch.linalg.vector_norm(activated, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
-    return activated * (tau / norm)
+    return activated * row_factor(activated, tau)
 
 
 def gelu_l1(products: Scores, tau: float) -> Scores:
@@ -35,8 +45,7 @@ def gelu_l1(products: Scores, tau: float) -> Scores:
     tau^2 = n in place of softmax's factor n.
     """
     activated = F.gelu(products)
-    norm: Tensor = torch.linalg.vector_norm(activated, ord=1, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
-    return activated * (tau * tau / norm)
+    return activated * row_factor(activated, tau * tau, order=1)
 
 
 def exp_l1(products: Scores, tau: float) -> Scores:
@@ -44,9 +53,39 @@ def exp_l1(products: Scores, tau: float) -> Scores:
     return torch.softmax(products, dim=-1) * (tau * tau)
 
 
+def softmax(products: Scores, tau: float) -> Scores:
+    """S_i = exp(A_i) / ||exp(A)||_1, weights that sum to one, no tau: Appendix A of arXiv:2410.23168 compares with it.
+
+    Attention's 1/sqrt(d) is left to the keys, whose initial standard deviation (init = fan_in) is just that.
+    """
+    del tau
+    return torch.softmax(products, dim=-1)
+
+
+def gelu(products: Scores, tau: float) -> Scores:
+    """S = A cdf(A), no norm and no tau: a plain two-layer MLP (official TPU code, `gelu`)."""
+    del tau
+    return F.gelu(products)
+
+
+def l2(products: Scores, tau: float) -> Scores:
+    """S = tau A / ||A||_2, no activation (official TPU code, `l2_norm`)."""
+    return products * row_factor(products, tau)
+
+
+def gelu_layernorm(products: Scores, tau: float) -> Scores:
+    """S = (g - mean(g)) / sqrt(variance(g) + 1e-6) with g = gelu(A), no tau (official TPU code, `gelu_layer_norm`)."""
+    del tau
+    return F.layer_norm(F.gelu(products), products.shape[-1:], eps=1e-6)
+
+
 SCORES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "l2_gelu": l2_gelu,
     "gelu_l2": gelu_l2,
     "gelu_l1": gelu_l1,
     "exp_l1": exp_l1,
+    "softmax": softmax,
+    "gelu": gelu,
+    "l2": l2,
+    "gelu_layernorm": gelu_layernorm,
 }

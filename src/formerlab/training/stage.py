@@ -13,7 +13,7 @@ from formerlab.data.streams import load_stream, read_manifest
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json, write_text
 from formerlab.finished import load_record
-from formerlab.growth import grow_into, grow_optimizer_state
+from formerlab.growth import grow_into, grow_optimizer_state, hold_old_tokens
 from formerlab.models.decoder import Decoder
 from formerlab.run import Run
 from formerlab.training import provenance
@@ -123,8 +123,10 @@ def _initial_state(run: Run, parent: Path | None, parent_record: Record | None, 
         model = run.model.build(run.seed).to(settings.device)
         return State(model, run.optimizer.build(model), started=provenance.now())
     spec = Decoder.model_validate(parent_record["spec"]["model"])
-    model = grow_into(load_file(parent / WEIGHTS), spec, run.model, run.growth, run.seed).to(settings.device)
+    weights = load_file(parent / WEIGHTS)
+    model = grow_into(weights, spec, run.model, run.growth, run.seed).to(settings.device)
     optimizer = run.optimizer.build(model)
+    hold_old_tokens(optimizer, model, weights, run.growth.old_tokens)
     if run.growth.optimizer == "carry":
         remedy = f"train {parent_record['id']} again, which then keeps it"
         carried = load_tensors(parent / OPTIMIZER, {"state", "param_groups"}, remedy)

@@ -1,0 +1,307 @@
+"""The memory-lean Pattention computes the formula, keeps what it promises, and bears what training does to it."""
+
+import math
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from subprocess import run
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from formerlab.layers.pattention_function import lean_pattention
+from formerlab.layers.score import SMALLEST_NORM, l2_gelu
+
+TOKENS, D_IN, D_OUT = 24, 6, 5
+TAU = math.sqrt(TOKENS)
+PARTS = ("x", "keys", "values")
+
+
+def formula(x, keys, values, tau):
+    return l2_gelu(x @ keys.T, tau) @ values
+
+
+def mlp(x, keys, values, tau):
+    del tau
+    return F.linear(F.gelu(F.linear(x, keys)), values.T)
+
+
+def drawn(*batch, dtype=torch.float64, tokens=TOKENS):
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((*batch, D_IN), (tokens, D_IN), (tokens, D_OUT))
+    parts = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    return [part.to(dtype).requires_grad_() for part in parts]
+
+
+def gradients(mapped, inputs, tau=TAU):
+    """Return output and gradients of a loss that weighs every output differently."""
+    y = mapped(*inputs, tau)
+    weight = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    return y.detach(), torch.autograd.grad((y * weight.to(y.dtype)).sum(), inputs)
+
+
+def saved_bytes(mapped, inputs):
+    """Return the bytes kept for backward beyond inputs and parameters."""
+    given = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    kept = {}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in given:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        y = mapped(*inputs, TAU)
+    del y
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("batch", [(), (7,), (2, 3, 4), (0,)])
+@pytest.mark.parametrize("tau", [TAU, 0.3])
+def test_it_is_the_formula(batch, tau):
+    inputs = drawn(*batch)
+    y, found = gradients(lean_pattention, inputs, tau)
+    expected, wanted = gradients(formula, inputs, tau)
+    assert torch.equal(y, expected)
+    for name, gradient, other in zip(PARTS, found, wanted, strict=True):
+        torch.testing.assert_close(gradient, other, atol=1e-12, rtol=1e-12, msg=name)
+
+
+def test_gradients_are_those_of_finite_differences():
+    assert torch.autograd.gradcheck(lambda x, keys, values: lean_pattention(x, keys, values, TAU), drawn(2, 3))
+
+
+def test_the_gradient_of_the_products_is_that_of_appendix_a():
+    """dA = (tau / ||A||) (g - A^ (A^ . g)) with g = dS gelu'(Z); with unit matrices for keys and values A is x."""
+    n, tau = 9, 2.0
+    unit = torch.eye(n, dtype=torch.float64)
+    a, upstream = (torch.randn(5, n, dtype=torch.float64) for _ in range(2))
+    a.requires_grad_()
+    (found,) = torch.autograd.grad((lean_pattention(a, unit, unit, tau) * upstream).sum(), a)
+    a = a.detach()
+    norm = a.norm(dim=-1, keepdim=True)
+    z, direction = tau * a / norm, a / norm
+    normal = torch.distributions.Normal(torch.tensor(0.0, dtype=torch.float64), 1.0)
+    g = upstream * (normal.cdf(z) + z * normal.log_prob(z).exp())
+    expected = tau / norm * (g - direction * (direction * g).sum(-1, keepdim=True))
+    torch.testing.assert_close(found, expected, atol=1e-13, rtol=1e-12)
+
+
+@pytest.mark.parametrize("mapped", [lean_pattention, formula])
+@pytest.mark.parametrize("scale", [0.0, SMALLEST_NORM / 100])
+def test_a_zero_row_gives_zero_and_passes_no_gradient_on(mapped, scale):
+    x, keys, values = drawn(4)
+    with torch.no_grad():
+        x[1] *= scale
+    y, found = gradients(mapped, [x, keys, values])
+    _, others = gradients(mapped, [x.detach()[[0, 2, 3]].requires_grad_(), keys, values])
+    assert y[1].eq(0).all()
+    assert found[0][1].eq(0).all()
+    assert all(gradient.isfinite().all() for gradient in (*found, *others))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_keeps_half_of_what_an_mlp_keeps(dtype):
+    """The normalised products and one number per row, where the MLP keeps two numbers per hidden unit."""
+    inputs = drawn(16, dtype=dtype)
+    assert saved_bytes(mlp, inputs) == 2 * 16 * TOKENS * dtype.itemsize
+    assert saved_bytes(lean_pattention, inputs) == 16 * (TOKENS + 1) * dtype.itemsize
+    assert saved_bytes(formula, inputs) > 2 * saved_bytes(lean_pattention, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_near_double(dtype):
+    inputs = drawn(64)
+    y, exact = gradients(lean_pattention, inputs)
+    low, found = gradients(lean_pattention, [part.detach().to(dtype).requires_grad_() for part in inputs])
+    assert low.dtype == dtype
+    for wanted, got in zip((y, *exact), (low, *found), strict=True):
+        assert got.dtype == dtype
+        assert (got - wanted).norm() < 8 * torch.finfo(dtype).eps * wanted.norm()
+
+
+def test_rows_of_any_size_stay_finite_in_half_precision():
+    """tau / ||A|| leaves the range of float16 for the tiny one and is cut off; the norm of the large one is float32."""
+    x, keys, values = drawn(3, dtype=torch.float16)
+    with torch.no_grad():
+        x[1] *= 1e-6
+        x[2] *= 3e3
+        assert lean_pattention(x, keys, values, TAU).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_autocast_treats_it_as_a_matrix_product(dtype):
+    """Types of output and gradients are those of the formula, whose products autocast casts; float64 is left alone."""
+    inputs = drawn(64, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, found = gradients(lean_pattention, inputs)
+        expected, wanted = gradients(formula, inputs)
+    assert y.dtype == expected.dtype == (torch.float64 if dtype == torch.float64 else torch.bfloat16)
+    for got, other in zip((y, *found), (expected, *wanted), strict=True):
+        assert got.dtype == other.dtype
+        assert (got - other).norm() < 0.03 * other.norm()
+
+
+def test_the_backward_pass_may_run_outside_autocast_and_twice():
+    inputs = drawn(8, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = lean_pattention(*inputs, TAU).float().square().sum()
+    first = torch.autograd.grad(loss, inputs, retain_graph=True)
+    second = torch.autograd.grad(loss, inputs)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_without_gradients_it_is_the_same():
+    inputs = drawn(8)
+    with torch.inference_mode():
+        assert torch.equal(lean_pattention(*inputs, TAU), formula(*inputs, TAU))
+
+
+def test_second_derivatives_are_refused():
+    inputs = drawn(3)
+    (gradient,) = torch.autograd.grad(lean_pattention(*inputs, TAU).square().sum(), inputs[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpoints_give_the_same_bits(reentrant):
+    inputs = drawn(8, dtype=torch.float32)
+
+    def checkpointed(x, keys, values, tau):
+        return checkpoint(lean_pattention, x, keys, values, tau, use_reentrant=reentrant)
+
+    y, found = gradients_of_sum(checkpointed, inputs)
+    expected, wanted = gradients_of_sum(lean_pattention, inputs)
+    assert torch.equal(y, expected)
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def gradients_of_sum(mapped, inputs):
+    """Return output and gradients by `backward`, which re-entrant checkpoints ask for."""
+    inputs = [part.detach().requires_grad_() for part in inputs]
+    y = mapped(*inputs, TAU)
+    y.square().sum().backward()
+    return y.detach(), [part.grad for part in inputs]
+
+
+COMPILED = """
+import math, torch
+from test_pattention_function import TAU, drawn, gradients, lean_pattention, saved_bytes
+from torch._dynamo.testing import CompileCounterWithBackend
+counter = CompileCounterWithBackend("aot_eager_decomp_partition")
+compiled = torch.compile(lean_pattention, backend=counter, fullgraph=True)
+inputs = drawn(16, dtype=torch.float32)
+y, found = gradients(compiled, inputs)
+expected, wanted = gradients(lean_pattention, inputs)
+for got, other in zip((y, *found), (expected, *wanted), strict=True):
+    torch.testing.assert_close(got, other, atol=1e-5, rtol=1e-4)
+assert saved_bytes(compiled, inputs) == saved_bytes(lean_pattention, inputs), saved_bytes(compiled, inputs)
+with torch.autocast("cpu", torch.bfloat16):
+    y, found = gradients(compiled, inputs)
+    assert y.dtype == torch.bfloat16 and (y - expected).norm() < 0.03 * expected.norm()
+assert counter.frame_count == 2
+print("compiled")
+"""
+
+
+def alone(code, **environment):
+    """Run code in a fresh process, without the type checks of these tests, which a compiler does not see through."""
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_it_compiles_in_one_graph_and_keeps_as_little():
+    assert "compiled" in alone(COMPILED)
+
+
+DISTRIBUTED = """
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from formerlab.layers import Pattention
+from formerlab.layers.initial import initialise
+
+def work(rank, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    layer = Pattention(tokens=24).build(6, 5)
+    initialise(layer, 0)
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    layer(x).square().mean().backward()
+    whole = {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
+    layer.zero_grad(set_to_none=True)
+    shared = DistributedDataParallel(layer)
+    shared(x.chunk(2)[rank]).square().mean().backward()
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole[name], atol=1e-7, rtol=1e-5)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(work, (sys.argv[1],), nprocs=2, start_method="fork")
+    print("same")
+"""
+
+
+def test_two_processes_share_its_gradients(tmp_path):
+    script = tmp_path / "distributed.py"
+    script.write_text(DISTRIBUTED)
+    code = f"import runpy, sys; sys.argv = ['x', {str(tmp_path / 'store')!r}]; runpy.run_path({str(script)!r}, "
+    assert "same" in alone(f"{code}run_name='__main__')")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [24, 1000, 5000])
+def test_on_a_gpu_the_fused_kernels_compute_the_formula(dtype, tokens):
+    inputs = [part.detach().cuda() for part in drawn(33, tokens=tokens)]
+    inputs[0][5] = 0.0
+    weight = torch.randn(33, D_OUT, device="cuda", dtype=torch.float64)
+
+    def found(mapped, dtype):
+        parts = [part.to(dtype).requires_grad_() for part in inputs]
+        y = mapped(*parts, math.sqrt(tokens))
+        return y, *torch.autograd.grad((y * weight.to(dtype)).sum(), parts)
+
+    for got, wanted in zip(found(lean_pattention, dtype), found(formula, torch.float64), strict=True):
+        assert got.dtype == dtype
+        assert (got - wanted).norm() < 16 * torch.finfo(dtype).eps * wanted.norm()
+
+
+INTERPRETED = """
+import math, torch
+from formerlab.kernels import norm_gelu
+from formerlab.layers.score import SMALLEST_NORM, l2_gelu
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    for tokens in (1, 5, 64, 5000):
+        generator = torch.Generator().manual_seed(tokens)
+        products, upstream = (torch.randn(3, tokens, generator=generator).to(dtype) for _ in range(2))
+        products[1] = 0
+        exact = products.double().requires_grad_()
+        wanted = l2_gelu(exact, math.sqrt(tokens))
+        (slope,) = torch.autograd.grad((wanted * upstream).sum(), exact)
+        z = products.clone()
+        factor, scores = norm_gelu.normalise_and_activate(z, math.sqrt(tokens), SMALLEST_NORM)
+        found = norm_gelu.gradient((upstream * factor).to(dtype), z, math.sqrt(tokens))
+        assert factor[1] == 0 and scores[1].eq(0).all() and found[1].eq(0).all()
+        limit = 8 * torch.finfo(dtype).eps
+        assert (scores - wanted).norm() <= limit * wanted.norm(), (dtype, tokens)
+        assert (found - slope).norm() <= limit * upstream.norm(), (dtype, tokens)
+print("interpreted")
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed (it comes with torch for CUDA)")
+def test_the_fused_kernels_compute_the_formula_in_tritons_interpreter():
+    assert "interpreted" in alone(INTERPRETED, TRITON_INTERPRET="1")

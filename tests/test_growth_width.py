@@ -1,0 +1,264 @@
+"""Growth in width: Net2Net two ways and HyperCloning, and what each of them keeps."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from variation import counted_params, label, settings
+
+from formerlab.errors import UserError
+from formerlab.growth import Growth, grow_into, grown_spec
+from formerlab.layers import (
+    DepthMixer,
+    DepthWeightedAverage,
+    LayerNorm,
+    Linear,
+    Mlp,
+    Norm,
+    Pattention,
+    Position,
+    RMSNorm,
+)
+from formerlab.models import Decoder
+
+PARENT = Decoder(
+    vocabulary=11,
+    layers=2,
+    width=12,
+    heads=2,
+    context=8,
+    projection=Linear(bias=True),
+    feedforward=Mlp(bias=True, hidden=20),
+)
+TOKENS = torch.arange(24).reshape(3, 8) % 11
+KEEPING = ("net2net", "hypercloning")
+WIDTHS = ("channels", "hidden")
+
+
+def spec(parent=PARENT, **changes):
+    return Decoder.model_validate({**dict(parent), **changes})
+
+
+def wider(parent, factor, hidden=None):
+    """Return the parent's spec with `factor` times the width and heads; hidden units as many times if not given."""
+    feedforward = parent.feedforward
+    if isinstance(feedforward, Mlp):
+        units = feedforward.width(parent.width)
+        feedforward = feedforward.model_copy(update={"hidden": hidden or int(units * factor)})
+    changes = {"width": int(parent.width * factor), "heads": int(parent.heads * factor), "feedforward": feedforward}
+    return spec(parent, **changes)
+
+
+def drawn(parent):
+    """Return a model in float64 none of whose weights is at its start: gains, biases and mixing weights are drawn."""
+    model = parent.build(0).double()
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def grown(model, child, seed=5, **growth):
+    return grow_into(model.state_dict(), model.spec, child, Growth(**growth), seed)
+
+
+def distance(one, other):
+    return (one(TOKENS) - other(TOKENS)).abs().max().item()
+
+
+@pytest.mark.parametrize("method", KEEPING)
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("factor", [2, 3])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tied": False},
+        {"tied": False, "logit_scale": "inverse_sqrt_width", "final_norm": LayerNorm(gain=False, bias=False)},
+        {"logit_scale": "inverse_sqrt_width", "final_norm": RMSNorm()},
+        {"norm": RMSNorm(gain=False), "projection": Linear(), "feedforward": Mlp(activation="swiglu")},
+    ],
+    ids=str,
+)
+def test_whole_factors_keep_the_function(method, noise, factor, changes):
+    model = drawn(spec(**changes))
+    assert distance(grown(model, wider(model.spec, factor), method=method, noise=noise), model) < 1e-10
+
+
+@pytest.mark.parametrize("method", KEEPING)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"norm": norm} for norm in settings(Norm)),
+        *({"position": position} for position in settings(Position)),
+        *({"depth": depth} for depth in [*settings(DepthMixer), DepthWeightedAverage(dilation=2)]),
+        *({"feedforward": Mlp(activation=activation, hidden=5)} for activation in ("gelu", "relu", "swiglu")),
+    ],
+    ids=lambda changes: "-".join(str(label(part)) for part in changes.values()),
+)
+def test_every_part_may_be_copied(method, changes):
+    model = drawn(spec(**changes))
+    assert distance(grown(model, wider(model.spec, 2), method=method), model) < 1e-10
+
+
+def test_hidden_units_may_be_copied_unequally():
+    """No norm reads them, so any count keeps the function, as Net2Net's authors have it."""
+    model = drawn(PARENT)
+    for noise in (0.0, 0.5):
+        child = wider(PARENT, 1, hidden=33)
+        assert distance(grown(model, child, method="net2net", noise=noise), model) < 1e-10
+
+
+def test_channels_may_not():
+    """Some channels twice and some once have another mean and variance, which norms see."""
+    model = drawn(PARENT)
+    assert distance(grown(model, wider(PARENT, 1.5), method="net2net"), model) > 1e-3
+
+
+@pytest.mark.parametrize("factor", [1.5, 2])
+def test_padding_changes_the_function(factor):
+    model = drawn(PARENT)
+    assert distance(grown(model, wider(PARENT, factor), method="net2net_pad"), model) > 1e-2
+
+
+def test_padding_puts_the_old_matrix_top_left_and_draws_the_rest():
+    """Eq. 13 of arXiv:2410.23168; the heads that lead are the old ones."""
+    model, child = drawn(PARENT), wider(PARENT, 1.5)
+    new, fresh, old = grown(model, child, method="net2net_pad").state_dict(), child.build(5).state_dict(), 0
+    for name, weight in model.state_dict().items():
+        corner = tuple(slice(size) for size in weight.shape)
+        assert torch.equal(new[name][corner], weight)
+        rest = torch.ones(new[name].shape, dtype=torch.bool)
+        rest[corner] = False
+        assert torch.equal(new[name][rest], fresh[name].double()[rest])
+        old += weight.numel()
+    assert old < counted_params(child.build())
+
+
+def test_nothing_is_added_where_nothing_grows():
+    model = drawn(PARENT)
+    for method in ("net2net_pad", *KEEPING):
+        state = grown(model, PARENT, method=method).state_dict()
+        assert all(torch.equal(state[name], weight) for name, weight in model.state_dict().items())
+
+
+def test_hypercloning_is_its_papers_block_matrix():
+    model = drawn(PARENT)
+    old, new = model.state_dict(), grown(model, wider(PARENT, 2), method="hypercloning").state_dict()
+    for name in (
+        "blocks.1.attention.query.weight",
+        "blocks.0.attention.output.weight",
+        "blocks.1.feedforward.outer.weight",
+    ):
+        halved = old[name] / 2
+        torch.testing.assert_close(new[name], torch.cat([torch.cat([halved, halved], 1)] * 2, 0), atol=0, rtol=0)
+    for name in ("blocks.0.attention.output.bias", "blocks.1.feedforward_norm.gain"):
+        assert torch.equal(new[name], old[name].repeat(2))
+    assert torch.equal(new["embedding"], old["embedding"].repeat(1, 2))
+    assert torch.equal(new["final_norm.gain"], old["final_norm.gain"].repeat(2) / 2)
+
+
+def test_net2net_copies_old_units_first_and_then_each_as_often():
+    """Rows of the embedding's transpose are channels; the seed draws which follow the old ones."""
+    model = drawn(PARENT)
+    child = wider(PARENT, 2.5, hidden=20)
+    one, again, other = (grown(model, child, seed, method="net2net").embedding for seed in (5, 5, 6))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert torch.equal(one[:, :12], model.embedding)
+    copies = (one[:, :, None] == model.embedding[:, None, :]).all(0).sum(0)
+    assert copies.tolist().count(2) == 6
+    assert copies.tolist().count(3) == 6
+
+
+def test_noise_leaves_the_sum_over_copies_alone():
+    model = drawn(PARENT)
+    name = "blocks.0.attention.key.weight"
+    plain, noisy = (grown(model, wider(PARENT, 3), method="hypercloning", noise=n).state_dict()[name] for n in (0, 0.4))
+    assert not torch.allclose(plain, noisy)
+    torch.testing.assert_close(noisy.unflatten(1, (3, 12)).sum(1), plain.unflatten(1, (3, 12)).sum(1))
+    spread = (noisy - plain).square().mean().sqrt() / plain.square().mean().sqrt()
+    assert spread.item() == pytest.approx(0.4 * (2 / 3) ** 0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("method", KEEPING)
+def test_copies_stay_copies_unless_noise_tells_them_apart(method):
+    model = drawn(PARENT)
+    for noise in (0.0, 0.3):
+        new = grown(model, wider(PARENT, 2, hidden=20), method=method, noise=noise)
+        F.cross_entropy(new(TOKENS)[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()).backward()
+        same = (new.embedding.detach()[:, :, None] == new.embedding.detach()[:, None, :]).all(0)
+        first, second = same.triu(1).nonzero(as_tuple=True)
+        assert len(first) == 12
+        gradient = new.embedding.grad
+        assert torch.allclose(gradient[:, first], gradient[:, second], atol=1e-12, rtol=1e-9) == (noise == 0.0)
+
+
+def test_a_grown_spec_is_the_wanted_one():
+    child = spec(wider(PARENT, 2), projection=Linear(bias=True, std=0.5), embedding_std=1.0)
+    assert grown_spec(PARENT, child, Growth(method="hypercloning")) == child
+
+
+@pytest.mark.parametrize(
+    ("method", "parent", "child", "message"),
+    [
+        ("hypercloning", PARENT, spec(width=24), "cannot grow width=12, heads=2 into width=24, heads=2: a head keeps"),
+        (
+            "hypercloning",
+            PARENT,
+            wider(PARENT, 1.5),
+            "cannot grow width=12 into 18: method=hypercloning needs a multiple",
+        ),
+        (
+            "hypercloning",
+            PARENT,
+            wider(PARENT, 1, hidden=30),
+            "cannot grow feedforward.hidden=20 into 30: method=hyper",
+        ),
+        ("net2net", PARENT, wider(PARENT, 0.5), "cannot grow width=12 into 6: growth makes nothing narrower"),
+        ("net2net_pad", PARENT, wider(PARENT, 1, hidden=19), "cannot grow feedforward.hidden=20 into 19: growth makes"),
+        (
+            "net2net",
+            PARENT,
+            spec(layers=3),
+            "cannot grow layers=2 into layers=3: net2net only adds width; make them eq",
+        ),
+        (
+            "net2net",
+            spec(projection=Pattention(tokens=4)),
+            spec(projection=Pattention(tokens=4)),
+            "cannot grow projection.kind=pattention by method=net2net; use method=tokens",
+        ),
+        (
+            "hypercloning",
+            spec(final_norm=LayerNorm(gain=False)),
+            wider(spec(final_norm=LayerNorm(gain=False)), 2),
+            "cannot grow by method=hypercloning with tied=true and final_norm.gain=false",
+        ),
+        ("tokens", PARENT, wider(PARENT, 2), "cannot grow width=12 into width=24: growth only adds Pattention tokens"),
+    ],
+)
+def test_what_a_method_cannot_make_is_refused_in_one_line(method, parent, child, message):
+    with pytest.raises(UserError) as caught:
+        grown_spec(parent, child, Growth(method=method))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "growth",
+    [
+        {"method": "hypercloning", "keys": "zero"},
+        {"method": "net2net", "tau": "keep"},
+        {"method": "net2net_pad", "optimizer": "carry"},
+        {"method": "net2net", "old_tokens": "freeze"},
+        {"method": "net2net_pad", "noise": 0.1},
+        {"noise": 0.1},
+        {"method": "stretch"},
+        {"old_tokens": 1.5},
+        {"old_tokens": "slow"},
+    ],
+)
+def test_settings_without_meaning_are_named(growth):
+    with pytest.raises(ValueError, match=list(growth)[-1]):
+        Growth(**growth)
