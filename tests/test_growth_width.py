@@ -85,13 +85,25 @@ def test_whole_factors_keep_the_function(method, noise, factor, changes):
     assert distance(grown(model, wider(model.spec, factor), method=method, noise=noise), model) < 1e-10
 
 
+MIXERS_OF_NO_WIDTH = [mixer for mixer in settings(DepthMixer) if mixer.params(3, 8) == mixer.params(3, 16)]
+MIXERS_OF_WIDTH = [mixer for mixer in settings(DepthMixer) if mixer not in MIXERS_OF_NO_WIDTH]
+
+
+@pytest.mark.parametrize("method", KEEPING)
+@pytest.mark.parametrize("mixer", MIXERS_OF_WIDTH, ids=label)
+def test_mixers_as_wide_as_the_model_are_refused(method, mixer):
+    model = drawn(spec(depth=mixer))
+    with pytest.raises(UserError, match=f"cannot grow depth.kind={mixer.kind} by method={method}"):
+        grown(model, wider(model.spec, 2), method=method)
+
+
 @pytest.mark.parametrize("method", KEEPING)
 @pytest.mark.parametrize(
     "changes",
     [
         *({"norm": norm} for norm in settings(Norm)),
         *({"position": position} for position in settings(Position)),
-        *({"depth": depth} for depth in [*settings(DepthMixer), DepthWeightedAverage(dilation=2)]),
+        *({"depth": depth} for depth in [*MIXERS_OF_NO_WIDTH, DepthWeightedAverage(dilation=2)]),
         *({"feedforward": Mlp(activation=activation, hidden=5)} for activation in ("gelu", "relu", "swiglu")),
     ],
     ids=lambda changes: "-".join(str(label(part)) for part in changes.values()),

@@ -64,7 +64,7 @@ PLACES = {
     "outer.weight": Place((0, "channels"), (1, "hidden")),
     "outer.bias": Place((0, "channels")),
 }
-"""By the end of a weight's name; an untied head (read by nothing) and depth mixers (of no width) stand apart."""
+"""By the end of a weight's name; an untied head (read by nothing) and depth mixers of no width stand apart."""
 
 
 def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
@@ -86,8 +86,19 @@ def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
             raise UserError(
                 f"cannot grow {name}={old} into {new}: method=hypercloning needs a multiple; or use net2net"
             )
-    wider = child.width > parent.width
-    if wider and method != "net2net_pad" and child.tied and not child.final_norm.gain:
+    if child.width > parent.width and method != "net2net_pad":
+        _check_copies(parent, child, method)
+
+
+def _check_copies(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
+    """Raise UserError where channels cannot be copied without a change of the function."""
+    mixer = child.depth
+    if mixer.params(1, child.width) != mixer.params(1, parent.width):
+        raise UserError(
+            f"cannot grow depth.kind={mixer.kind} by method={method}: its weights are as wide as the model, and no "
+            "rule says how to copy them; use method=net2net_pad or another depth mixer"
+        )
+    if child.tied and not child.final_norm.gain:
         raise UserError(
             f"cannot grow by method={method} with tied=true and final_norm.gain=false: something must divide the logits"
             " by the number of copies; give the final norm a gain, or untie the head"
