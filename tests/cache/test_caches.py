@@ -22,7 +22,7 @@ from formerlab.cache import (
     simulate,
 )
 from formerlab.errors import UserError
-from formerlab.layers import Learned, Rotary
+from formerlab.layers import DepthWeightedAverage, Learned, Pattention, Rotary
 from formerlab.layers.attention import causal_attention
 from formerlab.models import Decoder
 from formerlab.spec import variants
@@ -32,6 +32,7 @@ TIME = sum(CHUNKS)
 STREAMING = [
     *[variant() for variant in variants(CachePolicy) if variant().streams],
     Decay(alpha=0.5, recent=0.5),
+    Decay(scope="layer"),
     Decay(alpha=0.0),
     Decay(alpha=1.0, recent=0.3, sink=1),
     H2O(recent=0.0),
@@ -74,9 +75,12 @@ def rotate(x, start):
     return torch.cat([first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], -1)
 
 
-def decoder(position):
-    spec = Decoder(vocabulary=11, layers=2, width=16, heads=4, context=64, position=position, embedding_std=1.0)
-    return spec.build(seed=3).double().requires_grad_(False)
+def decoder(**parts):
+    spec = Decoder(vocabulary=11, layers=2, width=16, heads=4, context=64, embedding_std=1.0, **parts)
+    model = spec.build(seed=3).double().requires_grad_(False)
+    for number, weights in enumerate(model.mixer.parameters(), start=1):
+        weights.copy_(torch.arange(1.0, len(weights) + 1) / number)  # not the identity they start at
+    return model
 
 
 MODELS = {
@@ -84,8 +88,10 @@ MODELS = {
     "toy, rotary": lambda: Toy(4, rotary=True),
     "toy, shared key heads": lambda: Toy(2, rotary=False),
     "toy, one key head, rotary": lambda: Toy(1, rotary=True),
-    "decoder, rotary": lambda: decoder(Rotary()),
-    "decoder, learned": lambda: decoder(Learned()),
+    "decoder, rotary": lambda: decoder(position=Rotary()),
+    "decoder, learned": lambda: decoder(position=Learned()),
+    "tokenformer": lambda: decoder(projection=Pattention(tokens=8), feedforward=Pattention(tokens=24)),
+    "denseformer": lambda: decoder(depth=DepthWeightedAverage()),
 }
 
 
@@ -106,7 +112,7 @@ def feed(model, tokens, cache):
 
 def simulated(model, tokens, policy, budget):
     masks = {}
-    simulation = Simulation(policy, budget, observe=lambda layer, logits, p, visible: masks.update({layer: visible}))
+    simulation = Simulation(policy, budget, observe=lambda layer, seen: masks.update({layer: seen.visible}))
     return model(tokens, attend=simulation), masks
 
 
@@ -154,7 +160,8 @@ def test_a_cache_grows_as_needed_and_no_further():
         cache = PrunedCache(Decay(), budget)
         out = torch.cat([cache(0, part, part, part) for part in q.split([1, 150, 149], 2)], 2)
         assert torch.allclose(out, Simulation(Decay(), budget)(0, q, q, q), atol=1e-12)
-        assert cache.allocated_bytes() <= 2 * 2 * min(budget + 1, 512) * 4 * 8
+        slots = -(-min(budget + 1, 512) // 16) * 16  # whole vectors
+        assert cache.allocated_bytes() <= 2 * 2 * slots * 4 * 8
 
 
 @pytest.mark.parametrize("length", [128, 320])
@@ -169,9 +176,10 @@ def test_memory_shrinks_to_the_share_that_is_kept(length):
     per_token = 2 * 2 * 2 * 8 * 4
     assert full.bytes() == per_token * length
     assert pruned.bytes() == per_token * budget
-    assert pruned.allocated_bytes() == per_token * (budget + 1)
+    slots = -(-(budget + 1) // 16) * 16  # whole vectors
+    assert pruned.allocated_bytes() == per_token * slots
     assert full.allocated_bytes() >= full.bytes()
-    assert pruned.bookkeeping_bytes() == 2 * 2 * ((budget + 1) * (4 + 8) + 8)
+    assert pruned.bookkeeping_bytes() == 2 * 2 * slots * (4 + 4)
     assert pruned.bytes() / full.bytes() == pytest.approx(0.4, abs=0.01)
 
 
@@ -229,9 +237,13 @@ def test_realised_budget_is_the_share_held(policy, tokens):
     simulation = Simulation(policy, 0.4, [TIME, 11])
     model(tokens, attend=simulation)
     assert simulation.realised_budget.tolist() == pytest.approx([entries(0.4, TIME) / TIME, 4 / 11])
-    everything = Simulation(policy, 1.0)
-    model(tokens, attend=everything)
-    assert everything.realised_budget.tolist() == [1.0, 1.0]
+    for budget in (1.0, TIME, TIME - 1):  # with one entry less than tokens, the last query sees all and evicts one
+        simulation = Simulation(policy, budget)
+        model(tokens, attend=simulation)
+        assert simulation.realised_budget.tolist() == pytest.approx([entries(budget, TIME) / TIME] * 2)
+        observed = Simulation(policy, budget, observe=lambda layer, seen: None)
+        model(tokens, attend=observed)
+        assert observed.realised_budget.tolist() == pytest.approx(simulation.realised_budget.tolist())
 
 
 def test_realised_budget_of_official_h2o_is_smaller(tokens):
@@ -241,9 +253,10 @@ def test_realised_budget_of_official_h2o_is_smaller(tokens):
 
 
 def test_observer_sees_what_simulate_returns(tokens):
-    def check(layer, logits, probabilities, visible):
-        assert torch.equal(visible, simulate(Decay(), logits, 5, groups=2)[1])
-        assert torch.equal(probabilities > 0, visible)
+    def check(layer, seen):
+        assert torch.equal(seen.visible, simulate(Decay(), seen.logits, 5, groups=2)[1])
+        assert torch.equal(seen.probabilities > 0, seen.visible)
+        assert seen.keys.shape == seen.values.shape == (2, 2, TIME, 4)
         layers.append(layer)
 
     layers: list[int] = []

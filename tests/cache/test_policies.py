@@ -6,13 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from formerlab.cache import H2O, CachePolicy, Decay, Full, Local, SpAtten, StreamingLLM, entries, simulate
+from formerlab.cache import H2O, CachePolicy, Decay, Full, Ideal, Local, SpAtten, StreamingLLM, entries, simulate
 from formerlab.cache.eviction import Eviction
+from formerlab.cache.oneshot import OneShot
 from formerlab.cache.policy import Layer, Policy, by_group, largest
 from formerlab.spec import variants
 
 OFFICIAL = [H2O(variant="local_statistics"), H2O(variant="global_statistics")]
-POLICIES = [variant() for variant in variants(CachePolicy)]
+VARIANTS = [variant() for variant in variants(CachePolicy)]
+POLICIES = [policy for policy in VARIANTS if not isinstance(policy, OneShot)]
 EXACT = [policy for policy in POLICIES if isinstance(policy, Eviction) and not isinstance(policy, Full)]
 
 
@@ -21,11 +23,21 @@ def random_logits(batch=2, heads=4, time=12, seed=0, dtype=torch.float64):
     return 2 * torch.randn(batch, heads, time, time, generator=generator, dtype=dtype)
 
 
+def keys_of(logits, groups=1):
+    """Return keys that follow the logits into every permutation and every cut: made of what each query thinks of 0."""
+    first = logits[:, ::groups, :, 0]
+    return torch.stack([first, first.square() - 1, (5 * first).cos()], -1)
+
+
+def run(policy, logits, budget, groups=1, **inputs):
+    return simulate(policy, logits, budget, groups=groups, keys=keys_of(logits, groups), **inputs)
+
+
 def layers(policy, logits, budget, **inputs):
     """Run two layers, so that what passes between layers takes part; return the second one's result."""
     state = {}
-    simulate(policy, logits.roll(1, 1), budget, state=state, **inputs)
-    return simulate(policy, logits, budget, state=state, **inputs)
+    run(policy, logits.roll(1, 1), budget, state=state, **inputs)
+    return run(policy, logits, budget, state=state, **inputs)
 
 
 def full_attention(logits):
@@ -34,9 +46,10 @@ def full_attention(logits):
 
 
 def test_the_union_is_the_registry():
-    assert {policy.kind for policy in POLICIES} == {"full", "local", "streaming_llm", "h2o", "spatten", "decay"}
+    kinds = "full local streaming_llm h2o spatten decay tova snapkv knorm keydiff expected_attention random ideal"
+    assert [policy.kind for policy in VARIANTS] == kinds.split()
     adapter = TypeAdapter(CachePolicy)
-    for policy in POLICIES + OFFICIAL:
+    for policy in VARIANTS + OFFICIAL:
         assert adapter.validate_python(policy.plain()) == policy
     with pytest.raises(ValidationError, match="'full', 'local', 'streaming_llm', 'h2o', 'spatten', 'decay'"):
         adapter.validate_python({"kind": "h20"})
@@ -46,7 +59,7 @@ def test_the_union_is_the_registry():
         Local(sink=1)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("policy", VARIANTS, ids=repr)
 def test_every_policy_names_its_source(policy):
     assert "arXiv:" in type(policy).__doc__
 
@@ -76,7 +89,7 @@ def test_what_every_simulation_promises(policy):
 @pytest.mark.parametrize("policy", [*EXACT, H2O(recent=0.0), Decay(sink=2, recent=0.3)], ids=repr)
 def test_exact_budget_and_no_return(policy):
     for budget in (1, 2, 5, 11):
-        _, visible = simulate(policy, random_logits(), budget)
+        _, visible = run(policy, random_logits(), budget)
         counts = torch.arange(1, 13).clamp(max=budget + 1)
         assert torch.equal(visible.sum(-1), counts.expand(2, 4, -1))
         before, after = visible[:, :, :-1], visible[:, :, 1:]
@@ -218,14 +231,14 @@ def test_age_bias():
     assert ratio(0.8, 512) == pytest.approx(5, rel=0.05)
 
 
-CAUSAL = [*[policy for policy in POLICIES if policy.streams], OFFICIAL[0]]
+CAUSAL = [*[policy for policy in POLICIES if policy.streams], OFFICIAL[0], Ideal()]
 
 
 @pytest.mark.parametrize("policy", CAUSAL, ids=repr)
 def test_later_tokens_change_nothing_before_them(policy):
     logits = random_logits()
-    probabilities, visible = simulate(policy, logits, 4)
-    shorter, shorter_visible = simulate(policy, logits[..., :9, :9], 4)
+    probabilities, visible = run(policy, logits, 4)
+    shorter, shorter_visible = run(policy, logits[..., :9, :9], 4)
     assert torch.equal(visible[..., :9, :9], shorter_visible)
     assert torch.equal(probabilities[..., :9, :9], shorter)
 

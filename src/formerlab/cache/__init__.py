@@ -8,28 +8,59 @@ from typing import Annotated
 from pydantic import Field
 
 from formerlab.cache.budget import Budget, entries
+from formerlab.cache.compressed import CompressedCache
 from formerlab.cache.decay import Decay
+from formerlab.cache.expected import ExpectedAttention
 from formerlab.cache.full import Full
 from formerlab.cache.h2o import H2O
+from formerlab.cache.ideal import Ideal
+from formerlab.cache.keydiff import KeyDiff
+from formerlab.cache.knorm import Knorm
 from formerlab.cache.kv import KVCache
 from formerlab.cache.measures import distance_to_ideal, early_share
 from formerlab.cache.pruned import PrunedCache
+from formerlab.cache.random import Random
 from formerlab.cache.simulation import Simulation, simulate
+from formerlab.cache.snapkv import SnapKV
 from formerlab.cache.spatten import SpAtten
+from formerlab.cache.tova import TOVA
 from formerlab.cache.window import Local, StreamingLLM
 
-CachePolicy = Annotated[Full | Local | StreamingLLM | H2O | SpAtten | Decay, Field(discriminator="kind")]
+CachePolicy = Annotated[
+    Full
+    | Local
+    | StreamingLLM
+    | H2O
+    | SpAtten
+    | Decay
+    | TOVA
+    | SnapKV
+    | Knorm
+    | KeyDiff
+    | ExpectedAttention
+    | Random
+    | Ideal,
+    Field(discriminator="kind"),
+]
 
 __all__ = [
     "H2O",
+    "TOVA",
     "Budget",
     "CachePolicy",
+    "CompressedCache",
     "Decay",
+    "ExpectedAttention",
     "Full",
+    "Ideal",
     "KVCache",
+    "KeyDiff",
+    "Knorm",
     "Local",
     "PrunedCache",
+    "Random",
     "Simulation",
+    "SnapKV",
     "SpAtten",
     "StreamingLLM",
     "distance_to_ideal",

@@ -5,7 +5,8 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt
 
 from formerlab.cache.budget import part
-from formerlab.cache.eviction import Eviction, Scores
+from formerlab.cache.eviction import Eviction
+from formerlab.cache.slots import Scores
 
 
 class Decay(Eviction):

@@ -1,8 +1,9 @@
 """Step-by-step eviction: every query admits its own key, attends, and drops the worst key if there is one too many."""
 
+import functools
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,67 +11,52 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.policy import Layer, Policy
+from formerlab.cache.slots import EMPTY, Scores, Slots
 
-EMPTY = 2**62  # the position of an empty slot: later than any query, so never a candidate; exact as a float, for F.pad
-Scores = Float[Tensor, "batch key_heads slots"]
+BLOCK = 16  # queries that meet the keys in one product; a longer block meets more keys that are gone in its middle
+Attention = Float[Tensor, "batch key_heads groups slots"]
+Keys = Float[Tensor, "batch key_heads slots d_head"]
+LastQueries = Int[Tensor, "batch sets time_plus_1"]
 
 
-@dataclass
-class Slots:
-    """The books of one layer: which position lies in which slot, and its score.
+class Block(NamedTuple):
+    """Queries at positions start, start + 1, ... that attend and evict in turn."""
 
-    There are budget + 1 slots. The key that is evicted leaves a free slot, which the next key takes: one write, nothing
-    is moved. The order of slots means nothing, since keys carry their positions with them.
-    """
+    start: int
+    logits: Float[Tensor, "batch key_heads groups time slots"]
+    """Their logits against every slot, -inf where they do not see it; each row becomes probabilities, in place."""
+    taken: Int[Tensor, "batch sets time"]
+    """The slots of their own keys."""
+    entry: Float[Tensor, "batch sets time"] | None = None
+    """The scores with which these enter; none means 0."""
+    keys: Keys | None = None
+    """The keys in the slots."""
 
-    positions: Int[Tensor, "batch key_heads slots"]
-    """Position of the token in each slot, or EMPTY."""
-    scores: Scores
-    """Accumulated score of the token in each slot."""
-    free: Int[Tensor, "batch key_heads 1"]
-    """The slot of the next key."""
-    entries: Int[Tensor, "batch 1 1"]
-    """Keys that may stay between steps."""
-    sink: Int[Tensor, "batch 1 1"]
-    """First positions that are never evicted."""
-    recent: Int[Tensor, "batch 1 1"]
-    """Last positions that are not evicted yet."""
 
-    @property
-    def filled(self) -> Bool[Tensor, "batch key_heads slots"]:
-        """Slots that hold a key."""
-        return self.positions != EMPTY
+class Rows(NamedTuple):
+    """Queries of whole sequences, and what they meet."""
 
-    def admit(self, now: int) -> None:
-        """Put the key at position `now` into the free slot, with no score yet."""
-        self.positions.scatter_(-1, self.free, now)
-        self.scores.scatter_(-1, self.free, 0.0)
-
-    def evict(self, now: int) -> None:
-        """Free the slot of the lowest score where a cache holds more than its entries; of equal scores the older loses.
-
-        Candidates are the positions sink <= k <= now - recent, the query's own among them if recent is 0.
-        """
-        candidate = (self.positions >= self.sink) & (self.positions <= now - self.recent)
-        scores = self.scores.where(candidate, torch.inf)
-        lowest = scores == scores.amin(-1, keepdim=True)
-        oldest = self.positions.where(lowest, EMPTY).argmin(-1, keepdim=True)
-        self.free = oldest.where(now >= self.entries, now + 1)
-        self.positions.scatter_(-1, self.free, EMPTY)
-
-    def grow(self, capacity: int) -> None:
-        """Add empty slots up to `capacity`."""
-        missing = (0, capacity - self.positions.shape[-1])
-        self.positions, self.scores = F.pad(self.positions, missing, value=EMPTY), F.pad(self.scores, missing)
+    start: int
+    """Position of the first of them."""
+    logits: Float[Tensor, "batch key_heads groups time columns"]
+    """Their logits: column k + 1 is that of position k, -inf for a later one; column 0, -inf, is that of no key."""
+    entry: Float[Tensor, "#batch sets all"] | None
+    """The scores with which all keys of the sequences enter; none means 0."""
+    keys: Keys | None
+    """All keys, for policies that look at them."""
 
 
 class Eviction(Policy):
-    """A policy that evicts at most one key per step, separately in every layer and key head.
+    """A policy that evicts at most one key per step, separately in every set of heads that choose together.
 
     For q = 0, 1, ...: (1) the cache takes in q; (2) p = softmax over the keys it holds, evicted ones gone from the
     denominator; (3) S[k] = score(S[k], p[k]); (4) if it holds more than the budget, the key of the lowest S among
     sink <= k <= q - recent goes, and its score with it (Decay article, eq. 5; A2SF, arXiv:2407.20485, eq. 5 and 6).
     """
+
+    scope: Literal["head", "group", "layer"] = "group"
+    """Heads that choose together, by the sum of their attention: each query head alone, those that share a key head, or
+    all heads of a layer."""
 
     @property
     def streams(self) -> bool:
@@ -79,7 +65,7 @@ class Eviction(Policy):
 
     @abstractmethod
     def score(self, past: Scores, attention: Scores) -> Scores:
-        """Return the scores after a step: `past` before it, `attention` received in it, summed over each group."""
+        """Return the scores after a step: `past` before it, `attention` received in it, summed over a set's heads."""
 
     @abstractmethod
     def protected(self, entries: int) -> tuple[int, int]:
@@ -89,42 +75,118 @@ class Eviction(Policy):
         """Return the keys that may stay between steps under a budget of `entries`."""
         return entries
 
+    def entry(
+        self, positions: Int[Tensor, " time"], sets: int, keys: Keys | None, layer: int
+    ) -> Float[Tensor, "#batch sets time"] | None:
+        """Return the scores with which keys enter the cache; none means 0."""
+        return None
+
+    def rank(self, slots: Slots, keys: Keys | None, now: int) -> Scores:
+        """Return what decides the eviction after query `now`: the scores, unless the keys held are compared."""
+        return slots.scores
+
+    def together(self, heads: Attention) -> Scores:
+        """Sum over the heads that choose together."""
+        if self.scope == "layer":
+            return heads.sum((1, 2)).unsqueeze(1)
+        return heads.sum(2) if heads.shape[2] > 1 else heads.squeeze(2)
+
     def slots(self, entries: Sequence[int], key_heads: int, capacity: int, scores: Tensor) -> Slots:
         """Return empty books for sequences of the given budgets, with the type and device of `scores`."""
-        protected = torch.tensor([self.protected(budget) for budget in entries], device=scores.device)
-        shape = len(entries), key_heads, capacity
-        return Slots(
-            positions=torch.full(shape, EMPTY, device=scores.device),
-            scores=scores.new_zeros(shape),
-            free=torch.zeros(*shape[:2], 1, dtype=torch.long, device=scores.device),
-            entries=torch.tensor([self.limit(budget) for budget in entries], device=scores.device)[:, None, None],
-            sink=protected[:, 0, None, None],
-            recent=protected[:, 1, None, None],
-        )
+        limits = [min(self.limit(budget), EMPTY) for budget in entries]
+        bounds = zip(limits, *zip(*(self.protected(budget) for budget in entries), strict=True), strict=True)
+        shape = len(entries), 1 if self.scope == "layer" else key_heads, capacity
+        positions = torch.full(shape, EMPTY, dtype=torch.int32, device=scores.device)
+        counts = (_count(counts, scores.device) for counts in zip(*bounds, strict=True))
+        return Slots(positions, scores.new_zeros(shape), *counts, least=min(limits), most=max(limits))
 
-    def walk(self, layer: Layer) -> Iterator[tuple[int, Slots]]:
+    def steps(self, slots: Slots, block: Block, last: LastQueries) -> Iterator[int]:
+        """Take the queries of a block in turn; yield each one's position after scoring, before the eviction.
+
+        `last` notes the last query that sees each key where it is evicted; its final column takes what is no key.
+        """
+        start, logits, taken, entry, keys = block
+        for row in range(logits.shape[3]):
+            query, own = start + row, slice(row, row + 1)
+            attention = logits[:, :, :, row].softmax(-1)
+            logits[:, :, :, row] = attention
+            if entry is None:
+                slots.scores.scatter_(-1, taken[..., own], 0.0)
+            else:
+                slots.scores.scatter_(-1, taken[..., own], entry[..., own])
+            slots.scores = self.score(slots.scores, self.together(attention))
+            yield query
+            gone = slots.evict(query, self.rank(slots, keys, query))
+            if gone is not None:
+                slot, position = gone
+                last.scatter_(-1, position.clamp(max=last.shape[-1] - 1).long(), query)
+                ahead = logits[:, :, :, row + 1 :]
+                ahead.scatter_(-1, slot[:, :, None, None].expand(*ahead.shape[:-1], 1), -torch.inf)
+
+    def over(self, prompt: Rows, slots: Slots, start: int, count: int, last: LastQueries) -> Iterator[int]:
+        """Take `count` queries from position `start` on in turn, as `steps` does, given their logits by position.
+
+        Afterwards the rows hold probabilities.
+        """
+        taken = slots.admit(start, count)
+        rows = prompt.logits[:, :, :, start - prompt.start : start - prompt.start + count]
+        key_heads = rows.shape[1]
+        column = (slots.positions + 1).masked_fill(~slots.filled, 0).long().expand(-1, key_heads, -1)
+        index = column[:, :, None, None].expand(-1, -1, *rows.shape[2:4], -1)
+        entry = None if prompt.entry is None else prompt.entry[..., start : start + count].expand_as(taken)
+        keys = prompt.keys
+        if keys is not None:
+            keys = keys.gather(2, (column - 1).clamp(min=0)[..., None].expand(*column.shape, keys.shape[-1]))
+        logits = rows.gather(-1, index)
+        yield from self.steps(slots, Block(start, logits, taken, entry, keys), last)
+        rows.zero_().scatter_(-1, index, logits)
+
+    def walk(self, layer: Layer, block: int = 1, last: LastQueries | None = None) -> Iterator[tuple[int, Slots]]:
         """Yield (q, books) for every query q in turn: after scoring, before the eviction.
 
-        The books then hold what q sees. They are changed in place: read, do not keep.
+        The books then hold what q sees, and the keys of the same block. They are changed in place: read, do not keep.
+        `last` is filled as by `steps`.
         """
         entries: list[int] = layer.entries.tolist()
-        _, key_heads, groups, time, _ = layer.logits.shape
-        precise = layer.logits.new_empty(0, dtype=torch.promote_types(layer.logits.dtype, torch.float32))
-        capacity = min(max(self.limit(budget) for budget in entries), time) + 1
-        slots = self.slots(entries, key_heads, capacity, precise)
-        for now in range(time):
-            slots.admit(now)
-            row = F.pad(layer.logits[:, :, :, now, : now + 1].to(precise.dtype), (0, 1), value=-torch.inf)
-            index = slots.positions.clamp(max=now + 1)  # an empty slot reads the -inf behind the last key
-            attention = row.gather(-1, index[:, :, None].expand(-1, -1, groups, -1)).softmax(-1).sum(2)
-            slots.scores = self.score(slots.scores, attention)
-            yield now, slots
-            slots.evict(now)
+        key_heads, time = layer.logits.shape[1], layer.logits.shape[3]
+        precise = layer.logits.to(torch.promote_types(layer.logits.dtype, torch.float32))
+        rows = F.pad(precise.masked_fill(~layer.causal, -torch.inf), (1, 0), value=-torch.inf)
+        slots = self.slots(entries, key_heads, min(max(map(self.limit, entries)), time) + block, precise)
+        last = slots.positions.new_zeros(*slots.positions.shape[:2], time + 1) if last is None else last
+        keys = layer.keys if "keys" in self.needs else None
+        entry = self.entry(torch.arange(time, device=rows.device), slots.positions.shape[1], keys, layer.index)
+        prompt = Rows(0, rows, None if entry is None else entry.to(rows.dtype), keys)
+        for start in range(0, time, block):
+            for query in self.over(prompt, slots, start, min(block, time - start), last):
+                yield query, slots
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
         """Return the keys that each query finds in the cache, its own included."""
         batch, key_heads, _, time, _ = layer.logits.shape
-        seen = torch.zeros(batch, key_heads, time, time + 1, dtype=torch.bool, device=layer.logits.device)
-        for now, slots in self.walk(layer):
-            seen[:, :, now].scatter_(-1, slots.positions.clamp(max=time), True)
-        return seen[..., :time]
+        sets = 1 if self.scope == "layer" else key_heads
+        last = torch.full((batch, sets, time + 1), time, dtype=torch.int32, device=layer.logits.device)
+        for _ in self.walk(layer, BLOCK, last):
+            pass
+        now = torch.arange(time, device=last.device)[:, None]
+        return (layer.causal & (now <= last[:, :, None, :time])).expand(batch, key_heads, time, time)
+
+
+def _count(counts: Sequence[int], device: torch.device) -> int | Int[Tensor, "batch 1 1"]:
+    """Return one number where all sequences have the same, which is faster to compare with."""
+    if len(set(counts)) == 1:
+        return counts[0]
+    return torch.tensor(counts, dtype=torch.int32, device=device)[:, None, None]
+
+
+@functools.lru_cache(maxsize=256)
+def coefficients(policy: Eviction) -> tuple[float, float] | None:
+    """Return (decay, gain) if the policy's score is decay S + gain p in every slot, read off its formula; else nothing.
+
+    A policy states its formula once, in torch. It is asked for the scores of (1, 0) and (0, 1), and of a few numbers
+    that a formula of another form would not map as these two say.
+    """
+    past = torch.tensor([[[1.0, 0.0, 0.0, 0.31, 2.7, 5.9, 1e-3]]], dtype=torch.float64)
+    attention = torch.tensor([[[0.0, 1.0, 0.0, 0.83, 0.07, 3.1, 0.4]]], dtype=torch.float64)
+    scores = policy.score(past, attention)
+    decay, gain = scores[0, 0, 0].item(), scores[0, 0, 1].item()
+    return (decay, gain) if torch.allclose(scores, decay * past + gain * attention, rtol=1e-12, atol=0) else None

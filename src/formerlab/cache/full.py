@@ -6,8 +6,9 @@ from typing import Literal
 from jaxtyping import Bool
 from torch import Tensor
 
-from formerlab.cache.eviction import Eviction, Scores
+from formerlab.cache.eviction import Eviction
 from formerlab.cache.policy import Layer
+from formerlab.cache.slots import Scores
 
 
 class Full(Eviction):

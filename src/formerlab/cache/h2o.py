@@ -4,12 +4,13 @@ from typing import Literal
 
 import torch
 from jaxtyping import Bool, Int
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from formerlab.cache.budget import part
-from formerlab.cache.eviction import Eviction, Scores
+from formerlab.cache.eviction import Eviction
 from formerlab.cache.policy import Layer, largest
+from formerlab.cache.slots import Scores
 
 Mask = Bool[Tensor, "batch key_heads time time"]
 Counts = Int[Tensor, "batch 1 1"]
@@ -29,6 +30,12 @@ class H2O(Eviction):
     (arXiv:2407.20485). local_statistics: the official mask of OPT, from unpruned attention, row by row.
     global_statistics: the official mask of LLaMA since 2024-04, which chooses with the attention of LATER queries and
     so leaks the future: its accuracies are not those of a cache."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "H2O":
+        if self.variant != "accumulated" and self.scope != "group":
+            raise ValueError(f"variant={self.variant} knows no scope={self.scope}; leave scope out")
+        return self
 
     @property
     def streams(self) -> bool:

@@ -11,7 +11,7 @@ from formerlab.layers.attention import Heads, KeyHeads
 
 
 @dataclass
-class _Buffer:
+class Buffer:
     """Keys and values of one layer, with room to spare."""
 
     keys: Float[Tensor, "batch key_heads capacity d_head"]
@@ -39,16 +39,21 @@ class KVCache:
     def __init__(self, capacity: int = 64) -> None:
         """`capacity` is the room reserved at first, in tokens."""
         self._capacity = capacity
-        self._layers: dict[int, _Buffer] = {}
+        self._layers: dict[int, Buffer] = {}
+
+    def take(self, layer: int, k: KeyHeads, v: KeyHeads) -> Buffer:
+        """Take in new keys and values; return all that the layer holds."""
+        if layer not in self._layers:
+            shape = *k.shape[:2], max(self._capacity, k.shape[2]), k.shape[3]
+            self._layers[layer] = Buffer(k.new_zeros(shape), v.new_zeros(shape))
+        held = self._layers[layer]
+        held.append(k, v)
+        return held
 
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Take in the new keys and values; return softmax(q k^T / sqrt(d_head)) v over all no later than each query."""
-        if layer not in self._layers:
-            shape = *k.shape[:2], max(self._capacity, k.shape[2]), k.shape[3]
-            self._layers[layer] = _Buffer(k.new_zeros(shape), v.new_zeros(shape))
-        held = self._layers[layer]
-        held.append(k, v)
+        held = self.take(layer, k, v)
         keys, values = held.keys[:, :, : held.length], held.values[:, :, : held.length]
         new = q.shape[2]
         mask = None

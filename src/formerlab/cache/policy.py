@@ -1,5 +1,6 @@
 """What a cache policy is, and all that it may look at."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +10,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from formerlab.layers.attention import KeyHeads
+from formerlab.layers.position import PositionEncoding
 from formerlab.spec import Spec
 
 State = dict[str, Tensor]
+Logits = Float[Tensor, "batch key_heads groups time time"]
+Queries = Float[Tensor, "batch key_heads groups time d_head"]
 
 
 @dataclass(frozen=True)
@@ -21,12 +26,14 @@ class Layer:
     Heads stand as key heads x groups: the query heads of a group share a key head, and with it the kept keys.
     """
 
-    logits: Float[Tensor, "batch key_heads groups time time"]
+    logits: Logits
     """Attention logits q k^T / sqrt(d_head); those of later keys are never read."""
     entries: Int[Tensor, " batch"]
     """Budget of each sequence, in entries held between steps."""
     lengths: Int[Tensor, " batch"]
     """True length of each sequence; what comes after is padding."""
+    index: int = 0
+    """Which layer of the model it is, counted from 0."""
     keys: Float[Tensor, "batch key_heads time d_head"] | None = None
     values: Float[Tensor, "batch key_heads time d_head"] | None = None
     state: State | None = None
@@ -60,8 +67,31 @@ class Policy(Spec, ABC):
 
     @property
     def streams(self) -> bool:
-        """Whether each step needs only the attention to keys still held, so that a cache can really evict."""
+        """Whether each step needs only what a cache still holds, so that it can really evict."""
         return False
+
+    @property
+    def renumbers(self) -> bool:
+        """Whether the kept keys are numbered anew, so that they stand elsewhere than in the text."""
+        return False
+
+    def renumbered(
+        self,
+        logits: Logits,
+        queries: Queries,
+        keys: KeyHeads,
+        entries: Int[Tensor, " batch"],
+        position: PositionEncoding,
+    ) -> Logits:
+        """Return the logits as they are with the kept keys numbered anew; `queries` are scaled."""
+        return logits
+
+    def check_stepwise(self) -> None:
+        """Raise UserError where the policy has no rule for single steps."""
+
+    def limit(self, entries: int) -> int:
+        """Return the keys that may stay between steps under a budget; without limit where the mask alone says it."""
+        return sys.maxsize
 
     @abstractmethod
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:

@@ -1,65 +1,58 @@
 """The KV cache that really evicts."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
-from torch.nn import functional as F
 
 from formerlab.cache.budget import entries
-from formerlab.cache.eviction import Eviction, Slots
-from formerlab.cache.policy import Policy, by_group, masked_softmax
+from formerlab.cache.engine import Prompt, choose, load_compiled
+from formerlab.cache.eviction import Eviction
+from formerlab.cache.policy import Policy
+from formerlab.cache.renumber import check_position, turned
+from formerlab.cache.simulation import Simulation
+from formerlab.cache.slots import Scores
+from formerlab.cache.store import Store
 from formerlab.errors import UserError
 from formerlab.layers.attention import Heads, KeyHeads
+from formerlab.layers.position import PositionEncoding
+
+ROOM = 64  # slots reserved at first, where the budget allows as many
+WORTHWHILE = 2**15  # numbers in a layer's keys, from which on a compiled step pays for loading it
+
+
+Step = Callable[[Heads, KeyHeads, KeyHeads, int, Scores | None], Heads]
 
 
 @dataclass
-class _Store:
-    """Keys and values of one layer, slot by slot, and their books."""
+class _Layer:
+    """What one layer holds, and how far it has read."""
 
-    keys: Float[Tensor, "batch key_heads slots d_head"]
-    values: Float[Tensor, "batch key_heads slots d_head"]
-    slots: Slots
-    limit: int
-    """Keys that may stay between steps."""
+    store: Store
+    step: Step | None = None
+    """The compiled step on the buffers as they are, where there is one."""
     length: int = 0
     """Tokens taken in, evicted ones included."""
-
-    @property
-    def held(self) -> int:
-        """Keys that stay between steps now."""
-        return min(self.length, self.limit)
-
-    def reserve(self, tokens: int) -> None:
-        """Make room for more tokens: double, but never beyond the limit and the slot of the query's own key."""
-        capacity = self.keys.shape[2]
-        needed = min(self.length + tokens, self.limit) + 1
-        if needed > capacity:
-            room = min(max(needed, 2 * capacity), self.limit + 1) - capacity
-            self.keys, self.values = F.pad(self.keys, (0, 0, 0, room)), F.pad(self.values, (0, 0, 0, room))
-            self.slots.grow(capacity + room)
-
-    def write(self, k: KeyHeads, v: KeyHeads) -> None:
-        """Let the next position take the free slot: where a key was evicted, it is overwritten in place."""
-        index = self.slots.free[..., None].expand_as(k)
-        self.keys.scatter_(2, index, k)
-        self.values.scatter_(2, index, v)
-        self.slots.admit(self.length)
+    sink: list[KeyHeads] = field(default_factory=list)
+    """The first keys as they came, where they are turned anew for every query."""
 
 
 class PrunedCache:
     """An `attend` that holds at most `budget` keys and values per key head between steps.
 
-    Several tokens at once are fed one by one, so a prompt is pruned while it is read; keys keep their original
-    positions. The outputs are those of `Simulation` with the same count of entries. For inference: no gradient passes.
-    All sequences of a batch have the same length.
+    A prompt is pruned while it is read, as if its tokens were fed one by one, and the outputs are those of `Simulation`
+    with the same count of entries. `position` is the model's position encoding, for policies that number the kept keys
+    anew; the others keep their original positions. For inference: no gradient passes. All sequences of a batch have
+    the same length.
 
     Raises UserError for a policy that cannot decide from what a cache holds, and for a budget that is a ratio, since
     the final length is not known while decoding.
     """
 
-    def __init__(self, policy: Policy, budget: int | float) -> None:
+    def __init__(self, policy: Policy, budget: int | float, position: PositionEncoding | None = None) -> None:
+        policy.check_stepwise()
         if not (isinstance(policy, Eviction) and policy.streams):
             raise UserError(
                 f"{policy!r} cannot evict: it needs attention to keys that are gone or of queries still to come; "
@@ -69,60 +62,98 @@ class PrunedCache:
             raise UserError(f"budget {budget!r}: a cache needs a count of entries; entries(ratio, length) gives it")
         self.policy = policy
         self.budget = entries(budget, 0)
+        self.position = check_position(policy, position)
         self._limit = policy.limit(self.budget)
-        self._layers: dict[int, _Store] = {}
+        self._sink = policy.protected(self.budget)[0] if policy.renumbers else 0
+        self._layers: dict[int, _Layer] = {}
 
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Feed the tokens one by one; return softmax(q k^T / sqrt(d_head)) v over the keys that each finds."""
+        """Take in the tokens one by one; return softmax(q k^T / sqrt(d_head)) v over the keys that each finds."""
+        if self.policy.scope == "head" and q.shape[1] != k.shape[1]:
+            raise UserError(
+                f"{self.policy!r}: {q.shape[1] // k.shape[1]} query heads share a key head, so a set of keys for each "
+                "saves no memory; use scope='group' or 'layer'"
+            )
         if layer not in self._layers:
-            self._layers[layer] = self._empty(k, v)
-        store = self._layers[layer]
-        store.reserve(k.shape[2])
-        tokens = (slice(i, i + 1) for i in range(k.shape[2]))
-        return torch.cat([self._step(store, q[:, :, i], k[:, :, i], v[:, :, i]) for i in tokens], 2)
+            if q.shape[2] > 1:
+                return self._read(layer, q, k, v)
+            self._layers[layer] = self._layer(self._empty(0, k, v), q.shape[1])
+        held = self._layers[layer]
+        tokens = (slice(token, token + 1) for token in range(q.shape[2]))
+        steps = [self._step(layer, held, q[:, :, one], k[:, :, one], v[:, :, one]) for one in tokens]
+        return steps[0] if len(steps) == 1 else torch.cat(steps, 2)
 
-    def _empty(self, k: KeyHeads, v: KeyHeads) -> _Store:
-        batch, key_heads, _, d_head = k.shape
-        capacity = min(self._limit, 64) + 1
-        scores = k.new_empty(0, dtype=torch.promote_types(k.dtype, torch.float32))
-        slots = self.policy.slots([self.budget] * batch, key_heads, capacity, scores)
-        shape = batch, key_heads, capacity, d_head
-        return _Store(k.new_zeros(shape), v.new_zeros(shape), slots, self._limit)
+    def _read(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
+        """Take in a whole prompt by simulation, and keep what survives it."""
+        batch, time = q.shape[0], q.shape[2]
+        prompt = Prompt(q, k, v, [self.budget] * batch, [time] * batch, layer)
+        out, last, scores = choose(self.policy, prompt)(self.policy, prompt)
+        if self.policy.renumbers:  # the same keys, seen from elsewhere
+            out = Simulation(self.policy, self.budget, position=self.position)(layer, q, k, v)
+        kept = (last >= time).nonzero()[:, 2].view(*last.shape[:2], -1)
+        store = self._empty(kept.shape[-1], k, v)
+        store.fill(kept, k, v, scores)
+        held = self._layers[layer] = self._layer(store, q.shape[1])
+        held.length = time
+        held.sink = [k[:, :, : self._sink]]
+        return out
 
-    def _step(self, store: _Store, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        slots = store.slots
-        store.write(k, v)
-        scaled = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]).squeeze(3)
-        probabilities = masked_softmax(scaled @ store.keys.transpose(-1, -2), slots.filled[:, :, None])
-        slots.scores = self.policy.score(slots.scores, probabilities.sum(2))
-        slots.evict(store.length)
-        store.length += 1
-        return (probabilities.to(v.dtype) @ store.values).flatten(1, 2).unsqueeze(2)
+    def _empty(self, held: int, k: KeyHeads, v: KeyHeads) -> Store:
+        capacity = min(max(held + 1, ROOM), self._limit + 1)
+        return Store.empty(self.policy, [self.budget] * k.shape[0], capacity, k, v)
+
+    def _layer(self, store: Store, heads: int) -> _Layer:
+        step = None
+        if store.keys.device.type == "cpu" and store.keys.numel() >= WORTHWHILE:
+            compiled = load_compiled()
+            if compiled is not None and compiled.Step.supports(self.policy, store.values):
+                step = compiled.Step(self.policy, store, [self.budget] * store.keys.shape[0], heads)
+        return _Layer(store, step)
+
+    def _step(self, layer: int, held: _Layer, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
+        now, store = held.length, held.store
+        needed = min(now, self._limit) + 1
+        if needed > store.capacity:
+            store.grow(min(max(needed, 2 * store.capacity), self._limit + 1))
+            held.step = self._layer(store, q.shape[1]).step
+        if now < self._sink:
+            held.sink.append(k)
+        if self._sink and now > self._limit and self.position is not None:
+            store.replace_first(turned(torch.cat(held.sink, 2), now - self._limit, self.position))
+        held.length += 1
+        sets = store.slots.positions.shape[1]
+        entry = self.policy.entry(torch.tensor([now], device=k.device), sets, k, layer)
+        if entry is not None:
+            entry = entry.to(store.slots.scores.dtype).expand(k.shape[0], sets, 1)
+        if held.step is not None:
+            return held.step(q, k, v, now, entry)
+        return store.advance(self.policy, q, k, v, now, entry, store.slots.positions.new_zeros(k.shape[0], sets, 1))
 
     @property
     def length(self) -> int:
         """Tokens taken in by every layer, evicted ones included: the position of the next one."""
-        return min((store.length for store in self._layers.values()), default=0)
+        return min((held.length for held in self._layers.values()), default=0)
 
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
         """Return the positions that the layer holds, ascending."""
-        store = self._layers[layer]
-        return store.slots.positions.sort(-1).values[..., : store.held]
+        held = self._layers[layer]
+        positions = held.store.slots.positions.sort(-1).values[..., : min(held.length, self._limit)]
+        return positions.expand(-1, held.store.keys.shape[1], -1)
 
     def bytes(self) -> int:
         """Bytes of the keys and values held between steps."""
-        stores = self._layers.values()
-        return sum(_bytes(store.keys[:, :, : store.held], store.values[:, :, : store.held]) for store in stores)
+        held = ((layer.store, min(layer.length, self._limit)) for layer in self._layers.values())
+        return sum(_bytes(store.keys[..., :count], store.values[:, :, :count]) for store, count in held)
 
     def allocated_bytes(self) -> int:
         """Bytes of the buffers of keys and values, the slot of the query's own key and room to spare included."""
-        return sum(_bytes(store.keys, store.values) for store in self._layers.values())
+        return sum(_bytes(layer.store.keys, layer.store.values) for layer in self._layers.values())
 
     def bookkeeping_bytes(self) -> int:
-        """Bytes of the scores, positions and free slots, which come on top of keys and values."""
-        books = (store.slots for store in self._layers.values())
-        return sum(_bytes(slots.scores, slots.positions, slots.free) for slots in books)
+        """Bytes of the scores and positions, which come on top of keys and values."""
+        books = (layer.store.slots for layer in self._layers.values())
+        return sum(_bytes(slots.scores, slots.positions) for slots in books)
 
 
 def _bytes(*tensors: Tensor) -> int:

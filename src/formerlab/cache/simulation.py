@@ -1,18 +1,37 @@
 """Pruning by masks: one forward pass over whole sequences that gives what token-by-token eviction would give."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from formerlab.cache.budget import entries
+from formerlab.cache.engine import Engine, Prompt, choose
+from formerlab.cache.eviction import Eviction
 from formerlab.cache.policy import Layer, Policy, State, by_group, masked_softmax, true_lengths
+from formerlab.cache.renumber import check_position
 from formerlab.layers.attention import Heads, KeyHeads
+from formerlab.layers.position import PositionEncoding
 
 Square = Float[Tensor, "batch heads time time"]
 SquareMask = Bool[Tensor, "batch heads time time"]
-Observer = Callable[[int, Square, Square, SquareMask], None]
+
+
+class Seen(NamedTuple):
+    """One layer of a simulation, for figures and measures."""
+
+    logits: Square
+    probabilities: Square
+    visible: SquareMask
+    keys: KeyHeads
+    values: KeyHeads
+
+
+Observer = Callable[[int, Seen], None]
+"""Called with the number of the layer and what it saw."""
 
 
 def simulate(
@@ -25,20 +44,24 @@ def simulate(
     keys: Float[Tensor, "batch key_heads time d_head"] | None = None,
     values: Float[Tensor, "batch key_heads time d_head"] | None = None,
     state: State | None = None,
+    layer: int = 0,
 ) -> tuple[Square, SquareMask]:
     """Return the attention probabilities under a policy, and what each query could see.
 
     `logits` are causal attention logits; entries of later keys are ignored. `budget` is a count of entries (int) or a
     ratio of each sequence's true length (float), see `entries`. `lengths` are the true lengths in a right-padded batch
     (default: no padding); padding is neither seen nor counted, and its rows are zero. `groups` is the number of query
-    heads per key head: heads i groups, ..., (i + 1) groups - 1 share key head i, their scores are summed and they keep
-    the same keys. `state` carries what passes from layer to layer (SpAtten): give the same dict, empty at first, to
-    every layer in turn; it is written to.
+    heads per key head: heads i groups, ..., (i + 1) groups - 1 share key head i. `keys` and `values` are for policies
+    that look at them, `layer` counts the layers from 0. `state` carries what passes from layer to layer (SpAtten): give
+    the same dict, empty at first, to every layer in turn; it is written to. Policies that number the kept keys anew see
+    the logits as they are given; `Simulation` gives them other ones.
 
     The choice of keys passes no gradient; the probabilities do.
 
-    Raises ValueError where an input does not fit or the policy lacks one, UserError for an impossible budget.
+    Raises ValueError where an input does not fit or the policy lacks one, UserError for an impossible budget and for a
+    policy that has no rule for single steps.
     """
+    policy.check_stepwise()
     given = {"keys": keys, "values": values, "state": state}
     for name in policy.needs:
         if given[name] is None:
@@ -47,15 +70,18 @@ def simulate(
         raise ValueError(f"groups={groups} does not divide the {logits.shape[1]} heads of the logits")
     true = true_lengths(lengths, logits.shape[0], logits.shape[-1], logits.device)
     counts = torch.tensor([entries(budget, length) for length in true.tolist()], device=logits.device)
+    if isinstance(policy, Eviction) and policy.scope == "head":
+        keys, values = (x if x is None else x.repeat_interleave(groups, 1) for x in (keys, values))
+        groups = 1
     with torch.no_grad():
-        layer = Layer(by_group(logits.detach(), groups), counts, true, keys=keys, values=values, state=state)
+        inputs = Layer(by_group(logits.detach(), groups), counts, true, layer, keys, values, state)
         itself = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
-        by_key_head = (policy.visible(layer) | itself) & layer.causal
-        visible = by_key_head.unsqueeze(2).expand(layer.logits.shape).reshape(logits.shape)
+        by_key_head = (policy.visible(inputs) | itself) & inputs.causal
+        visible = by_key_head.unsqueeze(2).expand(inputs.logits.shape).reshape(logits.shape)
     probabilities = masked_softmax(logits, visible).to(logits.dtype)
     if lengths is None:
         return probabilities, visible
-    real = layer.real[:, None, :, None]
+    real = inputs.real[:, None, :, None]
     return probabilities.masked_fill(~real, 0.0), visible & real
 
 
@@ -63,8 +89,11 @@ class Simulation:
     """An `attend` for one forward pass of a model over whole sequences, pruned by simulation.
 
     `model(tokens, attend=Simulation(policy, budget, lengths))`. Scores start anew in every layer; what a policy passes
-    from layer to layer lives in this object, so make a new one for every forward pass. `observe(layer, logits,
-    probabilities, visible)` is called in every layer, for figures and measures.
+    from layer to layer lives in this object, so make a new one for every forward pass. Step-by-step eviction runs in
+    the `engine` (default: the fastest that can), unless an `observe` wants to see every layer's masks or a gradient is
+    asked for. `position` is the model's position encoding, for policies that number the kept keys anew.
+
+    Raises UserError for an impossible budget and for a policy that has no rule for single steps.
     """
 
     def __init__(
@@ -73,12 +102,17 @@ class Simulation:
         budget: int | float,
         lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
         observe: Observer | None = None,
+        position: PositionEncoding | None = None,
+        engine: Engine | None = None,
     ) -> None:
         entries(budget, 1)  # refuse an impossible budget here
+        policy.check_stepwise()
         self.policy = policy
         self.budget = budget
         self.lengths = lengths
         self.observe = observe
+        self.position = check_position(policy, position)
+        self.engine = engine
         self._state: State = {}
         self._realised: dict[int, Float[Tensor, " batch"]] = {}
 
@@ -86,30 +120,74 @@ class Simulation:
         """Return softmax(q k^T / sqrt(d_head)) v over the keys that the policy lets each query see."""
         if layer in self._realised:
             raise ValueError(f"layer {layer} was simulated before: make a new Simulation for every forward pass")
+        lengths = true_lengths(self.lengths, q.shape[0], q.shape[2], q.device)
+        gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        steps = isinstance(self.policy, Eviction) and self.policy.streams and not self.policy.renumbers
+        if steps and self.observe is None and not gradient:
+            out, self._realised[layer] = self._by_engine(layer, q, k, v, lengths.tolist())
+        else:
+            out, self._realised[layer] = self._by_mask(layer, q, k, v, lengths)
+        if self.lengths is None:
+            return out
+        padding = torch.arange(q.shape[2], device=q.device) >= lengths[:, None]
+        return out.masked_fill(padding[:, None, :, None], 0.0)
+
+    def _by_engine(
+        self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads, lengths: list[int]
+    ) -> tuple[Heads, Float[Tensor, " batch"]]:
+        assert isinstance(self.policy, Eviction)
+        counts = [entries(self.budget, length) for length in lengths]
+        if all(self.policy.limit(count) >= length for count, length in zip(counts, lengths, strict=True)):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+            return out, q.new_ones(len(lengths), dtype=torch.float64)
+        prompt = Prompt(q, k, v, counts, lengths, layer).for_scope(self.policy.scope)
+        run = self.engine or choose(self.policy, prompt)
+        out, last, _ = run(self.policy, prompt)
+        true = torch.tensor(lengths, device=q.device)[:, None, None]
+        held = (last >= true) & (torch.arange(q.shape[2], device=q.device) < true)
+        return out, held.double().sum(-1).mean(1) / true[:, 0, 0]
+
+    def _by_mask(
+        self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads, lengths: Int[Tensor, " batch"]
+    ) -> tuple[Heads, Float[Tensor, " batch"]]:
         groups = q.shape[1] // k.shape[1]
-        scaled = q * q.shape[-1] ** -0.5
-        logits = (by_group(scaled, groups) @ k.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)
+        queries = by_group(q * q.shape[-1] ** -0.5, groups)
+        logits = queries @ k.unsqueeze(2).transpose(-1, -2)
+        counts = torch.tensor([entries(self.budget, length) for length in lengths.tolist()], device=q.device)
+        if self.position is not None:
+            logits = self.policy.renumbered(logits, queries, k, counts, self.position)
+        flat = logits.flatten(1, 2)
         probabilities, visible = simulate(
-            self.policy, logits, self.budget, lengths=self.lengths, groups=groups, keys=k, values=v, state=self._state
+            self.policy,
+            flat,
+            self.budget,
+            lengths=lengths,
+            groups=groups,
+            keys=k,
+            values=v,
+            state=self._state,
+            layer=layer,
         )
-        self._realised[layer] = _realised(visible, true_lengths(self.lengths, q.shape[0], q.shape[2], q.device))
         if self.observe is not None:
-            self.observe(layer, logits, probabilities, visible)
+            self.observe(layer, Seen(flat, probabilities, visible, k, v))
         out: Tensor = by_group(probabilities, groups) @ v.unsqueeze(2)
-        return out.flatten(1, 2)
+        return out.flatten(1, 2), _realised(self.policy, visible, counts, lengths)
 
     @property
     def realised_budget(self) -> Float[Tensor, " batch"]:
         """Entries that each sequence's cache holds at its end, over its length; mean over layers and heads.
 
-        Counted from what the last query saw besides itself. Where that is everything, nothing was evicted and the whole
-        sequence is held, so that Full counts 1.
+        Counted after the last query's eviction: what the last query saw besides itself, or everything where it saw
+        everything and the policy drops nothing after it, so that Full counts 1.
         """
         return torch.stack(list(self._realised.values())).mean(0)
 
 
-def _realised(visible: SquareMask, lengths: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+def _realised(
+    policy: Policy, visible: SquareMask, counts: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
     rows = torch.arange(len(lengths), device=lengths.device)
     last = visible[rows, :, lengths - 1].sum(-1)
-    held = torch.where(last == lengths[:, None], last, last - 1)
+    limits = torch.tensor([policy.limit(count) for count in counts.tolist()], device=lengths.device)
+    held = torch.where(last == lengths[:, None], torch.minimum(limits, lengths)[:, None], last - 1)
     return held.double().mean(1) / lengths

@@ -2,9 +2,17 @@
 
 from typing import Literal
 
+import torch
+from jaxtyping import Int
 from pydantic import NonNegativeInt
+from torch import Tensor
 
-from formerlab.cache.eviction import Eviction, Scores
+from formerlab.cache.eviction import Eviction
+from formerlab.cache.policy import Logits, Queries
+from formerlab.cache.renumber import renumbered_sink
+from formerlab.cache.slots import Scores
+from formerlab.layers.attention import KeyHeads
+from formerlab.layers.position import PositionEncoding
 
 
 class Window(Eviction):
@@ -35,12 +43,30 @@ class Local(Window):
 
 
 class StreamingLLM(Window):
-    """Query q sees the first `sink` tokens and the last budget - sink besides itself (arXiv:2309.17453, section 3.2).
-
-    Keys keep their original positions, as in a mask; the paper numbers the kept keys anew, which no mask can express
-    and learned positions cannot follow.
-    """
+    """Query q sees the first `sink` tokens, the last budget - sink, and itself (arXiv:2309.17453, section 3.2)."""
 
     kind: Literal["streaming_llm"] = "streaming_llm"
     sink: NonNegativeInt = 4
     """First positions kept for ever, in entries; a smaller budget keeps only as many as fit."""
+    positions: Literal["kept", "renumbered"] = "kept"
+    """kept: where the tokens stand in the text, as a mask has it. renumbered: where the keys stand in the cache, so
+    that the sink follows the window (the paper's way, for positions that are rotations; learned ones cannot follow)."""
+
+    @property
+    def renumbers(self) -> bool:
+        """Whether the kept keys are numbered anew."""
+        return self.positions == "renumbered"
+
+    def renumbered(
+        self,
+        logits: Logits,
+        queries: Queries,
+        keys: KeyHeads,
+        entries: Int[Tensor, " batch"],
+        position: PositionEncoding,
+    ) -> Logits:
+        """Return the logits with the sink right in front of the window; `queries` are scaled."""
+        if not self.renumbers:
+            return logits
+        sink = torch.tensor([self.protected(count)[0] for count in entries.tolist()], device=logits.device)
+        return renumbered_sink(logits, queries, keys, sink, entries, position)

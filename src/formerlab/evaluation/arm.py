@@ -7,6 +7,7 @@ from torch import Tensor
 
 from formerlab.cache import Simulation
 from formerlab.cache.policy import Policy
+from formerlab.layers.position import PositionEncoding
 from formerlab.rows import Cell
 
 COLUMNS = ("policy", "alpha", "recent", "budget")
@@ -19,9 +20,9 @@ class Arm(NamedTuple):
     budget: int | float
     """Entries (int) or a share of each sequence's own length (float)."""
 
-    def attend(self, lengths: Int[Tensor, " batch"]) -> Simulation:
-        """Return the attention of one batch whose rows have these true lengths."""
-        return Simulation(self.policy, self.budget, lengths)
+    def attend(self, lengths: Int[Tensor, " batch"], position: PositionEncoding | None = None) -> Simulation:
+        """Return the attention of one batch whose rows have these true lengths, given the model's position encoding."""
+        return Simulation(self.policy, self.budget, lengths, position=position)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return the cells under COLUMNS.

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from formerlab.cache import Full, Simulation, distance_to_ideal, early_share, simulate
+from formerlab.cache.simulation import Seen
 from formerlab.evaluation.arm import Arm
 from formerlab.evaluation.perplexity import Stream, window_batches
 from formerlab.evaluation.scoring import evaluating
@@ -66,9 +67,18 @@ class _Observer:
         self.states: dict[Arm, dict[str, Tensor]] = {arm: {} for arm in arms}
         self.layers: dict[tuple[Arm, str], list[Share]] = defaultdict(list)
 
-    def __call__(self, layer: int, logits: Square, full: Square, visible: SquareMask) -> None:
-        del layer, visible
+    def __call__(self, layer: int, seen: Seen) -> None:
+        groups = seen.logits.shape[1] // seen.keys.shape[1]
         for arm, state in self.states.items():
-            pruned, kept = simulate(arm.policy, logits, arm.budget, state=state)
-            for metric, value in measures(arm, pruned, full, kept).items():
+            pruned, kept = simulate(
+                arm.policy,
+                seen.logits,
+                arm.budget,
+                groups=groups,
+                keys=seen.keys,
+                values=seen.values,
+                state=state,
+                layer=layer,
+            )
+            for metric, value in measures(arm, pruned, seen.probabilities, kept).items():
                 self.layers[arm, metric].append(value)

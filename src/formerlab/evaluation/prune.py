@@ -1,13 +1,15 @@
 """All cache policies of one model, on the same windows and the same questions."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 from tokenizers import Tokenizer
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, Local
+from formerlab.cache.policy import Policy
 from formerlab.errors import UserError
 from formerlab.evaluation import zeroshot
 from formerlab.evaluation.arm import COLUMNS, Arm
@@ -47,6 +49,17 @@ class PruneSweep(Spec):
     """First examples of each task; none means all."""
     batch: PositiveInt = 16
     """Sequences per forward pass."""
+
+    @field_validator("policies")
+    @classmethod
+    def _stepwise(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
+        """Refuse what chooses once after a prompt: its numbers are those of another mode, for another table."""
+        for policy in policies:
+            try:
+                policy.check_stepwise()
+            except UserError as error:
+                raise ValueError(str(error)) from None
+        return policies
 
     def arms(self, budgets: Iterable[int | float]) -> list[Arm]:
         """Return the full cache and every policy at every budget, each once."""
@@ -110,7 +123,13 @@ def _window_rows(
 ) -> Iterator[tuple[Cell, ...]]:
     for arm in arms:
         losses = window_losses(
-            model, stream, context, batch=batch, attend_for=arm.attend, windows=windows, progress=progress
+            model,
+            stream,
+            context,
+            batch=batch,
+            attend_for=partial(arm.attend, position=model.position),
+            windows=windows,
+            progress=progress,
         )
         for loss in losses:
             yield *arm.cells(), loss.realised_budget, *loss[:3]
@@ -131,7 +150,7 @@ def _question_rows(
             tokenizer,
             tasks,
             batch=sweep.batch,
-            attend_for=arm.attend,
+            attend_for=partial(arm.attend, position=model.position),
             limit=sweep.question_limit,
             end_of_text=end_of_text,
             progress=progress,

@@ -1,0 +1,147 @@
+"""Decoding with a cache that evicts, against our own full cache and transformers' DynamicCache.
+
+    python benchmarks/decoding.py [--prompt 1024] [--batch 1] [--budgets 0.4 0.1]
+
+Tokens per second after a prompt, cache bytes, and seconds to read the prompt. The same tokens are fed to all variants,
+in slices in turn; the ratios are those of the slices. DynamicCache runs in our decoder, so that nothing but the cache
+differs, and once more in transformers' own model of the same size (GPT-NeoX).
+"""
+
+import argparse
+import statistics
+import time
+
+from interleaved import keep_memory, ratio, rounds, setting, verdict
+
+
+class Dynamic:
+    """transformers' DynamicCache as an `attend`."""
+
+    def __init__(self):
+        from transformers import DynamicCache
+
+        self.cache = DynamicCache()
+
+    @property
+    def length(self):
+        """Tokens taken in."""
+        return self.cache.get_seq_length()
+
+    def __call__(self, layer, q, k, v):
+        """Attend to all that came so far."""
+        from torch.nn import functional as F
+
+        keys, values = self.cache.update(k, v, layer)
+        return F.scaled_dot_product_attention(q, keys, values, is_causal=q.shape[2] > 1)
+
+    def bytes(self):
+        """Bytes of keys and values."""
+        return sum(x.numel() * x.element_size() for layer in self.cache.layers for x in (layer.keys, layer.values))
+
+
+class Transformers:
+    """transformers' own model with its own cache."""
+
+    def __init__(self, spec):
+        from transformers import DynamicCache, GPTNeoXConfig, GPTNeoXForCausalLM
+
+        config = GPTNeoXConfig(
+            vocab_size=spec.vocabulary,
+            hidden_size=spec.width,
+            num_hidden_layers=spec.layers,
+            num_attention_heads=spec.heads,
+            intermediate_size=4 * spec.width,
+            max_position_embeddings=spec.context,
+            rotary_pct=1.0,
+        )
+        self.model = GPTNeoXForCausalLM(config).eval()
+        self.cache = DynamicCache()
+
+    def __call__(self, tokens, **unused):
+        """Feed tokens; only the last logits are computed for a prompt."""
+        return self.model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits
+
+    bytes = Dynamic.bytes
+
+
+def measure(options):
+    """Return seconds per token of every variant, its cache and the seconds that it took to read the prompt."""
+    import torch
+
+    from formerlab.cache import Decay, KVCache, PrunedCache, entries
+    from formerlab.models import Decoder
+
+    total = options.prompt + (options.slices + 1) * options.slice
+    spec = Decoder(vocabulary=options.vocabulary, layers=12, width=512, heads=8, context=total)
+    model = spec.build(seed=0).eval()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(spec.vocabulary, (options.batch, total), generator=generator)
+    caches = {"DynamicCache": Dynamic(), "full cache": KVCache(capacity=total)}
+    for budget in options.budgets:
+        caches[f"Decay {budget:.0%}"] = PrunedCache(Decay(), entries(budget, options.prompt))
+    if options.transformers:
+        caches["transformers' model"] = Transformers(spec)
+    reading = {}
+    for name, cache in caches.items():
+        start = time.perf_counter()
+        feed(model, cache, tokens[:, : options.prompt], 0)
+        reading[name] = time.perf_counter() - start
+
+    def decode(name):
+        place = [options.prompt]
+
+        def run():
+            for now in range(place[0], place[0] + options.slice):
+                feed(model, caches[name], tokens[:, now : now + 1], now)
+            place[0] += options.slice
+            return options.slice * options.batch
+
+        return run
+
+    return rounds({name: decode(name) for name in caches}, options.slices), caches, reading
+
+
+def feed(model, cache, tokens, start):
+    """Feed tokens to the model, or to a model that has a cache of its own."""
+    if isinstance(cache, Transformers):
+        cache(tokens)
+    else:
+        model(tokens, attend=cache, start=start)
+
+
+def main():
+    """Print a table and the bars."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--budgets", type=float, nargs="+", default=[0.4, 0.1])
+    parser.add_argument("--slices", type=int, default=16)
+    parser.add_argument("--slice", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--transformers", action="store_true", help="transformers' own model as well")
+    options = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(options.threads)
+    print(setting(options.threads))
+    print(
+        f"12 layers, d = 512, 8 heads, prompt {options.prompt}, batch {options.batch}, vocabulary {options.vocabulary}"
+    )
+    with torch.inference_mode():
+        times, caches, reading = measure(options)
+    for name, seconds in times.items():
+        median, low, high = ratio(times["full cache"], seconds)
+        print(
+            f"  {name:20}{1 / statistics.median(seconds):8.1f} tokens/s  {median:.2f} [{low:.2f}, {high:.2f}] x full cache"
+            f"  {caches[name].bytes() / 2**20:7.1f} MiB  prompt {reading[name]:.2f} s"
+        )
+    print(verdict("full cache / DynamicCache", ratio(times["DynamicCache"], times["full cache"]), 1.2, at_most=False))
+    bar = 1.2 if options.prompt >= 8192 or options.batch >= 16 else 1.0
+    if "Decay 40%" in times:
+        print(verdict("Decay 40 % / full cache", ratio(times["full cache"], times["Decay 40%"]), bar, at_most=False))
+
+
+if __name__ == "__main__":
+    keep_memory()
+    main()

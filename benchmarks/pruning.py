@@ -1,0 +1,114 @@
+"""Pruned attention by simulation against full attention and against the row loop of the papers' codes.
+
+    python benchmarks/pruning.py [--lengths 32 64 256] [--rounds 15]
+
+One layer, from queries, keys and values to the output, milliseconds per sequence. The row loop runs at batch 1, as the
+official evaluations do; everything else on a batch.
+"""
+
+import argparse
+import statistics
+
+from interleaved import keep_memory, ratio, rounds, setting, verdict
+
+BARS = (("compiled", "row loop", 0.20), ("compiled", "full attention", 1.5), ("torch", "row loop", 0.35))
+
+
+def row_loop(q, k, v, entries, alpha):
+    """Decay on one sequence (heads, time, d_head), written as the papers' codes for OPT do it: rows of full width.
+
+    Every query takes the `entries` best earlier keys and itself, out of a mask of all keys; the mask is applied to the
+    whole matrix at the end.
+    """
+    import torch
+
+    time = q.shape[1]
+    least = torch.finfo(q.dtype).min
+    weights = torch.bmm(q * q.shape[-1] ** -0.5, k.transpose(1, 2))
+    weights = weights + torch.full((time, time), least).triu(1)
+    attention = torch.softmax(weights, -1, dtype=torch.float32).to(q.dtype)
+    ages = torch.arange(entries - 1, -1, -1).unsqueeze(1).to(q.dtype)
+    scores = (attention[:, :entries] * alpha**ages).sum(-2)
+    scores[:, entries:] = 0
+    mask = torch.zeros_like(weights, dtype=torch.bool)
+    mask[:, :entries, :entries] = True
+    for now in range(entries, time):
+        _, best = scores.topk(entries, dim=-1)
+        seen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
+        seen[:, now] = True
+        mask[:, now] = seen
+        row = weights[:, now].masked_fill(~seen, least)
+        scores = (scores * alpha + torch.softmax(row, -1, dtype=torch.float32).to(q.dtype)) * seen
+    weights[~mask.tril()] = least
+    return torch.bmm(torch.softmax(weights, -1), v)
+
+
+def variants(time, options):
+    """Return the variants on one batch of random tensors, after checking them against each other."""
+    import torch
+    from torch.nn import functional as F
+
+    from formerlab.cache import H2O, Decay, Simulation, entries, loop
+    from formerlab.cache.engine import load_compiled
+
+    generator = torch.Generator().manual_seed(0)
+    shape = options.batch, options.heads, time, options.d_head
+    q, k, v = (torch.randn(shape, generator=generator) for _ in range(3))
+    count = entries(options.budget, time)
+
+    def simulation(policy, engine):
+        return lambda: Simulation(policy, options.budget, engine=engine)(0, q, k, v)
+
+    runs = {
+        "full attention": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        "torch": simulation(Decay(), loop.run),
+    }
+    compiled = load_compiled()
+    if compiled is not None:
+        runs |= {"compiled": simulation(Decay(), compiled.run), "compiled, H2O": simulation(H2O(), compiled.run)}
+    expected = row_loop(q[0], k[0], v[0], count, 0.2)
+    for name in ("torch", "compiled"):
+        if name in runs:
+            print(f"  {name}: differs from the row loop by at most {(runs[name]()[0] - expected).abs().max():.1e}")
+    batch = {name: (lambda run=run: (run(), options.batch)[1]) for name, run in runs.items()}
+    sequences = iter(range(10**9))
+
+    def one():
+        row = next(sequences) % options.batch
+        row_loop(q[row], k[row], v[row], count, 0.2)
+        return 1
+
+    return {"row loop": one, **batch}
+
+
+def main():
+    """Print a table and the bars."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[32, 64, 256])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--d-head", type=int, default=80)
+    parser.add_argument("--budget", type=float, default=0.4)
+    options = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(options.threads)
+    print(setting(options.threads))
+    for time in options.lengths:
+        print(f"T = {time}: batch {options.batch}, {options.heads} heads of {options.d_head}, budget {options.budget}")
+        with torch.inference_mode():
+            times = rounds(variants(time, options), options.rounds)
+        for name, seconds in times.items():
+            median, low, high = ratio(seconds, times["row loop"])
+            milliseconds = 1000 * statistics.median(seconds)
+            print(f"  {name:16}{milliseconds:8.3f} ms  {median:.3f} [{low:.3f}, {high:.3f}] x row loop")
+        for name, anchor, bar in BARS:
+            if name in times:
+                print(verdict(f"{name} / {anchor}", ratio(times[name], times[anchor]), bar, at_most=True))
+
+
+if __name__ == "__main__":
+    keep_memory()
+    main()

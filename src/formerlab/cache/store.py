@@ -1,0 +1,86 @@
+"""Keys and values in slots, with their books: what a cache holds of one layer, and one block of queries on it."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from formerlab.cache.eviction import Block, Eviction, LastQueries
+from formerlab.cache.policy import by_group
+from formerlab.cache.slots import Scores, Slots
+from formerlab.layers.attention import Heads, KeyHeads
+
+LANES = 16
+"""Slots are counted in vectors of the machine, so that no loop has a remainder."""
+
+
+@dataclass
+class Store:
+    """Keys and values of one layer, slot by slot."""
+
+    keys: Float[Tensor, "batch key_heads d_head slots"]
+    """Channel by channel, so that a query meets neighbouring slots at once."""
+    values: Float[Tensor, "batch key_heads slots d_head"]
+    slots: Slots
+
+    @staticmethod
+    def empty(policy: Eviction, entries: list[int], capacity: int, k: KeyHeads, v: KeyHeads) -> "Store":
+        """Return a store of at least `capacity` slots."""
+        batch, key_heads, _, d_head = k.shape
+        capacity = -(-capacity // LANES) * LANES
+        scores = k.new_empty(0, dtype=torch.promote_types(k.dtype, torch.float32))
+        return Store(
+            k.new_zeros(batch, key_heads, d_head, capacity),
+            v.new_zeros(batch, key_heads, capacity, v.shape[-1]),
+            policy.slots(entries, key_heads, capacity, scores),
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+        return self.values.shape[2]
+
+    def grow(self, capacity: int) -> None:
+        """Add empty slots up to at least `capacity`."""
+        capacity = -(-capacity // LANES) * LANES
+        room = capacity - self.capacity
+        self.keys, self.values = F.pad(self.keys, (0, room)), F.pad(self.values, (0, 0, 0, room))
+        self.slots.grow(capacity)
+
+    def fill(
+        self, kept: Int[Tensor, "batch sets kept"], k: KeyHeads, v: KeyHeads, scores: Float[Tensor, "batch sets time"]
+    ) -> None:
+        """Take over the tokens of a prompt at the positions `kept`, which an empty store has slots for."""
+        count = kept.shape[-1]
+        index = kept.expand(-1, k.shape[1], -1)[..., None]
+        self.keys[..., :count] = k.gather(2, index.expand(-1, -1, -1, k.shape[3])).transpose(-1, -2)
+        self.values[:, :, :count] = v.gather(2, index.expand(-1, -1, -1, v.shape[3]))
+        self.slots.positions[..., :count] = kept
+        self.slots.scores[..., :count] = scores.gather(-1, kept)
+
+    def replace_first(self, keys: KeyHeads) -> None:
+        """Write other keys in the place of those at the first positions."""
+        first = self.slots.positions.topk(keys.shape[2], largest=False).indices.expand(-1, keys.shape[1], -1)
+        self.keys.scatter_(3, first[:, :, None].expand(-1, -1, keys.shape[3], -1), keys.transpose(-1, -2))
+
+    def advance(
+        self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, start: int, entry: Scores | None, last: LastQueries
+    ) -> Heads:
+        """Take in the tokens at positions start, start + 1, ... one by one; return what each query finds.
+
+        There must be an empty slot for each of them. `last` is filled as by `Eviction.steps`.
+        """
+        taken = self.slots.admit(start, k.shape[2])
+        into = taken.expand(-1, k.shape[1], -1)
+        self.keys.scatter_(3, into[:, :, None].expand(-1, -1, k.shape[3], -1), k.transpose(-1, -2))
+        self.values.scatter_(2, into[..., None].expand(-1, -1, -1, v.shape[3]), v)
+        logits = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ self.keys.unsqueeze(2)
+        now = torch.arange(start, start + k.shape[2], device=k.device)[:, None]
+        logits = logits.to(self.slots.scores.dtype).masked_fill(
+            self.slots.positions[:, :, None, None] > now, -torch.inf
+        )
+        for _ in policy.steps(self.slots, Block(start, logits, taken, entry, self.keys.transpose(-1, -2)), last):
+            pass
+        return (logits.to(v.dtype) @ self.values.unsqueeze(2)).flatten(1, 2)

@@ -1,0 +1,216 @@
+"""Compression once after a prompt, and the policies that know no other way."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from formerlab.cache import (
+    H2O,
+    TOVA,
+    CachePolicy,
+    CompressedCache,
+    Decay,
+    ExpectedAttention,
+    Full,
+    Ideal,
+    KeyDiff,
+    Knorm,
+    KVCache,
+    Local,
+    PrunedCache,
+    Simulation,
+    SnapKV,
+    SpAtten,
+    StreamingLLM,
+    entries,
+    simulate,
+)
+from formerlab.cache.engine import Prompt
+from formerlab.cache.expected import rotations, unturned
+from formerlab.cache.oneshot import OneShot, accumulated
+from formerlab.errors import UserError
+from formerlab.layers import Learned, Rotary
+from formerlab.layers.position import PositionEncoding
+from formerlab.models import Decoder
+from formerlab.spec import variants
+
+ONE_SHOT = [SnapKV(window=4, kernel=3), ExpectedAttention(sink=2)]
+COMPRESSING = [
+    *[variant() for variant in variants(CachePolicy) if issubclass(variant, OneShot) or variant().streams],
+    *ONE_SHOT,
+]
+
+
+def tensors(heads=4, key_heads=2, time=30, d_head=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (2, heads, time, d_head), (2, key_heads, time, d_head), (2, key_heads, time, d_head)
+    return [2 * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def chosen(policy, budget, q, k, v, position=None):
+    cache = CompressedCache(policy, budget, position or PositionEncoding())
+    cache(0, q, k, v)
+    return cache.kept(0).tolist()
+
+
+def attention(q, k):
+    """Return unpruned attention, query heads one by one."""
+    keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
+    return (q @ keys.transpose(-1, -2) / math.sqrt(q.shape[3])).masked_fill(~mask, -torch.inf).softmax(-1)
+
+
+@pytest.mark.parametrize("policy", COMPRESSING, ids=repr)
+def test_the_prompt_is_unpruned_and_what_follows_sees_what_is_kept_and_each_other(policy):
+    q, k, v = tensors()
+    cache = CompressedCache(policy, 0.4, PositionEncoding())
+    parts = [[x[:, :, a:b] for x in (q, k, v)] for a, b in ((0, 20), (20, 21), (21, 28), (28, 30))]
+    out = torch.cat([cache(0, *part) for part in parts], 2)
+    full = attention(q, k) @ v.repeat_interleave(2, 1)
+    assert torch.allclose(out[:, :, :20], full[:, :, :20], atol=1e-12)
+    kept = cache.kept(0)
+    held = 20 if isinstance(policy, Full) else entries(0.4, 20)
+    assert kept.shape == (2, 2, held)
+    mask = torch.zeros(2, 4, 30, 30, dtype=torch.bool)
+    mask[:, :, 20:, 20:] = torch.ones(10, 10).tril().bool()
+    for row in range(2):
+        for head in range(4):
+            mask[row, head, 20:, kept[row, head // 2]] = True
+    logits = q @ k.repeat_interleave(2, 1).transpose(-1, -2) / 2
+    expected = logits.masked_fill(~mask, -torch.inf).softmax(-1) @ v.repeat_interleave(2, 1)
+    assert torch.allclose(out[:, :, 20:], expected[:, :, 20:], atol=1e-12)
+    assert cache.length == 30
+    assert cache.bytes() == 2 * 2 * 2 * (held + 10) * 4 * 8
+    assert cache.allocated_bytes() >= cache.bytes()
+
+
+@pytest.mark.parametrize("policy", COMPRESSING, ids=repr)
+def test_a_budget_for_everything_changes_nothing(policy):
+    spec = Decoder(vocabulary=11, layers=2, width=16, heads=4, context=40, embedding_std=1.0)
+    model = spec.build(seed=3).double().requires_grad_(False)
+    tokens = torch.randint(11, (2, 30), generator=torch.Generator().manual_seed(1))
+    for budget in (1.0, 24, 100):
+        caches = CompressedCache(policy, budget, model.position), KVCache()
+        outs = [
+            torch.cat([model(part, attend=cache, start=cache.length) for part in tokens.split([24, 1, 5], 1)], 1)
+            for cache in caches
+        ]
+        assert torch.allclose(*outs, atol=1e-12)
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(0.5, [2, 3]), (0.2, [2, 3]), (1.0, [0, 1])])
+def test_scores_of_the_worked_example(alpha, expected, vectors, hand_logits):
+    q = hand_logits.clamp(min=-9) * math.sqrt(5)
+    k = torch.eye(5, dtype=torch.float64)[None, None]
+    worth = accumulated(Decay(alpha=alpha), Prompt(q, k, k, [2], [5]))[0, 0]
+    assert worth.tolist() == pytest.approx(vectors["hand"][f"oneshot_prefill_alpha{alpha:g}"], abs=1e-6)
+    assert chosen(Decay(alpha=alpha), 2, q, k, k) == [[expected]]
+
+
+def test_what_step_by_step_policies_keep_of_a_prompt():
+    q, k, v = tensors(time=300)
+    sums = attention(q, k).sum(2).unflatten(1, (2, 2)).sum(2)
+    sums[..., 270:] = torch.inf  # the recent half
+    assert chosen(H2O(), 60, q, k, v) == sums.topk(60).indices.sort().values.tolist()
+    last = attention(q, k)[:, :, -1].sum(1, keepdim=True).expand(-1, 2, -1).clone()
+    last[..., -1] = torch.inf
+    assert chosen(TOVA(), 60, q, k, v) == last.topk(60).indices.sort().values.tolist()
+    assert chosen(Knorm(), 60, q, k, v) == k.norm(dim=-1).topk(60, largest=False).indices.sort().values.tolist()
+    anchor = F.normalize(k, dim=-1).mean(2, keepdim=True)
+    alike = F.cosine_similarity(k, anchor, dim=-1)
+    assert chosen(KeyDiff(), 60, q, k, v) == alike.topk(60, largest=False).indices.sort().values.tolist()
+    assert chosen(Local(), 3, q, k, v)[0][0] == [297, 298, 299]
+    assert chosen(StreamingLLM(sink=1), 3, q, k, v)[0][0] == [0, 298, 299]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+def test_snapkv_is_what_the_window_looks_at(pooling):
+    q, k, v = tensors()
+    window = attention(q, k)[:, :, 26:, :26].mean(2)
+    padded = F.pad(window, (1, 1), value=0.0 if pooling == "mean" else -1.0)
+    neighbours = torch.stack([padded[..., i : i + 26] for i in range(3)])
+    pooled = neighbours.mean(0) if pooling == "mean" else neighbours.amax(0)
+    best = pooled.unflatten(1, (2, 2)).mean(2).topk(6).indices.sort().values
+    tail = torch.arange(26, 30).expand(2, 2, 4)
+    assert chosen(SnapKV(window=4, kernel=3, pooling=pooling), 10, q, k, v) == torch.cat([best, tail], -1).tolist()
+
+
+def test_the_window_of_snapkv_takes_at_most_half_of_the_budget():
+    q, k, v = tensors()
+    for budget in (1, 2, 7):
+        kept = chosen(SnapKV(), budget, q, k, v)
+        for row in kept:
+            for head in row:
+                assert len(head) == budget
+                assert set(range(30 - max(1, budget // 2), 30)) <= set(head)
+
+
+def test_expected_attention_is_the_mean_over_gaussian_queries():
+    q, k, v = (x / 2 for x in tensors(heads=2, key_heads=1, time=40, d_head=3))
+    policy = ExpectedAttention(sink=2, epsilon=0.01)
+    worth = policy.worth(Prompt(q, k, v, [10, 10], [40, 40]), PositionEncoding())
+    generator = torch.Generator().manual_seed(0)
+    expected = torch.zeros(2, 38, dtype=torch.float64)
+    for row in range(2):
+        for head in range(2):
+            seen = q[row, head, 2:]
+            root = torch.linalg.cholesky(torch.cov(seen.T, correction=0))
+            drawn = seen.mean(0) + torch.randn(400_000, 3, generator=generator, dtype=torch.float64) @ root.T
+            weight = (drawn @ k[row, 0, 2:].T / math.sqrt(3)).exp().mean(0)
+            expected[row] += weight / weight.sum() / 2
+        expected[row] = (expected[row] + 0.01) * v[row, 0, 2:].norm(dim=-1)
+    assert worth[:, 0, 2:].flatten().tolist() == pytest.approx(expected.flatten().tolist(), rel=0.03)
+
+
+@pytest.mark.parametrize("spec", [Rotary(), Rotary(fraction=0.5), Rotary(interleaved=True)], ids=repr)
+def test_queries_are_taken_as_before_their_rotation(spec):
+    position = spec.build(context=200, width=16, d_head=8)
+    q = torch.randn(2, 3, 150, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(unturned(position.rotate(q, 0), position), q, atol=1e-5)
+    turn = rotations(position, 7, 2, q)
+    assert torch.allclose(q[:, :, :1] @ turn[1], position.rotate(q[:, :, :1], 8), atol=1e-6)
+    assert len(rotations(position, 150, 512, q)) == 50, "no more positions than the model has"
+    assert len(rotations(position, 200, 512, q)) == 1
+
+
+def test_rotation_changes_what_expected_attention_keeps_and_shifting_all_positions_does_not_undo_it():
+    position = Rotary().build(context=600, width=16, d_head=4)
+    q, k, v = tensors()
+    turned = position.rotate(q, 0), position.rotate(k, 0), v
+    assert chosen(ExpectedAttention(), 12, *turned, position) != chosen(ExpectedAttention(), 12, q, k, v)
+
+
+@pytest.mark.parametrize(
+    "policy", [variant() for variant in variants(CachePolicy) if issubclass(variant, OneShot)], ids=repr
+)
+def test_a_policy_that_chooses_once_has_no_rule_for_single_steps(policy):
+    message = rf"{type(policy).__name__}.*chooses once, after a whole prompt.*CompressedCache"
+    for make in (Simulation, PrunedCache):
+        with pytest.raises(UserError, match=message):
+            make(policy, 4)
+    with pytest.raises(UserError, match=message):
+        simulate(policy, torch.zeros(1, 1, 4, 4), 2)
+
+
+@pytest.mark.parametrize("policy", [SpAtten(), Ideal(), H2O(variant="local_statistics")], ids=repr)
+def test_a_policy_that_masks_whole_sequences_cannot_compress(policy):
+    with pytest.raises(UserError, match=rf"{type(policy).__name__}.*cannot compress.*Simulation"):
+        CompressedCache(policy, 4)
+
+
+def test_what_is_lacking_is_named():
+    q, k, v = tensors()
+    with pytest.raises(UserError, match=r"ExpectedAttention.*pass position=model\.position"):
+        CompressedCache(ExpectedAttention(), 4)(0, q, k, v)
+    with pytest.raises(UserError, match="scope='group' or 'layer'"):
+        CompressedCache(Decay(scope="head"), 4)(0, q, k, v)
+    with pytest.raises(UserError, match="budget 0"):
+        CompressedCache(Knorm(), 0)
+
+
+def test_learned_positions_need_no_turning():
+    q, k, v = tensors()
+    learned = Learned().build(64, 16, 4)
+    assert chosen(ExpectedAttention(), 12, q, k, v, learned) == chosen(ExpectedAttention(), 12, q, k, v)

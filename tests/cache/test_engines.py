@@ -1,0 +1,197 @@
+"""The engines give the same: torch everywhere, and compiled for the CPU."""
+
+import hashlib
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from formerlab.cache import (
+    H2O,
+    TOVA,
+    Decay,
+    KeyDiff,
+    Knorm,
+    Local,
+    PrunedCache,
+    Random,
+    Simulation,
+    StreamingLLM,
+    engine,
+    loop,
+    pruned,
+)
+from formerlab.cache import entries as count
+from formerlab.cache.engine import Prompt
+from formerlab.cache.eviction import coefficients
+
+POLICIES = [
+    Local(),
+    StreamingLLM(sink=2),
+    H2O(),
+    Decay(),
+    Decay(alpha=0.0),
+    Decay(alpha=0.7, recent=0.3, sink=3),
+    Decay(scope="layer"),
+    TOVA(),
+    Knorm(),
+    Random(),
+]
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    pytest.importorskip("numba")
+    from formerlab.cache import compiled
+
+    return compiled
+
+
+def tensors(batch, heads, key_heads, time, d_head, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(batch, heads, time, d_head), *[(batch, key_heads, time, d_head)] * 2]
+    return [2 * torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+
+
+def prompt(policy, budget, lengths, q, k, v):
+    return Prompt(q, k, v, [count(budget, n) for n in lengths], lengths).for_scope(policy.scope)
+
+
+def same(one, other, lengths, exact=1e-12):
+    """Compare what two engines say of the real part of every sequence."""
+    for row, length in enumerate(lengths):
+        assert torch.allclose(one.out[row, :, :length], other.out[row, :, :length], atol=exact)
+        held = one.last[row, :, :length] >= length
+        assert torch.equal(held, other.last[row, :, :length] >= length)
+        assert torch.equal(one.last[row, :, :length][~held], other.last[row, :, :length][~held])
+        if length == one.out.shape[2]:
+            assert torch.allclose(one.scores[row][held], other.scores[row][held], atol=exact)
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, Decay(scope="head")], ids=repr)
+def test_compiled_equals_torch(policy, compiled):
+    for time, key_heads, d_head in ((1, 4, 16), (37, 4, 16), (64, 2, 5), (50, 1, 8)):
+        lengths = [time, max(1, time - 13), max(1, time // 3)]
+        q, k, v = tensors(3, 4, key_heads, time, d_head)
+        for budget in (0.4, 3, 0.9):
+            given = prompt(policy, budget, lengths, q, k, v)
+            same(compiled.run(policy, given), loop.run(policy, given), lengths)
+
+
+@pytest.mark.parametrize("policy", [Decay(), H2O(), TOVA()], ids=repr)
+def test_compiled_equals_torch_in_single_precision(policy, compiled):
+    q, k, v = tensors(2, 4, 4, 60, 16, torch.float32)
+    given = prompt(policy, 0.4, [60, 41], q, k, v)
+    same(compiled.run(policy, given), loop.run(policy, given), [60, 41], exact=2e-5)
+
+
+@pytest.mark.parametrize("engine_name", ["loop", "compiled"])
+def test_an_engine_equals_the_masks(engine_name, compiled):
+    """With an observer a simulation goes by masks."""
+    run = loop.run if engine_name == "loop" else compiled.run
+    q, k, v = tensors(2, 4, 2, 45, 8)
+    for policy in [*POLICIES, Decay(scope="head")] + ([KeyDiff()] if engine_name == "loop" else []):
+        by_engine = Simulation(policy, 0.4, [45, 30], engine=run)
+        by_mask = Simulation(policy, 0.4, [45, 30], observe=lambda layer, seen: None)
+        assert torch.allclose(by_engine(1, q, k, v), by_mask(1, q, k, v), atol=1e-12), policy
+        assert by_engine.realised_budget.tolist() == pytest.approx(by_mask.realised_budget.tolist()), policy
+
+
+def test_of_equal_scores_the_older_key_loses_in_every_engine(compiled):
+    k = torch.zeros(1, 2, 40, 16)
+    for run in (loop.run, compiled.run):
+        last = run(Decay(alpha=0.0), prompt(Decay(), 6, [40], k, k, k)).last
+        assert last[0, 0].tolist() == [*range(6, 40), *[40] * 6], "as in a window"
+
+
+def test_threads_change_no_bit(compiled):
+    q, k, v = tensors(3, 4, 4, 70, 16, torch.float32)
+    given = prompt(H2O(), 0.3, [70, 20, 50], q, k, v)
+    alone = compiled.run(H2O(), given)
+    torch.set_num_threads(3)
+    together = compiled.run(H2O(), given)
+    assert torch.equal(alone.out[0], together.out[0])
+    assert torch.equal(alone.last, together.last)
+
+
+def test_tensors_may_lie_in_memory_as_they_like(compiled):
+    q, k, v = tensors(2, 4, 4, 33, 16)
+    expected = compiled.run(Decay(), prompt(Decay(), 9, [33, 33], q, k, v)).out
+    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k)]
+    turned = v.transpose(2, 3).contiguous().transpose(2, 3)
+    assert torch.equal(compiled.run(Decay(), prompt(Decay(), 9, [33, 33], *strided, turned)).out, expected)
+
+
+@pytest.mark.parametrize("d_head", [16, 32, 5])
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_compiled_decoding_equals_torch(policy, d_head, compiled, monkeypatch):
+    q, k, v = tensors(2, 4, 2, 40, d_head)
+    tokens = [slice(token, token + 1) for token in range(40)]
+    outs = []
+    for least in (0, 10**9):
+        monkeypatch.setattr(pruned, "WORTHWHILE", least)
+        cache = PrunedCache(policy, 9)
+        outs.append(torch.cat([cache(0, q[:, :, now], k[:, :, now], v[:, :, now]) for now in tokens], 2))
+        assert (cache._layers[0].step is not None) == (least == 0 and d_head % 16 == 0)
+    assert torch.allclose(*outs, atol=1e-12)
+    assert torch.allclose(outs[0], Simulation(policy, 9)(0, q, k, v), atol=1e-12)
+
+
+def test_the_formula_says_what_can_be_compiled():
+    class Squared(Decay):
+        def score(self, past, attention):
+            return self.alpha * past + attention.square()
+
+    class Smoothed(Decay):
+        def score(self, past, attention):
+            return past + (attention + attention.roll(1, -1)) / 2
+
+    class AddedFirst(Decay):
+        def score(self, past, attention):
+            return self.alpha * (past + attention)
+
+    assert coefficients(Decay(alpha=0.3)) == (0.3, 1.0)
+    assert coefficients(TOVA()) == (0.0, 1.0)
+    assert coefficients(Local()) == coefficients(Knorm()) == (1.0, 0.0)
+    assert coefficients(AddedFirst(alpha=0.25)) == (0.25, 0.25)
+    assert coefficients(Squared()) is coefficients(Smoothed()) is None
+
+
+def test_large_work_is_compiled_and_small_work_is_not(compiled, monkeypatch):
+    q, k, v = tensors(2, 4, 4, 40, 16)
+    given = prompt(Decay(), 0.4, [40, 40], q, k, v)
+    assert engine.choose(Decay(), given) is loop.run
+    monkeypatch.setattr(engine, "WORTHWHILE", engine.work(Decay(), given))
+    assert engine.choose(Decay(), given) is compiled.run
+    assert engine.choose(KeyDiff(), given) is loop.run, "it decides by more than a sum of attention"
+    half = [x.bfloat16() for x in (q, k, v)]
+    assert engine.choose(Decay(), prompt(Decay(), 0.4, [40, 40], *half)) is loop.run
+
+
+def test_without_numba_torch_takes_over_and_the_log_says_so(monkeypatch, caplog):
+    engine.load_compiled.cache_clear()
+    monkeypatch.setitem(sys.modules, "formerlab.cache.compiled", None)
+    monkeypatch.delattr("formerlab.cache.compiled", raising=False)
+    monkeypatch.setattr(engine, "WORTHWHILE", 0)
+    q, k, v = tensors(2, 4, 4, 40, 16)
+    with caplog.at_level(logging.INFO, "formerlab.cache"):
+        assert engine.choose(Decay(), prompt(Decay(), 0.4, [40, 40], q, k, v)) is loop.run
+        assert "runs in torch" in caplog.text
+    engine.load_compiled.cache_clear()
+
+
+def test_the_kernel_file_changes_with_the_loops_it_is_made_of():
+    """Numba keeps compiled code until the file of the outermost function changes, and looks at no other file."""
+    source = Path(engine.__file__).parent
+    digest = hashlib.sha256((source / "lanes.py").read_bytes()).hexdigest()[:16]
+    assert f'LANES_SHA256 = "{digest}"' in (source / "kernel.py").read_text(), "set it to this, so that kernels compile"
+
+
+def test_half_precision_runs(compiled):
+    q, k, v = tensors(2, 4, 4, 40, 16, torch.bfloat16)
+    out = Simulation(Decay(), 0.4)(0, q, k, v)
+    assert out.dtype == torch.bfloat16
+    single = Simulation(Decay(), 0.4)(0, q.float(), k.float(), v.float())
+    assert (out.float() - single).abs().median() < 0.02

@@ -1,0 +1,101 @@
+"""Kept keys numbered anew, against the paper's way: keys cached before their rotation, turned by their place."""
+
+import pytest
+import torch
+
+from formerlab.cache import CompressedCache, PrunedCache, Simulation, StreamingLLM
+from formerlab.errors import UserError
+from formerlab.layers import Learned, NoPosition, Rotary
+from formerlab.layers.position import PositionEncoding
+from formerlab.models import Decoder
+
+POLICY = StreamingLLM(sink=2, positions="renumbered")
+KEPT = StreamingLLM(sink=2)
+TIME, BUDGET = 25, 6
+
+
+class Exact(PositionEncoding):
+    """Rotations in double precision."""
+
+    def rotate(self, x, start):
+        angle = torch.arange(start, start + x.shape[2], dtype=x.dtype)[:, None] * torch.tensor(
+            [1.0, 0.1], dtype=x.dtype
+        )
+        first, second = x.chunk(2, -1)
+        cosine, sine = angle.cos(), angle.sin()
+        return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
+
+
+def plain(key_heads=2):
+    """Return queries, keys, values without positions."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 4, TIME, 4), (2, key_heads, TIME, 4), (2, key_heads, TIME, 4)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def by_place(q, k, v, budget, sink):
+    """Attend token by token with positions that are places in the cache (arXiv:2309.17453, section 3.2)."""
+    rows, position, groups = [], Exact(), q.shape[1] // k.shape[1]
+    for now in range(q.shape[2]):
+        recent = range(max(sink, now - (budget - sink)), now + 1)
+        there = sorted({*range(min(sink, now + 1)), *recent})
+        keys = position.rotate(k[:, :, there], 0).repeat_interleave(groups, 1)
+        query = position.rotate(q[:, :, now : now + 1], len(there) - 1)
+        attention = (query @ keys.transpose(-1, -2) / 2).softmax(-1)
+        rows.append(attention @ v[:, :, there].repeat_interleave(groups, 1))
+    return torch.cat(rows, 2)
+
+
+def rotated(q, k):
+    return Exact().rotate(q, 0), Exact().rotate(k, 0)
+
+
+def test_simulation_is_the_paper_s_way():
+    q, k, v = plain()
+    out = Simulation(POLICY, BUDGET, position=Exact())(0, *rotated(q, k), v)
+    assert torch.allclose(out, by_place(q, k, v, BUDGET, sink=2), atol=1e-12)
+    assert (out - Simulation(KEPT, BUDGET)(0, *rotated(q, k), v)).abs().max() > 1e-3, "or this test shows nothing"
+
+
+def test_every_sequence_of_a_padded_batch_has_its_own_numbering():
+    q, k, v = plain()
+    lengths = [TIME, 13]
+    together = Simulation(POLICY, 0.3, lengths, position=Exact())(0, *rotated(q, k), v)
+    for row, length in enumerate(lengths):
+        one = [x[row : row + 1, :, :length] for x in (*rotated(q, k), v)]
+        alone = Simulation(POLICY, 0.3, position=Exact())(0, *one)
+        assert torch.allclose(together[row, :, :length], alone[0], atol=1e-12)
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 7, 20])
+def test_real_eviction_is_the_paper_s_way(prompt):
+    q, k, v = plain()
+    cache, tensors = PrunedCache(POLICY, BUDGET, position=Exact()), (*rotated(q, k), v)
+    sizes = [prompt, *[1] * (TIME - prompt)]
+    out = torch.cat([cache(0, *part) for part in zip(*(x.split(sizes, 2) for x in tensors), strict=True)], 2)
+    assert torch.allclose(out, by_place(q, k, v, BUDGET, sink=2), atol=1e-12)
+    assert cache.kept(0)[0, 0].tolist() == [0, 1, 21, 22, 23, 24]
+
+
+@pytest.mark.parametrize("position", [Rotary(), Rotary(fraction=0.5, interleaved=True), NoPosition()], ids=repr)
+def test_decoding_gives_the_simulated_logits(position):
+    spec = Decoder(vocabulary=11, layers=2, width=16, heads=2, context=64, position=position, embedding_std=1.0)
+    model = spec.build(seed=3).double().requires_grad_(False)
+    tokens = torch.randint(11, (2, TIME), generator=torch.Generator().manual_seed(1))
+    cache = PrunedCache(POLICY, BUDGET, position=model.position)
+    out = torch.cat([model(part, attend=cache, start=cache.length) for part in tokens.split([5, *[1] * 20], 1)], 1)
+    expected = model(tokens, attend=Simulation(POLICY, BUDGET, position=model.position))
+    assert (out - expected).abs().max() < 1e-10
+    kept = model(tokens, attend=Simulation(KEPT, BUDGET))
+    assert torch.allclose(out, kept) == isinstance(position, NoPosition)
+
+
+def test_who_cannot_number_anew_says_so():
+    learned = Learned().build(64, 16, 8)
+    for make in (Simulation, PrunedCache):
+        with pytest.raises(UserError, match=r"pass position=model\.position"):
+            make(POLICY, BUDGET)
+        with pytest.raises(UserError, match="use positions='kept'"):
+            make(POLICY, BUDGET, position=learned)
+    with pytest.raises(UserError, match="use positions='kept'"):
+        CompressedCache(POLICY, BUDGET, position=Exact())

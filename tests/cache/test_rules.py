@@ -1,0 +1,142 @@
+"""Rules that look at more or at less than accumulated attention, against accounts in plain Python."""
+
+import math
+
+import pytest
+import torch
+
+from formerlab.cache import H2O, TOVA, Decay, Ideal, KeyDiff, Knorm, PrunedCache, Random, Simulation, simulate
+from formerlab.errors import UserError
+
+TIME = 18
+
+
+def draw(*shape, seed=0):
+    return 2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def seen_by(policy, logits, budget, **inputs):
+    """Return the sets that queries see: [row][head][q]."""
+    _, visible = simulate(policy, logits, budget, **inputs)
+    return [[[set(q.nonzero().flatten().tolist()) for q in head] for head in row] for row in visible]
+
+
+@pytest.mark.parametrize("budget", [1, 4, 9])
+def test_tova_is_the_last_row_of_all_heads_together(budget, oracle):
+    logits = draw(2, 4, TIME, TIME)
+    seen = seen_by(TOVA(), logits, budget, groups=2)
+    for row in range(2):
+        expected = oracle.evict(logits[row].tolist(), alpha=0.0, entries=budget, recent=1, sink=0)
+        assert seen[row] == [expected] * 4
+
+
+@pytest.mark.parametrize("policy", [Decay(alpha=0.5), H2O()], ids=repr)
+def test_heads_that_choose_together(policy, oracle):
+    logits = draw(2, 4, TIME, TIME)
+    alpha, recent = (0.5, 0) if isinstance(policy, Decay) else (1.0, 3)
+    for scope, size in (("head", 1), ("group", 2), ("layer", 4)):
+        seen = seen_by(type(policy)(**{**policy.model_dump(), "scope": scope}), logits, 6, groups=2)
+        for row in range(2):
+            for head in range(0, 4, size):
+                heads = logits[row, head : head + size].tolist()
+                expected = oracle.evict(heads, alpha=alpha, entries=6, recent=recent, sink=0)
+                assert seen[row][head : head + size] == [expected] * size
+
+
+def test_the_official_masks_know_no_other_scope():
+    with pytest.raises(ValueError, match="scope"):
+        H2O(variant="local_statistics", scope="layer")
+
+
+def test_a_set_for_every_query_head_saves_no_memory_where_they_share_keys():
+    x = draw(1, 4, 6, 8)
+    with pytest.raises(UserError, match="2 query heads share a key head"):
+        PrunedCache(Decay(scope="head"), 3)(0, x, x[:, :2], x[:, :2])
+    alone = PrunedCache(Decay(scope="head"), 3)(0, x, x, x)
+    assert torch.allclose(alone, Simulation(Decay(), 3)(0, x, x, x), atol=1e-12)
+
+
+def test_knorm_drops_the_longest_key():
+    keys = draw(2, 2, TIME, 3)
+    seen = seen_by(Knorm(), draw(2, 4, TIME, TIME), 5, keys=keys, groups=2)
+    for row in range(2):
+        for head in range(4):
+            norms = [math.hypot(*key) for key in keys[row, head // 2].tolist()]
+            held = set()
+            for q in range(TIME):
+                held.add(q)
+                assert seen[row][head][q] == held
+                if len(held) > 5:
+                    held.remove(max(held, key=lambda k: norms[k]))
+
+
+def test_keydiff_drops_the_key_most_like_the_others():
+    keys = draw(2, 2, TIME, 3)
+    seen = seen_by(KeyDiff(), draw(2, 4, TIME, TIME), 5, keys=keys, groups=2)
+    for row in range(2):
+        for head in range(4):
+            units = [[x / math.hypot(*key) for x in key] for key in keys[row, head // 2].tolist()]
+            held = set()
+            for q in range(TIME):
+                held.add(q)
+                assert seen[row][head][q] == held
+                if len(held) > 5:
+                    mean = [sum(units[k][i] for k in held) for i in range(3)]
+                    held.remove(max(held, key=lambda k: sum(a * b for a, b in zip(units[k], mean, strict=True))))
+
+
+def test_ideal_sees_the_best_of_every_row():
+    logits = draw(2, 4, TIME, TIME)
+    seen = seen_by(Ideal(), logits, 5, lengths=[TIME, 11])
+    for row, length in enumerate((TIME, 11)):
+        for head in range(4):
+            for q in range(length):
+                best = sorted(range(q), key=lambda k: -logits[row, head, q, k].item())[:5]
+                assert seen[row][head][q] == {*best, q}
+
+
+def test_the_budget_of_the_ideal_is_counted_like_that_of_a_cache():
+    x = draw(1, 2, TIME, 4)
+    for budget in (5, TIME - 1, TIME):
+        simulation = Simulation(Ideal(), budget)
+        simulation(0, x, x, x)
+        assert simulation.realised_budget.item() == pytest.approx(budget / TIME)
+
+
+class TestRandom:
+    """Priorities drawn once per key keep a uniform sample of all keys so far."""
+
+    def kept(self, policy, budget=4, time=400, heads=3, layer=0):
+        logits = torch.zeros(2, heads, time, time)
+        return simulate(policy, logits, budget, layer=layer)[1]
+
+    def test_it_keeps_the_largest_draws(self):
+        policy, visible = Random(seed=5), self.kept(Random(seed=5), time=60)
+        draws = policy.entry(torch.arange(60), 3, None, 0)[0]
+        assert len(draws.unique()) == draws.numel()
+        assert draws.min() >= 0
+        assert draws.max() < 1
+        for head in range(3):
+            for q in range(60):
+                best = draws[head, :q].topk(min(4, q)).indices.tolist()
+                assert set(visible[0, head, q].nonzero().flatten().tolist()) == {*best, q}
+
+    def test_draws_are_uniform_and_without_pattern(self):
+        draws = Random().entry(torch.arange(4000), 8, None, 3)[0].double()
+        assert draws.mean().item() == pytest.approx(0.5, abs=0.01)
+        assert draws.var().item() == pytest.approx(1 / 12, abs=0.003)
+        rows = [
+            draws,
+            Random(seed=1).entry(torch.arange(4000), 8, None, 3)[0],
+            Random().entry(torch.arange(4000), 8, None, 4)[0],
+        ]
+        together = torch.cat([*rows, draws.roll(1, -1)]).double()
+        off_diagonal = torch.corrcoef(together) - torch.eye(32)
+        assert off_diagonal.abs().max() < 0.08
+
+    def test_all_sequences_draw_alike_and_seeds_layers_and_heads_do_not(self):
+        visible = self.kept(Random())
+        assert torch.equal(visible[0], visible[1])
+        assert not torch.equal(visible[:, 0], visible[:, 1])
+        assert not torch.equal(visible, self.kept(Random(seed=1)))
+        assert not torch.equal(visible, self.kept(Random(), layer=1))
