@@ -133,7 +133,7 @@ def main():
     for name, seconds in times.items():
         median, low, high = ratio(times["full cache"], seconds)
         print(
-            f"  {name:20}{1 / statistics.median(seconds):8.1f} tokens/s  {median:.2f} [{low:.2f}, {high:.2f}] x full cache"
+            f"  {name:20}{1 / statistics.median(seconds):8.1f} tokens/s  {median:.2f} [{low:.2f}, {high:.2f}] x full"
             f"  {caches[name].bytes() / 2**20:7.1f} MiB  prompt {reading[name]:.2f} s"
         )
     print(verdict("full cache / DynamicCache", ratio(times["DynamicCache"], times["full cache"]), 1.2, at_most=False))

@@ -71,9 +71,9 @@ def put(root, name, code):
         return
     text = path.read_text()
     imported, assigned = code.strip().split("\n\n")
-    (present,) = re.findall(rf"^{assigned.split(' = ')[0]} = .*$", text, re.MULTILINE)
+    (present,) = re.findall(rf"^{assigned.split(' = ')[0]} = (?:Annotated\[\n(?:.*\n)*?\]|.*)$", text, re.MULTILINE)
     assert set(re.findall(r"\w+", assigned)) - set(re.findall(r"\w+", present)) == {imported.split()[-1]}
-    assert len(assigned.split(" | ")) == len(present.split(" | ")) + 1
+    assert len(assigned.split("|")) == len(present.split("|")) + 1
     path.write_text(text.replace(present, assigned).replace("from formerlab.", f"{imported}\nfrom formerlab.", 1))
 
 

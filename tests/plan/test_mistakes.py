@@ -128,7 +128,7 @@ MISTAKES = {
     "kind of a policy": (
         STUDY,
         "prune: {plain: {policies: [{kind: dekay}]}}",
-        f"{STUDY}: small.prune.plain.policies.0: unknown kind 'dekay'; did you mean decay?",
+        f"{STUDY}: small.prune.plain.policies.0: unknown kind 'dekay'; did you mean decay or ideal?",
     ),
     # Seeds and names.
     "no seeds": (CONFIG, "seeds: []", f"{CONFIG}: seeds: [] is empty; give at least one value, or leave the key out"),

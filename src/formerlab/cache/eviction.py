@@ -97,8 +97,8 @@ class Eviction(Policy):
         bounds = zip(limits, *zip(*(self.protected(budget) for budget in entries), strict=True), strict=True)
         shape = len(entries), 1 if self.scope == "layer" else key_heads, capacity
         positions = torch.full(shape, EMPTY, dtype=torch.int32, device=scores.device)
-        counts = (_count(counts, scores.device) for counts in zip(*bounds, strict=True))
-        return Slots(positions, scores.new_zeros(shape), *counts, least=min(limits), most=max(limits))
+        held, sink, recent = (_count(counts, scores.device) for counts in zip(*bounds, strict=True))
+        return Slots(positions, scores.new_zeros(shape), held, sink, recent, least=min(limits), most=max(limits))
 
     def steps(self, slots: Slots, block: Block, last: LastQueries) -> Iterator[int]:
         """Take the queries of a block in turn; yield each one's position after scoring, before the eviction.

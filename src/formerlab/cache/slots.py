@@ -68,7 +68,8 @@ class Slots:
         rank = rank.masked_fill(protected, torch.inf)
         slot = self.positions.masked_fill(rank > rank.amin(-1, keepdim=True), EMPTY).argmin(-1, keepdim=True)
         if now < self.most:
-            slot = slot.where(now >= self.entries, self.positions.argmax(-1, keepdim=True))
+            full = torch.as_tensor(now >= self.entries, device=slot.device)
+            slot = slot.where(full, self.positions.argmax(-1, keepdim=True))
         gone = self.positions.gather(-1, slot)
         self.positions.scatter_(-1, slot, EMPTY)
         return slot, gone
