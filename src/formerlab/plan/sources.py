@@ -8,6 +8,7 @@ from formerlab.errors import UserError
 from formerlab.plan.layers import Layer, Tree, at, merge_layers, nested, place_of
 from formerlab.plan.read import near_misses, parse, read_yaml
 from formerlab.plan.schema import Config, Scale, Study
+from formerlab.plan.tokenizers import with_vocabularies
 from formerlab.run import Run
 
 RUN_KEYS = frozenset(Run.model_fields) - {"study", "name", "seed"}
@@ -84,7 +85,8 @@ def _read_scale(root: Path, config: Config, overrides: list[Layer]) -> Scale:
     data = {
         name: {"kind": "text"} for name, tree in _data_sets(layers) if isinstance(tree, dict) and "kind" not in tree
     }
-    return parse(Scale, [*layers, Layer(place, {"data": data} if data else {})])
+    scale = parse(Scale, [*layers, Layer(place, {"data": data} if data else {})])
+    return scale.model_copy(update={"data": with_vocabularies(scale.data, place)})
 
 
 def _data_sets(layers: list[Layer]) -> list[tuple[str, Any]]:
