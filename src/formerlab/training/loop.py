@@ -111,7 +111,7 @@ def _log(run: Run, state: State, loss: float, norm: float, progress: Progress) -
 
 
 def _validate(run: Run, model: nn.Module, state: State, batches: list[Tensor]) -> bool:
-    """Add one row per batch of the fixed validation stream, or say that a loss is not finite."""
+    """Add one row per batch of the fixed validation stream and per mixing weight, or say that a loss is not finite."""
     device = state.model.embedding.device
     rows: list[Row] = []
     with _evaluating(state.model), _precision(run, device):
@@ -122,6 +122,7 @@ def _validate(run: Run, model: nn.Module, state: State, batches: list[Tensor]) -
     if not all(math.isfinite(float(row[-1])) for row in rows):
         return False
     state.rows["eval"] += rows
+    state.rows["depth"] += [[state.step, *weight] for weight in state.model.mixer.weights()]
     return True
 
 

@@ -18,6 +18,7 @@ COLUMNS = {
     "train": ("step", "tokens", "loss_nats", "lr", "grad_norm"),
     "timing": ("step", "time_s", "tokens_per_s", "memory_bytes"),
     "eval": ("step", "split", "batch", "tokens", "loss_nats"),
+    "depth": ("step", "destination", "source", "weight"),
 }
 WEIGHTS = "weights.safetensors"
 FILES = ("run.yaml", "train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv", WEIGHTS)
@@ -31,7 +32,6 @@ def write_results(run: Run, state: State, data: Path, out: Path, diverged: int |
     windows = _test_losses(run, state.model, data, diverged)
     for name, columns in COLUMNS.items():
         write_rows(out / f"{name}.csv", columns, state.rows[name])
-    write_rows(out / "depth.csv", ("destination", "source", "weight"), state.model.mixer.weights())
     write_losses(out / "test.csv", windows)
     evaluated = state.rows["eval"]
     valid = [WindowLoss(int(row[2]), int(row[3]), float(row[4])) for row in evaluated if row[0] == evaluated[-1][0]]

@@ -26,7 +26,7 @@ class State:
     """Time that processes spent on the run until it was last saved, over all its starts."""
     started: str = ""
     """When the run started for the first time, ISO 8601, UTC."""
-    rows: dict[str, list[Row]] = field(default_factory=lambda: {"train": [], "timing": [], "eval": []})
+    rows: dict[str, list[Row]] = field(default_factory=lambda: {"train": [], "timing": [], "eval": [], "depth": []})
 
     def dump(self) -> dict[str, Any]:
         """Return the content of a checkpoint."""
