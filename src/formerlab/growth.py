@@ -23,7 +23,7 @@ TOKEN_KEYS = INITIAL | {"tokens", "tau"}
 WIDTH_KEYS = INITIAL | {"width", "heads", "hidden"}
 """Keys in which a child's spec may differ: what growth decides, and what only draws initial values."""
 
-__all__ = ["Growth", "grow", "grow_into", "grow_optimizer_state", "grown_spec", "hold_old_tokens"]
+__all__ = ["Growth", "continued_spec", "grow", "grow_into", "grow_optimizer_state", "grown_spec", "hold_old_tokens"]
 
 
 class Growth(Spec):
@@ -96,6 +96,16 @@ def grown_spec(parent: Decoder, child: Decoder, growth: Growth) -> Decoder:
         return _with_tau(parent, child, growth.tau)
     check_width(parent, child, growth.method)
     return child
+
+
+def continued_spec(parent: Decoder, child: Decoder) -> Decoder:
+    """Return the spec of a model that goes on training without growth: the parent's, its tau included.
+
+    Raises UserError where the wanted spec differs in more than initial values.
+    """
+    for key, old, new in _differences(parent.plain(), child.plain(), INITIAL | {"tau"}):
+        raise UserError(f"cannot go on from {key}={old} with {key}={new}; make them equal, or add the key growth")
+    return parent
 
 
 def _with_tau(parent: Decoder, child: Decoder, rule: TauRule) -> Decoder:

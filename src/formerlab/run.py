@@ -46,7 +46,8 @@ class Run(Spec):
     init: Name | None = None
     """Run of the same study and seed whose final weights this run starts from."""
     growth: Growth | None = None
-    """How the weights of `init` grow to this run's token counts; needs `init`."""
+    """How the weights of `init` grow to this run's sizes; empty means that they go on as they are, with a fresh
+    optimizer. Needs `init`."""
 
     @property
     def id(self) -> str:

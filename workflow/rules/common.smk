@@ -18,6 +18,12 @@ def manifest(wildcards):
     return f"{RESULTS}/data/{PLAN['train'][wildcards.id]['data']}/manifest.json"
 
 
+def tokenizer(wildcards):
+    """Return the data set whose tokenizer this one takes, if any."""
+    above = PLAN["data"][wildcards.name]["tokenizer"]
+    return [f"{RESULTS}/data/{above}/manifest.json"] if above else []
+
+
 def mebibytes(wildcards, attempt):
     """Return the memory that a run needs, more at every attempt."""
     need = PLAN["train"][wildcards.id]["cost"]["memory_bytes"] / 2**20

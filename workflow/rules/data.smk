@@ -2,6 +2,8 @@
 
 
 rule data:
+    input:
+        tokenizer,
     output:
         manifest=f"{RESULTS}/data/{{name}}/manifest.json",
     log:

@@ -28,7 +28,7 @@ def add_parsers(verbs: Any) -> None:
     parser.set_defaults(function=speed)
 
     parser = verbs.add_parser("train", help="train one run, or go on with it")
-    parser.add_argument("id", help="run, such as tokenformer/transformer/seed0")
+    parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
     add_config_arguments(parser)
     parser.add_argument(
         "--time-limit", type=float, metavar="SECONDS", help="stop, checkpointed, before this time is up"

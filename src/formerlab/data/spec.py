@@ -8,7 +8,7 @@ from formerlab.data.embedded import Embedded
 from formerlab.data.files import Files
 from formerlab.data.hub import Hub
 from formerlab.data.shards import Shares
-from formerlab.data.tokenizer import BytePairs, Tokenizer, TokenizerFile
+from formerlab.data.tokenizer import BytePairs, Tokenizer, TokenizerFile, TokenizerOf
 from formerlab.spec import Spec
 
 Source = Annotated[Embedded | Files | Hub, Field(discriminator="kind")]
@@ -37,13 +37,15 @@ class TextData(Spec):
 
     @model_validator(mode="after")
     def _questions_need_structure(self) -> "TextData":
-        if self.questions and not isinstance(self.source, Embedded):
-            raise ValueError("questions are made from source 'embedded' only; set questions: 0")
+        if self.questions and not (isinstance(self.source, Embedded) and self.source.content == "docstrings"):
+            raise ValueError("questions are made from the docstrings of source 'embedded' only; set questions: 0")
         return self
 
     @property
     def vocabulary(self) -> int:
         """Number of tokens a model needs, known before anything is read."""
+        if self.tokenizer.vocabulary is None:
+            raise ValueError("the plan has not filled in tokenizer.vocabulary yet")
         return self.tokenizer.vocabulary
 
     @property
@@ -57,4 +59,4 @@ class TextData(Spec):
         return {**rest, "source": self.source.recipe()}
 
 
-__all__ = ["BytePairs", "Embedded", "Files", "Hub", "Source", "TextData", "Tokenizer", "TokenizerFile"]
+__all__ = ["BytePairs", "Embedded", "Files", "Hub", "Source", "TextData", "Tokenizer", "TokenizerFile", "TokenizerOf"]

@@ -18,6 +18,7 @@ from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, StudyScale
 from formerlab.plan.sources import Sources, read_sources, study_place
 from formerlab.plan.speed import match_times, speed_jobs
+from formerlab.plan.tokenizers import chain, tokenizer_of
 from formerlab.run import Run
 from formerlab.spec import fingerprint
 
@@ -37,7 +38,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     sources = read_sources(root, given)
     config, scale = sources.config, sources.scale
     results, figures = f"{config.results}/live/{config.scale}", f"{config.figures}/live/{config.scale}"
-    data = {name: _data_job(spec, f"{results}/data/{name}", root) for name, spec in scale.data.items()}
+    data = _data_jobs(sources, root, f"{results}/data")
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
     speed = speed_jobs(runs, sources)
     runs, equal = match_times(runs, speed, sources)
@@ -46,7 +47,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     for run_id, job in train.items():
         job["equal_time"] = equal[run_id].plain() if run_id in equal else None
     _set_priorities(train)
-    used = {run.data for run in runs}
+    used = {name for run in runs for name in chain(run.data, scale.data)}
     plan = {
         "schema": SCHEMA,
         "scale": config.scale,
@@ -67,6 +68,18 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     plan["draw"] = _drawings(plan)
     plan["totals"] = totals([job["cost"] for job in train.values()])
     return plan
+
+
+def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
+    """Return the job of every data set; the version of one that takes the tokenizer of another follows that one's."""
+    jobs: dict[str, Any] = {}
+    for name, spec in sources.scale.data.items():
+        job = _data_job(spec, f"{folder}/{name}", root)
+        above = tokenizer_of(name, sources.scale.data)
+        if above is not None:
+            job["version"] = fingerprint([job["version"], jobs[above]["version"]])
+        jobs[name] = job | {"tokenizer": above}
+    return jobs
 
 
 def _data_job(data: TextData, out: str, root: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The JSON schema of config, studies and scales: every key with description, type, range and default.
 
 It is for editors, and more lenient than the plan: a file gives some keys of a run and another file the rest, so nothing
-is required of a part, and a number may be a field of the run's name.
+is required of a part, and a number or a choice may be a field of the run's name.
 """
 
 from typing import Any
@@ -56,14 +56,14 @@ def _describe_kind(definition: Schema) -> None:
 
 
 def _part(schema: Any) -> Any:
-    """Return a schema that requires nothing and lets fields stand for numbers."""
+    """Return a schema that requires nothing and lets fields stand for numbers and choices."""
     if isinstance(schema, list):
         return [_part(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     annotations = {key: schema[key] for key in ANNOTATIONS if key in schema}
     rest = {key: value for key, value in schema.items() if key not in (*annotations, "required", "discriminator")}
-    if rest.get("type") in ("integer", "number"):
+    if rest.get("type") in ("integer", "number") or "enum" in rest:
         return annotations | {"anyOf": [rest, {"$ref": "#/$defs/Field"}]}
     if "properties" in rest:
         properties = {name: _part(value) for name, value in rest.pop("properties").items()}

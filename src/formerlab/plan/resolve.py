@@ -2,13 +2,15 @@
 
 from fnmatch import fnmatchcase
 
+from formerlab.data import TextData
 from formerlab.errors import UserError
 from formerlab.evaluation.equal_time import EqualTime
-from formerlab.growth import grown_spec
+from formerlab.growth import continued_spec, grown_spec
 from formerlab.plan.layers import Layer, Tree, fields, fill, grid_points, merge_layers, place_of
 from formerlab.plan.read import near_misses, parse
 from formerlab.plan.schema import Scale, StudyScale
 from formerlab.plan.sources import RUN_KEYS, Sources, part, study_place
+from formerlab.plan.tokenizers import same_tokenizer
 from formerlab.run import Run
 
 EQUAL = "equal_time"
@@ -23,7 +25,7 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
     _check_patterns(name, at_scale, list(layers), sources)
     kept = [run for run in layers if any(fnmatchcase(run, pattern) for pattern in at_scale.only)]
     runs = {run: _parse_run(name, run, layers[run], scale) for run in kept}
-    grown = _grow(name, _with_parents_first(name, runs, set(layers)))
+    grown = _grow(name, _with_parents_first(name, runs, set(layers)), scale.data)
     seeds = sources.config.seeds or at_scale.seeds or scale.seeds
     return [run.model_copy(update={"seed": seed}) for run in grown for seed in seeds]
 
@@ -149,21 +151,34 @@ def _with_parents_first(study: str, runs: dict[str, Run], all_names: set[str]) -
     return list(ordered.values())
 
 
-def _grow(study: str, ordered: list[Run]) -> list[Run]:
+def _grow(study: str, ordered: list[Run], data: dict[str, TextData]) -> list[Run]:
     """Give every grown run the tau that its growth asks for, and refuse what cannot grow."""
     done: dict[str, Run] = {}
     for run in ordered:
         if run.init is not None:
             place = f"{study_place(study)}: runs.{run.name}"
-            if run.growth is None:
-                raise UserError(f"{place}.init: {run.init!r} needs the key growth; add growth: {{}} or remove init")
+            parent = done[run.init]
+            _check_tokenizers(run, parent, data, place)
             try:
-                model = grown_spec(done[run.init].model, run.model, run.growth)
+                if run.growth is None:
+                    model = continued_spec(parent.model, run.model)
+                else:
+                    model = grown_spec(parent.model, run.model, run.growth)
             except UserError as error:
                 raise UserError(f"{place}.init: {run.init!r}: {error}") from None
             run = run.model_copy(update={"model": model})
         done[run.name] = run
     return list(done.values())
+
+
+def _check_tokenizers(run: Run, parent: Run, data: dict[str, TextData], place: str) -> None:
+    """Refuse a run that goes on with tokens of another meaning."""
+    if same_tokenizer(run.data, parent.data, data):
+        return
+    raise UserError(
+        f"{place}.data: {run.data!r} has another tokenizer than {parent.data!r}, on which init={parent.name!r} is "
+        f"trained; give data set {run.data!r} tokenizer: {{kind: of, data: {parent.data}, ...}}"
+    )
 
 
 def _check_overridden(study: str, names: list[str], sources: Sources) -> None:

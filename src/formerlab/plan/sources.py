@@ -8,6 +8,7 @@ from formerlab.errors import UserError
 from formerlab.plan.layers import Layer, Tree, at, nested, place_of
 from formerlab.plan.read import near_misses, parse, read_yaml
 from formerlab.plan.schema import Config, Scale, Study
+from formerlab.plan.tokenizers import with_vocabularies
 from formerlab.run import Run
 
 RUN_KEYS = frozenset(Run.model_fields) - {"study", "name", "seed"}
@@ -80,7 +81,8 @@ def _config_part(tree: Tree) -> Tree:
 def _read_scale(root: Path, config: Config, overrides: list[Layer]) -> Scale:
     place = f"workflow/scales/{config.scale}.yaml"
     own = Layer("config.yaml", {"data": config.data} if config.data else {})
-    return parse(Scale, [Layer(place, read_yaml(root, place)), own, *_named(part(overrides, "scale"), "scale")])
+    scale = parse(Scale, [Layer(place, read_yaml(root, place)), own, *_named(part(overrides, "scale"), "scale")])
+    return scale.model_copy(update={"data": with_vocabularies(scale.data, place)})
 
 
 def _read_study(root: Path, name: str, overrides: list[Layer]) -> Study:

@@ -64,8 +64,11 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
 
 def _bases(stage: str, name: str, plan: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the jobs whose products a job reads; they stand before it in the plan."""
-    if stage in ("data", "speed"):
+    if stage == "speed":
         return []
+    if stage == "data":
+        above = plan["data"][name]["tokenizer"]
+        return [("data", above)] if above else []
     if stage != "train":
         return [("train", name)]
     job = plan["train"][name]

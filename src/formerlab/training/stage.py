@@ -13,7 +13,7 @@ from formerlab.data.streams import load_stream, read_manifest
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json, write_text
 from formerlab.finished import load_record
-from formerlab.growth import grow_into, grow_optimizer_state, hold_old_tokens
+from formerlab.growth import continued_spec, grow_into, grow_optimizer_state, hold_old_tokens
 from formerlab.models.decoder import Decoder
 from formerlab.run import Run
 from formerlab.training import provenance
@@ -82,8 +82,8 @@ def _parent_record(run: Run, parent: Path | None) -> Record | None:
     """Return the record of the run that this one grows from, checked with its weights."""
     if run.init is None:
         return None
-    if parent is None or run.growth is None:
-        raise UserError(f"{run.id}: init={run.init} needs the folder of that run and the key growth")
+    if parent is None:
+        raise UserError(f"{run.id}: init={run.init} needs the folder of that run")
     if not (parent / "run.json").exists():
         raise UserError(f"{run.id}: init={run.init} is not finished, {parent / 'run.json'} is missing; train it first")
     record = load_record(parent)
@@ -119,11 +119,16 @@ def _is_finished(run: Run, out: Path, belongs_to: dict[str, str], settings: Sett
 
 def _initial_state(run: Run, parent: Path | None, parent_record: Record | None, settings: Settings) -> State:
     """Build model and optimizer at step 0, grown from the parent where there is one."""
-    if parent is None or parent_record is None or run.growth is None:
+    if parent is None or parent_record is None:
         model = run.model.build(run.seed).to(settings.device)
         return State(model, run.optimizer.build(model), started=provenance.now())
     spec = Decoder.model_validate(parent_record["spec"]["model"])
     weights = load_file(parent / WEIGHTS)
+    if run.growth is None:
+        model = continued_spec(spec, run.model).build(run.seed)
+        model.load_state_dict(weights)
+        model.to(settings.device)
+        return State(model, run.optimizer.build(model), started=provenance.now())
     model = grow_into(weights, spec, run.model, run.growth, run.seed).to(settings.device)
     optimizer = run.optimizer.build(model)
     hold_old_tokens(optimizer, model, weights, run.growth.old_tokens)
