@@ -28,6 +28,8 @@ prune = "prune.csv prune_questions.csv prune_masks.csv prune.json"
 of_run = {{"train": train, "zeroshot": "zeroshot.csv zeroshot.json", "prune": prune}}
 if verb == "draw":
     paths = plan["draw"][name]["outputs"]
+elif verb == "speed":
+    paths = [f"{{plan['results']}}/{{name}}/speed.{{ending}}" for ending in ("csv", "json")]
 elif verb == "data":
     paths = [plan["data"][name]["out"] + "/manifest.json"]
 elif verb in of_run:

@@ -7,6 +7,12 @@ def parent(wildcards):
     return [f"{RESULTS}/{init}/run.json"] if init else []
 
 
+def measured(wildcards):
+    """Return the times of the study's runs, where the run trains for as long as another."""
+    job = PLAN["train"][wildcards.id]
+    return [f"{RESULTS}/{job['study']}/speed.json"] if job["equal_time"] else []
+
+
 def manifest(wildcards):
     """Return the data set that the run reads."""
     return f"{RESULTS}/data/{PLAN['train'][wildcards.id]['data']}/manifest.json"

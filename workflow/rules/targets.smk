@@ -26,6 +26,7 @@ for study in PLAN["studies"]:
                 if job["study"] == study
                 for f in job["outputs"]
             ],
+            [f"{RESULTS}/{study}/speed.json"] if study in PLAN["speed"] else [],
             [
                 f"{RESULTS}/{i}/run.json"
                 for i, job in PLAN["train"].items()

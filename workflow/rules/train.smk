@@ -5,6 +5,7 @@ rule train:
     input:
         parent,
         manifest,
+        measured,
     output:
         multiext(
             f"{RESULTS}/{{id}}/",

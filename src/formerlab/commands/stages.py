@@ -1,24 +1,31 @@
-"""The verbs that make results: data, train, zeroshot, prune."""
+"""The verbs that make results: data, speed, train, zeroshot, prune."""
 
 import argparse
+import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from formerlab.commands.context import add_config_arguments, job_of, load_plan, noted
-from formerlab.files import read_json, write_json
+from formerlab.files import read_json, sha256, write_json
 from formerlab.rows import write_rows
 
 SCHEMA = 1
 
 
 def add_parsers(verbs: Any) -> None:
-    """Add the four verbs."""
+    """Add the verbs."""
     parser = verbs.add_parser("data", help="prepare a data set: tokenizer, token streams, questions, manifest")
     parser.add_argument("name", help="name of the data set, such as text")
     add_config_arguments(parser)
     parser.add_argument("--processes", type=int, help="processes that read and encode; default: one per core")
     parser.set_defaults(function=data)
+
+    parser = verbs.add_parser("speed", help="time the runs of a study beside each other, on an idle machine")
+    parser.add_argument("study", help="study, such as denseformer")
+    add_config_arguments(parser)
+    parser.set_defaults(function=speed)
 
     parser = verbs.add_parser("train", help="train one run, or go on with it")
     parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
@@ -59,6 +66,27 @@ def data(arguments: argparse.Namespace) -> None:
         prepare_data(arguments.name, spec, out, code_hash=job["code"], processes=arguments.processes)
 
 
+def speed(arguments: argparse.Namespace) -> None:
+    """Time what the plan has timed of a study."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler counts memory, and would speak of it
+    import torch
+
+    from formerlab.evaluation import speed as stage
+    from formerlab.run import Run
+
+    plan = load_plan(arguments)
+    job = job_of(plan, "speed", arguments.study)
+    folder = Path(plan["results"], arguments.study)
+    with noted("speed", folder):
+        _use_threads(plan)
+        runs = [Run.model_validate(plan["train"][run_id]["spec"]) for run_id in job["runs"]]
+        rows = folder / "speed.csv"
+        stage.measure(runs, stage.Speed.model_validate(job["speed"]), torch.device(plan["device"]), rows)
+        record = {"schema": SCHEMA, "study": arguments.study, "code_hash": job["code"]}
+        record |= {"configuration": job["configuration"], "rows_sha256": sha256(rows), "threads": plan["threads"]}
+        write_json(folder / "speed.json", record | stage.circumstances(torch.device(plan["device"])))
+
+
 def train(arguments: argparse.Namespace) -> None:
     """Train one run of the plan."""
     from formerlab.run import Run
@@ -80,8 +108,26 @@ def train(arguments: argparse.Namespace) -> None:
     out = Path(plan["results"], arguments.id)
     parent = Path(plan["results"], job["init"]) if job["init"] else None
     with noted("train", out):
-        run = Run.model_validate(job["spec"])
+        run, matched = Run.model_validate(job["spec"]), dict[str, Any]()
+        if job["equal_time"]:
+            steps, matched = _steps_of_equal_time(plan, job)
+            run = run.model_copy(update={"steps": steps})
         train_stage(run, Path(plan["data"][job["data"]]["out"]), out, parent=parent, settings=settings)
+        if matched:
+            write_json(out / "run.json", read_json(out / "run.json") | matched)
+
+
+def _steps_of_equal_time(plan: dict[str, Any], job: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Return the steps that the measured times buy the run, and what its record says about them."""
+    from formerlab.evaluation.equal_time import EqualTime, steps_of_equal_time, time_ratio
+
+    rows, planned = Path(plan["results"], job["study"], "speed.csv"), job["spec"]["steps"]
+    equal = EqualTime.model_validate(job["equal_time"])
+    ratio = time_ratio(rows, equal)
+    steps = steps_of_equal_time(planned, ratio)
+    print(f"a step of {equal.arm} takes {ratio:.4f} of one of {equal.reference}: {steps} steps", file=sys.stderr)
+    note = equal.plain() | {"time_ratio": ratio, "arm_steps": planned, "rows_sha256": sha256(rows)}
+    return steps, {"equal_time": note | {"spec_hash": job["spec_hash"]}}
 
 
 def zeroshot(arguments: argparse.Namespace) -> None:

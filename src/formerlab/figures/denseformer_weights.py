@@ -8,13 +8,14 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
+from formerlab.figures._depth import at_last_step
 from formerlab.figures._runs import DENSEFORMER, variant
 from formerlab.figures._style import canvas
 from formerlab.results import Results
 
 STUDY = "denseformer"
 READS = ("depth.csv", "run.json")
-RUNS = ("*",)
+RUNS = ("dwa-*",)
 CATEGORY = "DenseFormer"
 CAPTION = (
     "Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken "
@@ -31,7 +32,7 @@ _LINEAR = 0.05
 
 def data(results: Results) -> DataFrame:
     """Return mean and spread over seeds of every weight of the deepest run of each dilation and period."""
-    rows = results.rows("depth.csv", STUDY, RUNS)
+    rows = at_last_step(results.rows("depth.csv", STUDY, RUNS))
     if rows.empty:
         return DataFrame(columns=["source"])
     runs = results.runs(STUDY, RUNS).drop_duplicates("run")

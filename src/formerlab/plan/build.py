@@ -19,11 +19,14 @@ from formerlab.plan.read import parse
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, StudyScale
 from formerlab.plan.sources import Sources, read_sources, study_place
+from formerlab.plan.speed import match_times, speed_jobs
 from formerlab.plan.tokenizers import chain, tokenizer_of
 from formerlab.run import Run
 from formerlab.spec import fingerprint
 
 SCHEMA = 1
+SPEED = "speed.csv"
+"""Rows of a study rather than of a run."""
 READ_FROM_TRAINING = frozenset(
     ("run.json", "train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv", "weights.safetensors")
 )
@@ -39,8 +42,12 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     results, figures = f"{config.results}/live/{config.scale}", f"{config.figures}/live/{config.scale}"
     data = _data_jobs(sources, root, f"{results}/data")
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
+    speed = speed_jobs(runs, sources)
+    runs, equal = match_times(runs, speed, sources)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
     train = {run.id: _train_job(run, data, scale, keep_optimizer=run.id in parents) for run in runs}
+    for run_id, job in train.items():
+        job["equal_time"] = equal[run_id].plain() if run_id in equal else None
     _set_priorities(train)
     used = {name for run in runs for name in chain(run.data, scale.data)}
     plan = {
@@ -55,6 +62,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "tracking_uri": config.tracking_uri or "",
         "studies": {name: _study(name, sources, train) for name in config.studies},
         "data": {name: job for name, job in data.items() if name in used},
+        "speed": speed,
         "train": train,
         "zeroshot": _zeroshot_jobs(runs, sources),
         "prune": _prune_jobs(runs, sources),
@@ -176,6 +184,8 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
     jobs = {}
     for name, drawing in catalogue().items():
         inputs = [path for job in plan["train"].values() for path in _inputs(drawing, job, plan)]
+        if inputs and drawing.study in plan["speed"] and SPEED in drawing.reads:
+            inputs.append(f"{plan['results']}/{drawing.study}/{SPEED}")
         if inputs:
             package = f"formerlab.{drawing.kind}s"
             jobs[name] = {

@@ -9,7 +9,9 @@ from typing import Any
 from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
+from formerlab.evaluation.equal_time import EqualTime
 from formerlab.evaluation.prune import PruneSweep
+from formerlab.evaluation.speed import Speed
 from formerlab.plan.schema import Config, Scale, Study, StudyScale
 from formerlab.plan.sources import RUN_KEYS
 from formerlab.run import Run
@@ -32,14 +34,15 @@ def json_schema() -> Schema:
     """Return one schema with a definition for each kind of file; the schema itself is that of config.yaml."""
     fields: Any = {name: (field.annotation, field) for name, field in Run.model_fields.items() if name in RUN_KEYS}
     part = create_model("PartOfRun", __base__=Spec, __doc__="Some keys of a run.", **fields)
-    kinds: list[tuple[type[Spec], Any]] = [(kind, "validation") for kind in (Config, Scale, Study, part, PruneSweep)]
+    described = (Config, Scale, Study, part, PruneSweep, Speed, EqualTime)
+    kinds: list[tuple[type[Spec], Any]] = [(kind, "validation") for kind in described]
     _, schema = models_json_schema(kinds)
     definitions = schema["$defs"]
     for name, definition in definitions.items():
         _describe_kind(definition)
         if name not in WHOLE:
             definitions[name] = _part(definition)
-    definitions["PartOfRun"]["properties"]["grid"] = GRID
+    definitions["PartOfRun"]["properties"] |= {"grid": GRID, "equal_time": {"$ref": "#/$defs/EqualTime"}}
     _fill_in_parts(definitions)
     title = {"title": "formerlab", "description": "config.yaml, and in $defs the files of workflow/{studies,scales}"}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", **title, "$ref": "#/$defs/Config"}
@@ -74,6 +77,8 @@ def _fill_in_parts(definitions: Schema) -> None:
         properties = definitions[name]["properties"]
         if "defaults" in properties:
             properties["defaults"] |= {"$ref": "#/$defs/PartOfRun"}
+        if "speed" in properties:
+            properties["speed"] |= {"$ref": "#/$defs/Speed"}
         for key, part in (("runs", "PartOfRun"), ("prune", "PruneSweep"), ("data", "TextData")):
             if key in properties:
                 properties[key].pop("patternProperties", None)

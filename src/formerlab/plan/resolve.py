@@ -4,6 +4,7 @@ from fnmatch import fnmatchcase
 
 from formerlab.data.dataset import DataSpec
 from formerlab.errors import UserError
+from formerlab.evaluation.equal_time import EqualTime
 from formerlab.growth import continued_spec, grown_spec
 from formerlab.plan.layers import Layer, Tree, fields, fill, grid_points, merge, merge_layers, place_of
 from formerlab.plan.read import near_misses, parse
@@ -14,6 +15,9 @@ from formerlab.run import Run
 
 KINDS: Tree = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}}
 """What a run means that does not say it."""
+
+EQUAL = "equal_time"
+"""The key of a run that is no part of its spec: the steps follow from it."""
 
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
@@ -27,6 +31,13 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
     grown = _grow(name, _with_parents_first(name, runs, set(layers)), scale.data)
     seeds = sources.config.seeds or at_scale.seeds or scale.seeds
     return [run.model_copy(update={"seed": seed}) for run in grown for seed in seeds]
+
+
+def equal_times(name: str, sources: Sources) -> dict[str, EqualTime]:
+    """Return the runs of a study that train for the time of another, each with whose time it is."""
+    layers = _run_layers(name, sources.scale.studies.get(name, StudyScale()), sources)
+    found = {run: part(own, EQUAL) for run, own in layers.items()}
+    return {run: parse(EqualTime, own, f"{name}.runs.{run}.{EQUAL}") for run, own in found.items() if own}
 
 
 def _run_layers(name: str, at_scale: StudyScale, sources: Sources) -> dict[str, list[Layer]]:
@@ -63,7 +74,7 @@ def _instances(study: Layer, scale: Layer, template: str) -> list[tuple[str, tup
     """Return the runs that a template stands for, each with its two layers; a plain name stands for itself."""
     grid = merge_layers([study, scale]).get("grid")
     place = place_of([study, scale], ("grid",))
-    study, scale = _without_grid(study), _without_grid(scale)
+    study, scale = _without(study, "grid"), _without(scale, "grid")
     if not _fields(place, template):
         if grid is not None:
             raise UserError(f"{place}: runs.{template}.grid: got {grid!r}; put {{fields}} into the name of the run")
@@ -75,8 +86,8 @@ def _instances(study: Layer, scale: Layer, template: str) -> list[tuple[str, tup
     ]
 
 
-def _without_grid(layer: Layer) -> Layer:
-    return Layer(layer.place, {key: value for key, value in layer.tree.items() if key != "grid"})
+def _without(layer: Layer, left_out: str) -> Layer:
+    return Layer(layer.place, {key: value for key, value in layer.tree.items() if key != left_out})
 
 
 def _fields(place: str, template: str) -> list[str]:
@@ -96,6 +107,7 @@ def _filled(layer: Layer, template: str, point: Tree) -> Layer:
 
 def _parse_run(study: str, name: str, layers: list[Layer], scale: Scale) -> Run:
     subject = f"{study}.runs.{name}"
+    layers = [_without(layer, EQUAL) for layer in layers]
     tree = merge_layers(layers)
     for key in Run.model_fields.keys() - RUN_KEYS & tree.keys():
         place = place_of(layers, (key,))

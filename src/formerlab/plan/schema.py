@@ -66,6 +66,8 @@ class StudyScale(Spec):
     """Patterns of run names that answer the zero-shot questions; null means the study's."""
     prune: dict[str, dict[str, Any]] = {}
     """Keys of the cache-pruning sweeps, by pattern of run names."""
+    speed: dict[str, Any] = {}
+    """Keys of what is timed."""
 
 
 class Scale(Spec):
@@ -108,3 +110,5 @@ class Study(Spec):
     """Patterns of run names that answer the zero-shot questions."""
     prune: dict[str, dict[str, Any]] = {}
     """Keys of the cache-pruning sweeps, by pattern of run names."""
+    speed: dict[str, Any] = {}
+    """What is timed of which runs, all together on an otherwise idle machine."""

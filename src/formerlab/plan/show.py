@@ -26,7 +26,7 @@ def table(plan: dict[str, Any]) -> str:
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    others = ", ".join(f"{len(plan[stage])} {stage}" for stage in ("data", "zeroshot", "prune", "draw"))
+    others = ", ".join(f"{len(plan[stage])} {stage}" for stage in ("data", "speed", "zeroshot", "prune", "draw"))
     lines += ["", f"besides: {others} jobs; memory of a total is that of its largest run"]
     return "\n".join(lines)
 
@@ -47,6 +47,7 @@ def shell(plan: dict[str, Any], path: Path) -> str:
     results = Path(plan["results"])
     lines = ["set -e", f"export FORMERLAB_PLAN={shlex.quote(str(path))}", f"export OMP_NUM_THREADS={plan['threads']}"]
     stages = [("data", name, Path(job["out"], "manifest.json")) for name, job in plan["data"].items()]
+    stages += [("speed", study, results / study / "speed.json") for study in plan["speed"]]
     stages += [("train", run_id, results / run_id / "run.json") for run_id in plan["train"]]
     for stage in ("zeroshot", "prune"):
         stages += [(stage, run_id, results / run_id / f"{stage}.json") for run_id in plan[stage]]

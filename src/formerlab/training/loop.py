@@ -110,7 +110,7 @@ def _log(run: Run, state: State, data: Any, loss: float, norm: float, progress: 
 
 
 def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) -> bool:
-    """Add one row per batch of the fixed validation stream, or say that a loss is not finite."""
+    """Add one row per batch of the fixed validation stream and per mixing weight, or say that a loss is not finite."""
     device = _device(state)
     rows: list[Row] = []
     with _evaluating(state.model), _precision(run, device):
@@ -119,6 +119,8 @@ def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) 
     if not all(math.isfinite(float(value)) for row in rows for value in row[3:]):
         return False
     state.rows["eval"] += rows
+    mixer = getattr(state.model, "mixer", None)
+    state.rows["depth"] += [] if mixer is None else [[state.step, *weight] for weight in mixer.weights()]
     return True
 
 

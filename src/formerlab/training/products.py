@@ -16,6 +16,7 @@ COLUMNS = {
     "train": ("step", "tokens", "loss_nats", "lr", "grad_norm"),
     "timing": ("step", "time_s", "tokens_per_s", "memory_bytes"),
     "eval": ("step", "split", "batch"),
+    "depth": ("step", "destination", "source", "weight"),
 }
 WEIGHTS = "weights.safetensors"
 FILES = ("run.yaml", "train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv", WEIGHTS)
@@ -30,8 +31,6 @@ def write_results(run: Run, state: State, data: Path, out: Path, diverged: int |
     for name, columns in COLUMNS.items():
         more = run.task.eval_columns if name == "eval" else ()
         write_rows(out / f"{name}.csv", (*columns, *more), state.rows[name])
-    mixer = getattr(state.model, "mixer", None)
-    write_rows(out / "depth.csv", ("destination", "source", "weight"), [] if mixer is None else mixer.weights())
     write_rows(out / "test.csv", run.task.test_columns, test)
     evaluated = state.rows["eval"]
     valid = [row[3:] for row in evaluated if row[0] == evaluated[-1][0]]

@@ -25,7 +25,7 @@ class State:
     """Time that processes spent on the run until it was last saved, over all its starts."""
     started: str = ""
     """When the run started for the first time, ISO 8601, UTC."""
-    rows: dict[str, list[Row]] = field(default_factory=lambda: {"train": [], "timing": [], "eval": []})
+    rows: dict[str, list[Row]] = field(default_factory=lambda: {"train": [], "timing": [], "eval": [], "depth": []})
     kept: dict[str, Any] = field(default_factory=dict)
     """What the task keeps from step to step beside the model, such as averages of weights; empty for most."""
 
