@@ -8,6 +8,7 @@ from formerlab.errors import UserError
 from formerlab.evaluation.arm import Arm
 from formerlab.evaluation.perplexity import window_losses
 from formerlab.evaluation.prune import PruneSweep, prune, write_nothing
+from formerlab.evaluation.questions import Questions
 from formerlab.evaluation.zeroshot import evaluate_tasks, load_tasks
 
 SWEEP = PruneSweep(
@@ -22,15 +23,20 @@ SWEEP = PruneSweep(
 )
 
 
+@pytest.fixture(scope="module")
+def streams(stream):
+    return {"valid": stream[:100], "test": stream}
+
+
 def read(path):
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
-def out(model, stream, tokenizer, configs, tmp_path_factory):
+def out(model, streams, tokenizer, configs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("prune")
-    prune(model, stream, tokenizer, load_tasks(configs), SWEEP, folder)
+    prune(model, streams, Questions(load_tasks(configs), tokenizer, limit=4), SWEEP, folder)
     return folder
 
 
@@ -138,17 +144,17 @@ def test_a_diverged_run_has_the_same_files_without_rows(out, tmp_path):
     assert len(empty) == 3
 
 
-def test_what_is_not_asked_for_has_no_rows(model, stream, tokenizer, configs, tmp_path, capfd):
+def test_what_is_not_asked_for_has_no_rows(model, streams, tmp_path, capfd):
     sweep = PruneSweep(policies=(Local(),), budgets=(2,), windows=2, context=8, mask_windows=0, questions=False)
-    prune(model, stream, tokenizer, load_tasks(configs), sweep, tmp_path, label="prune s/r/seed0")
+    prune(model, streams, None, sweep, tmp_path, label="prune s/r/seed0")
     rows = {path.name: len(read(path)) for path in tmp_path.iterdir()}
     assert rows == {"prune.csv": 4, "prune_questions.csv": 0, "prune_masks.csv": 0}
     assert "prune s/r/seed0  sequence 4/4" in capfd.readouterr().err
 
 
-def test_windows_longer_than_the_context_are_refused(model, stream, tokenizer, tmp_path):
+def test_windows_longer_than_the_context_are_refused(model, streams, tmp_path):
     with pytest.raises(UserError, match="context=64"):
-        prune(model, stream, tokenizer, None, PruneSweep(context=64), tmp_path)
+        prune(model, streams, None, PruneSweep(context=64), tmp_path)
 
 
 def test_the_sweep_survives_its_plain_form():

@@ -17,6 +17,7 @@ rule zeroshot:
         gpu=1 if PLAN["device"] == "cuda" else 0,
     params:
         code=lambda wildcards: PLAN["zeroshot"][wildcards.id]["code"],
+        suites=lambda wildcards: PLAN["zeroshot"][wildcards.id]["suites"],
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab zeroshot {wildcards.id} 2>&1 | tee -i {log}"
@@ -41,6 +42,7 @@ rule prune:
     params:
         code=lambda wildcards: PLAN["prune"][wildcards.id]["code"],
         sweep=lambda wildcards: PLAN["prune"][wildcards.id]["sweep"],
+        suites=lambda wildcards: PLAN["prune"][wildcards.id]["suites"],
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab prune {wildcards.id} 2>&1 | tee -i {log}"

@@ -1,12 +1,12 @@
 """All cache policies of one model, on the same windows and the same questions."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
-from tokenizers import Tokenizer
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, Local
 from formerlab.cache.policy import Policy
@@ -15,7 +15,7 @@ from formerlab.evaluation import zeroshot
 from formerlab.evaluation.arm import COLUMNS, Arm
 from formerlab.evaluation.masks import mask_measures
 from formerlab.evaluation.perplexity import Stream, spread_windows, window_losses
-from formerlab.evaluation.zeroshot import Tasks, evaluate_tasks, request_count
+from formerlab.evaluation.questions import Questions
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.rows import Cell, write_rows
@@ -42,12 +42,14 @@ class PruneSweep(Spec):
     mask_windows: NonNegativeInt = 8
     """Windows, evenly spread as well, whose kept keys are measured; 0 means none."""
     questions: bool = True
-    """Answer the embedded questions under every policy."""
+    """Answer the embedded questions and the suites under every policy."""
+    suites: tuple[str, ...] = ("*",)
+    """Patterns of the names of the suites that are asked."""
     question_budgets: tuple[Budget, ...] = (0.4,)
     """Budgets on the questions."""
     question_limit: PositiveInt | None = None
     """First examples of each task; none means all."""
-    batch: PositiveInt = 16
+    batch: PositiveInt = 64
     """Sequences per forward pass."""
 
     @field_validator("policies")
@@ -61,6 +63,10 @@ class PruneSweep(Spec):
                 raise ValueError(str(error)) from None
         return policies
 
+    def asks(self, suite: str) -> bool:
+        """Say whether the sweep asks the questions of a suite."""
+        return self.questions and any(fnmatchcase(suite, pattern) for pattern in self.suites)
+
     def arms(self, budgets: Iterable[int | float]) -> list[Arm]:
         """Return the full cache and every policy at every budget, each once."""
         policies = dict.fromkeys((*self.policies, *(Decay(alpha=alpha) for alpha in self.alphas)))
@@ -70,32 +76,33 @@ class PruneSweep(Spec):
 
 def prune(
     model: DecoderModel,
-    stream: Stream,
-    tokenizer: Tokenizer,
-    tasks: Tasks | None,
+    streams: Mapping[str, Stream],
+    questions: Questions | None,
     sweep: PruneSweep,
     out: Path,
     *,
-    end_of_text: int | None = None,
     label: str = "prune",
 ) -> None:
     """Write prune.csv, prune_questions.csv and prune_masks.csv into `out`; what is not asked for has no rows.
 
     Pruning is simulated: it acts from the first token on, as if every sequence were fed token by token. The rows of one
-    window, or of one question, differ in nothing but the policy. `end_of_text` is the token that ends a document
-    (default: the id of `<|endoftext|>`). Raises UserError where the windows exceed the model's context.
+    window, or of one question, differ in nothing but the policy. Raises UserError where the windows exceed the model's
+    context.
     """
     context = sweep.context or model.spec.context
     if context > model.spec.context:
         raise UserError(f"prune.context={context} exceeds the model's context of {model.spec.context}; lower it")
+    stream = streams["test"]
     windows = spread_windows(stream, context, sweep.windows)
-    tasks = tasks if sweep.questions else None
-    arms, question_arms = sweep.arms(sweep.budgets), sweep.arms(sweep.question_budgets)
-    requests = request_count(tasks, sweep.question_limit) if tasks is not None else 0
-    with Progress(len(arms) * len(windows) + len(question_arms) * requests, label, unit="sequence") as progress:
+    arms = sweep.arms(sweep.budgets)
+    question_arms = sweep.arms(sweep.question_budgets) if questions is not None else []
+    total = len(arms) * len(windows) + len(question_arms) * (len(questions) if questions is not None else 0)
+    with Progress(total, label, unit="sequence") as progress:
         rows = list(_window_rows(model, stream, context, windows, arms, sweep.batch, progress))
         write_rows(out / "prune.csv", WINDOW_COLUMNS, rows)
-        answers = _question_rows(model, tokenizer, tasks, question_arms, sweep, end_of_text, progress) if tasks else ()
+        answers = (
+            _question_rows(model, questions, question_arms, sweep.batch, progress) if questions is not None else ()
+        )
         write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, list(answers))
     measured = mask_measures(
         model, stream, context, spread_windows(stream, context, sweep.mask_windows), arms[1:], batch=sweep.batch
@@ -136,24 +143,9 @@ def _window_rows(
 
 
 def _question_rows(
-    model: DecoderModel,
-    tokenizer: Tokenizer,
-    tasks: Tasks,
-    arms: Sequence[Arm],
-    sweep: PruneSweep,
-    end_of_text: int | None,
-    progress: Progress,
+    model: DecoderModel, questions: Questions, arms: Sequence[Arm], batch: int, progress: Progress
 ) -> Iterator[tuple[Cell, ...]]:
     for arm in arms:
-        answers = evaluate_tasks(
-            model,
-            tokenizer,
-            tasks,
-            batch=sweep.batch,
-            attend_for=partial(arm.attend, position=model.position),
-            limit=sweep.question_limit,
-            end_of_text=end_of_text,
-            progress=progress,
-        )
-        for answer in answers:
+        attend_for = partial(arm.attend, position=model.position)
+        for answer in questions.answers(model, batch=batch, attend_for=attend_for, progress=progress):
             yield *arm.cells(), answer.realised_budget, *answer[: len(zeroshot.COLUMNS)]

@@ -1,5 +1,6 @@
 """Build the plan: every job with its resolved spec, code hash, inputs and cost, as one JSON value."""
 
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from formerlab.data.dataset import DataSpec
 from formerlab.data.kinds import source_state
 from formerlab.errors import UserError
 from formerlab.evaluation.prune import PruneSweep
+from formerlab.evaluation.suites import Suite
 from formerlab.figures import Drawing, catalogue
 from formerlab.files import read_json
 from formerlab.models import Decoder
@@ -63,10 +65,11 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "studies": {name: _study(name, sources, train) for name in config.studies},
         "data": {name: job for name, job in data.items() if name in used},
         "speed": speed,
+        "suites": {name: {"spec": suite.plain(), "state": suite.state()} for name, suite in scale.suites.items()},
         "train": train,
-        "zeroshot": _zeroshot_jobs(runs, sources),
-        "prune": _prune_jobs(runs, sources),
     }
+    plan["zeroshot"] = _zeroshot_jobs(runs, sources, plan)
+    plan["prune"] = _prune_jobs(runs, sources, plan)
     plan["draw"] = _drawings(plan)
     plan["totals"] = totals([job["cost"] for job in train.values()])
     return plan
@@ -134,19 +137,40 @@ def _study(name: str, sources: Sources, train: Tree) -> dict[str, Any]:
     return {"title": study.title, "paper": study.paper, "question": study.question, "totals": totals(costs)}
 
 
-def _zeroshot_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
-    """Return the runs that answer questions, where their data set has any."""
+def _zeroshot_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any]) -> dict[str, Any]:
+    """Return the runs that answer questions, where there are any."""
     jobs = {}
     for run in runs:
         at_scale = sources.scale.studies.get(run.study, StudyScale())
         patterns = sources.studies[run.study].zeroshot if at_scale.zeroshot is None else at_scale.zeroshot
-        if any(fnmatchcase(run.name, p) for p in patterns) and sources.scale.data[run.data].has_questions:
+        if any(fnmatchcase(run.name, p) for p in patterns) and _has_questions(run, sources):
             _decoder_of(run, f"{study_place(run.study)}: zeroshot")
-            jobs[run.id] = {"code": code_hash("formerlab.evaluation.zeroshot", specs=[run.model])}
+            suites = tuple(sources.scale.suites.values())
+            code = code_hash("formerlab.evaluation.zeroshot", *_suite_code(suites), specs=[run.model, *suites])
+            jobs[run.id] = {"code": code, "suites": _states(run, "zeroshot", sources.scale.suites, plan)}
     return jobs
 
 
-def _prune_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
+def _has_questions(run: Run, sources: Sources) -> bool:
+    return bool(sources.scale.data[run.data].has_questions or sources.scale.suites)
+
+
+def _suite_code(suites: tuple[Suite, ...]) -> list[str]:
+    """Return the module that loads suites, where a job has any."""
+    return ["formerlab.evaluation.suite_tasks"] if suites else []
+
+
+def _states(run: Run, stage: str, names: Iterable[str], plan: dict[str, Any]) -> dict[str, str | None]:
+    """Return the fingerprint of each suite; one that cannot be seen now counts as unchanged since it was answered."""
+    states = {name: plan["suites"][name]["state"] for name in names}
+    record = Path(plan["results"], run.id, f"{stage}.json")
+    if None in states.values() and record.exists():
+        before = read_json(record).get("suites", {})
+        states = {name: before.get(name) if state is None else state for name, state in states.items()}
+    return states
+
+
+def _prune_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any]) -> dict[str, Any]:
     """Return the runs whose cache is pruned, each with its sweep."""
     jobs = {}
     for run in runs:
@@ -165,10 +189,11 @@ def _prune_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
                 f"{place_of(layers, ('context',))}: {run.study}.prune.{pattern}.context: {sweep.context} exceeds "
                 f"model.context={context} of run {run.name!r}; lower it"
             )
-        has_questions = sweep.questions and sources.scale.data[run.data].has_questions
-        sweep = sweep.model_copy(update={"questions": has_questions})
-        code = code_hash("formerlab.evaluation.prune", specs=[sweep, run.model])
-        jobs[run.id] = {"sweep": sweep.plain(), "code": code}
+        sweep = sweep.model_copy(update={"questions": sweep.questions and _has_questions(run, sources)})
+        asked = {name: suite for name, suite in sources.scale.suites.items() if sweep.asks(name)}
+        suites = tuple(asked.values())
+        code = code_hash("formerlab.evaluation.prune", *_suite_code(suites), specs=[sweep, run.model, *suites])
+        jobs[run.id] = {"sweep": sweep.plain(), "code": code, "suites": _states(run, "prune", asked, plan)}
     return jobs
 
 

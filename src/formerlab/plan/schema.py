@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
 
 from formerlab.data.kinds import Data
+from formerlab.evaluation.suites import Suite, check_names
 from formerlab.spec import Spec
 
 Item = TypeVar("Item")
@@ -38,6 +39,8 @@ class Config(Spec):
     """CPU threads of a job; null means the scale's number."""
     data: dict[Name, dict[str, Any]] = {}
     """Your own data: keys laid over the scale's data sets of the same name."""
+    suites: dict[Name, dict[str, Any]] = {}
+    """Your own question suites: keys laid over the scale's suites of the same name."""
     results: str = "results"
     """Folder of the result tree."""
     figures: str = "figures"
@@ -87,6 +90,8 @@ class Scale(Spec):
     """Seeds of every run."""
     data: dict[Name, Data]
     """Data sets by name."""
+    suites: Annotated[dict[Name, Suite], AfterValidator(check_names)] = {}
+    """Question suites by name, beside the embedded questions; zero-shot jobs answer all, sweeps those they name."""
     defaults: dict[str, Any] = {}
     """Keys of every run."""
     studies: dict[Name, StudyScale] = {}

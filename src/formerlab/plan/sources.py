@@ -80,7 +80,8 @@ def _config_part(tree: Tree) -> Tree:
 
 def _read_scale(root: Path, config: Config, overrides: list[Layer]) -> Scale:
     place = f"workflow/scales/{config.scale}.yaml"
-    own = Layer("config.yaml", {"data": config.data} if config.data else {})
+    mine = {"data": config.data, "suites": config.suites}
+    own = Layer("config.yaml", {key: tree for key, tree in mine.items() if tree})
     layers = [Layer(place, read_yaml(root, place)), own, *_named(part(overrides, "scale"), "scale")]
     data = {
         name: {"kind": "text"} for name, tree in _data_sets(layers) if isinstance(tree, dict) and "kind" not in tree

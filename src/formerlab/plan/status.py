@@ -15,6 +15,7 @@ READABLE = {
     "spec_hash": "configuration",
     "recipe": "configuration",
     "sweep": "configuration",
+    "suites": "suites",
     "code_hash": "code",
     "source_fingerprint": "text",
     "data.fingerprint": "data",
@@ -86,7 +87,8 @@ def _expected(stage: str, name: str, plan: dict[str, Any]) -> dict[str, Any]:
     if stage != "train":
         weights = _said_by(Path(plan["results"], name, "run.json"), "weights_sha256")
         sweep = {"sweep": job["sweep"]} if stage == "prune" else {}
-        return {"code_hash": job["code"], "weights_sha256": weights} | sweep
+        suites = {"suites": job["suites"]} if job["suites"] else {}
+        return {"code_hash": job["code"], "weights_sha256": weights} | sweep | suites
     expected = {"spec_hash": job["spec_hash"], "code_hash": job["code"]}
     if job["equal_time"]:  # the record's own spec has the steps that equal time bought
         expected["equal_time.spec_hash"] = expected.pop("spec_hash")
