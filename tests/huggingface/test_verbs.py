@@ -4,12 +4,14 @@ import json
 
 import pytest
 import torch
+from released import made_up, written
 from safetensors.torch import save_file
 
 from formerlab.__main__ import main
 from formerlab.data import BytePairs, Files, TextData, prepare
 from formerlab.errors import EXIT_USER_ERROR
 from formerlab.files import sha256
+from formerlab.huggingface.neox import load_released
 from formerlab.models import Decoder
 from formerlab.run import Run
 from formerlab.tasks import LanguageModeling
@@ -60,3 +62,21 @@ def test_export_refuses_what_is_not_there(finished, tmp_path, capsys):
     (finished / "weights.safetensors").rename(finished / "gone")
     assert "train study/run/seed0 again" in refused(capsys, "export-huggingface", finished, "--out", tmp_path / "out")
     (finished / "gone").rename(finished / "weights.safetensors")
+
+
+def test_a_released_checkpoint_becomes_a_folder(tokenizer, tmp_path, capsys):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    checkpoint = written(tmp_path / "checkpoint", made_up(vocabulary=320))
+    words = ("import-tokenformer", checkpoint, "--out", tmp_path / "out")
+    assert "no such tokenizer file" in refused(capsys, *words)
+    tokenizer.save(str(tmp_path / "20B.json"))
+    assert main([*map(str, words), "--tokenizer", str(tmp_path / "20B.json")]) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in capsys.readouterr().out
+    loaded = load_released(checkpoint)
+    ids = AutoTokenizer.from_pretrained(tmp_path / "out")("the cat sat", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, loaded(ids))
+    checkpoint = written(tmp_path / "checkpoint", made_up(vocabulary=280))
+    assert "has 290 tokens, more than" in refused(capsys, *words, "--tokenizer", tmp_path / "20B.json")

@@ -1,4 +1,4 @@
-"""The verbs of interoperation: export-huggingface."""
+"""The verbs of interoperation: export-huggingface, import-tokenformer."""
 
 import argparse
 from pathlib import Path
@@ -17,6 +17,13 @@ def add_parsers(verbs: Any) -> None:
     add_config_arguments(parser)
     parser.set_defaults(function=export)
 
+    parser = verbs.add_parser("import-tokenformer", help="write a released Tokenformer checkpoint as our model")
+    parser.add_argument("checkpoint", type=Path, help="folder with pytorch_model.bin (or its like) and tokenizer.json")
+    parser.add_argument("--out", type=Path, required=True, help="Hugging Face folder to write")
+    parser.add_argument("--config", type=Path, help="the official code's .yml; default: the one in the folder, if any")
+    parser.add_argument("--tokenizer", type=Path, help="GPT-NeoX-20B's tokenizer.json; default: the one in the folder")
+    parser.set_defaults(function=import_tokenformer)
+
 
 def export(arguments: argparse.Namespace) -> None:
     """Write a model with its tokenizer."""
@@ -33,6 +40,19 @@ def export(arguments: argparse.Namespace) -> None:
     end_of_text = read_json(data / "manifest.json")["tokenizer"]["end_of_text"]
     save_folder(model, load_tokenizer(data), arguments.out, end_of_text=end_of_text)
     print(f"{arguments.out}: import formerlab, then transformers.AutoModelForCausalLM.from_pretrained reads it")
+
+
+def import_tokenformer(arguments: argparse.Namespace) -> None:
+    """Write the model of a released checkpoint with its tokenizer."""
+    from formerlab.huggingface.export import save_folder
+    from formerlab.huggingface.neox import load_released, released_tokenizer
+
+    model = load_released(arguments.checkpoint, arguments.config)
+    tokenizer, end_of_text = released_tokenizer(arguments.checkpoint, arguments.tokenizer, model.spec.vocabulary)
+    save_folder(model, tokenizer, arguments.out, end_of_text=end_of_text)
+    print(
+        f"{arguments.out}: {model.spec.params():,} parameters, {model.spec.params(embedding=False):,} of them in blocks"
+    )
 
 
 def run_folder(arguments: argparse.Namespace) -> Path:
