@@ -60,7 +60,7 @@ def released_tokenizer(folder: Path, file: Path | None, vocabulary: int) -> "tup
     """
     path = file or folder / "tokenizer.json"
     tokenizer = TokenizerFile(path=str(path), vocabulary=vocabulary).load()
-    return tokenizer, tokenizer.token_to_id(END_OF_TEXT)
+    return tokenizer, tokenizer.get_vocab()[END_OF_TEXT]
 
 
 def layout(spec: Decoder) -> Iterator[tuple[str, str]]:
