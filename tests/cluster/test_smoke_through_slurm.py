@@ -28,7 +28,9 @@ def done(slurm, tmp_path_factory):
 
 def logs(checkout, rule, name):
     """Return the Slurm job ids of a job of the DAG, by the files that Slurm wrote for it."""
-    return [path.stem for path in (checkout.root / "logs/slurm" / f"rule_{rule}" / name.replace("/", "_")).glob("*.log")]
+    return [
+        path.stem for path in (checkout.root / "logs/slurm" / f"rule_{rule}" / name.replace("/", "_")).glob("*.log")
+    ]
 
 
 def test_every_job_that_computes_went_through_slurm_once(done):
@@ -41,7 +43,9 @@ def test_every_job_that_computes_went_through_slurm_once(done):
 def test_nothing_is_left_to_do(done):
     assert done.to_do(config={"scale": "smoke"}) == set()
     results = done.root / done.plan["results"]
-    assert {json.loads((results / run / "run.json").read_text())["status"] for run in done.plan["train"]} == {"finished"}
+    assert {json.loads((results / run / "run.json").read_text())["status"] for run in done.plan["train"]} == {
+        "finished"
+    }
 
 
 def test_every_stage_has_its_own_log(done):

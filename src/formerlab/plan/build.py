@@ -14,6 +14,8 @@ from formerlab.files import read_json
 from formerlab.models import Decoder
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import run_cost, totals
+from formerlab.plan.forecast import forecast, price_evaluations
+from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.layers import Layer, Tree, place_of
 from formerlab.plan.read import parse
 from formerlab.plan.resolve import resolve_study
@@ -38,8 +40,10 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     results, figures = f"{config.results}/live/{config.scale}", f"{config.figures}/live/{config.scale}"
     data = {name: _data_job(spec, f"{results}/data/{name}", root) for name, spec in scale.data.items()}
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
+    table = hardware_table(config.hardware)
+    hardware = choose(table, scale.hardware)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
-    train = {run.id: _train_job(run, data, scale, keep_optimizer=run.id in parents) for run in runs}
+    train = {run.id: _train_job(run, data, scale, hardware, keep_optimizer=run.id in parents) for run in runs}
     _set_priorities(train)
     used = {run.data for run in runs}
     plan = {
@@ -51,6 +55,8 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "device": config.device or scale.device,
         "threads": config.threads or scale.threads,
         "memory_mb": scale.memory_mb,
+        "runtime_minutes": scale.runtime_minutes,
+        "hardware": scale.hardware,
         "tracking_uri": config.tracking_uri or "",
         "studies": {name: _study(name, sources, train) for name in config.studies},
         "data": {name: job for name, job in data.items() if name in used},
@@ -60,6 +66,8 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     }
     plan["draw"] = _drawings(plan)
     plan["totals"] = totals([job["cost"] for job in train.values()])
+    price_evaluations(plan, runs, scale, hardware)
+    plan["forecast"] = forecast(runs, scale, table)
     return plan
 
 
@@ -80,7 +88,7 @@ def _source(data: DataSpec, out: Path) -> str | None:
     return found
 
 
-def _train_job(run: Run, data: Tree, scale: Scale, *, keep_optimizer: bool) -> dict[str, Any]:
+def _train_job(run: Run, data: Tree, scale: Scale, hardware: Hardware, *, keep_optimizer: bool) -> dict[str, Any]:
     return {
         "study": run.study,
         "run": run.name,
@@ -92,7 +100,7 @@ def _train_job(run: Run, data: Tree, scale: Scale, *, keep_optimizer: bool) -> d
         "data_version": data[run.data]["version"],
         "init": run.init_id,
         "keep_optimizer": keep_optimizer,
-        "cost": run_cost(run, scale),
+        "cost": run_cost(run, scale, hardware),
     }
 
 
