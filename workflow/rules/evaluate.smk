@@ -13,7 +13,8 @@ rule zeroshot:
     priority: 1000000  # before further training: a sweep of policies left to the end would run alone
     threads: PLAN["threads"]
     resources:
-        mem_mb=PLAN["memory_mb"] * 2,
+        mem_mb=lambda wildcards, attempt: grown(2 * PLAN["memory_mb"], attempt),
+        runtime=minutes("zeroshot"),
         gpu=1 if PLAN["device"] == "cuda" else 0,
     params:
         code=lambda wildcards: PLAN["zeroshot"][wildcards.id]["code"],
@@ -37,7 +38,8 @@ rule prune:
     priority: 1000000  # before further training: a sweep of policies left to the end would run alone
     threads: PLAN["threads"]
     resources:
-        mem_mb=PLAN["memory_mb"] * 2,
+        mem_mb=lambda wildcards, attempt: grown(2 * PLAN["memory_mb"], attempt),
+        runtime=minutes("prune"),
         gpu=1 if PLAN["device"] == "cuda" else 0,
     params:
         code=lambda wildcards: PLAN["prune"][wildcards.id]["code"],

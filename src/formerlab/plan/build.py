@@ -16,6 +16,8 @@ from formerlab.files import read_json
 from formerlab.models import Decoder
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import run_cost, totals
+from formerlab.plan.forecast import forecast, price_evaluations
+from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.layers import Layer, Tree, place_of
 from formerlab.plan.read import parse
 from formerlab.plan.resolve import resolve_study
@@ -46,8 +48,10 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
     speed = speed_jobs(runs, sources)
     runs, equal = match_times(runs, speed, sources)
+    table = hardware_table(config.hardware)
+    hardware = choose(table, scale.hardware)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
-    train = {run.id: _train_job(run, data, scale, keep_optimizer=run.id in parents) for run in runs}
+    train = {run.id: _train_job(run, data, scale, hardware, keep_optimizer=run.id in parents) for run in runs}
     for run_id, job in train.items():
         job["equal_time"] = equal[run_id].plain() if run_id in equal else None
     _set_priorities(train)
@@ -61,6 +65,8 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "device": config.device or scale.device,
         "threads": config.threads or scale.threads,
         "memory_mb": scale.memory_mb,
+        "runtime_minutes": scale.runtime_minutes,
+        "hardware": scale.hardware,
         "tracking_uri": config.tracking_uri or "",
         "studies": {name: _study(name, sources, train) for name in config.studies},
         "data": {name: job for name, job in data.items() if name in used},
@@ -72,6 +78,8 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     plan["prune"] = _prune_jobs(runs, sources, plan)
     plan["draw"] = _drawings(plan)
     plan["totals"] = totals([job["cost"] for job in train.values()])
+    price_evaluations(plan, runs, scale, hardware)
+    plan["forecast"] = forecast(runs, scale, table)
     return plan
 
 
@@ -104,7 +112,7 @@ def _source(data: DataSpec, out: Path) -> str | None:
     return found
 
 
-def _train_job(run: Run, data: Tree, scale: Scale, *, keep_optimizer: bool) -> dict[str, Any]:
+def _train_job(run: Run, data: Tree, scale: Scale, hardware: Hardware, *, keep_optimizer: bool) -> dict[str, Any]:
     return {
         "study": run.study,
         "run": run.name,
@@ -116,7 +124,7 @@ def _train_job(run: Run, data: Tree, scale: Scale, *, keep_optimizer: bool) -> d
         "data_version": data[run.data]["version"],
         "init": run.init_id,
         "keep_optimizer": keep_optimizer,
-        "cost": run_cost(run, scale),
+        "cost": run_cost(run, scale, hardware),
     }
 
 

@@ -47,6 +47,9 @@ class Config(Spec):
     """Folder of figures and tables."""
     tracking_uri: str | None = "sqlite:///mlflow.db"
     """MLflow tracking server: a sqlite file, an http(s) address, or empty for none."""
+    hardware: dict[str, dict[str, Any]] = {}
+    """Laid over the table of processors that the estimates know (plan/hardware.py): prices, measured utilisation,
+    your own machine."""
     overlay: str | None = None
     """A YAML file whose keys are laid over everything else, in the form of `set`."""
     set: dict[str, Any] = {}
@@ -84,8 +87,12 @@ class Scale(Spec):
     """CPU threads of a job."""
     memory_mb: PositiveInt = 2000
     """Memory of a job beside what its model needs, MiB."""
-    flops_per_s: PositiveFloat = 2.0e10
-    """Training speed that the time estimates assume, FLOP/s of one job."""
+    hardware: str = "CPU"
+    """Processor that the estimates, and from them the requests of cluster jobs, are made for."""
+    flops_per_s: PositiveFloat | None = None
+    """Measured speed of matrix products in training, FLOP/s of one job; null means that of the hardware."""
+    runtime_minutes: PositiveInt = 1440
+    """Longest time of one cluster job; training that takes longer goes on in the next submission."""
     seeds: Seeds = (0,)
     """Seeds of every run."""
     data: dict[Name, Data]
