@@ -5,3 +5,7 @@ turns a configuration into the list of all runs, and `results`, `figures` and `t
 """
 
 __version__ = "0.1.0"
+
+from formerlab.timm_hook import register_on_import
+
+register_on_import()
