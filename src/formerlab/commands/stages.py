@@ -49,14 +49,14 @@ def add_parsers(verbs: Any) -> None:
 
 def data(arguments: argparse.Namespace) -> None:
     """Prepare one data set of the plan."""
-    from formerlab.data import TextData, prepare
+    from formerlab.data.kinds import data_spec, prepare_data
 
     plan = load_plan(arguments)
     job = job_of(plan, "data", arguments.name)
     out = Path(job["out"])
     with noted("data", out):
-        spec = TextData.model_validate(job["spec"])
-        prepare(arguments.name, spec, out, code_hash=job["code"], processes=arguments.processes)
+        spec = data_spec(job["spec"])
+        prepare_data(arguments.name, spec, out, code_hash=job["code"], processes=arguments.processes)
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -88,7 +88,7 @@ def zeroshot(arguments: argparse.Namespace) -> None:
     """Answer the questions of the run's data set."""
     from formerlab.data import load_tokenizer, task_configs
     from formerlab.evaluation import zeroshot as stage
-    from formerlab.finished import load_model
+    from formerlab.finished import load_decoder
 
     plan = load_plan(arguments)
     job = job_of(plan, "zeroshot", arguments.id)
@@ -97,7 +97,7 @@ def zeroshot(arguments: argparse.Namespace) -> None:
         _use_threads(plan)
         record, began = read_json(folder / "run.json"), time.monotonic()
         if record["status"] == "finished":
-            model, _ = load_model(folder)
+            model, _ = load_decoder(folder)
             tasks = stage.load_tasks(task_configs(data_folder))
             tokenizer = load_tokenizer(data_folder)
             stage.zeroshot(
@@ -119,7 +119,7 @@ def prune(arguments: argparse.Namespace) -> None:
     from formerlab.data import load_stream, load_tokenizer, task_configs
     from formerlab.evaluation import prune as stage
     from formerlab.evaluation.zeroshot import harness_version, load_tasks
-    from formerlab.finished import load_model
+    from formerlab.finished import load_decoder
 
     plan = load_plan(arguments)
     job = job_of(plan, "prune", arguments.id)
@@ -129,7 +129,7 @@ def prune(arguments: argparse.Namespace) -> None:
         record, began = read_json(folder / "run.json"), time.monotonic()
         sweep = stage.PruneSweep.model_validate(job["sweep"])
         if record["status"] == "finished":
-            model, _ = load_model(folder)
+            model, _ = load_decoder(folder)
             tasks = load_tasks(task_configs(data_folder)) if sweep.questions else None
             stage.prune(
                 model.to(plan["device"]),

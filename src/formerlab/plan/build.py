@@ -4,12 +4,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from formerlab.data import TextData, source_fingerprint
-from formerlab.data.prepare import CONTENTS
+from formerlab.data.contents import CONTENTS
+from formerlab.data.dataset import DataSpec
+from formerlab.data.kinds import source_state
 from formerlab.errors import UserError
 from formerlab.evaluation.prune import PruneSweep
 from formerlab.figures import Drawing, catalogue
 from formerlab.files import read_json
+from formerlab.models import Decoder
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import run_cost, totals
 from formerlab.plan.layers import Layer, Tree, place_of
@@ -61,18 +63,18 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     return plan
 
 
-def _data_job(data: TextData, out: str, root: Path) -> dict[str, Any]:
+def _data_job(data: DataSpec, out: str, root: Path) -> dict[str, Any]:
     identity = {
         "recipe": fingerprint(data.recipe()),
-        "code": code_hash("formerlab.data.prepare", specs=[data]),
+        "code": code_hash(data.stage, specs=[data]),
         "source": _source(data, root / out),
     }
     return {"spec": data.plain(), "out": out, "version": fingerprint(identity)} | identity
 
 
-def _source(data: TextData, out: Path) -> str | None:
-    """Return the fingerprint of the text; where it cannot be seen now, it counts as unchanged since it was prepared."""
-    found = source_fingerprint(data, out / CONTENTS)
+def _source(data: DataSpec, out: Path) -> str | None:
+    """Return the state of the source; where it cannot be seen now, it counts as unchanged since it was prepared."""
+    found = source_state(data, out / CONTENTS)
     if found is None and (out / "manifest.json").exists():
         found = read_json(out / "manifest.json").get("source_fingerprint")
     return found
@@ -117,7 +119,8 @@ def _zeroshot_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
     for run in runs:
         at_scale = sources.scale.studies.get(run.study, StudyScale())
         patterns = sources.studies[run.study].zeroshot if at_scale.zeroshot is None else at_scale.zeroshot
-        if any(fnmatchcase(run.name, p) for p in patterns) and sources.scale.data[run.data].questions:
+        if any(fnmatchcase(run.name, p) for p in patterns) and sources.scale.data[run.data].has_questions:
+            _decoder_of(run, f"{study_place(run.study)}: zeroshot")
             jobs[run.id] = {"code": code_hash("formerlab.evaluation.zeroshot", specs=[run.model])}
     return jobs
 
@@ -135,16 +138,24 @@ def _prune_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
             Layer(sources.scale_place, at_scale.prune.get(pattern, {})),
         ]
         sweep = parse(PruneSweep, layers, f"{run.study}.prune.{pattern}")
-        if sweep.context is not None and sweep.context > run.model.context:
+        context = _decoder_of(run, f"{study_place(run.study)}: prune.{pattern}").context
+        if sweep.context is not None and sweep.context > context:
             raise UserError(
                 f"{place_of(layers, ('context',))}: {run.study}.prune.{pattern}.context: {sweep.context} exceeds "
-                f"model.context={run.model.context} of run {run.name!r}; lower it"
+                f"model.context={context} of run {run.name!r}; lower it"
             )
-        has_questions = sweep.questions and bool(sources.scale.data[run.data].questions)
+        has_questions = sweep.questions and sources.scale.data[run.data].has_questions
         sweep = sweep.model_copy(update={"questions": has_questions})
         code = code_hash("formerlab.evaluation.prune", specs=[sweep, run.model])
         jobs[run.id] = {"sweep": sweep.plain(), "code": code}
     return jobs
+
+
+def _decoder_of(run: Run, place: str) -> Decoder:
+    """Return the run's model where it is a decoder, else say that `place` asks too much of it."""
+    if not isinstance(run.model, Decoder):
+        raise UserError(f"{place}: run {run.name!r} trains model.kind={run.model.kind}; name runs of a decoder")
+    return run.model
 
 
 def _drawings(plan: dict[str, Any]) -> dict[str, Any]:

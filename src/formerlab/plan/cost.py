@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from formerlab.models import Decoder, Model
 from formerlab.plan.schema import Scale
 from formerlab.run import Run
 
@@ -15,8 +16,7 @@ CHECKPOINT_WORDS = 3
 def run_cost(run: Run, scale: Scale) -> dict[str, Any]:
     """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours at the scale's assumed speed."""
     model, parameters = run.model, run.model.params()
-    sequences = run.task.batch // run.task.accumulate
-    activations = sequences * run.task.context * activation_words(run) * BYTES_WEIGHT
+    activations = run.task.part_tokens * activation_words(run.model) * BYTES_WEIGHT
     return {
         "parameters": parameters,
         "parameters_non_embedding": model.params(embedding=False),
@@ -28,14 +28,16 @@ def run_cost(run: Run, scale: Scale) -> dict[str, Any]:
     }
 
 
-def activation_words(run: Run) -> int:
+def activation_words(model: Model) -> int:
     """Return an estimate of the numbers kept per token for the backward pass.
 
     A block keeps about ten vectors of the model's width (inputs of norms and projections, queries, keys, values,
     attention's output), what its projections keep inside (two numbers per parameter token or hidden unit), and the
-    depth mixer one vector per block; the logits are kept twice, in their own type and in float32.
+    depth mixer one vector per block; the logits are kept twice, in their own type and in float32. Other models than
+    decoders say it themselves.
     """
-    model = run.model
+    if not isinstance(model, Decoder):
+        return model.activation_words()
     width = model.width
     inner = 2 * (model.feedforward.flops(width, width) // (4 * width))
     if model.projection.kind == "pattention":

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
 
-from formerlab.data import TextData
+from formerlab.data.kinds import Data
 from formerlab.spec import Spec
 
 Item = TypeVar("Item")
@@ -83,7 +83,7 @@ class Scale(Spec):
     """Training speed that the time estimates assume, FLOP/s of one job."""
     seeds: Seeds = (0,)
     """Seeds of every run."""
-    data: dict[Name, TextData]
+    data: dict[Name, Data]
     """Data sets by name."""
     defaults: dict[str, Any] = {}
     """Keys of every run."""

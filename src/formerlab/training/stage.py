@@ -9,7 +9,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from formerlab.data.streams import load_stream, read_manifest
+from formerlab.data.streams import read_manifest
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json, write_text
 from formerlab.finished import load_record
@@ -61,13 +61,14 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, setting
         (out / "run.json").unlink(missing_ok=True)  # no old record speaks for new files
         write_text(out / "run.yaml", yaml.safe_dump(run.plain(), sort_keys=False))
         hooks = Hooks(save, stop, settings.checkpoint_seconds)
-        diverged = train(run, state, load_stream(data, "train"), load_stream(data, "valid"), hooks)
+        examples = run.task.load(data, "train")
+        diverged = train(run, state, examples, run.task.load(data, "valid"), hooks)
         if diverged is not None:
             _explain_divergence(run, diverged, path)
         final = write_results(run, state, data, out, diverged)
         write_weights(out, state, keep_optimizer=settings.keep_optimizer)
         state.wall_time_s = time.monotonic() - clock
-        record = record_of(run, state, settings, manifest, parent_record, diverged)
+        record = record_of(run, state, settings, manifest, parent_record, diverged, examples)
         write_json(out / "run.json", record | {"weights_sha256": sha256(out / WEIGHTS), "final": final})
         _tidy(out, record["status"])
 
@@ -124,7 +125,8 @@ def _initial_state(run: Run, parent: Path | None, parent_record: Record | None, 
         return State(model, run.optimizer.build(model), started=provenance.now())
     spec = Decoder.model_validate(parent_record["spec"]["model"])
     weights = load_file(parent / WEIGHTS)
-    model = grow_into(weights, spec, run.model, run.growth, run.seed).to(settings.device)
+    child = Decoder.model_validate(run.model)
+    model = grow_into(weights, spec, child, run.growth, run.seed).to(settings.device)
     optimizer = run.optimizer.build(model)
     hold_old_tokens(optimizer, model, weights, run.growth.old_tokens)
     if run.growth.optimizer == "carry":
