@@ -1,9 +1,9 @@
 """The vision models of Tokenformer (arXiv:2410.23168, Tables 2 and 9) under timm's names; imported with timm.
 
 `matched` means as many parameters as the ViT of that size: three quarters of the tokens. The table prints 768
-feed-forward tokens for the matched L/16; with four times the attention tokens, 3072, it has the printed 307M parameters,
-and that is what stands here. Keyword arguments are timm's (num_classes, img_size, in_chans, global_pool, drop_path_rate)
-or fields of `VisionTransformer`.
+feed-forward tokens for the matched L/16; with four times the attention tokens, 3072, it has the printed 307M
+parameters, and that is what stands here. Keyword arguments are timm's (num_classes, img_size, in_chans, global_pool,
+drop_path_rate) or fields of `VisionTransformer`.
 """
 
 from typing import Any

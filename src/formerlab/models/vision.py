@@ -29,7 +29,7 @@ Logits = Float[Tensor, "batch classes"]
 
 
 class VisionTransformer(Spec):
-    """Patches and a class token, learned positions, pre-norm blocks, final norm, linear head (arXiv:2010.11929, eq. 1-4).
+    """Patches and a class token, learned positions, pre-norm blocks, final norm, linear head (arXiv:2010.11929, eq. 1).
 
     Tokenformer's vision models (arXiv:2410.23168, Table 9) are projection = feedforward = pattention with a
     non-parametric norm in the blocks and a parametric final norm. Patches are projected with a bias, as published ViTs
@@ -120,6 +120,14 @@ class VisionTransformer(Spec):
     def attention_flops(self) -> int:
         """Return the token-token part of `flops`: 4 layers width tokens^2."""
         return 4 * self.layers * self.width * self.context**2
+
+    def activation_words(self) -> int:
+        """Return an estimate of the numbers kept per image for the backward pass, as `plan.cost` for decoders."""
+        inner = 2 * (self.feedforward.flops(self.width, self.width) // (4 * self.width))
+        if self.projection.kind == "pattention":
+            inner += 4 * 2 * self.projection.tokens
+        mixing = self.width if self.depth.kind != "identity" else 0
+        return self.context * self.layers * (10 * self.width + inner + mixing) + 2 * self.classes
 
     def mixing_flops(self) -> int:
         """Elementwise FLOPs of the depth mixer in the forward pass of one image; not part of `flops`."""
@@ -233,5 +241,5 @@ def _block(spec: VisionTransformer, index: int) -> Block:
     )
     rate = spec.drop_path * index / max(1, spec.layers - 1)
     if rate:
-        block.dropout = DropPath(rate)  # it stands where a decoder has dropout: on both branches, before the addition
+        block.dropout = DropPath(rate)  # type: ignore[assignment]  # it stands where a decoder has dropout: on both branches, before the addition
     return block

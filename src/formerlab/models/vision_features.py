@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -58,9 +57,8 @@ class VisionFeatures:
 
     def forward_head(self, tokens: Tokens, pre_logits: bool = False) -> Tensor:
         """Return the logits, or with `pre_logits` what the head reads."""
-        if self.pool == "":
-            pooled = tokens
-        else:
+        pooled = tokens
+        if self.pool:
             pooled = tokens[:, 0] if self.pool == "token" else tokens[:, 1:].mean(dim=1)
         logits: Tensor = pooled if pre_logits else self.head(pooled)
         return logits
@@ -137,12 +135,10 @@ class VisionFeatures:
         """Return the head."""
         return self.head
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters that weight decay leaves alone although they are matrices."""
         return {"class_token.token", "position.rows"}
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns that sort parameters by depth, for a learning rate that decays towards the stem."""
         del coarse
@@ -162,4 +158,4 @@ class VisionFeatures:
         if form == "NLC":
             return patches
         rows = self.spec.image // self.spec.patch
-        return patches.transpose(1, 2).unflatten(2, (rows, rows)).contiguous()
+        return patches.transpose(1, 2).reshape(len(patches), -1, rows, rows)

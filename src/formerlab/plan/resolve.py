@@ -10,7 +10,7 @@ from formerlab.plan.schema import Scale, StudyScale
 from formerlab.plan.sources import RUN_KEYS, Sources, part, study_place
 from formerlab.run import Run
 
-KINDS: Tree = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}}
+KINDS: Tree = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}, "optimizer": {"kind": "adamw"}}
 """What a run means that does not say it."""
 
 

@@ -14,7 +14,6 @@ from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json, write_text
 from formerlab.finished import load_record
 from formerlab.growth import grow_into, grow_optimizer_state, hold_old_tokens
-from formerlab.models.decoder import Decoder
 from formerlab.run import Run
 from formerlab.training import provenance
 from formerlab.training.checkpoint import differences, load_checkpoint, load_tensors, save_checkpoint
@@ -123,10 +122,8 @@ def _initial_state(run: Run, parent: Path | None, parent_record: Record | None, 
     if parent is None or parent_record is None or run.growth is None:
         model = run.model.build(run.seed).to(settings.device)
         return State(model, run.optimizer.build(model), started=provenance.now())
-    spec = Decoder.model_validate(parent_record["spec"]["model"])
-    weights = load_file(parent / WEIGHTS)
-    child = Decoder.model_validate(run.model)
-    model = grow_into(weights, spec, child, run.growth, run.seed).to(settings.device)
+    weights, spec = load_file(parent / WEIGHTS), Run.model_validate(parent_record["spec"]).model
+    model = grow_into(weights, spec, run.model, run.growth, run.seed).to(settings.device)
     optimizer = run.optimizer.build(model)
     hold_old_tokens(optimizer, model, weights, run.growth.old_tokens)
     if run.growth.optimizer == "carry":

@@ -19,7 +19,7 @@ def picture(number, size=(12, 10)):
     return Image.new("RGB", size, (number * 20, 255 - number * 20, 7))
 
 
-@pytest.fixture()
+@pytest.fixture
 def folders(tmp_path):
     """Two classes, six training images each, three held out."""
     for split, count in (("train", 6), ("val", 3)):
@@ -110,7 +110,9 @@ def test_damaged_images_are_named_and_left_out(folders, tmp_path, capsys):
 def test_too_many_damaged_images_are_refused(folders, tmp_path):
     for number in range(3):
         (tmp_path / "train" / "dog" / "deep" / f"{number}.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"more than most_corrupt=2 images cannot be decoded, the last one dog/deep/\d.png"):
+    with pytest.raises(
+        UserError, match=r"more than most_corrupt=2 images cannot be decoded, the last one dog/deep/\d.png"
+    ):
         prepared(settings(folders, most_corrupt=2), tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert not list((tmp_path / "out").glob("*.bin"))
@@ -181,8 +183,13 @@ def check_rows(sets):
 def test_parquet_through_datasets(tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
-    rows = {"picture": [{"bytes": encoded(n), "path": None} for n in range(12)], "what": ["a" if n < 6 else "b" for n in range(12)]}
-    table = datasets.Dataset.from_dict(rows, datasets.Features({"picture": datasets.Image(), "what": datasets.Value("string")}))
+    rows = {
+        "picture": [{"bytes": encoded(n), "path": None} for n in range(12)],
+        "what": ["a" if n < 6 else "b" for n in range(12)],
+    }
+    table = datasets.Dataset.from_dict(
+        rows, datasets.Features({"picture": datasets.Image(), "what": datasets.Value("string")})
+    )
     table.to_parquet(str(tmp_path / "rows.parquet"))
     source = ImageHub(name="parquet", files={"train": (str(tmp_path / "*.parquet"),)}, image="picture", label="what")
     check_rows(prepared(settings(source, test_share=0.3), tmp_path / "out"))

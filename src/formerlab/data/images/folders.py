@@ -37,14 +37,12 @@ class ImageFolders(ImageSource):
         """
         try:
             found = {split: self._files(split) for split in SPLITS if getattr(self, split)}
-            return fingerprint(
-                [[split, name, size] for split, files in found.items() for name, size in files]
-            )
+            return fingerprint([[split, name, size] for split, files in found.items() for name, size in files])
         except (UserError, OSError):
             return None
 
     def open(self) -> Gallery:
-        """Return the files of all splits. Raises UserError for a missing folder or a class of which `train` has none."""
+        """Return the files of all splits. Raises UserError for a missing folder or a class that `train` has not."""
         named: list[Split] = [split for split in SPLITS if getattr(self, split)]
         files = {split: [name for name, _ in self._files(split)] for split in named}
         classes = tuple(sorted({name.partition("/")[0] for name in files["train"]}))
@@ -69,7 +67,9 @@ class ImageFolders(ImageSource):
             raise UserError(f"data: source.{split}: {root} is no folder; name one with a folder per class")
         found = sorted(_images(str(root), ""))
         if not found:
-            raise UserError(f"data: source.{split}: {root} holds no images in folders; name one with a folder per class")
+            raise UserError(
+                f"data: source.{split}: {root} holds no images in folders; name one with a folder per class"
+            )
         return found
 
     def _pictures(self, split: str, names: list[str], classes: tuple[str, ...]) -> Iterator[Picture]:
@@ -77,7 +77,9 @@ class ImageFolders(ImageSource):
         for name in names:
             label = name.partition("/")[0]
             if label not in numbers:
-                raise UserError(f"{root / name}: no class {label!r} among the training images; remove it or add the class")
+                raise UserError(
+                    f"{root / name}: no class {label!r} among the training images; remove it or add the class"
+                )
             yield Picture(name, numbers[label], root / name)
 
 

@@ -59,7 +59,9 @@ class ImageHub(ImageSource):
     def split_rule(self, shares: Shares) -> str:
         """Say how images are divided."""
         named = {split: getattr(self, split) for split in SPLITS}
-        return by_name({split: f"the data set's split '{name}'" if name else None for split, name in named.items()}, shares)
+        return by_name(
+            {split: f"the data set's split '{name}'" if name else None for split, name in named.items()}, shares
+        )
 
     def licence_notice(self) -> str:
         """Return the licence that the config states."""
@@ -88,9 +90,8 @@ class ImageHub(ImageSource):
         columns = list(rows.features or {})
         for key in ("image", "label"):
             if getattr(self, key) not in columns:
-                raise UserError(
-                    f"data: source.{key}: {self.name!r} has no column {getattr(self, key)!r}; it has {', '.join(columns)}"
-                )
+                found = f"{self.name!r} has no column {getattr(self, key)!r}; it has {', '.join(columns)}"
+                raise UserError(f"data: source.{key}: {found}")
         if isinstance(rows.features[self.image], datasets.Image):
             rows = rows.cast_column(self.image, datasets.Image(decode=False))
         return rows
@@ -112,7 +113,9 @@ class ImageHub(ImageSource):
                 content = Path(image["path"])
             number = int(label) if named else numbers.get(str(label), -1)
             if not 0 <= number < len(classes):
-                raise UserError(f"data: source {self.name!r}: image {index} has label {label!r}, of which training has none")
+                raise UserError(
+                    f"data: source {self.name!r}: image {index} has label {label!r}, of which training has none"
+                )
             yield Picture(f"image {index}", number, content)
 
 

@@ -128,9 +128,13 @@ def _write(
             done += len(decoded.labels)
         for split, files in growing.items():
             if not files.labels:
-                raise UserError(f"data: no image is left for '{split}': name a split of the source, or raise {split}_share")
+                raise UserError(
+                    f"data: no image is left for '{split}': name a split of the source, or raise {split}_share"
+                )
     rate = done / max(1e-9, time.monotonic() - began)
-    print(f"{out.name}: {done} images, {short(rate)} images/s decoded in {workers.processes} processes", file=sys.stderr)
+    print(
+        f"{out.name}: {done} images, {short(rate)} images/s decoded in {workers.processes} processes", file=sys.stderr
+    )
     for line in corrupt:
         print(f"left out, cannot be decoded: {line}", file=sys.stderr)
     return {split: _entry(out, split, files, data) for split, files in growing.items()}, corrupt, sums
@@ -144,9 +148,7 @@ def _check_corrupt(corrupt: list[str], most: int) -> None:
         )
 
 
-def _decoded(
-    data: ImageData, gallery: Gallery, form: Form, workers: Workers
-) -> Iterator[tuple[Split, Decoded]]:
+def _decoded(data: ImageData, gallery: Gallery, form: Form, workers: Workers) -> Iterator[tuple[Split, Decoded]]:
     """Yield what became of the pictures, with the split they belong to, in the order of the source."""
     tasks = ((split, (form, pictures)) for split, pictures in _chunks(data, gallery))
     splits: list[Split] = []

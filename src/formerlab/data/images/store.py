@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from formerlab.data.images.decode import decode
-from formerlab.data.images.source import Pixels
 from formerlab.data.streams import REMEDY, read_manifest
 from formerlab.errors import UserError
 
@@ -47,7 +46,8 @@ class ImageSet:
 
     def pixels(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return images as `count side side channels`; only where they are kept as pixels."""
-        return self._array[np.asarray(indices)]
+        chosen: NDArray[np.uint8] = self._array[np.asarray(indices)]
+        return chosen
 
     def image(self, index: int) -> Image.Image:
         """Return one decoded image, in its own size where the files are kept as they are."""
@@ -97,6 +97,4 @@ def load_images(out: Path, split: str) -> ImageSet:
         if path is not None and size not in (None, path.stat().st_size):
             raise UserError(f"{path}: holds {path.stat().st_size} bytes, the manifest says {size}; {REMEDY}")
     form = {key: manifest["spec"][key] for key in ("side", "channels", "storage")}
-    return ImageSet(
-        out, entry, form, tuple(manifest["mean"]), tuple(manifest["std"]), tuple(manifest["classes"])
-    )
+    return ImageSet(out, entry, form, tuple(manifest["mean"]), tuple(manifest["std"]), tuple(manifest["classes"]))
