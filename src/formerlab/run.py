@@ -9,7 +9,7 @@ from formerlab.models import Model
 from formerlab.spec import Spec
 from formerlab.tasks import LanguageModeling, Task
 from formerlab.tasks.task import TRAINING_PASSES
-from formerlab.training.optimizer import Optimizer
+from formerlab.training.optimizer import AdamW, Optimizer
 from formerlab.training.schedule import Cosine, Schedule
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
@@ -30,7 +30,7 @@ class Run(Spec):
     """The model."""
     task: Task = LanguageModeling()
     """What it learns."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer = AdamW()
     """The optimizer."""
     schedule: Schedule = Cosine()
     """Learning-rate schedule over the steps of this run."""
@@ -75,6 +75,4 @@ class Run(Spec):
         self.task.check(self.model)
         if self.growth is not None and self.init is None:
             raise ValueError("growth needs init: name the run to grow from")
-        if self.growth is not None and self.model.kind != "decoder":
-            raise ValueError(f"growth of model.kind={self.model.kind} is not known; only decoders grow")
         return self

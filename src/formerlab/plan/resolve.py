@@ -13,7 +13,7 @@ from formerlab.plan.sources import RUN_KEYS, Sources, part, study_place
 from formerlab.plan.tokenizers import same_tokenizer
 from formerlab.run import Run
 
-KINDS: Tree = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}}
+KINDS: Tree = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}, "optimizer": {"kind": "adamw"}}
 """What a run means that does not say it."""
 
 EQUAL = "equal_time"

@@ -4,9 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from formerlab.tasks.classification import Classification
 from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.task import TaskSpec
 
-Task = Annotated[LanguageModeling, Field()]  # with a second variant: Field(discriminator="kind")
+Task = Annotated[Classification | LanguageModeling, Field(discriminator="kind")]
 
-__all__ = ["LanguageModeling", "Task", "TaskSpec"]
+__all__ = ["Classification", "LanguageModeling", "Task", "TaskSpec"]

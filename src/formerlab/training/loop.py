@@ -81,7 +81,7 @@ def _optimizer_step(run: Run, model: nn.Module, state: State, data: Any) -> tupl
     torch.manual_seed(mixed_seed(run.seed, state.step))  # dropout, pure in the step
     factor = run.schedule.factor(state.step, run.steps)
     run.optimizer.prepare(state.model, state.optimizer, state.step, factor)
-    parts = [part.to(device) for part in run.task.step_batches(data, run.seed, state.step)]
+    parts: list[Any] = [part.to(device) for part in run.task.step_batches(data, run.seed, state.step)]
     total = torch.zeros((), device=device)
     for part in parts:
         with _precision(run, device):
