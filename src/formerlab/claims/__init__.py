@@ -1,6 +1,6 @@
-"""The pre-registered claims of the four papers, and the rule by which result rows decide each of them."""
+"""The pre-registered claims of the four papers, and the rule by which result rows decide each of them.
 
-from formerlab.claims.book import VERSION_HASHES, Claim, Protocol, read_claims
-from formerlab.claims.verdict import Verdict, judge, judge_all
-
-__all__ = ["VERSION_HASHES", "Claim", "Protocol", "Verdict", "judge", "judge_all", "read_claims"]
+`claims.yaml` was fixed before any model was trained; `book.py` reads it, `expression.py` evaluates its criteria,
+`arms.py` says which runs stand for an arm (each study's key `claims`), `rows.py` reads them, `verdict.py` judges,
+`exact/` computes what needs no training, and `table.py` writes claims.csv and claims.md.
+"""

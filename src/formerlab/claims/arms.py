@@ -18,6 +18,8 @@ class Arm(Spec):
     """Glob pattern of run names: the one with the lowest mean validation loss over the seeds stands for the arm."""
     constant: float | None = None
     """A number for every seed and example."""
+    chance: bool = False
+    """Guessing on the questions that the run answered: one over the number of choices."""
     at: Moment = "end"
     """end: the held-out stream with the final weights; the others: the validation stream at a step, or the mean over
     the steps by the trapezoidal rule."""

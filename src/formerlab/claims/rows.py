@@ -68,6 +68,7 @@ class Rows:
             rows = self._policy(rows, arm) if arm.policy else rows
             rows = rows[rows["metric"] == self.arms.metric]
             rows = rows[rows["task"].isin(self.arms.suites)] if self.arms.suites else rows
+            rows = rows.assign(value=1 / rows["choices"]) if arm.chance else rows
             return _grouped(rows, "example", run)
         raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")
 

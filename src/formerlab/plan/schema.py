@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
 
+from formerlab.claims.arms import ClaimArms
 from formerlab.data import TextData
 from formerlab.spec import Spec
 
@@ -66,6 +67,8 @@ class StudyScale(Spec):
     """Patterns of run names that answer the zero-shot questions; null means the study's."""
     prune: dict[str, dict[str, Any]] = {}
     """Keys of the cache-pruning sweeps, by pattern of run names."""
+    claims: dict[str, ClaimArms] = {}
+    """Claims whose arms are other runs than the study says."""
 
 
 class Scale(Spec):
@@ -108,3 +111,5 @@ class Study(Spec):
     """Patterns of run names that answer the zero-shot questions."""
     prune: dict[str, dict[str, Any]] = {}
     """Keys of the cache-pruning sweeps, by pattern of run names."""
+    claims: dict[str, ClaimArms] = {}
+    """Which runs stand for the arms of the registered claims (claims/claims.yaml), by the claim's id."""
