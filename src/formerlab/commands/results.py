@@ -1,4 +1,4 @@
-"""The verbs that read results: draw, figures, headline, track, export, compare."""
+"""The verbs that read results: draw, figures, exact, claims, headline, track, export, compare."""
 
 import argparse
 import sys
@@ -22,6 +22,14 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--figures", type=Path, default=Path("figures"))
     parser.set_defaults(function=figures)
+
+    parser = verbs.add_parser("exact", help="run the numeric checks of the exact claims")
+    add_config_arguments(parser)
+    parser.set_defaults(function=exact)
+
+    parser = verbs.add_parser("claims", help="judge the registered claims by the live results")
+    add_config_arguments(parser)
+    parser.set_defaults(function=claims)
 
     parser = verbs.add_parser("headline", help="print the headline table of every study")
     add_config_arguments(parser)
@@ -56,6 +64,24 @@ def figures(arguments: argparse.Namespace) -> None:
     out = arguments.figures / arguments.tree
     written = draw_all(arguments.results / arguments.tree, out)
     print(f"{len(written)} files in {out}")
+
+
+def exact(arguments: argparse.Namespace) -> None:
+    """Write the numbers of the exact claims beside the runs of the scale."""
+    from formerlab.claims.table import EXACT, write_exact
+
+    write_exact(Path(load_plan(arguments)["results"]) / EXACT)
+
+
+def claims(arguments: argparse.Namespace) -> None:
+    """Write claims.csv and claims.md of the plan's scale."""
+    from formerlab.claims.mapping import read_arms
+    from formerlab.claims.table import write_claims
+    from formerlab.results import Results
+
+    plan = load_plan(arguments)
+    written = write_claims(Results(Path(plan["results"])), read_arms(Path(), plan["scale"]), Path(plan["figures"]))
+    print(*written, sep="\n")
 
 
 def headline(arguments: argparse.Namespace) -> None:

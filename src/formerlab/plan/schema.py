@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
 
+from formerlab.claims.arms import ClaimArms
 from formerlab.data.kinds import Data
 from formerlab.evaluation.suites import Suite, check_names
 from formerlab.spec import Spec
@@ -74,6 +75,8 @@ class StudyScale(Spec):
     """Keys of the cache-pruning sweeps, by pattern of run names."""
     speed: dict[str, Any] = {}
     """Keys of what is timed."""
+    claims: dict[str, ClaimArms] = {}
+    """Claims whose arms are other runs than the study says."""
 
 
 class Scale(Spec):
@@ -124,3 +127,5 @@ class Study(Spec):
     """Keys of the cache-pruning sweeps, by pattern of run names."""
     speed: dict[str, Any] = {}
     """What is timed of which runs, all together on an otherwise idle machine."""
+    claims: dict[str, ClaimArms] = {}
+    """Which runs stand for the arms of the registered claims (claims/claims.yaml), by the claim's id."""
