@@ -63,6 +63,9 @@ def figures(arguments: argparse.Namespace) -> None:
 
     out = arguments.figures / arguments.tree
     written = draw_all(arguments.results / arguments.tree, out)
+    if Path("workflow", "studies").is_dir():
+        for scale in sorted({path.parent.name for path in written}):
+            written += _write_claims(arguments.results / arguments.tree / scale, out / scale)
     print(f"{len(written)} files in {out}")
 
 
@@ -75,13 +78,16 @@ def exact(arguments: argparse.Namespace) -> None:
 
 def claims(arguments: argparse.Namespace) -> None:
     """Write claims.csv and claims.md of the plan's scale."""
+    plan = load_plan(arguments)
+    print(*_write_claims(Path(plan["results"]), Path(plan["figures"])), sep="\n")
+
+
+def _write_claims(results: Path, out: Path) -> list[Path]:
     from formerlab.claims.mapping import read_arms
     from formerlab.claims.table import write_claims
     from formerlab.results import Results
 
-    plan = load_plan(arguments)
-    written = write_claims(Results(Path(plan["results"])), read_arms(Path(), plan["scale"]), Path(plan["figures"]))
-    print(*written, sep="\n")
+    return write_claims(Results(results), read_arms(Path(), results.name), out)
 
 
 def headline(arguments: argparse.Namespace) -> None:

@@ -77,6 +77,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     plan["zeroshot"] = _zeroshot_jobs(runs, sources, plan)
     plan["prune"] = _prune_jobs(runs, sources, plan)
     plan["draw"] = _drawings(plan)
+    plan["claims"] = _claims(sources)
     plan["totals"] = totals([job["cost"] for job in train.values()])
     price_evaluations(plan, runs, scale, hardware)
     plan["forecast"] = forecast(runs, scale, table)
@@ -210,6 +211,17 @@ def _decoder_of(run: Run, place: str) -> Decoder:
     if not isinstance(run.model, Decoder):
         raise UserError(f"{place}: run {run.name!r} trains model.kind={run.model.kind}; name runs of a decoder")
     return run.model
+
+
+def _claims(sources: Sources) -> dict[str, str]:
+    """Return what decides the numbers of the exact checks and, beside the rows, the verdicts."""
+    parts = [*sources.studies.values(), *sources.scale.studies.values()]
+    arms = [{name: claim.plain() for name, claim in part.claims.items()} for part in parts]
+    return {
+        "exact": code_hash("formerlab.claims.exact"),
+        "code": code_hash("formerlab.claims.table"),
+        "arms": fingerprint(arms),
+    }
 
 
 def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
