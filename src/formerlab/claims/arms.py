@@ -1,6 +1,6 @@
 """Which rows stand for an arm of a claim: what a study says of it."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -33,8 +33,8 @@ class Arm(Spec):
     """Share of the budget for the newest tokens."""
     budget: float | None = None
     """Cache budget as asked for."""
-    timing: dict[str, Any] = {}
-    """Values of columns that choose rows of the timing stage."""
+    measure: Literal["training_step", "forward", "decode"] | None = None
+    """What is timed of the run, for seconds and bytes."""
 
     @model_validator(mode="after")
     def _check(self) -> "Arm":

@@ -11,7 +11,7 @@ from pandas import DataFrame
 from formerlab.claims.arms import Arm, ClaimArms
 from formerlab.claims.bootstrap import Examples
 from formerlab.claims.quantity import Seeds
-from formerlab.results import Results
+from formerlab.results import Results, read_rows
 
 RUN_KEYS = {"flops_cumulative": "flops_cumulative", "training_time_s": "training_time_s", "flops": "flops"}
 """Metrics that stand in run.json."""
@@ -34,6 +34,8 @@ class Rows:
         if arm.constant is not None:
             seeds = self.results.runs(self.study)["seed"].unique()
             return Seeds({int(seed): arm.constant for seed in seeds})
+        if metric in ("time_s", "memory_bytes"):
+            return self._timing(arm, metric)
         run = self._run(arm)
         if metric == "loss_nats":
             return self._loss(run, arm)
@@ -45,8 +47,6 @@ class Rows:
             return Seeds({seed: 1 - float(group["top1"].mean()) for seed, group in _seeds(rows)})
         if metric in ("embedding_weight_first_third", "embedding_weight_last_third"):
             return self._embedding_weight(run, last=metric.endswith("last_third"))
-        if metric in ("time_s", "memory_bytes"):
-            return self._timing(arm, metric)
         raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")
 
     def examples(self, arm: Arm, metric: str, like: "Examples | None" = None) -> Examples:
@@ -152,7 +152,14 @@ class Rows:
         return Seeds({seed: float(group["weight"].mean()) for seed, group in _seeds(chosen)})
 
     def _timing(self, arm: Arm, metric: str) -> Seeds:
-        raise MissingRowsError(f"no rows of {metric} for {arm.run}")
+        """Return seconds or bytes of a run by repetition, which stands for the seed."""
+        path = self.results.root / self.study / "speed.csv"
+        rows = read_rows(path) if path.exists() and arm.measure else None
+        chosen = None if rows is None else rows[(rows["run"] == arm.run) & (rows["measure"] == arm.measure)]
+        if chosen is None or chosen.empty:
+            raise MissingRowsError(f"no timing of {arm.run}")
+        self.used.add(str(arm.run))
+        return Seeds({int(n): float(value) for n, value in zip(chosen["repetition"], chosen[metric], strict=True)})
 
 
 def _by_seed(records: DataFrame, values: "pd.Series[float]") -> Seeds:
