@@ -38,6 +38,7 @@ rule all:
         expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
         expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
         expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
+        expand(f"{RESULTS}/{{id}}/flow.json", id=PLAN["flow"]),
         f"{RESULTS}/mlflow.json",
 
 

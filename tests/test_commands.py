@@ -23,8 +23,8 @@ from formerlab.plan.json_schema import json_schema
 from formerlab.plan.locate import ensure_plan, plan_path
 
 VERBS = (
-    *("plan", "schema", "status", "data", "train", "zeroshot", "prune", "draw", "figures", "headline", "track"),
-    *("export", "compare", "check", "rescue", "demo", "generate", "ui"),
+    *("plan", "schema", "status", "data", "speed", "train", "zeroshot", "prune", "flow", "draw", "figures"),
+    *("headline", "track", "export", "compare", "check", "rescue", "demo", "generate", "ui"),
 )
 
 

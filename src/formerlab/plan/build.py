@@ -17,7 +17,7 @@ from formerlab.plan.read import parse
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, StudyScale
 from formerlab.plan.sources import Sources, read_sources, study_place
-from formerlab.plan.speed import match_times, speed_jobs
+from formerlab.plan.speed import flow_jobs, match_times, speed_jobs
 from formerlab.plan.tokenizers import chain, tokenizer_of
 from formerlab.run import Run
 from formerlab.spec import fingerprint
@@ -64,6 +64,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "train": train,
         "zeroshot": _zeroshot_jobs(runs, sources),
         "prune": _prune_jobs(runs, sources),
+        "flow": flow_jobs(runs, sources),
     }
     plan["draw"] = _drawings(plan)
     plan["totals"] = totals([job["cost"] for job in train.values()])
@@ -195,6 +196,8 @@ def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:
     written = set(READ_FROM_TRAINING)
     if run_id in plan["zeroshot"]:
         written.add("zeroshot.csv")
+    if run_id in plan["flow"]:
+        written.add("flow.csv")
     if run_id in plan["prune"]:
         written.add("prune.csv")
         if plan["prune"][run_id]["sweep"]["questions"]:

@@ -68,6 +68,8 @@ class StudyScale(Spec):
     """Keys of the cache-pruning sweeps, by pattern of run names."""
     speed: dict[str, Any] = {}
     """Keys of what is timed."""
+    flow: dict[str, Any] = {}
+    """Keys of how the flow of information over depth is looked at."""
 
 
 class Scale(Spec):
@@ -112,3 +114,5 @@ class Study(Spec):
     """Keys of the cache-pruning sweeps, by pattern of run names."""
     speed: dict[str, Any] = {}
     """What is timed of which runs, all together on an otherwise idle machine."""
+    flow: dict[str, Any] = {}
+    """Of which trained models the flow of information over depth is looked at, and how."""

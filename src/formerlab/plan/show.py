@@ -6,6 +6,7 @@ from typing import Any
 
 from formerlab.progress import short
 
+BESIDES = ("data", "speed", "zeroshot", "prune", "flow", "draw")
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "hours", "starts from")
 
 
@@ -26,7 +27,9 @@ def table(plan: dict[str, Any]) -> str:
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    others = ", ".join(f"{len(plan[stage])} {stage}" for stage in ("data", "speed", "zeroshot", "prune", "draw"))
+    others = ", ".join(
+        f"{len(plan[stage])} {stage}" for stage in ("data", "speed", "zeroshot", "prune", "flow", "draw")
+    )
     lines += ["", f"besides: {others} jobs; memory of a total is that of its largest run"]
     return "\n".join(lines)
 
@@ -49,7 +52,7 @@ def shell(plan: dict[str, Any], path: Path) -> str:
     stages = [("data", name, Path(job["out"], "manifest.json")) for name, job in plan["data"].items()]
     stages += [("speed", study, results / study / "speed.json") for study in plan["speed"]]
     stages += [("train", run_id, results / run_id / "run.json") for run_id in plan["train"]]
-    for stage in ("zeroshot", "prune"):
+    for stage in ("zeroshot", "prune", "flow"):
         stages += [(stage, run_id, results / run_id / f"{stage}.json") for run_id in plan[stage]]
     lines += [f"python -m formerlab {stage} {name}" for stage, name, product in stages if not product.exists()]
     lines += [

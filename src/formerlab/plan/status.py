@@ -15,6 +15,7 @@ READABLE = {
     "spec_hash": "configuration",
     "recipe": "configuration",
     "sweep": "configuration",
+    "settings": "configuration",
     "code_hash": "code",
     "source_fingerprint": "text",
     "data.fingerprint": "data",
@@ -30,6 +31,7 @@ FINISHED = {
     "train": "run.json",
     "zeroshot": "zeroshot.json",
     "prune": "prune.json",
+    "flow": "flow.json",
 }
 
 
@@ -85,8 +87,8 @@ def _expected(stage: str, name: str, plan: dict[str, Any]) -> dict[str, Any]:
         return {"code_hash": job["code"], "configuration": job["configuration"]}
     if stage != "train":
         weights = _said_by(Path(plan["results"], name, "run.json"), "weights_sha256")
-        sweep = {"sweep": job["sweep"]} if stage == "prune" else {}
-        return {"code_hash": job["code"], "weights_sha256": weights} | sweep
+        asked = {key: job[key] for key in ("sweep", "settings") if key in job}
+        return {"code_hash": job["code"], "weights_sha256": weights} | asked
     expected = {"spec_hash": job["spec_hash"], "code_hash": job["code"]}
     if job["equal_time"]:  # the record's own spec has the steps that equal time bought
         expected["equal_time.spec_hash"] = expected.pop("spec_hash")
