@@ -39,6 +39,7 @@ rule all:
         expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
         expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
         f"{FIGURES}/claims.csv",
+        expand(f"{RESULTS}/{{id}}/flow.json", id=PLAN["flow"]),
         f"{RESULTS}/mlflow.json",
 
 

@@ -23,8 +23,9 @@ from formerlab.plan.json_schema import json_schema
 from formerlab.plan.locate import ensure_plan, plan_path
 
 VERBS = (
-    *("plan", "schema", "status", "data", "train", "zeroshot", "prune", "draw", "figures", "headline", "track"),
-    *("export", "compare", "check", "rescue", "demo", "generate", "ui", "export-huggingface", "import-tokenformer"),
+    *("plan", "schema", "status", "data", "speed", "train", "zeroshot", "prune", "flow", "draw", "figures", "exact"),
+    *("claims", "headline", "track", "export", "compare", "check", "rescue", "demo", "generate", "ui"),
+    *("export-huggingface", "import-tokenformer"),
 )
 
 

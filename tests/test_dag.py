@@ -25,7 +25,7 @@ if name and name == os.environ.get("FAILING"):
     sys.exit("this one fails")
 train = "run.json run.yaml train.csv timing.csv eval.csv test.csv depth.csv weights.safetensors"
 prune = "prune.csv prune_questions.csv prune_masks.csv prune.json"
-of_run = {{"train": train, "zeroshot": "zeroshot.csv zeroshot.json", "prune": prune}}
+of_run = {{"flow": "flow.csv flow.json", "train": train, "zeroshot": "zeroshot.csv zeroshot.json", "prune": prune}}
 if verb == "draw":
     paths = plan["draw"][name]["outputs"]
 elif verb == "speed":

@@ -24,6 +24,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "test.csv": ("window", "tokens", "loss_nats"),
     "depth.csv": ("destination", "source", "weight"),
     "speed.csv": ("run", "measure", "repetition", "place", "sequences", "tokens", "time_s", "memory_bytes"),
+    "flow.csv": ("measure", "place", "kept", "value"),
     "zeroshot.csv": ("task", "task_version", "example", "metric", "value"),
     "prune.csv": ("policy", "alpha", "recent", "budget", "realised_budget", "window", "tokens", "loss_nats"),
     "prune_questions.csv": (

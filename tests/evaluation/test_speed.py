@@ -8,8 +8,9 @@ from pydantic import ValidationError
 
 from formerlab.errors import UserError
 from formerlab.evaluation.equal_time import EqualTime, steps_of_equal_time, time_ratio
+from formerlab.evaluation.measures import DECODE, FORWARD, TRAINING
 from formerlab.evaluation.memory import peak_bytes
-from formerlab.evaluation.speed import COLUMNS, DECODE, FORWARD, TRAINING, Speed, measure
+from formerlab.evaluation.speed import COLUMNS, Speed, measure
 from formerlab.layers import DepthWeightedAverage
 from formerlab.models import Decoder
 from formerlab.rows import write_rows

@@ -1,4 +1,4 @@
-"""The verbs that make results: data, speed, train, zeroshot, prune."""
+"""The verbs that make results: data, speed, train, zeroshot, prune, flow."""
 
 import argparse
 import os
@@ -56,6 +56,11 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("id", help="run")
     add_config_arguments(parser)
     parser.set_defaults(function=prune)
+
+    parser = verbs.add_parser("flow", help="look at the flow of information over the depth of a finished run")
+    parser.add_argument("id", help="run")
+    add_config_arguments(parser)
+    parser.set_defaults(function=flow)
 
 
 def data(arguments: argparse.Namespace) -> None:
@@ -183,6 +188,27 @@ def prune(arguments: argparse.Namespace) -> None:
         else:
             stage.write_nothing(sweep, folder)
         _write_sidecar(folder / "prune.json", job, record, began, extra)
+
+
+def flow(arguments: argparse.Namespace) -> None:
+    """Look at the flow over depth as the plan says."""
+    from formerlab.data import load_stream
+    from formerlab.evaluation import flow as stage
+    from formerlab.finished import load_decoder
+
+    plan = load_plan(arguments)
+    job = job_of(plan, "flow", arguments.id)
+    folder, data_folder = _folders(plan, arguments.id)
+    with noted("flow", folder):
+        _use_threads(plan)
+        record, began = read_json(folder / "run.json"), time.monotonic()
+        if record["status"] == "finished":
+            model, run = load_decoder(folder)
+            settings, stream = stage.Flow.model_validate(job["settings"]), load_stream(data_folder, "test")
+            stage.flow(model.to(plan["device"]), run, stream, settings, folder / "flow.csv")
+        else:
+            write_rows(folder / "flow.csv", stage.COLUMNS, [])
+        _write_sidecar(folder / "flow.json", job, record, began, {"settings": job["settings"]})
 
 
 def _questions(plan: dict[str, Any], names: Iterable[str], data_folder: Path, limit: int | None = None) -> "Questions":

@@ -19,6 +19,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from formerlab.cache import KVCache
+from formerlab.evaluation.measures import DECODE, FORWARD, TRAINING
 from formerlab.evaluation.memory import peak_bytes
 from formerlab.layers import nary
 from formerlab.models.decoder import DecoderModel
@@ -31,7 +32,6 @@ from formerlab.training.loop import Hooks, train
 from formerlab.training.state import State
 
 COLUMNS = ("run", "measure", "repetition", "place", "sequences", "tokens", "time_s", "memory_bytes")
-TRAINING, FORWARD, DECODE = "training_step", "forward", "decode"
 WARM_UP = 1
 """Training steps, and whole repetitions, that come before what is timed: they compile, choose kernels, get memory."""
 

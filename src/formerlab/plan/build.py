@@ -23,7 +23,7 @@ from formerlab.plan.read import parse
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, StudyScale
 from formerlab.plan.sources import Sources, read_sources, study_place
-from formerlab.plan.speed import match_times, speed_jobs
+from formerlab.plan.speed import flow_jobs, match_times, speed_jobs
 from formerlab.plan.tokenizers import chain, tokenizer_of
 from formerlab.run import Run
 from formerlab.spec import fingerprint
@@ -73,6 +73,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "speed": speed,
         "suites": {name: {"spec": suite.plain(), "state": suite.state()} for name, suite in scale.suites.items()},
         "train": train,
+        "flow": flow_jobs(runs, sources),
     }
     plan["zeroshot"] = _zeroshot_jobs(runs, sources, plan)
     plan["prune"] = _prune_jobs(runs, sources, plan)
@@ -251,6 +252,8 @@ def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:
     written = set(READ_FROM_TRAINING)
     if run_id in plan["zeroshot"]:
         written.add("zeroshot.csv")
+    if run_id in plan["flow"]:
+        written.add("flow.csv")
     if run_id in plan["prune"]:
         written.add("prune.csv")
         if plan["prune"][run_id]["sweep"]["questions"]:

@@ -10,6 +10,7 @@ from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
 from formerlab.evaluation.equal_time import EqualTime
+from formerlab.evaluation.flow import Flow
 from formerlab.evaluation.prune import PruneSweep
 from formerlab.evaluation.speed import Speed
 from formerlab.plan.schema import Config, Scale, Study, StudyScale
@@ -34,7 +35,7 @@ def json_schema() -> Schema:
     """Return one schema with a definition for each kind of file; the schema itself is that of config.yaml."""
     fields: Any = {name: (field.annotation, field) for name, field in Run.model_fields.items() if name in RUN_KEYS}
     part = create_model("PartOfRun", __base__=Spec, __doc__="Some keys of a run.", **fields)
-    described = (Config, Scale, Study, part, PruneSweep, Speed, EqualTime)
+    described = (Config, Scale, Study, part, PruneSweep, Speed, EqualTime, Flow)
     kinds: list[tuple[type[Spec], Any]] = [(kind, "validation") for kind in described]
     _, schema = models_json_schema(kinds)
     definitions = schema["$defs"]
@@ -77,8 +78,9 @@ def _fill_in_parts(definitions: Schema) -> None:
         properties = definitions[name]["properties"]
         if "defaults" in properties:
             properties["defaults"] |= {"$ref": "#/$defs/PartOfRun"}
-        if "speed" in properties:
-            properties["speed"] |= {"$ref": "#/$defs/Speed"}
+        for key, part in (("speed", "Speed"), ("flow", "Flow")):
+            if key in properties:
+                properties[key] |= {"$ref": f"#/$defs/{part}"}
         for key, part in (("runs", "PartOfRun"), ("prune", "PruneSweep"), ("data", "TextData")):
             if key in properties:
                 properties[key].pop("patternProperties", None)

@@ -77,6 +77,8 @@ class StudyScale(Spec):
     """Keys of what is timed."""
     claims: dict[str, ClaimArms] = {}
     """Claims whose arms are other runs than the study says."""
+    flow: dict[str, Any] = {}
+    """Keys of how the flow of information over depth is looked at."""
 
 
 class Scale(Spec):
@@ -129,3 +131,5 @@ class Study(Spec):
     """What is timed of which runs, all together on an otherwise idle machine."""
     claims: dict[str, ClaimArms] = {}
     """Which runs stand for the arms of the registered claims (claims/claims.yaml), by the claim's id."""
+    flow: dict[str, Any] = {}
+    """Of which trained models the flow of information over depth is looked at, and how."""

@@ -1,10 +1,11 @@
-"""What is timed, and which runs train for the time of another."""
+"""What is timed, which runs train for the time of another, and whose flow over depth is looked at."""
 
 from fnmatch import fnmatchcase
 from typing import Any
 
 from formerlab.errors import UserError
 from formerlab.evaluation.equal_time import EqualTime
+from formerlab.evaluation.flow import Flow
 from formerlab.evaluation.speed import Speed
 from formerlab.plan.code import code_hash
 from formerlab.plan.layers import Layer, Tree
@@ -44,6 +45,20 @@ def speed_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
 
 def _timed_part(run: Run) -> Tree:
     return {key: value for key, value in run.plain().items() if key in TIMED}
+
+
+def flow_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
+    """Return the runs whose flow over depth is looked at."""
+    jobs = {}
+    for study in sources.config.studies:
+        at_scale = sources.scale.studies.get(study, StudyScale())
+        layers = [Layer(study_place(study), sources.studies[study].flow), Layer(sources.scale_place, at_scale.flow)]
+        settings = parse(Flow, layers, f"{study}.flow")
+        for run in runs:
+            if run.study == study and any(fnmatchcase(run.name, pattern) for pattern in settings.runs):
+                code = code_hash("formerlab.evaluation.flow", specs=[settings, run.model])
+                jobs[run.id] = {"settings": settings.plain(), "code": code}
+    return jobs
 
 
 def match_times(runs: list[Run], jobs: dict[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:

@@ -16,6 +16,7 @@ READABLE = {
     "recipe": "configuration",
     "sweep": "configuration",
     "suites": "suites",
+    "settings": "configuration",
     "code_hash": "code",
     "source_fingerprint": "text",
     "data.fingerprint": "data",
@@ -31,6 +32,7 @@ FINISHED = {
     "train": "run.json",
     "zeroshot": "zeroshot.json",
     "prune": "prune.json",
+    "flow": "flow.json",
 }
 
 
@@ -86,9 +88,9 @@ def _expected(stage: str, name: str, plan: dict[str, Any]) -> dict[str, Any]:
         return {"code_hash": job["code"], "configuration": job["configuration"]}
     if stage != "train":
         weights = _said_by(Path(plan["results"], name, "run.json"), "weights_sha256")
-        sweep = {"sweep": job["sweep"]} if stage == "prune" else {}
-        suites = {"suites": job["suites"]} if job["suites"] else {}
-        return {"code_hash": job["code"], "weights_sha256": weights} | sweep | suites
+        weights = _said_by(Path(plan["results"], name, "run.json"), "weights_sha256")
+        asked = {key: job[key] for key in ("sweep", "settings", "suites") if job.get(key)}
+        return {"code_hash": job["code"], "weights_sha256": weights} | asked
     expected = {"spec_hash": job["spec_hash"], "code_hash": job["code"]}
     if job["equal_time"]:  # the record's own spec has the steps that equal time bought
         expected["equal_time.spec_hash"] = expected.pop("spec_hash")
