@@ -25,6 +25,7 @@ from formerlab.plan.locate import ensure_plan, plan_path
 VERBS = (
     *("plan", "schema", "status", "data", "train", "zeroshot", "prune", "draw", "figures", "headline", "track"),
     *("export", "compare", "check", "rescue", "demo", "generate", "ui", "export-huggingface", "import-tokenformer"),
+    *("zeroshot-huggingface", "prune-huggingface"),
 )
 
 

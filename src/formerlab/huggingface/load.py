@@ -7,6 +7,7 @@ import torch
 
 from formerlab.errors import UserError
 from formerlab.files import read_json
+from formerlab.huggingface.room import check_room
 from formerlab.models.decoder import DecoderModel
 
 if TYPE_CHECKING:
@@ -50,14 +51,16 @@ def _released(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:
     from formerlab.huggingface.neox import load_released, released_tokenizer
 
     model = load_released(folder)
+    check_room(str(folder), model.spec.params(), dtype or torch.float32, device)
     tokenizer, end_of_text = released_tokenizer(folder, None, model.spec.vocabulary)
     return Loaded(model.to(device, dtype), tokenizer, end_of_text)
 
 
 def _ours(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:
     from formerlab.data.tokenizer import read_tokenizer
-    from formerlab.huggingface.export import load_folder
+    from formerlab.huggingface.export import load_folder, load_spec
 
+    check_room(str(folder), load_spec(folder).params(), dtype or torch.float32, device)
     tokenizer = read_tokenizer(folder / "tokenizer.json")
     end = read_json(folder / "tokenizer_config.json").get("eos_token")
     prefix = None if end is None else tokenizer.token_to_id(end)
@@ -82,7 +85,6 @@ def load_causal_lm(folder: Path, *, device: str = "cpu", dtype: torch.dtype | No
     """
     from transformers import AutoConfig
 
-    from formerlab.huggingface.room import check_room
     from formerlab.torchvision_shim import ensure_torchvision_imports
 
     ensure_torchvision_imports()
