@@ -1,7 +1,6 @@
 """The verbs of interoperation."""
 
 import csv
-import json
 from types import SimpleNamespace
 
 import foreign
@@ -9,40 +8,13 @@ import pytest
 import torch
 import yaml
 from released import made_up, written
-from safetensors.torch import save_file
 
 from formerlab.__main__ import main
-from formerlab.data import BytePairs, Files, TextData, prepare
 from formerlab.errors import EXIT_USER_ERROR
 from formerlab.evaluation.zeroshot import evaluate_tasks, load_tasks
-from formerlab.files import sha256
 from formerlab.huggingface import room
 from formerlab.huggingface.load import load_any
 from formerlab.huggingface.neox import load_released
-from formerlab.models import Decoder
-from formerlab.run import Run
-from formerlab.tasks import LanguageModeling
-
-TEXT = "the cat sat on a mat and the dog ran to an old house by the river where many birds sing"
-WORDS = TEXT.split()
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """Return the folder of a run as training leaves it, with its data."""
-    root = tmp_path_factory.mktemp("results")
-    (root / "lines.txt").write_text("\n".join(" ".join(WORDS[i % 7 : i % 7 + 9]) + f" {i}" for i in range(200)))
-    source = Files(paths=(str(root / "lines.txt"),), documents="line")
-    spec = TextData(source=source, tokenizer=BytePairs(vocabulary=270), valid_share=0.1, test_share=0.1)
-    prepare("text", spec, root / "data/text", processes=1)
-    model = Decoder(vocabulary=270, layers=2, width=16, heads=2, context=32)
-    run = Run(study="study", name="run", model=model, task=LanguageModeling(context=32))
-    folder = root / "study/run/seed0"
-    folder.mkdir(parents=True)
-    save_file(run.model.build(seed=0).state_dict(), folder / "weights.safetensors")
-    record = {"id": run.id, "spec": run.plain(), "weights_sha256": sha256(folder / "weights.safetensors")}
-    (folder / "run.json").write_text(json.dumps(record | {"status": "finished"}))
-    return folder
 
 
 def refused(capsys, *words):
@@ -89,37 +61,6 @@ def test_a_released_checkpoint_becomes_a_folder(tokenizer, tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory):
-    """Return the file of a task with ten questions of three choices."""
-    folder = tmp_path_factory.mktemp("task")
-    rows = [
-        {
-            "query": " ".join(WORDS[i : i + 3 + i % 4]),
-            "choices": [" ".join(WORDS[i + j : i + j + 1 + j]) for j in (3, 5, 8)],
-            "gold": i % 3,
-        }
-        for i in range(10)
-    ]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = {
-        "task": "birds_local",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "query",
-        "doc_to_choice": "choices",
-        "doc_to_target": "gold",
-        "metric_list": [
-            {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")
-        ],
-        "metadata": {"version": 1.0},
-    }
-    (folder / "birds.yaml").write_text(yaml.safe_dump(config))
-    return folder / "birds.yaml"
-
-
-@pytest.fixture(scope="module")
 def folders(finished, tokenizer, tmp_path_factory):
     """Return a model folder of every kind."""
     from transformers import PreTrainedTokenizerFast
@@ -143,7 +84,7 @@ def read(path):
 
 @pytest.mark.parametrize("kind", ["opt", "llama", "ours", "released"])
 def test_the_published_experiment_is_one_command(kind, folders, task, tmp_path, capsys):
-    words = ["prune-huggingface", folders / kind, "--out", tmp_path, "--tasks", task, "--batch", "4"]
+    words = ["prune-folder", folders / kind, "--out", tmp_path, "--tasks", task, "--batch", "4"]
     assert main([*map(str, words)]) == 0
     printed = capsys.readouterr().out.splitlines()
     rows = read(tmp_path / "prune_questions.csv")
@@ -165,10 +106,10 @@ def test_the_published_experiment_is_one_command(kind, folders, task, tmp_path, 
 @pytest.mark.parametrize("kind", ["opt", "ours"])
 def test_zeroshot_answers_are_those_of_the_full_cache(kind, folders, task, tmp_path, capsys):
     common = [folders / kind, "--out", tmp_path, "--tasks", task, "--limit", "5"]
-    assert main([*map(str, ("zeroshot-huggingface", *common))]) == 0
+    assert main([*map(str, ("zeroshot-folder", *common))]) == 0
     printed = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     (tmp_path / "sweep.yaml").write_text("{policies: [{kind: tova}], alphas: [], budget: 3}")
-    assert main([*map(str, ("prune-huggingface", *common, "--sweep", tmp_path / "sweep.yaml"))]) == 0
+    assert main([*map(str, ("prune-folder", *common, "--sweep", tmp_path / "sweep.yaml"))]) == 0
     full = [row for row in read(tmp_path / "prune_questions.csv") if row["policy"] == "full"]
     plain = read(tmp_path / "zeroshot.csv")
     assert [row["value"] for row in plain] == [row["value"] for row in full]
@@ -212,21 +153,21 @@ def test_mistakes_are_one_line(words, message, folders, task, tmp_path, capsys):
     (folders / "empty").mkdir(exist_ok=True)
     (folders / "strange").mkdir(exist_ok=True)
     (folders / "strange/config.json").write_text('{"model_type": "t5"}')
-    first = ["zeroshot-huggingface", folders / words[0], "--out", tmp_path, "--tasks", task, *words[1:]]
+    first = ["zeroshot-folder", folders / words[0], "--out", tmp_path, "--tasks", task, *words[1:]]
     assert message in refused(capsys, *first)
 
 
 def test_a_model_larger_than_the_memory_is_refused(folders, task, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(room.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
     for kind in ("opt", "ours", "released"):
-        error = refused(capsys, "prune-huggingface", folders / kind, "--out", tmp_path, "--tasks", task)
+        error = refused(capsys, "prune-folder", folders / kind, "--out", tmp_path, "--tasks", task)
         assert "parameters as float32 take" in error
         assert "but cpu has 10kB free; choose a smaller --dtype" in error
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has one")
 def test_a_missing_device_is_refused(folders, task, tmp_path, capsys):
-    words = ("zeroshot-huggingface", folders / "opt", "--out", tmp_path, "--tasks", task, "--device", "cuda")
+    words = ("zeroshot-folder", folders / "opt", "--out", tmp_path, "--tasks", task, "--device", "cuda")
     assert "no CUDA device" in refused(capsys, *words)
 
 

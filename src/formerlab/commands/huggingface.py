@@ -1,4 +1,4 @@
-"""The verbs of interoperation: export-huggingface, import-tokenformer, zeroshot-huggingface, prune-huggingface."""
+"""The verbs of interoperation: export-huggingface, import-tokenformer, zeroshot-folder, prune-folder."""
 
 import argparse
 from pathlib import Path
@@ -28,12 +28,12 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--tokenizer", type=Path, help="GPT-NeoX-20B's tokenizer.json; default: the one in the folder")
     parser.set_defaults(function=import_tokenformer)
 
-    parser = verbs.add_parser("zeroshot-huggingface", help="answer zero-shot questions with a model folder")
+    parser = verbs.add_parser("zeroshot-folder", help="answer zero-shot questions with a model folder")
     _add_model_arguments(parser)
     parser.set_defaults(function=zeroshot)
 
     parser = verbs.add_parser(
-        "prune-huggingface", help="answer zero-shot questions with a model folder under cache policies"
+        "prune-folder", help="answer zero-shot questions with a model folder under cache policies"
     )
     _add_model_arguments(parser)
     parser.add_argument("--sweep", type=Path, help="YAML file of a sweep; default: that of the Decay article")
