@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import ValidationError
 
 from formerlab.errors import UserError
 from formerlab.files import read_json
+from formerlab.huggingface.registration import MODEL_TYPE
 from formerlab.models.decoder import Decoder, DecoderModel
 
 if TYPE_CHECKING:
@@ -50,9 +52,14 @@ def save_tokenizer(tokenizer: "Tokenizer", out: Path, end_of_text: int | None, *
 def load_spec(folder: Path) -> Decoder:
     """Return the spec of a folder that `save_folder` wrote. Raises UserError where it is of another kind."""
     config = read_json(folder / "config.json")
-    if config.get("model_type") != "formerlab" or "spec" not in config:
-        raise UserError(f"{folder}/config.json: model_type {config.get('model_type')!r} is not ours (formerlab)")
-    return Decoder.model_validate(config["spec"])
+    if config.get("model_type") != MODEL_TYPE or "spec" not in config:
+        raise UserError(f"{folder}/config.json: model_type {config.get('model_type')!r} is not ours ({MODEL_TYPE})")
+    try:
+        return Decoder.model_validate(config["spec"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, ("spec", *first["loc"])))
+        raise UserError(f"{folder}/config.json: {place}: {first['msg']}; written by another version?") from None
 
 
 def load_folder(folder: Path) -> DecoderModel:

@@ -44,7 +44,7 @@ class QuestionSweep(Spec):
     limit: PositiveInt | None = None
     """First examples of each task; none means all."""
     batch: PositiveInt = 16
-    """Sequences per forward pass; the result does not depend on it."""
+    """Sequences per forward pass; padding takes no part, so it changes nothing but rounding."""
 
     def arms(self) -> list[Arm]:
         """Return the full cache and every policy, each once."""
