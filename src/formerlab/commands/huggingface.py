@@ -1,12 +1,16 @@
-"""The verbs of interoperation: export-huggingface, import-tokenformer."""
+"""The verbs of interoperation: export-huggingface, import-tokenformer, zeroshot-folder, prune-folder."""
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from formerlab.commands.context import add_config_arguments, job_of, load_plan
 from formerlab.errors import UserError
 from formerlab.files import read_json
+from formerlab.rows import write_rows
+
+if TYPE_CHECKING:
+    from formerlab.huggingface.load import Loaded
 
 
 def add_parsers(verbs: Any) -> None:
@@ -23,6 +27,30 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--config", type=Path, help="the official code's .yml; default: the one in the folder, if any")
     parser.add_argument("--tokenizer", type=Path, help="GPT-NeoX-20B's tokenizer.json; default: the one in the folder")
     parser.set_defaults(function=import_tokenformer)
+
+    parser = verbs.add_parser("zeroshot-folder", help="answer zero-shot questions with a model folder")
+    _add_model_arguments(parser)
+    parser.set_defaults(function=zeroshot)
+
+    parser = verbs.add_parser(
+        "prune-folder", help="answer zero-shot questions with a model folder under cache policies"
+    )
+    _add_model_arguments(parser)
+    parser.add_argument("--sweep", type=Path, help="YAML file of a sweep; default: that of the Decay article")
+    parser.set_defaults(function=prune)
+
+
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, help="folder: of transformers, ours, or a released Tokenformer")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the rows")
+    parser.add_argument("--tasks", type=lambda text: tuple(text.split(",")), help="task names or .yaml files, by comma")
+    parser.add_argument("--limit", type=int, help="first examples of each task; default: all")
+    parser.add_argument("--batch", type=int, help="sequences per forward pass; default: 16")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
+    parser.add_argument("--dtype", help="float32, float16, bfloat16 or float64; default: as saved")
+    parser.add_argument("--context", type=int, help="longest sequence, in tokens; default: the model's")
+    parser.add_argument("--leading-token", action="store_true", default=None, help="begin every context with <bos>")
+    parser.add_argument("--online", action="store_true", help="let the harness fetch its data sets from the hub")
 
 
 def export(arguments: argparse.Namespace) -> None:
@@ -53,6 +81,60 @@ def import_tokenformer(arguments: argparse.Namespace) -> None:
     print(
         f"{arguments.out}: {model.spec.params():,} parameters, {model.spec.params(embedding=False):,} of them in blocks"
     )
+
+
+def zeroshot(arguments: argparse.Namespace) -> None:
+    """Write zeroshot.csv and print the means."""
+    from formerlab.evaluation.zeroshot import COLUMNS
+    from formerlab.huggingface.sweep import QuestionSweep, answer, read_sweep, task_means
+
+    sweep: QuestionSweep = read_sweep(None, **_changes(arguments))
+    rows = answer(_load(arguments), sweep, online=arguments.online)
+    write_rows(arguments.out / "zeroshot.csv", COLUMNS, rows)
+    for name, mean in task_means(rows):
+        print(f"{name:<40} {mean:.4f}")
+
+
+def prune(arguments: argparse.Namespace) -> None:
+    """Write prune_questions.csv and print a row of means per policy."""
+    from formerlab.huggingface.sweep import read_sweep, run_sweep
+
+    sweep = read_sweep(arguments.sweep, **_changes(arguments))
+    means = run_sweep(_load(arguments), sweep, arguments.out, identity=_identity(arguments), online=arguments.online)
+    columns = [name for name in means[0] if not name.endswith("acc_norm")]
+    print("\t".join(columns))
+    for row in means:
+        print("\t".join(_cell(row[name]) for name in columns))
+
+
+def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in ("tasks", "limit", "batch", "leading_token")}
+
+
+def _load(arguments: argparse.Namespace) -> "Loaded":
+    from formerlab.huggingface.load import load_any
+
+    return load_any(arguments.model, device=arguments.device, dtype=arguments.dtype, context=arguments.context)
+
+
+def _identity(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Say which model answers, and how it computes; weights are known by their files' names, sizes and times."""
+    import torch
+    import transformers
+
+    files = sorted(path for path in arguments.model.iterdir() if path.suffix in (".safetensors", ".bin", ".pt"))
+    return {
+        "folder": str(arguments.model.resolve()),
+        "weights": [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files],
+        "dtype": arguments.dtype or "as saved",
+        "device": arguments.device,
+        "context": arguments.context,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def run_folder(arguments: argparse.Namespace) -> Path:

@@ -44,11 +44,12 @@ class CausalLM(nn.Module):
         super().__init__()
         config = model.config.get_text_config(decoder=True)
         longest = getattr(config, "max_position_embeddings", None)
-        if context is None and longest is None:
+        length: int | None = longest if context is None else context
+        if length is None:
             raise UserError(f"{self._name(model)}: the config gives no max_position_embeddings; give a context")
         if context is not None and longest is not None and context > longest:
             raise UserError(f"{self._name(model)}: context {context} exceeds the model's {longest} positions")
-        self.spec = Sizes(context or longest, config.vocab_size, config.num_hidden_layers)
+        self.spec = Sizes(length, config.vocab_size, config.num_hidden_layers)
         _check_windows(self._name(model), config, self.spec.context)
         self.model = model.eval()
         own = self._probe_own()

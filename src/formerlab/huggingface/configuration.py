@@ -4,13 +4,14 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from formerlab.huggingface.registration import MODEL_TYPE
 from formerlab.models.decoder import Decoder
 
 
 class FormerlabConfig(PreTrainedConfig):  # type: ignore[misc]
     """The config of a decoder: `spec` says everything; the other sizes repeat it under transformers' names."""
 
-    model_type = "formerlab"
+    model_type = MODEL_TYPE
     keys_to_ignore_at_inference = ["past_key_values"]
     has_no_defaults_at_init = False
 

@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import ValidationError
 
 from formerlab.errors import UserError
+from formerlab.files import read_json
+from formerlab.huggingface.registration import MODEL_TYPE
 from formerlab.models.decoder import Decoder, DecoderModel
 
 if TYPE_CHECKING:
@@ -46,6 +49,19 @@ def save_tokenizer(tokenizer: "Tokenizer", out: Path, end_of_text: int | None, *
     wrapped.save_pretrained(out)
 
 
+def load_spec(folder: Path) -> Decoder:
+    """Return the spec of a folder that `save_folder` wrote. Raises UserError where it is of another kind."""
+    config = read_json(folder / "config.json")
+    if config.get("model_type") != MODEL_TYPE or "spec" not in config:
+        raise UserError(f"{folder}/config.json: model_type {config.get('model_type')!r} is not ours ({MODEL_TYPE})")
+    try:
+        return Decoder.model_validate(config["spec"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, ("spec", *first["loc"])))
+        raise UserError(f"{folder}/config.json: {place}: {first['msg']}; written by another version?") from None
+
+
 def load_folder(folder: Path) -> DecoderModel:
     """Return the decoder of a folder that `save_folder` wrote, in the type its weights are saved in.
 
@@ -53,16 +69,12 @@ def load_folder(folder: Path) -> DecoderModel:
     """
     from safetensors.torch import load_file
 
-    from formerlab.files import read_json
-
-    config = read_json(folder / "config.json")
-    if config.get("model_type") != "formerlab" or "spec" not in config:
-        raise UserError(f"{folder}/config.json: model_type {config.get('model_type')!r} is not ours (formerlab)")
+    spec = load_spec(folder)
     path = folder / "model.safetensors"
     if not path.is_file():
         raise UserError(f"{path}: no such file; export the model again")
     weights = {name.removeprefix("decoder."): tensor for name, tensor in load_file(path).items()}
-    model = DecoderModel(Decoder.model_validate(config["spec"]))
+    model = DecoderModel(spec)
     expected = model.state_dict()
     for name in sorted(expected.keys() | weights.keys()):
         if name not in expected or name not in weights or expected[name].shape != weights[name].shape:

@@ -7,6 +7,8 @@ import torch
 
 from formerlab.errors import UserError
 from formerlab.files import read_json
+from formerlab.huggingface.registration import MODEL_TYPE
+from formerlab.huggingface.room import check_room
 from formerlab.models.decoder import DecoderModel
 
 if TYPE_CHECKING:
@@ -29,8 +31,9 @@ def load_any(folder: Path, *, device: str = "cpu", dtype: str | None = None, con
     """Load a folder written by us, one of the official Tokenformer code, or one of any causal model of transformers.
 
     No network is used and no code of the folder is run. `dtype` is float32, float16, bfloat16 or float64 (default: as
-    saved), `context` the longest sequence (default: the model's). Raises UserError in one line for what is missing,
-    for a device that is not there, a model larger than its memory, and a model that cannot run under cache policies.
+    saved), `context` the longest sequence of a model of transformers (default: what its config says).
+    Raises UserError in one line for what is missing, for a device that is not there, a model larger than its memory,
+    and a model that cannot run under cache policies.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
@@ -39,25 +42,28 @@ def load_any(folder: Path, *, device: str = "cpu", dtype: str | None = None, con
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r}: this machine has no CUDA device that torch can use")
     wanted = None if dtype is None else DTYPES[dtype]
-    if not (folder / "config.json").is_file():
-        return _released(folder, device, wanted)
-    if read_json(folder / "config.json").get("model_type") == "formerlab":
-        return _ours(folder, device, wanted)
-    return _foreign(folder, device, wanted, context)
+    kind = read_json(folder / "config.json").get("model_type") if (folder / "config.json").is_file() else None
+    if kind not in (None, MODEL_TYPE):
+        return _foreign(folder, device, wanted, context)
+    if context is not None:
+        raise UserError(f"context {context}: only models of transformers take one; that of ours is part of the model")
+    return _ours(folder, device, wanted) if kind == MODEL_TYPE else _released(folder, device, wanted)
 
 
 def _released(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:
     from formerlab.huggingface.neox import load_released, released_tokenizer
 
     model = load_released(folder)
+    check_room(str(folder), model.spec.params(), dtype or torch.float32, device)
     tokenizer, end_of_text = released_tokenizer(folder, None, model.spec.vocabulary)
     return Loaded(model.to(device, dtype), tokenizer, end_of_text)
 
 
 def _ours(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:
     from formerlab.data.tokenizer import read_tokenizer
-    from formerlab.huggingface.export import load_folder
+    from formerlab.huggingface.export import load_folder, load_spec
 
+    check_room(str(folder), load_spec(folder).params(), dtype or torch.float32, device)
     tokenizer = read_tokenizer(folder / "tokenizer.json")
     end = read_json(folder / "tokenizer_config.json").get("eos_token")
     prefix = None if end is None else tokenizer.token_to_id(end)
@@ -82,7 +88,6 @@ def load_causal_lm(folder: Path, *, device: str = "cpu", dtype: torch.dtype | No
     """
     from transformers import AutoConfig
 
-    from formerlab.huggingface.room import check_room
     from formerlab.torchvision_shim import ensure_torchvision_imports
 
     ensure_torchvision_imports()
@@ -110,6 +115,8 @@ def _tokenizer(folder: Path) -> "tuple[Tokenizer, int]":
     backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UserError(f"{folder}: the tokenizer has no fast form; save it once as tokenizer.json")
+    backend.no_truncation()
+    backend.no_padding()
     prefix = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if prefix is None:
         raise UserError(f"{folder}: the tokenizer names neither a bos_token nor an eos_token")

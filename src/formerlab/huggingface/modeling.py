@@ -101,7 +101,10 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         return_dict: bool | None = None,
         **others: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Return the logits of the token after each, the cache, and with `labels` the mean loss in nats."""
+        """Return the logits of the token after each, the cache, and with `labels` the mean loss in nats.
+
+        Positions follow from the cache and the mask; whatever else is given (`position_ids` among it) changes nothing.
+        """
         use_cache = not self.training if use_cache is None else use_cache
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()

@@ -13,9 +13,11 @@ from formerlab.models.decoder import DecoderModel
 def count_padding(mask: Int[Tensor, "batch keys"]) -> list[int]:
     """Return how many tokens of padding stand in front of each row, given 1 for every real token.
 
-    Padding behind a row's last token is no concern of causal attention. Raises ValueError where padding stands between
-    tokens, as it does when text is generated behind rows padded on the right.
+    Padding behind a row's last token is no concern of causal attention. Raises ValueError for a mask of another shape,
+    and where padding stands between tokens, as it does when text is generated behind rows padded on the right.
     """
+    if mask.ndim != 2:
+        raise ValueError(f"attention_mask of shape {tuple(mask.shape)}: give one number per row and token")
     seen = mask.cumsum(1)
     front = (seen == 0).sum(1)
     if (seen + front[:, None] < torch.arange(1, mask.shape[1] + 1, device=mask.device)).logical_and(mask == 1).any():
