@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.policy import Layer, Policy
-from formerlab.cache.slots import EMPTY, Scores, Slots
+from formerlab.cache.slots import EMPTY, Positions, Scores, Slots
 
 BLOCK = 16  # queries that meet the keys in one product; a longer block meets more keys that are gone in its middle
 Attention = Float[Tensor, "batch key_heads groups slots"]
@@ -23,7 +23,7 @@ class Block(NamedTuple):
     """Queries at positions start, start + 1, ... that attend and evict in turn."""
 
     start: int
-    logits: Float[Tensor, "batch key_heads groups time slots"]
+    logits: Float[Tensor, "time batch key_heads groups slots"]
     """Their logits against every slot, -inf where they do not see it; each row becomes probabilities, in place."""
     taken: Int[Tensor, "batch sets time"]
     """The slots of their own keys."""
@@ -39,7 +39,8 @@ class Rows(NamedTuple):
     start: int
     """Position of the first of them."""
     logits: Float[Tensor, "batch key_heads groups time columns"]
-    """Their logits: column k + 1 is that of position k, -inf for a later one; column 0, -inf, is that of no key."""
+    """Their logits: column k is that of position k; those of later keys are never read, nor is the last column, which
+    stands for no key."""
     entry: Float[Tensor, "#batch sets all"] | None
     """The scores with which all keys of the sequences enter; none means 0."""
     keys: Keys | None
@@ -100,44 +101,55 @@ class Eviction(Policy):
         held, sink, recent = (_count(counts, scores.device) for counts in zip(*bounds, strict=True))
         return Slots(positions, scores.new_zeros(shape), held, sink, recent, least=min(limits), most=max(limits))
 
-    def steps(self, slots: Slots, block: Block, last: LastQueries) -> Iterator[int]:
+    def steps(self, slots: Slots, block: Block, last: LastQueries | None = None) -> Iterator[int]:
         """Take the queries of a block in turn; yield each one's position after scoring, before the eviction.
 
-        `last` notes the last query that sees each key where it is evicted; its final column takes what is no key.
+        In the end `last` notes the last query that sees each key where it was evicted; its final column takes what is
+        no key.
         """
         start, logits, taken, entry, keys = block
-        for row in range(logits.shape[3]):
+        complete = min(max(slots.least + 1 - start, 0), len(logits))  # queries from which nothing is hidden
+        logits[:complete] = logits[:complete].softmax(-1)
+        evicted: list[Positions] = []
+        for row in range(len(logits)):
             query, own = start + row, slice(row, row + 1)
-            attention = logits[:, :, :, row].softmax(-1)
-            logits[:, :, :, row] = attention
+            if row >= complete:
+                logits[row] = logits[row].softmax(-1)
             if entry is None:
                 slots.scores.scatter_(-1, taken[..., own], 0.0)
             else:
                 slots.scores.scatter_(-1, taken[..., own], entry[..., own])
-            slots.scores = self.score(slots.scores, self.together(attention))
+            slots.scores = self.score(slots.scores, self.together(logits[row]))
             yield query
             gone = slots.evict(query, self.rank(slots, keys, query))
             if gone is not None:
                 slot, position = gone
-                last.scatter_(-1, position.clamp(max=last.shape[-1] - 1).long(), query)
-                ahead = logits[:, :, :, row + 1 :]
-                ahead.scatter_(-1, slot[:, :, None, None].expand(*ahead.shape[:-1], 1), -torch.inf)
+                evicted.append(position)
+                ahead = logits[row + 1 :]
+                ahead.scatter_(-1, slot[:, :, None].expand(*ahead.shape[:-1], 1), -torch.inf)
+        if evicted and last is not None:
+            queries = torch.arange(start + len(logits) - len(evicted), start + len(logits), device=last.device)
+            gone_at = torch.cat(evicted, -1).clamp(max=last.shape[-1] - 1).long()
+            last.scatter_(-1, gone_at, queries.to(last.dtype).expand(gone_at.shape))
 
     def over(self, prompt: Rows, slots: Slots, start: int, count: int, last: LastQueries) -> Iterator[int]:
         """Take `count` queries from position `start` on in turn, as `steps` does, given their logits by position.
 
         Afterwards the rows hold probabilities.
         """
-        taken = slots.admit(start, count)
-        rows = prompt.logits[:, :, :, start - prompt.start : start - prompt.start + count]
-        key_heads = rows.shape[1]
-        column = (slots.positions + 1).masked_fill(~slots.filled, 0).long().expand(-1, key_heads, -1)
-        index = column[:, :, None, None].expand(-1, -1, *rows.shape[2:4], -1)
+        taken = slots.append(start, count)
+        rows = prompt.logits[:, :, :, start - prompt.start : start - prompt.start + count].movedim(3, 0)
+        key_heads, nothing = rows.shape[2], rows.shape[-1] - 1
+        column = slots.positions.clamp(max=nothing).long().expand(-1, key_heads, -1)
+        index = column[:, :, None].expand(*rows.shape[:-1], -1)
         entry = None if prompt.entry is None else prompt.entry[..., start : start + count].expand_as(taken)
         keys = prompt.keys
         if keys is not None:
-            keys = keys.gather(2, (column - 1).clamp(min=0)[..., None].expand(*column.shape, keys.shape[-1]))
-        logits = rows.gather(-1, index)
+            held = column.clamp(max=keys.shape[2] - 1)[..., None]
+            keys = keys.gather(2, held.expand(*column.shape, keys.shape[-1]))
+        now = torch.arange(start, start + count, dtype=torch.int32, device=rows.device)
+        later = slots.positions[:, :, None] > now[:, None, None, None, None]
+        logits = rows.gather(-1, index).masked_fill_(later, -torch.inf)
         yield from self.steps(slots, Block(start, logits, taken, entry, keys), last)
         rows.zero_().scatter_(-1, index, logits)
 
@@ -150,7 +162,7 @@ class Eviction(Policy):
         entries: list[int] = layer.entries.tolist()
         key_heads, time = layer.logits.shape[1], layer.logits.shape[3]
         precise = layer.logits.to(torch.promote_types(layer.logits.dtype, torch.float32))
-        rows = F.pad(precise.masked_fill(~layer.causal, -torch.inf), (1, 0), value=-torch.inf)
+        rows = F.pad(precise, (0, 1))
         slots = self.slots(entries, key_heads, min(max(map(self.limit, entries)), time) + block, precise)
         last = slots.positions.new_zeros(*slots.positions.shape[:2], time + 1) if last is None else last
         keys = layer.keys if "keys" in self.needs else None

@@ -21,7 +21,8 @@ class Slots:
     """What the heads of one layer hold. A set is kept by one query head, by those of a key head, or by the whole layer.
 
     There are more slots than keys that may stay. A key that is evicted leaves its slot empty, and the next one takes
-    it: one write, nothing is moved. The order of slots means nothing, since keys carry their positions with them.
+    it: one write, nothing is moved. The order of slots means nothing, since keys carry their positions with them; where
+    no keys and values are stored, they can be put in order.
     """
 
     positions: Positions
@@ -38,20 +39,30 @@ class Slots:
     """Smallest of the entries."""
     most: int
     """Largest of the entries."""
+    ordered: bool = False
+    """Whether positions ascend from slot to slot, empty ones aside."""
 
     @property
     def filled(self) -> Bool[Tensor, "batch sets slots"]:
         """Slots that hold a key."""
         return self.positions != EMPTY
 
-    def admit(self, start: int, count: int) -> Int[Tensor, "batch sets count"]:
-        """Put the keys at positions start, start + 1, ... into the first empty slots, and say which these are."""
-        if count == 1:
-            taken = self.positions.argmax(-1, keepdim=True)
-        else:
-            taken = self.filled.to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
-        now = torch.arange(start, start + count, dtype=self.positions.dtype, device=self.positions.device)
+    def admit(self, position: int) -> Chosen:
+        """Put the key at a position into the first empty slot of every set, and say which that is."""
+        taken = self.positions.argmax(-1, keepdim=True)
+        self.positions.scatter_(-1, taken, position)
+        self.ordered = False
+        return taken
+
+    def append(self, start: int, count: int) -> Int[Tensor, "batch sets count"]:
+        """Order the slots by position, put the keys at positions start, start + 1, ... behind, and say where."""
+        self.positions, order = self.positions.sort(-1)
+        self.scores = self.scores.gather(-1, order)
+        places = torch.arange(count, device=order.device)
+        now = (places + start).to(self.positions.dtype)
+        taken = self.filled.sum(-1, keepdim=True) + places
         self.positions.scatter_(-1, taken, now.expand(taken.shape))
+        self.ordered = True
         return taken
 
     def evict(self, now: int, rank: Scores) -> tuple[Chosen, Chosen] | None:
@@ -66,7 +77,9 @@ class Slots:
         if not isinstance(self.sink, int) or self.sink:
             protected |= self.positions < self.sink
         rank = rank.masked_fill(protected, torch.inf)
-        slot = self.positions.masked_fill(rank > rank.amin(-1, keepdim=True), EMPTY).argmin(-1, keepdim=True)
+        if not self.ordered:  # the first of the lowest is not the oldest
+            rank = self.positions.masked_fill(rank > rank.amin(-1, keepdim=True), EMPTY)
+        slot = rank.argmin(-1, keepdim=True)
         if now < self.most:
             full = torch.as_tensor(now >= self.entries, device=slot.device)
             slot = slot.where(full, self.positions.argmax(-1, keepdim=True))
