@@ -3,10 +3,10 @@
 import torch
 
 from formerlab.cache.engine import Prompt, Pruned
-from formerlab.cache.eviction import BLOCK, Eviction, Rows
+from formerlab.cache.eviction import Eviction, Rows
 from formerlab.cache.policy import by_group
 
-QUERIES = 4 * BLOCK  # whose logits against all keys are held at a time
+QUERIES = 64  # whose logits against all keys are held at a time
 
 
 @torch.no_grad()
@@ -17,7 +17,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     keys = k.new_zeros(*k.shape[:2], time + 1, k.shape[3])  # one more, which stands for no key
     torch.mul(k, k.shape[3] ** -0.5, out=keys[:, :, :time])
     precise = torch.promote_types(q.dtype, torch.float32)
-    capacity = min(max(policy.limit(budget) for budget in prompt.entries), time) + BLOCK
+    capacity = min(max(policy.limit(budget) for budget in prompt.entries), time) + 1
     slots = policy.slots(prompt.entries, k.shape[1], capacity, q.new_empty(0, dtype=precise))
     batch, sets, _ = slots.positions.shape
     last = torch.full((batch, sets, time + 1), time, dtype=torch.int32, device=q.device)
@@ -28,14 +28,12 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     for first in range(0, time, QUERIES):
         end = min(first + QUERIES, time)
         logits = (q[:, :, :, first:end] @ keys[:, :, None, : end + 1].transpose(-1, -2)).to(precise)
-        rows = Rows(first, logits, entry, looked_at)
-        start = first
-        while start < end:  # as long as nothing is evicted, a block may be long
-            count = min(max(BLOCK, slots.least + 1 - start), end - start)
-            for _ in policy.over(rows, slots, start, count, last):
-                pass
-            start += count
-        out[:, :, :, first:end] = logits[..., :end].to(v.dtype) @ v[..., :end, :]
+        logits[..., -1] = -torch.inf
+        rows = Rows(first, logits, torch.zeros_like(logits), entry, looked_at)
+        for _ in policy.over(rows, slots, last):
+            pass
+        assert rows.probabilities is not None
+        out[:, :, :, first:end] = rows.probabilities[..., :-1].to(v.dtype) @ v[..., :end, :]
     scores = slots.scores.new_zeros(batch, sets, time + 1)
     scores.scatter_(-1, slots.positions.clamp(max=time).long(), slots.scores)
     return Pruned(out.flatten(1, 2), last[..., :time], scores[..., :time])

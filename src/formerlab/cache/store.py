@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.eviction import Block, Eviction
+from formerlab.cache.eviction import Eviction
 from formerlab.cache.policy import by_group
 from formerlab.cache.slots import Scores, Slots
 from formerlab.layers.attention import Heads, KeyHeads
@@ -71,9 +71,9 @@ class Store:
         into = taken.expand(-1, k.shape[1], -1)
         self.keys.scatter_(3, into[:, :, None].expand(-1, -1, k.shape[3], -1), k.transpose(-1, -2))
         self.values.scatter_(2, into[..., None].expand(-1, -1, -1, v.shape[3]), v)
-        logits = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ self.keys.unsqueeze(2)
-        logits = logits.to(self.slots.scores.dtype).movedim(3, 0)
-        logits = logits.masked_fill(~self.slots.filled[:, :, None], -torch.inf)
-        for _ in policy.steps(self.slots, Block(now, logits, taken, entry, self.keys.transpose(-1, -2))):
-            pass
-        return (logits.movedim(0, 3).to(v.dtype) @ self.values.unsqueeze(2)).flatten(1, 2)
+        logits = (by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ self.keys.unsqueeze(2)).squeeze(3)
+        empty = ~self.slots.filled.unsqueeze(2)
+        logits = logits.to(self.slots.scores.dtype).masked_fill(empty, -torch.inf)
+        attention = policy.attend(self.slots, logits, taken, entry)
+        self.slots.evict(now, policy.rank(self.slots, self.keys.transpose(-1, -2), now))
+        return (attention.unsqueeze(3).to(v.dtype) @ self.values.unsqueeze(2)).flatten(1, 2)
