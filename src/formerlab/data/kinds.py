@@ -7,9 +7,10 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from formerlab.data.dataset import DataSpec
+from formerlab.data.parallel_spec import ParallelData
 from formerlab.data.spec import TextData
 
-Data = Annotated[TextData, Field()]  # with a second variant: Field(discriminator="kind")
+Data = Annotated[TextData | ParallelData, Field(discriminator="kind")]
 
 
 def data_spec(plain: dict[str, Any]) -> DataSpec:

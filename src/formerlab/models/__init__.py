@@ -5,7 +5,8 @@ from typing import Annotated
 from pydantic import Field
 
 from formerlab.models.decoder import Decoder
+from formerlab.models.translator import Translator
 
-Model = Annotated[Decoder, Field()]  # with a second variant: Field(discriminator="kind")
+Model = Annotated[Decoder | Translator, Field(discriminator="kind")]
 
-__all__ = ["Decoder", "Model"]
+__all__ = ["Decoder", "Model", "Translator"]

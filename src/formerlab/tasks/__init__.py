@@ -6,7 +6,8 @@ from pydantic import Field
 
 from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.task import TaskSpec
+from formerlab.tasks.translation import Translation
 
-Task = Annotated[LanguageModeling, Field()]  # with a second variant: Field(discriminator="kind")
+Task = Annotated[LanguageModeling | Translation, Field(discriminator="kind")]
 
-__all__ = ["LanguageModeling", "Task", "TaskSpec"]
+__all__ = ["LanguageModeling", "Task", "TaskSpec", "Translation"]
