@@ -15,6 +15,7 @@ from fixtures.rows import (
     make_denseformer_study,
     make_run,
     make_tokenformer,
+    make_vision,
     model,
     pattention,
     write_csv,
@@ -35,6 +36,7 @@ def make_all(root, seeds):
     make_tokenformer(root, seeds)
     make_denseformer_study(root, seeds)
     make_decay(root, seeds)
+    make_vision(root, seeds)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def test_without_rows_it_says_so(tmp_path, name):
 
 @pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=lambda drawing: drawing.name)
 def test_constants_fit_the_contract(drawing):
-    assert drawing.study in ("tokenformer", "denseformer", "decay")
+    assert drawing.study in ("tokenformer", "denseformer", "decay", "vision")
     assert set(drawing.reads) <= {*COLUMNS, "run.json"}
     assert "run.json" in drawing.reads
     assert "To see" in drawing.caption or drawing.kind == "table"

@@ -1,5 +1,6 @@
 """From study, scale and overrides to the resolved spec of every run."""
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from formerlab.data.dataset import DataSpec
@@ -170,7 +171,7 @@ def _with_parents_first(study: str, runs: dict[str, Run], all_names: set[str]) -
     return list(ordered.values())
 
 
-def _grow(study: str, ordered: list[Run], data: dict[str, DataSpec]) -> list[Run]:
+def _grow(study: str, ordered: list[Run], data: Mapping[str, DataSpec]) -> list[Run]:
     """Give every grown run the tau that its growth asks for, and refuse what cannot grow."""
     done: dict[str, Run] = {}
     for run in ordered:
@@ -190,7 +191,7 @@ def _grow(study: str, ordered: list[Run], data: dict[str, DataSpec]) -> list[Run
     return list(done.values())
 
 
-def _check_tokenizers(run: Run, parent: Run, data: dict[str, DataSpec], place: str) -> None:
+def _check_tokenizers(run: Run, parent: Run, data: Mapping[str, DataSpec], place: str) -> None:
     """Refuse a run that goes on with tokens of another meaning."""
     if same_tokenizer(run.data, parent.data, data):
         return
