@@ -131,8 +131,8 @@ def _reason(error: ErrorDetails, fields: list[str]) -> str:
     if kind in plain:
         return plain[kind]
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), fields, n=3)
-        return f"unknown key (value {value!r})" + (f"; did you mean {' or '.join(near)}?" if near else "; remove it")
+        near = difflib.get_close_matches(str(error["loc"][-1]), fields, n=1)
+        return f"unknown key (value {value!r})" + (f"; did you mean {near[0]}?" if near else "; remove it")
     if kind == "union_tag_invalid":
         known = [tag.strip("'") for tag in error["ctx"]["expected_tags"].split(", ")]
         return f"unknown kind {error['ctx']['tag']!r}{near_misses(error['ctx']['tag'], known)}"
