@@ -190,7 +190,7 @@ def test_arms_are_paired_with_the_whole_cache(tmp_path):
     # the level's own spread over windows is ten times larger than that of the paired difference
     assert (h2o["increase_nats_high"] - h2o["increase_nats_low"]).max() < 0.03
     assert "Decay, alpha 0.2, 50 % recent" in table.index
-    assert "H2O (local_statistics)" in table.index
+    assert "H2O (local statistics)" in table.index
 
 
 def test_the_main_arm_is_the_published_one(tmp_path):

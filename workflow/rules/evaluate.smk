@@ -29,10 +29,18 @@ rule prune:
         f"{RESULTS}/{{id}}/run.json",
         f"{RESULTS}/{{id}}/weights.safetensors",
     output:
-        f"{RESULTS}/{{id}}/prune.csv",
-        f"{RESULTS}/{{id}}/prune_questions.csv",
-        f"{RESULTS}/{{id}}/prune_masks.csv",
-        f"{RESULTS}/{{id}}/prune.json",
+        multiext(
+            f"{RESULTS}/{{id}}/",
+            "prune.csv",
+            "prune_questions.csv",
+            "prune_masks.csv",
+            "prune_alphas.csv",
+            "prune_calibrated.csv",
+            "prune_pictures.csv",
+            "prune_scores.csv",
+            "prune_once.csv",
+            "prune.json",
+        ),
     log:
         f"{LOGS}/prune/{{id}}.log",
     priority: 1000000  # before further training: a sweep of policies left to the end would run alone

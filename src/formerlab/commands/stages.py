@@ -186,7 +186,7 @@ def prune(arguments: argparse.Namespace) -> None:
             streams = {split: load_stream(data_folder, split) for split in ("valid", "test")}
             stage.prune(model.to(plan["device"]), streams, questions, sweep, folder, label=f"prune {arguments.id}")
         else:
-            stage.write_nothing(sweep, folder)
+            stage.write_nothing(folder)
         _write_sidecar(folder / "prune.json", job, record, began, extra)
 
 

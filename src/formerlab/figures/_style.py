@@ -76,6 +76,13 @@ _LOOKS = {
     "spatten": Look(PURPLE, "D"),
     "decay": Look(BLUE, "s"),
     "streaming_llm": Look(GREEN, "P"),
+    "tova": Look(VERMILION, "^"),
+    "knorm": Look("#8C564B", "h"),
+    "keydiff": Look("#6A51A3", "*"),
+    "random": Look("#B8B8B8", "x"),
+    "ideal": Look(SKY, "d"),
+    "snapkv": Look(YELLOW, "p"),
+    "expected_attention": Look("#4E9A9A", "H"),
 }
 _SPARE = tuple(Look(colour, "h") for colour in (YELLOW, "#8C564B", "#6A51A3"))
 

@@ -9,6 +9,7 @@ from formerlab.data.contents import CONTENTS
 from formerlab.data.dataset import DataSpec
 from formerlab.data.kinds import source_state
 from formerlab.errors import UserError
+from formerlab.evaluation.prune import FILES as PRUNE_FILES
 from formerlab.evaluation.prune import PruneSweep
 from formerlab.evaluation.suites import Suite
 from formerlab.figures import Drawing, catalogue
@@ -75,8 +76,8 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "train": train,
         "flow": flow_jobs(runs, sources),
     }
-    plan["zeroshot"] = _zeroshot_jobs(runs, sources, plan)
-    plan["prune"] = _prune_jobs(runs, sources, plan)
+    plan["zeroshot"] = _zeroshot_jobs(runs, sources, plan, root)
+    plan["prune"] = _prune_jobs(runs, sources, plan, root)
     plan["draw"] = _drawings(plan)
     plan["claims"] = _claims(sources)
     plan["totals"] = totals([job["cost"] for job in train.values()])
@@ -147,7 +148,7 @@ def _study(name: str, sources: Sources, train: Tree) -> dict[str, Any]:
     return {"title": study.title, "paper": study.paper, "question": study.question, "totals": totals(costs)}
 
 
-def _zeroshot_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any]) -> dict[str, Any]:
+def _zeroshot_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any], root: Path) -> dict[str, Any]:
     """Return the runs that answer questions, where there are any."""
     jobs = {}
     for run in runs:
@@ -157,7 +158,10 @@ def _zeroshot_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any]) -> d
             _decoder_of(run, f"{study_place(run.study)}: zeroshot")
             suites = tuple(sources.scale.suites.values())
             code = code_hash("formerlab.evaluation.zeroshot", *_suite_code(suites), specs=[run.model, *suites])
-            jobs[run.id] = {"code": code, "suites": _states(run, "zeroshot", sources.scale.suites, plan)}
+            jobs[run.id] = {
+                "code": code,
+                "suites": _states(root / plan["results"] / run.id / "zeroshot.json", sources.scale.suites, plan),
+            }
     return jobs
 
 
@@ -170,17 +174,16 @@ def _suite_code(suites: tuple[Suite, ...]) -> list[str]:
     return ["formerlab.evaluation.suite_tasks"] if suites else []
 
 
-def _states(run: Run, stage: str, names: Iterable[str], plan: dict[str, Any]) -> dict[str, str | None]:
-    """Return the fingerprint of each suite; one that cannot be seen now counts as unchanged since it was answered."""
+def _states(record: Path, names: Iterable[str], plan: dict[str, Any]) -> dict[str, str | None]:
+    """Return the fingerprint of each suite; one that cannot be seen now counts as unchanged since its last `record`."""
     states = {name: plan["suites"][name]["state"] for name in names}
-    record = Path(plan["results"], run.id, f"{stage}.json")
     if None in states.values() and record.exists():
         before = read_json(record).get("suites", {})
         states = {name: before.get(name) if state is None else state for name, state in states.items()}
     return states
 
 
-def _prune_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any]) -> dict[str, Any]:
+def _prune_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any], root: Path) -> dict[str, Any]:
     """Return the runs whose cache is pruned, each with its sweep."""
     jobs = {}
     for run in runs:
@@ -203,7 +206,11 @@ def _prune_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any]) -> dict
         asked = {name: suite for name, suite in sources.scale.suites.items() if sweep.asks(name)}
         suites = tuple(asked.values())
         code = code_hash("formerlab.evaluation.prune", *_suite_code(suites), specs=[sweep, run.model, *suites])
-        jobs[run.id] = {"sweep": sweep.plain(), "code": code, "suites": _states(run, "prune", asked, plan)}
+        jobs[run.id] = {
+            "sweep": sweep.plain(),
+            "code": code,
+            "suites": _states(root / plan["results"] / run.id / "prune.json", asked, plan),
+        }
     return jobs
 
 
@@ -255,7 +262,7 @@ def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:
     if run_id in plan["flow"]:
         written.add("flow.csv")
     if run_id in plan["prune"]:
-        written.add("prune.csv")
-        if plan["prune"][run_id]["sweep"]["questions"]:
-            written.add("prune_questions.csv")
+        written.update(PRUNE_FILES)
+        if not plan["prune"][run_id]["sweep"]["questions"]:
+            written.remove("prune_questions.csv")
     return [f"{plan['results']}/{run_id}/{file}" for file in drawing.reads if file in written]
