@@ -16,6 +16,7 @@ HEADINGS = {
     "loss_nats": "test loss (nats)",
     "loss_minus_plain_nats": "loss minus plain (nats)",
     "increase_nats": "loss minus Full (nats)",
+    "gain_nats": "gain over plain (nats)",
     "layers": "blocks",
     "flops": "FLOPs",
     "flops_cumulative": "cumulative FLOPs",
