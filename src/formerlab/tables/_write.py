@@ -19,6 +19,7 @@ HEADINGS = {
     "top1_percent": "top-1 (%)",
     "top5_percent": "top-5 (%)",
     "top1_points": "top-1 minus compared (points)",
+    "gain_nats": "gain over plain (nats)",
     "layers": "blocks",
     "flops": "FLOPs",
     "flops_cumulative": "cumulative FLOPs",
