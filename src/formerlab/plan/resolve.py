@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from formerlab.data.dataset import DataSpec
 from formerlab.errors import UserError
 from formerlab.evaluation.equal_time import EqualTime
-from formerlab.growth import continued_spec, grown_spec
+from formerlab.growth import continued_spec, growable, grown_spec
 from formerlab.plan.layers import Layer, Tree, fields, fill, grid_points, merge, merge_layers, place_of
 from formerlab.plan.read import near_misses, parse
 from formerlab.plan.schema import Scale, StudyScale
@@ -180,10 +180,8 @@ def _grow(study: str, ordered: list[Run], data: Mapping[str, DataSpec]) -> list[
             parent = done[run.init]
             _check_tokenizers(run, parent, data, place)
             try:
-                if run.growth is None:
-                    model = continued_spec(parent.model, run.model)
-                else:
-                    model = grown_spec(parent.model, run.model, run.growth)
+                old, new = growable(parent.model), growable(run.model)
+                model = continued_spec(old, new) if run.growth is None else grown_spec(old, new, run.growth)
             except UserError as error:
                 raise UserError(f"{place}.init: {run.init!r}: {error}") from None
             run = run.model_copy(update={"model": model})
