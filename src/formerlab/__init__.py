@@ -4,8 +4,6 @@
 turns a configuration into the list of all runs, and `results`, `figures` and `tables` read the rows that runs leave.
 """
 
+from formerlab.huggingface import registration  # noqa: F401  (so that transformers finds our models)
+
 __version__ = "0.1.0"
-
-from formerlab.huggingface.registration import register_when_imported
-
-register_when_imported()

@@ -3,7 +3,7 @@
 transformers offers no entry points: a model type is known once somebody has called `register`, which needs transformers
 and torch. `import formerlab` must not pay for that. So it leaves a note with Python's import system: when the module
 that holds transformers' table of configs or of models is imported, by whomever, ours are added behind it. Where these
-modules were imported earlier, they are added at once.
+modules were imported earlier, they are added at once. Importing this module is what leaves the note.
 """
 
 import sys
@@ -96,3 +96,6 @@ def _try(register: Callable[[], None]) -> None:
         import logging
 
         logging.getLogger(__name__).warning("formerlab's models are not known to transformers: %s", error)
+
+
+register_when_imported()

@@ -18,9 +18,10 @@ PACKAGE = "formerlab"
 ROOT = Path(__file__).resolve().parents[1]
 
 WITHOUT_EFFECT = frozenset(
-    f"{PACKAGE}.{name}" for name in ("errors", "progress", "plan.code", "training.provenance", "training.stop")
+    f"{PACKAGE}.{name}"
+    for name in ("errors", "huggingface.registration", "plan.code", "progress", "training.provenance", "training.stop")
 )
-"""Modules that shape messages, progress and records, but no result."""
+"""Modules that shape messages, progress, records and what other libraries know of us, but no result."""
 
 
 class Statement(NamedTuple):
