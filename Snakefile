@@ -38,6 +38,7 @@ rule all:
         expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
         expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
         expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
+        f"{FIGURES}/claims.csv",
         expand(f"{RESULTS}/{{id}}/flow.json", id=PLAN["flow"]),
         f"{RESULTS}/mlflow.json",
 
@@ -49,6 +50,7 @@ include: "workflow/rules/speed.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/draw.smk"
+include: "workflow/rules/claims.smk"
 include: "workflow/rules/track.smk"
 
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 from fixtures.checkout import ROOT, Checkout, drawn_from, jobs
 
+from formerlab.evaluation.prune import FILES
 from formerlab.figures import catalogue
 from formerlab.plan.build import build_plan
 
@@ -25,7 +26,7 @@ name = names[0] if names else ""
 if name and name == os.environ.get("FAILING"):
     sys.exit("this one fails")
 train = "run.json run.yaml train.csv timing.csv eval.csv test.csv depth.csv weights.safetensors"
-prune = "prune.csv prune_questions.csv prune_masks.csv prune.json"
+prune = "{" ".join(FILES)} prune.json"
 of_run = {{"flow": "flow.csv flow.json", "train": train, "zeroshot": "zeroshot.csv zeroshot.json", "prune": prune}}
 if verb == "draw":
     paths = plan["draw"][name]["outputs"]

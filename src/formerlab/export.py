@@ -14,6 +14,8 @@ from formerlab.files import read_json, sha256, write_json
 from formerlab.results import TRAINED, Results, read_rows
 
 PROVENANCE = "provenance.json"
+EXACT = "exact.csv"
+"""Numbers of the exact claims (claims/table.py)."""
 _KEPT = ("run.json", "git", "versions", "host", "device", "code_hash", "spec_hash", "data", "started", "finished")
 
 
@@ -41,6 +43,8 @@ def export(live_root: Path, cached_root: Path) -> dict[str, Any]:
         report["exported"] += [record["id"] for record in complete]
         report["diverged"] += [record["id"] for record in complete if record["status"] == "diverged"]
         report["unfinished"] |= unfinished
+    if (live_root / EXACT).exists():
+        shutil.copyfile(live_root / EXACT, cached_root / EXACT)
     if not report["exported"]:
         raise UserError(f"{live_root}: no complete run to export; finish the seeds of a study first")
     return report

@@ -32,6 +32,14 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("task", "task_version", "example", "metric", "value"),
     ),
     "prune_masks.csv": ("policy", "alpha", "recent", "budget", "window", "metric", "value"),
+    "prune_alphas.csv": ("budget", "choice", "layer", "head", "alpha", "distance_to_ideal"),
+    "prune_calibrated.csv": ("budget", "choice", "realised_budget", "window", "tokens", "loss_nats"),
+    "prune_pictures.csv": ("policy", "alpha", "recent", "budget", "layer", "head", "query", "kept"),
+    "prune_scores.csv": ("group", "alpha", "query", "mean", "low", "high", "missed"),
+    "prune_once.csv": (
+        *("policy", "alpha", "recent", "budget", "realised_budget"),
+        *("prompt", "window", "tokens", "loss_nats"),
+    ),
 }
 """Columns that each file must have (docs/architecture.md); more are allowed."""
 
@@ -42,7 +50,7 @@ TRAINED = ("train.csv", "timing.csv", "eval.csv", "test.csv")
 _EXACT_FLOATS: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 )
-_TEXT = {"split", "policy", "task", "task_version", "metric", "example", "run", "measure"}
+_TEXT = {"split", "policy", "task", "task_version", "metric", "example", "choice", "group", "kept", "run", "measure"}
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
 _KEYS = ["study", "run", "seed"]
 

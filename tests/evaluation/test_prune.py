@@ -3,11 +3,17 @@ import csv
 import pytest
 import torch
 
-from formerlab.cache import H2O, Decay, Full, KVCache, Local, PrunedCache, SpAtten, StreamingLLM
+from formerlab.cache import H2O, Decay, Full, KVCache, Local, PrunedCache, SnapKV, SpAtten, StreamingLLM
 from formerlab.errors import UserError
 from formerlab.evaluation.arm import Arm
-from formerlab.evaluation.perplexity import window_losses
-from formerlab.evaluation.prune import PruneSweep, prune, write_nothing
+from formerlab.evaluation.calibration import calibrated, head_distances
+from formerlab.evaluation.dips import ALPHAS, dips, follow
+from formerlab.evaluation.masks import mean_position
+from formerlab.evaluation.once import once_losses
+from formerlab.evaluation.perplexity import mean_loss, window_losses
+from formerlab.evaluation.pictures import pictures
+from formerlab.evaluation.prune import FILES, PruneSweep, prune, write_nothing
+from formerlab.evaluation.questions import Questions
 from formerlab.evaluation.zeroshot import evaluate_tasks, load_tasks
 
 SWEEP = PruneSweep(
@@ -22,15 +28,20 @@ SWEEP = PruneSweep(
 )
 
 
+@pytest.fixture(scope="module")
+def streams(stream):
+    return {"valid": stream[:100], "test": stream}
+
+
 def read(path):
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
-def out(model, stream, tokenizer, configs, tmp_path_factory):
+def out(model, streams, tokenizer, configs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("prune")
-    prune(model, stream, tokenizer, load_tasks(configs), SWEEP, folder)
+    prune(model, streams, Questions(load_tasks(configs), tokenizer, limit=4), SWEEP, folder)
     return folder
 
 
@@ -118,9 +129,11 @@ def test_questions_are_answered_under_every_policy(out, model, tokenizer, config
 
 def test_measures_of_masks(out):
     rows = read(out / "prune_masks.csv")
-    assert len(rows) == 12 * 2 * 4
+    assert len(rows) == 12 * 2 * 6
     assert {row["metric"] for row in rows} == {
         "early_share",
+        "early_share_10",
+        "mean_position",
         "recent_share",
         "distance_to_ideal",
         "distance_to_ideal_without_first",
@@ -132,25 +145,104 @@ def test_measures_of_masks(out):
 
 
 def test_a_diverged_run_has_the_same_files_without_rows(out, tmp_path):
-    write_nothing(SWEEP, tmp_path)
+    write_nothing(tmp_path)
     empty = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert empty == {path.name: path.read_text().splitlines()[0] + "\n" for path in out.iterdir()}
-    assert len(empty) == 3
+    assert set(empty) == set(FILES)
 
 
-def test_what_is_not_asked_for_has_no_rows(model, stream, tokenizer, configs, tmp_path, capfd):
+def test_what_is_not_asked_for_has_no_rows(model, streams, tmp_path, capfd):
     sweep = PruneSweep(policies=(Local(),), budgets=(2,), windows=2, context=8, mask_windows=0, questions=False)
-    prune(model, stream, tokenizer, load_tasks(configs), sweep, tmp_path, label="prune s/r/seed0")
+    prune(model, streams, None, sweep, tmp_path, label="prune s/r/seed0")
     rows = {path.name: len(read(path)) for path in tmp_path.iterdir()}
-    assert rows == {"prune.csv": 4, "prune_questions.csv": 0, "prune_masks.csv": 0}
+    assert rows == dict.fromkeys(FILES, 0) | {"prune.csv": 4}
     assert "prune s/r/seed0  sequence 4/4" in capfd.readouterr().err
 
 
-def test_windows_longer_than_the_context_are_refused(model, stream, tokenizer, tmp_path):
+def test_windows_longer_than_the_context_are_refused(model, streams, tmp_path):
     with pytest.raises(UserError, match="context=64"):
-        prune(model, stream, tokenizer, None, PruneSweep(context=64), tmp_path)
+        prune(model, streams, None, PruneSweep(context=64), tmp_path)
 
 
 def test_the_sweep_survives_its_plain_form():
     assert PruneSweep.model_validate(SWEEP.plain()) == SWEEP
     assert [type(budget) for budget in PruneSweep.model_validate(SWEEP.plain()).budgets] == [float, int]
+
+
+def test_the_mean_position_of_an_even_choice_is_the_middle():
+    square = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
+    assert mean_position(square).tolist() == pytest.approx([0.5])
+    assert mean_position(square & (torch.arange(9) < 1)).item() < 0.15
+    assert mean_position(square & (torch.arange(9)[:, None] - torch.arange(9) <= 1)).item() > 0.85
+
+
+def test_alpha_of_each_head_is_the_best_for_it(model, streams):
+    windows, alphas = {"valid": [0, 1], "test": [3, 4]}, (0.0, 0.3, 1.0)
+    chosen, rows = calibrated(model, streams, 20, windows, alphas, 4)
+    own, by_distance, by_loss = chosen
+    found = head_distances(model, streams["valid"], 20, windows["valid"], alphas, 4).by_head
+    for layer, head in ((layer, head) for layer in range(2) for head in range(2)):
+        assert own.distances[layer][head] == pytest.approx(found[:, layer, head].min().item())
+        assert alphas[int(found[:, layer, head].argmin())] == own.alphas[layer][head]
+    assert len({alpha for row in by_distance.alphas for alpha in row}) == 1
+    assert sum(map(sum, own.distances)) <= sum(map(sum, by_distance.distances))
+    losses = {
+        alpha: mean_loss(
+            window_losses(model, streams["valid"], 20, attend_for=Arm(Decay(alpha=alpha), 4).attend, windows=[0, 1])
+        )
+        for alpha in alphas
+    }
+    assert by_loss.alphas[0][0] == min(losses, key=losses.get)
+    single = [row for row in rows if row[1] == "single_by_loss"]
+    alone = window_losses(
+        model, streams["test"], 20, attend_for=Arm(Decay(alpha=by_loss.alphas[0][0]), 4).attend, windows=[3, 4]
+    )
+    assert [row[5] for row in single] == pytest.approx([loss.loss_nats for loss in alone], abs=1e-5)
+    assert {row[2] for row in rows} == {0.2}
+
+
+def test_pictures_show_what_each_query_sees(model, stream):
+    rows = list(pictures(model, stream, 20, 0, (0.2,)))
+    assert len(rows) == 5 * 20
+    for policy, *_, query, kept in rows:
+        assert kept[query] == "1"
+        assert "1" not in kept[query + 1 :]
+        assert kept.count("1") == min(query + 1, 5)
+        if policy == "local":
+            assert kept[max(0, query - 4) : query + 1] == "1" * min(query + 1, 5)
+
+
+def test_scores_are_weighted_means_of_attention():
+    attention = torch.rand(1, 1, 12, 12, dtype=torch.float64).tril()
+    attention /= attention.sum(-1, keepdim=True)
+    found = follow(attention)
+    for alpha in ALPHAS:
+        for key, query in ((0, 6), (3, 8), (5, 11)):
+            weights = torch.tensor([alpha ** (query - step) for step in range(key, query + 1)], dtype=torch.float64)
+            mean = (weights * attention[0, 0, key : query + 1, key]).sum() / weights.sum()
+            assert found.scores[alpha][0, query - 6, key].item() == pytest.approx(mean.item())
+    assert torch.equal(found.scores[0.0][0], attention[0, 0, 6:, :6])
+    kept = (found.missed[0.0] == 0).sum(-1)
+    assert (kept <= torch.tensor([round(0.4 * (query + 1)) for query in range(6, 12)])).all()
+
+
+def test_important_tokens_get_more_attention(model, stream):
+    rows = list(dips(model, stream, 20, [0, 2]))
+    assert {row[2] for row in rows} == set(range(10, 20))
+    means = {group: sum(row[3] for row in rows if row[:2] == (group, 0.0)) for group in ("important", "unimportant")}
+    assert means["important"] > means["unimportant"]
+    assert all(row[4] <= row[5] and 0 <= row[6] <= 1 for row in rows)
+
+
+def test_compression_once_spares_the_prompt(model, stream):
+    arms = [Arm(SnapKV(), 0.4), Arm(Decay(), 1.0)]
+    rows = list(once_losses(model, stream, 20, [1, 3], arms, batch=2))
+    found = {(row[0], row[6]): row[8] for row in rows}
+    assert {row[4:6] for row in rows if row[0] == "snapkv"} == {(0.4, 10)}
+    for window in (1, 3):
+        assert found["decay", window] == pytest.approx(found["full", window], abs=1e-5)
+        tokens = torch.from_numpy(stream[window * 20 : window * 20 + 21].astype("int64"))[None]
+        with torch.no_grad():
+            logits = model(tokens[:, :-1])[0, 10:]
+        loss = torch.nn.functional.cross_entropy(logits, tokens[0, 11:]).item()
+        assert found["full", window] == pytest.approx(loss, abs=1e-5)

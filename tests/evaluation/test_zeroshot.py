@@ -11,7 +11,8 @@ from formerlab.cache import Decay, Full, Simulation
 from formerlab.errors import UserError
 from formerlab.evaluation.generate import sample
 from formerlab.evaluation.harness import HarnessModel
-from formerlab.evaluation.zeroshot import evaluate_tasks, harness_version, load_tasks, request_count, zeroshot
+from formerlab.evaluation.questions import Questions
+from formerlab.evaluation.zeroshot import evaluate_tasks, harness_version, load_tasks, zeroshot
 
 METRICS = ("acc", "acc_norm", "acc_mutual_info")
 
@@ -176,13 +177,13 @@ def test_the_harness_is_imported_only_where_it_is_used():
 
 
 def test_rows_are_written_and_progress_counts_requests(model, tokenizer, configs, tmp_path, capfd):
-    tasks = load_tasks(configs)
-    rows = zeroshot(model, tokenizer, tasks, tmp_path / "zeroshot.csv", limit=3, label="zeroshot x")
+    questions = Questions(load_tasks(configs), tokenizer, limit=3)
+    rows = zeroshot(model, questions, tmp_path / "zeroshot.csv", label="zeroshot x")
     lines = (tmp_path / "zeroshot.csv").read_text().splitlines()
     assert lines[0] == "task,task_version,example,metric,value,choices"
     assert lines[1] == f"next_words,1.0,0,acc,{rows[0].value!r},4"
     assert len(lines) == 1 + 3 * len(METRICS)
-    assert request_count(tasks, 3) == 3 * 4 * 2
+    assert len(questions) == 3 * 4 * 2
     assert "zeroshot x  request 24/24" in capfd.readouterr().err
 
 

@@ -43,7 +43,6 @@ def test_resolved_specs_are_runs_that_say_everything(plan):
 
 
 def test_costs_are_the_closed_forms(plan):
-    speed = {"smoke": 4e10, "laptop": 4e10}.get(plan["scale"])
     for job in plan["train"].values():
         run, cost = Run.model_validate(job["spec"]), job["cost"]
         model, task = run.model, run.task
@@ -53,7 +52,7 @@ def test_costs_are_the_closed_forms(plan):
         assert cost["flops"] == 3 * run.steps * task.batch * model.flops(task.context)
         assert cost["disk_bytes"] == 4 * 4 * model.params()
         assert cost["memory_bytes"] > 4 * 4 * model.params()
-        assert speed is None or cost["hours"] == pytest.approx(cost["flops"] / speed / 3600)
+        assert cost["hours"] > cost["flops"] / 1e15 / 3600
 
 
 def test_totals_are_sums(plan):

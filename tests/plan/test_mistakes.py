@@ -19,7 +19,7 @@ def small(text):
 MISTAKES = {
     # Keys that do not exist, at every level.
     "config": (CONFIG, "scal: laptop", f"{CONFIG}: scal: unknown key (value 'laptop'); did you mean scale?"),
-    "scale": (SCALE, "memory: 3", f"{SCALE}: memory: unknown key (value 3); did you mean memory_mb?"),
+    "scale": (SCALE, "memory: 3", f"{SCALE}: memory: unknown key (value 3); did you mean memory_mb"),
     "scale of a study": (
         SCALE,
         small("onlyy: [plain]"),
@@ -29,7 +29,7 @@ MISTAKES = {
     "run": (
         STUDY,
         "runs: {plain: {stepps: 3}}",
-        f"{STUDY}: small.runs.plain.stepps: unknown key (value 3); did you mean steps or eps or studies?",
+        f"{STUDY}: small.runs.plain.stepps: unknown key (value 3); did you mean steps?",
     ),
     "model": (
         STUDY,

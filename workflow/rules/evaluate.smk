@@ -13,10 +13,12 @@ rule zeroshot:
     priority: 1000000  # before further training: a sweep of policies left to the end would run alone
     threads: PLAN["threads"]
     resources:
-        mem_mb=PLAN["memory_mb"] * 2,
+        mem_mb=lambda wildcards, attempt: grown(2 * PLAN["memory_mb"], attempt),
+        runtime=minutes("zeroshot"),
         gpu=1 if PLAN["device"] == "cuda" else 0,
     params:
         code=lambda wildcards: PLAN["zeroshot"][wildcards.id]["code"],
+        suites=lambda wildcards: PLAN["zeroshot"][wildcards.id]["suites"],
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab zeroshot {wildcards.id} 2>&1 | tee -i {log}"
@@ -27,20 +29,30 @@ rule prune:
         f"{RESULTS}/{{id}}/run.json",
         f"{RESULTS}/{{id}}/weights.safetensors",
     output:
-        f"{RESULTS}/{{id}}/prune.csv",
-        f"{RESULTS}/{{id}}/prune_questions.csv",
-        f"{RESULTS}/{{id}}/prune_masks.csv",
-        f"{RESULTS}/{{id}}/prune.json",
+        multiext(
+            f"{RESULTS}/{{id}}/",
+            "prune.csv",
+            "prune_questions.csv",
+            "prune_masks.csv",
+            "prune_alphas.csv",
+            "prune_calibrated.csv",
+            "prune_pictures.csv",
+            "prune_scores.csv",
+            "prune_once.csv",
+            "prune.json",
+        ),
     log:
         f"{LOGS}/prune/{{id}}.log",
     priority: 1000000  # before further training: a sweep of policies left to the end would run alone
     threads: PLAN["threads"]
     resources:
-        mem_mb=PLAN["memory_mb"] * 2,
+        mem_mb=lambda wildcards, attempt: grown(2 * PLAN["memory_mb"], attempt),
+        runtime=minutes("prune"),
         gpu=1 if PLAN["device"] == "cuda" else 0,
     params:
         code=lambda wildcards: PLAN["prune"][wildcards.id]["code"],
         sweep=lambda wildcards: PLAN["prune"][wildcards.id]["sweep"],
+        suites=lambda wildcards: PLAN["prune"][wildcards.id]["suites"],
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab prune {wildcards.id} 2>&1 | tee -i {log}"

@@ -7,6 +7,7 @@ rule data_only:
 
 
 rule plan:
+    localrule: True
     log:
         f"{LOGS}/plan.log",
     shell:

@@ -4,12 +4,16 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from formerlab.commands.context import add_config_arguments, job_of, load_plan, noted
 from formerlab.files import read_json, sha256, write_json
 from formerlab.rows import write_rows
+
+if TYPE_CHECKING:
+    from formerlab.evaluation.questions import Questions
 
 SCHEMA = 1
 
@@ -61,14 +65,14 @@ def add_parsers(verbs: Any) -> None:
 
 def data(arguments: argparse.Namespace) -> None:
     """Prepare one data set of the plan."""
-    from formerlab.data import TextData, prepare
+    from formerlab.data.kinds import data_spec, prepare_data
 
     plan = load_plan(arguments)
     job = job_of(plan, "data", arguments.name)
     out = Path(job["out"])
     with noted("data", out):
-        spec = TextData.model_validate(job["spec"])
-        prepare(arguments.name, spec, out, code_hash=job["code"], processes=arguments.processes)
+        spec = data_spec(job["spec"])
+        prepare_data(arguments.name, spec, out, code_hash=job["code"], processes=arguments.processes)
 
 
 def speed(arguments: argparse.Namespace) -> None:
@@ -137,10 +141,9 @@ def _steps_of_equal_time(plan: dict[str, Any], job: dict[str, Any]) -> tuple[int
 
 
 def zeroshot(arguments: argparse.Namespace) -> None:
-    """Answer the questions of the run's data set."""
-    from formerlab.data import load_tokenizer, task_configs
+    """Answer the embedded questions of the run's data set, and all suites."""
     from formerlab.evaluation import zeroshot as stage
-    from formerlab.finished import load_model
+    from formerlab.finished import load_decoder
 
     plan = load_plan(arguments)
     job = job_of(plan, "zeroshot", arguments.id)
@@ -148,30 +151,25 @@ def zeroshot(arguments: argparse.Namespace) -> None:
     with noted("zeroshot", folder):
         _use_threads(plan)
         record, began = read_json(folder / "run.json"), time.monotonic()
+        extra: dict[str, Any] = {"suites": job["suites"], "versions": {"lm_eval": stage.harness_version()}}
         if record["status"] == "finished":
-            model, _ = load_model(folder)
-            tasks = stage.load_tasks(task_configs(data_folder))
-            tokenizer = load_tokenizer(data_folder)
+            model, _ = load_decoder(folder)
+            questions = _questions(plan, job["suites"], data_folder)
+            extra["cut"] = questions.cut(model.spec.context)
             stage.zeroshot(
-                model.to(plan["device"]),
-                tokenizer,
-                tasks,
-                folder / "zeroshot.csv",
-                end_of_text=_end_of_text(data_folder),
-                label=f"zeroshot {arguments.id}",
+                model.to(plan["device"]), questions, folder / "zeroshot.csv", label=f"zeroshot {arguments.id}"
             )
         else:
             write_rows(folder / "zeroshot.csv", stage.COLUMNS, [])
-        extra = {"versions": {"lm_eval": stage.harness_version()}}
         _write_sidecar(folder / "zeroshot.json", job, record, began, extra)
 
 
 def prune(arguments: argparse.Namespace) -> None:
     """Evaluate the sweep of cache policies that the plan has for the run."""
-    from formerlab.data import load_stream, load_tokenizer, task_configs
+    from formerlab.data import load_stream
     from formerlab.evaluation import prune as stage
-    from formerlab.evaluation.zeroshot import harness_version, load_tasks
-    from formerlab.finished import load_model
+    from formerlab.evaluation.zeroshot import harness_version
+    from formerlab.finished import load_decoder
 
     plan = load_plan(arguments)
     job = job_of(plan, "prune", arguments.id)
@@ -180,22 +178,16 @@ def prune(arguments: argparse.Namespace) -> None:
         _use_threads(plan)
         record, began = read_json(folder / "run.json"), time.monotonic()
         sweep = stage.PruneSweep.model_validate(job["sweep"])
+        extra: dict[str, Any] = {"sweep": job["sweep"], "suites": job["suites"]}
+        extra["versions"] = {"lm_eval": harness_version()}
         if record["status"] == "finished":
-            model, _ = load_model(folder)
-            tasks = load_tasks(task_configs(data_folder)) if sweep.questions else None
-            stage.prune(
-                model.to(plan["device"]),
-                load_stream(data_folder, "test"),
-                load_tokenizer(data_folder),
-                tasks,
-                sweep,
-                folder,
-                end_of_text=_end_of_text(data_folder),
-                label=f"prune {arguments.id}",
-            )
+            model, _ = load_decoder(folder)
+            questions = _questions(plan, job["suites"], data_folder, sweep.question_limit) if sweep.questions else None
+            extra["cut"] = questions.cut(model.spec.context) if questions is not None else {}
+            streams = {split: load_stream(data_folder, split) for split in ("valid", "test")}
+            stage.prune(model.to(plan["device"]), streams, questions, sweep, folder, label=f"prune {arguments.id}")
         else:
-            stage.write_nothing(sweep, folder)
-        extra = {"sweep": job["sweep"], "versions": {"lm_eval": harness_version()}}
+            stage.write_nothing(folder)
         _write_sidecar(folder / "prune.json", job, record, began, extra)
 
 
@@ -203,7 +195,7 @@ def flow(arguments: argparse.Namespace) -> None:
     """Look at the flow over depth as the plan says."""
     from formerlab.data import load_stream
     from formerlab.evaluation import flow as stage
-    from formerlab.finished import load_model
+    from formerlab.finished import load_decoder
 
     plan = load_plan(arguments)
     job = job_of(plan, "flow", arguments.id)
@@ -212,12 +204,29 @@ def flow(arguments: argparse.Namespace) -> None:
         _use_threads(plan)
         record, began = read_json(folder / "run.json"), time.monotonic()
         if record["status"] == "finished":
-            model, run = load_model(folder)
+            model, run = load_decoder(folder)
             settings, stream = stage.Flow.model_validate(job["settings"]), load_stream(data_folder, "test")
             stage.flow(model.to(plan["device"]), run, stream, settings, folder / "flow.csv")
         else:
             write_rows(folder / "flow.csv", stage.COLUMNS, [])
         _write_sidecar(folder / "flow.json", job, record, began, {"settings": job["settings"]})
+
+
+def _questions(plan: dict[str, Any], names: Iterable[str], data_folder: Path, limit: int | None = None) -> "Questions":
+    """Load the embedded questions of a data set and the named suites; say how many contexts will be cut."""
+    from pydantic import TypeAdapter
+
+    from formerlab.data import load_tokenizer, task_configs
+    from formerlab.evaluation.questions import Questions
+    from formerlab.evaluation.suite_tasks import load_suites
+    from formerlab.evaluation.suites import Suite
+
+    adapter: TypeAdapter[Suite] = TypeAdapter(Suite)
+    suites = {name: adapter.validate_python(plan["suites"][name]["spec"]) for name in names}
+    tasks = load_suites(suites, task_configs(data_folder))
+    leading = [name for name, suite in suites.items() if suite.leading_token]
+    tokenizer, end_of_text = load_tokenizer(data_folder), _end_of_text(data_folder)
+    return Questions(tasks, tokenizer, end_of_text=end_of_text, limit=limit, leading=leading)
 
 
 def _folders(plan: dict[str, Any], run_id: str) -> tuple[Path, Path]:

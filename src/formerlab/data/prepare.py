@@ -12,6 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from formerlab import __version__
+from formerlab.data.contents import CONTENTS
 from formerlab.data.encoding import Encoding, encode, stream_type
 from formerlab.data.intake import Intake, batches, training_sample
 from formerlab.data.questions import FOLDER, write_questions
@@ -24,9 +25,6 @@ from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.files import replacing, sha256, write_json
 from formerlab.spec import fingerprint
-
-CONTENTS = "contents.json"
-"""Beside the manifest: the SHA-256 of the source's files while they are not touched."""
 
 
 def source_fingerprint(data: TextData, cache: Path | None = None) -> str | None:

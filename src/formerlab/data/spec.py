@@ -1,23 +1,25 @@
 """The spec of a corpus: where the text comes from, how it is divided, cut and tokenised."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from formerlab.data.dataset import DataSpec
 from formerlab.data.embedded import Embedded
 from formerlab.data.files import Files
 from formerlab.data.hub import Hub
 from formerlab.data.shards import Shares
 from formerlab.data.tokenizer import BytePairs, Tokenizer, TokenizerFile, TokenizerOf
-from formerlab.spec import Spec
 
 Source = Annotated[Embedded | Files | Hub, Field(discriminator="kind")]
 
 Share = Annotated[float, Field(gt=0, lt=0.5)]
 
 
-class TextData(Spec):
+class TextData(DataSpec):
     """A corpus as token streams for training, validation and test."""
+
+    stage: ClassVar[str] = "formerlab.data.prepare"
 
     kind: Literal["text"] = "text"
     source: Source = Embedded()
@@ -52,6 +54,16 @@ class TextData(Spec):
     def shares(self) -> Shares:
         """How documents are divided where the source does not say."""
         return Shares(self.valid_share, self.test_share)
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether zero-shot questions are made of the test documents."""
+        return bool(self.questions)
+
+    def known(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Return the vocabulary, and the longest sequence that the task asks for."""
+        context = {"context": task["context"]} if "context" in task else {}
+        return {"model": {"vocabulary": self.vocabulary} | context}
 
     def recipe(self) -> dict[str, Any]:
         """Return what shapes the streams, without the places that source and tokenizer lie at."""

@@ -50,13 +50,51 @@ class Input(NamedTuple):
     """Number of tokens at the end whose log-probabilities are summed."""
 
 
-class HarnessModel(TemplateLM):  # type: ignore[misc]
-    """Answers the harness's requests with a decoder, in batches of rows of true length.
+class Encoder(TemplateLM):  # type: ignore[misc]
+    """Divides texts into the tokens of context and continuation as the harness does.
 
     The prefix token, which ends documents, stands for an empty context (as in `acc_mutual_info`) and, with
-    `leading_token`, in front of every context. What exceeds the model's context is cut from the left, as the harness
-    does for Hugging Face models; of a continuation longer than the context, its last tokens alone are scored, and
-    `cut` counts such requests.
+    `leading_token`, in front of every context.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, end_of_text: int | None = None, *, leading_token: bool = False) -> None:
+        """Encode with a tokenizer; `end_of_text` is the prefix token (none: the id of `<|endoftext|>`)."""
+        super().__init__()
+        self.tokenizer, self.leading_token = tokenizer, leading_token
+        self.end_of_text = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
+
+    @property
+    def eot_token_id(self) -> int:
+        """Id of the token that ends a document; also the prefix of an empty context."""
+        return self.end_of_text
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Return token ids; `add_special_tokens` False never adds the leading token."""
+        ids: list[int] = self.tokenizer.encode(string, add_special_tokens=False).ids
+        return [self.eot_token_id, *ids] if self.leading_token and add_special_tokens is not False else ids
+
+    def encode(self, requests: list[Instance]) -> list[Encoded]:
+        """Return the tokens of context and continuation of each request."""
+        encoded: list[Encoded] = TemplateLM.loglikelihood(self, requests, disable_tqdm=True)
+        return encoded
+
+    def _loglikelihood_tokens(self, requests: Sequence[Encoded], **_: Any) -> list[Any]:
+        return list(requests)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
+        """Refuse: this only encodes."""
+        raise NotImplementedError
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        """Refuse: this only encodes."""
+        raise NotImplementedError
+
+
+class HarnessModel(Encoder):
+    """Answers the harness's requests with a decoder, in batches of rows of true length.
+
+    What exceeds the model's context is cut from the left, as the harness does for Hugging Face models; of a
+    continuation longer than the context, its last tokens alone are scored, and `cut` counts such requests.
     """
 
     def __init__(
@@ -71,28 +109,16 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         progress: Progress | None = None,
     ) -> None:
         """Score `batch` sequences at a time; `attend_for` makes the attention of a batch from its true lengths."""
-        super().__init__()
-        self.model, self.tokenizer, self.batch, self.attend_for = model, tokenizer, batch, attend_for
-        self.leading_token = leading_token
-        self.end_of_text = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
+        super().__init__(tokenizer, end_of_text, leading_token=leading_token)
+        self.model, self.batch, self.attend_for = model, batch, attend_for
         self.progress = progress
         self.cut = 0
         self._realised: dict[Question, list[float]] = defaultdict(list)
 
     @property
-    def eot_token_id(self) -> int:
-        """Id of the token that ends a document; also the prefix of an empty context."""
-        return self.end_of_text
-
-    @property
     def max_length(self) -> int:
         """Longest input, in tokens."""
         return self.model.spec.context
-
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Return token ids; `add_special_tokens` False never adds the leading token."""
-        ids: list[int] = self.tokenizer.encode(string, add_special_tokens=False).ids
-        return [self.eot_token_id, *ids] if self.leading_token and add_special_tokens is not False else ids
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Return (sum of log-probabilities, greedy) of each continuation; note what its question's cache held."""
@@ -125,6 +151,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return [self._generate(*request.args) for request in requests]
 
     def _loglikelihood_tokens(self, requests: Sequence[Encoded], **_: Any) -> list[Answer]:
+        return self.answers(requests)
+
+    def answers(self, requests: Sequence[Encoded]) -> list[Answer]:
+        """Return what the model says about each request."""
         answers = [Answer(0.0, True, 1.0)] * len(requests)
         inputs = [self._input(request, context, target) for request, (_, context, target) in enumerate(requests)]
         inputs.sort(key=lambda item: -len(item.tokens))  # rows of a batch are of similar length, the longest come first

@@ -32,15 +32,33 @@ class MaskMeasure(NamedTuple):
 def measures(arm: Arm, pruned: Square, full: Square, visible: SquareMask) -> dict[str, Share]:
     """Return the measures of one layer, given attention probabilities with and without pruning.
 
-    Share of kept keys among the first and among the last 40 % of the positions seen so far, and 1 - cosine between the
-    attention rows and those of the best choice; an attention sink dominates the cosine, so once without position 0.
+    Share of kept keys among the first 40 %, the first 10 % and the last 40 % of the positions seen so far, their mean
+    position, and 1 - cosine between the attention rows and those of the best choice; an attention sink dominates the
+    cosine, so once without position 0.
     """
     return {
         "early_share": early_share(visible, early=0.4),
+        "early_share_10": early_share(visible, early=0.1),
+        "mean_position": mean_position(visible),
         "recent_share": 1 - early_share(visible, early=0.6),
         "distance_to_ideal": distance_to_ideal(pruned, full, arm.budget),
         "distance_to_ideal_without_first": distance_to_ideal(pruned, full, arm.budget, skip=1),
     }
+
+
+def mean_position(visible: SquareMask) -> Share:
+    """Return the mean position of the kept keys as a share of those seen so far: 0.5 is even, 0 only the first.
+
+    Averaged, as in `early_share`, over the queries in the second half that find any kept key, and over heads.
+    """
+    time = visible.shape[-1]
+    position = torch.arange(time, device=visible.device)
+    kept = visible & (position < position[:, None])
+    count = kept.sum(-1)
+    mean = (kept * (position + 0.5)).sum(-1) / count.clamp(min=1) / position.clamp(min=1)
+    counted = (2 * position >= time) & (count > 0)
+    share: Share = (mean.double() * counted).sum((1, 2)) / counted.sum((1, 2))
+    return share
 
 
 def mask_measures(

@@ -1,68 +1,49 @@
 """Zero-shot questions, scored by lm-evaluation-harness."""
 
-import io
-import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from formerlab.errors import UserError
+from formerlab.evaluation.prepared import Tasks, quiet, seed_shots
+from formerlab.evaluation.questions import METRIC_NAMES, Questions, QuestionScore
 from formerlab.evaluation.scoring import AttendFor
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.rows import write_rows
 
 TaskConfig = Mapping[str, Any]
-Tasks = dict[str, Any]
-"""What the harness calls a TaskDict: its tasks by name."""
-FEWSHOT_SEED = 1234  # the harness's own default
-
-
-class QuestionScore(NamedTuple):
-    """One metric of one example."""
-
-    task: str
-    task_version: str
-    example: int
-    metric: str
-    """acc, acc_norm (log-probability per character) or acc_mutual_info (log-probability gained by the context)."""
-    value: float
-    choices: int | None
-    """Answers to choose from; none where the answer is free."""
-    realised_budget: float = 1.0
-    """Share of keys and values still held at the end, mean over the example's requests."""
-
-
 COLUMNS = ("task", "task_version", "example", "metric", "value", "choices")
 
 
 def load_tasks(configs: Sequence[TaskConfig | str], *, offline: bool = True) -> Tasks:
     """Load tasks once, for any number of evaluations.
 
-    A config is the harness's own: a dictionary like a task's YAML, or the name of a task it comes with. `offline`
-    forbids the hub; tasks that are not embedded then must be in the local cache. Raises UserError where a task is not
-    found.
+    A config is the harness's own: a dictionary like a task's YAML, the path of one, or the name of a task it comes
+    with. `offline` forbids the hub; tasks that are not embedded then must be in the local cache. Raises UserError where
+    a task is not found.
     """
     if offline:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
     with quiet(), TemporaryDirectory(ignore_cleanup_errors=True) as cache:
         from lm_eval.tasks import TaskManager
 
-        manager = TaskManager(include_defaults=any(isinstance(config, str) for config in configs))
+        manager = TaskManager(include_defaults=any(_is_name(config) for config in configs))
         try:
             tasks: Tasks = manager.load(
                 [config if isinstance(config, str) else _local(config, cache) for config in configs]
             )
         except (OSError, KeyError, ValueError) as error:  # of the harness, of data sets, of the hub
             reason = str(error).strip().splitlines()[0]
-            raise UserError(f"the questions cannot be loaded ({reason}); prepare their data again") from error
+            raise UserError(
+                f"the questions cannot be loaded ({reason}); prepare their data again, or name local copies"
+            ) from error
     return tasks
 
 
@@ -78,10 +59,11 @@ def evaluate_tasks(
     end_of_text: int | None = None,
     progress: Progress | None = None,
 ) -> list[QuestionScore]:
-    """Return every metric of every example; one forward pass per context and choice, in batches of true lengths.
+    """Return every metric of every example as the harness's own loop gives them, for tasks of any type.
 
-    A context is never preceded by a special token unless `leading_token` says so; an empty one, as `acc_mutual_info`
-    asks for, is the token `end_of_text` (none: the id of `<|endoftext|>`). `limit` keeps the first examples of a task.
+    The stages ask `Questions`, which gives the same numbers and prepares them once. A context is never preceded by a
+    special token unless `leading_token` says so; an empty one, as `acc_mutual_info` asks for, is the token
+    `end_of_text` (none: the id of `<|endoftext|>`). `limit` keeps the first examples of a task.
     """
     import lm_eval
 
@@ -96,8 +78,8 @@ def evaluate_tasks(
         end_of_text=end_of_text,
         progress=progress,
     )
+    seed_shots(tasks)
     with quiet():
-        _seed(tasks)
         results = lm_eval.evaluate(lm=adapter, task_dict=tasks, limit=limit, bootstrap_iters=0, log_samples=True)
     if adapter.cut:
         print(
@@ -109,40 +91,13 @@ def evaluate_tasks(
 
 
 def zeroshot(
-    model: DecoderModel,
-    tokenizer: Tokenizer,
-    tasks: Tasks,
-    path: Path,
-    *,
-    batch: int = 16,
-    limit: int | None = None,
-    leading_token: bool = False,
-    end_of_text: int | None = None,
-    label: str = "zeroshot",
+    model: DecoderModel, questions: Questions, path: Path, *, batch: int = 16, label: str = "zeroshot"
 ) -> list[QuestionScore]:
     """Write zeroshot.csv and return its rows."""
-    with Progress(request_count(tasks, limit), label, unit="request") as progress:
-        rows = evaluate_tasks(
-            model,
-            tokenizer,
-            tasks,
-            batch=batch,
-            limit=limit,
-            leading_token=leading_token,
-            end_of_text=end_of_text,
-            progress=progress,
-        )
+    with Progress(len(questions), label, unit="request") as progress:
+        rows = list(questions.answers(model, batch=batch, progress=progress))
     write_rows(path, COLUMNS, [row[: len(COLUMNS)] for row in rows])
     return rows
-
-
-def request_count(tasks: Tasks, limit: int | None = None) -> int:
-    """Return how many sequences one evaluation scores."""
-    with quiet():
-        _seed(tasks)
-        for task in tasks["tasks"].values():
-            task.build_all_requests(limit=limit)
-    return sum(len(task.instances) for task in tasks["tasks"].values())
 
 
 def harness_version() -> str:
@@ -150,10 +105,9 @@ def harness_version() -> str:
     return version("lm_eval")
 
 
-def _seed(tasks: Tasks) -> None:
-    """Have the next evaluation draw the same examples for its few-shot prompts as every other one."""
-    for task in tasks["tasks"].values():
-        task.set_fewshot_seed(FEWSHOT_SEED)
+def _is_name(config: TaskConfig | str) -> bool:
+    """Say whether the harness must look a task up in its index, which takes long to build."""
+    return isinstance(config, str) and not config.endswith(".yaml")
 
 
 def _local(config: TaskConfig, cache: str) -> dict[str, Any]:
@@ -162,14 +116,6 @@ def _local(config: TaskConfig, cache: str) -> dict[str, Any]:
     if "data_files" not in options:
         return dict(config)
     return {**config, "dataset_kwargs": {**options, "cache_dir": cache, "keep_in_memory": True}}
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the harness: its log below errors, and progress bars that it offers no way to switch off."""
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    with redirect_stderr(io.StringIO()):
-        yield
 
 
 def _rows(
@@ -182,5 +128,6 @@ def _rows(
             choices = len(task.doc_to_choice(sample["doc"])) if closed else None
             budget = realised.get((name, sample["doc_id"]), 1.0)
             for metric in sample["metrics"]:
-                if isinstance(sample[metric], int | float):  # corpus metrics give tuples: no value of one example
-                    yield QuestionScore(name, version, sample["doc_id"], metric, float(sample[metric]), choices, budget)
+                if isinstance(value := sample[metric], int | float):  # corpus metrics give tuples
+                    example, own = sample["doc"].get("id", sample["doc_id"]), METRIC_NAMES.get(metric, metric)
+                    yield QuestionScore(name, version, example, own, float(value), choices, budget)

@@ -17,6 +17,13 @@ NAMES = {
     "h2o": "H2O",
     "spatten": "SpAtten",
     "decay": "Decay",
+    "tova": "TOVA",
+    "keydiff": "KeyDiff",
+    "knorm": "Knorm",
+    "snapkv": "SnapKV",
+    "expected_attention": "Expected Attention",
+    "random": "Random",
+    "ideal": "Ideal",
 }
 """Policies in the order in which they are shown, with the names of their papers."""
 
@@ -92,11 +99,17 @@ def _labels(table: DataFrame) -> list[str]:
     names = []
     for policy, alpha, recent in table[["policy", "alpha", "recent"]].itertuples(index=False):
         kind, *options = policy.split()
-        parts = [" ".join([NAMES.get(kind, kind), *(f"({option.removeprefix('variant=')})" for option in options)])]
+        parts = [" ".join([NAMES.get(kind, kind), *(f"({_option(option)})" for option in options)])]
         parts += [f"alpha {alpha:g}"] if kind == "decay" else []
         parts += [f"{100 * recent:g} % recent" if recent else "no recent"] if several[policy] else []
         names.append(", ".join(parts))
     return names
+
+
+def _option(option: str) -> str:
+    """Return a setting of a policy for readers; what leaks the future says so."""
+    value = option.removeprefix("variant=").removeprefix("positions=").replace("_", " ")
+    return f"{value}, sees the future" if value == "global statistics" else value
 
 
 def main_arms(table: DataFrame) -> DataFrame:

@@ -65,6 +65,10 @@ _LOOKS = {
     "grown: random keys, tau kept": Look(ORANGE, "v"),
     "grown: zero keys, tau kept": Look(GREEN, "D"),
     "grown: zero keys, tau sqrt(n)": Look(PURPLE, "P"),
+    "grown: random keys, tau sqrt(n), optimizer carried": Look(YELLOW, "<"),
+    "grown: zero keys, tau kept, optimizer carried": Look(SKY, ">"),
+    "grown: random keys, tau sqrt(n), old tokens frozen": Look("#8C564B", "X"),
+    "grown: zero keys, tau kept, old tokens frozen": Look(GREY, "p"),
     "DenseFormer 1x1": Look(BLUE, "s"),
     "DenseFormer 4x1": Look(SKY, "v"),
     "DenseFormer 4x5": Look(VERMILION, "^"),
@@ -76,6 +80,13 @@ _LOOKS = {
     "spatten": Look(PURPLE, "D"),
     "decay": Look(BLUE, "s"),
     "streaming_llm": Look(GREEN, "P"),
+    "tova": Look(VERMILION, "^"),
+    "knorm": Look("#8C564B", "h"),
+    "keydiff": Look("#6A51A3", "*"),
+    "random": Look("#B8B8B8", "x"),
+    "ideal": Look(SKY, "d"),
+    "snapkv": Look(YELLOW, "p"),
+    "expected_attention": Look("#4E9A9A", "H"),
 }
 _SPARE = tuple(Look(colour, "h") for colour in (YELLOW, "#8C564B", "#6A51A3"))
 

@@ -1,5 +1,7 @@
 """Loss against cache budget for each eviction policy (Decay article; A2SF, arXiv:2407.20485, Fig 5)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,20 +24,31 @@ CAPTION = (
     "where that was run; decay_alpha shows the others. SpAtten's rule was written for encoders and sees later queries, "
     "which no real decoder cache can. No perplexities were published; the published accuracies stand in decay_table."
 )
-
-
 LINEAR_BELOW_NATS = 0.01
+POLICIES = ("local", "streaming_llm", "h2o", "spatten", "decay")
+"""Those of the article, and StreamingLLM; decay_baselines draws the others."""
 
 
 def data(results: Results) -> DataFrame:
-    """Return one arm per policy at every budget."""
-    table = arms(results, STUDY, RUNS)
+    """Return one arm per policy of the article at every budget."""
+    return chosen(results, RUNS, POLICIES)
+
+
+def chosen(results: Results, runs: Sequence[str], policies: Sequence[str]) -> DataFrame:
+    """Return one arm per named policy at every budget, and the whole cache."""
+    table = arms(results, STUDY, runs)
+    table = table[table["policy"].isin(["full", *policies])]
     return table if table.empty else main_arms(table)
 
 
 def draw(data: DataFrame) -> Figure:
     """Draw one panel per run, a line per policy."""
-    notes = [*bootstrap_notes(data), *missing_note([NAMES.get(name, name) for name in data["policy"]], _WANTED)]
+    return draw_runs(data, missing_note([NAMES.get(name, name) for name in data["policy"]], _WANTED))
+
+
+def draw_runs(data: DataFrame, notes: Sequence[str]) -> Figure:
+    """Draw one panel per run, a line per policy."""
+    notes = [*bootstrap_notes(data), *notes]
     runs = list(data["run"].unique())
     figure, axes = canvas([5.0] * len(runs), notes, columns=2)
     for panel, run in zip(axes, runs, strict=True):

@@ -1,21 +1,28 @@
 """Build the plan: every job with its resolved spec, code hash, inputs and cost, as one JSON value."""
 
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from formerlab.data import TextData, source_fingerprint
-from formerlab.data.prepare import CONTENTS
+from formerlab.data.contents import CONTENTS
+from formerlab.data.dataset import DataSpec
+from formerlab.data.kinds import source_state
 from formerlab.errors import UserError
+from formerlab.evaluation.prune import FILES as PRUNE_FILES
 from formerlab.evaluation.prune import PruneSweep
+from formerlab.evaluation.suites import Suite
 from formerlab.figures import Drawing, catalogue
 from formerlab.files import read_json
+from formerlab.models import Decoder
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import run_cost, totals
+from formerlab.plan.forecast import forecast, price_evaluations
+from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.layers import Layer, Tree, place_of
 from formerlab.plan.read import parse
 from formerlab.plan.resolve import resolve_study
-from formerlab.plan.schema import Scale, StudyScale
+from formerlab.plan.schema import Scale, Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources, study_place
 from formerlab.plan.speed import flow_jobs, match_times, speed_jobs
 from formerlab.plan.tokenizers import chain, tokenizer_of
@@ -42,8 +49,10 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
     speed = speed_jobs(runs, sources)
     runs, equal = match_times(runs, speed, sources)
+    table = hardware_table(config.hardware)
+    hardware = choose(table, scale.hardware)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
-    train = {run.id: _train_job(run, data, scale, keep_optimizer=run.id in parents) for run in runs}
+    train = {run.id: _train_job(run, data, scale, hardware, keep_optimizer=run.id in parents) for run in runs}
     for run_id, job in train.items():
         job["equal_time"] = equal[run_id].plain() if run_id in equal else None
     _set_priorities(train)
@@ -57,17 +66,23 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "device": config.device or scale.device,
         "threads": config.threads or scale.threads,
         "memory_mb": scale.memory_mb,
+        "runtime_minutes": scale.runtime_minutes,
+        "hardware": scale.hardware,
         "tracking_uri": config.tracking_uri or "",
         "studies": {name: _study(name, sources, train) for name in config.studies},
         "data": {name: job for name, job in data.items() if name in used},
         "speed": speed,
+        "suites": {name: {"spec": suite.plain(), "state": suite.state()} for name, suite in scale.suites.items()},
         "train": train,
-        "zeroshot": _zeroshot_jobs(runs, sources),
-        "prune": _prune_jobs(runs, sources),
         "flow": flow_jobs(runs, sources),
     }
+    plan["zeroshot"] = _zeroshot_jobs(runs, sources, plan, root)
+    plan["prune"] = _prune_jobs(runs, sources, plan, root)
     plan["draw"] = _drawings(plan)
+    plan["claims"] = _claims(sources)
     plan["totals"] = totals([job["cost"] for job in train.values()])
+    price_evaluations(plan, runs, scale, hardware)
+    plan["forecast"] = forecast(runs, scale, table)
     return plan
 
 
@@ -83,24 +98,24 @@ def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
     return jobs
 
 
-def _data_job(data: TextData, out: str, root: Path) -> dict[str, Any]:
+def _data_job(data: DataSpec, out: str, root: Path) -> dict[str, Any]:
     identity = {
         "recipe": fingerprint(data.recipe()),
-        "code": code_hash("formerlab.data.prepare", specs=[data]),
+        "code": code_hash(data.stage, specs=[data]),
         "source": _source(data, root / out),
     }
     return {"spec": data.plain(), "out": out, "version": fingerprint(identity)} | identity
 
 
-def _source(data: TextData, out: Path) -> str | None:
-    """Return the fingerprint of the text; where it cannot be seen now, it counts as unchanged since it was prepared."""
-    found = source_fingerprint(data, out / CONTENTS)
+def _source(data: DataSpec, out: Path) -> str | None:
+    """Return the state of the source; where it cannot be seen now, it counts as unchanged since it was prepared."""
+    found = source_state(data, out / CONTENTS)
     if found is None and (out / "manifest.json").exists():
         found = read_json(out / "manifest.json").get("source_fingerprint")
     return found
 
 
-def _train_job(run: Run, data: Tree, scale: Scale, *, keep_optimizer: bool) -> dict[str, Any]:
+def _train_job(run: Run, data: Tree, scale: Scale, hardware: Hardware, *, keep_optimizer: bool) -> dict[str, Any]:
     return {
         "study": run.study,
         "run": run.name,
@@ -112,7 +127,7 @@ def _train_job(run: Run, data: Tree, scale: Scale, *, keep_optimizer: bool) -> d
         "data_version": data[run.data]["version"],
         "init": run.init_id,
         "keep_optimizer": keep_optimizer,
-        "cost": run_cost(run, scale),
+        "cost": run_cost(run, scale, hardware),
     }
 
 
@@ -133,18 +148,42 @@ def _study(name: str, sources: Sources, train: Tree) -> dict[str, Any]:
     return {"title": study.title, "paper": study.paper, "question": study.question, "totals": totals(costs)}
 
 
-def _zeroshot_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
-    """Return the runs that answer questions, where their data set has any."""
+def _zeroshot_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any], root: Path) -> dict[str, Any]:
+    """Return the runs that answer questions, where there are any."""
     jobs = {}
     for run in runs:
         at_scale = sources.scale.studies.get(run.study, StudyScale())
         patterns = sources.studies[run.study].zeroshot if at_scale.zeroshot is None else at_scale.zeroshot
-        if any(fnmatchcase(run.name, p) for p in patterns) and sources.scale.data[run.data].questions:
-            jobs[run.id] = {"code": code_hash("formerlab.evaluation.zeroshot", specs=[run.model])}
+        if any(fnmatchcase(run.name, p) for p in patterns) and _has_questions(run, sources):
+            _decoder_of(run, f"{study_place(run.study)}: zeroshot")
+            suites = tuple(sources.scale.suites.values())
+            code = code_hash("formerlab.evaluation.zeroshot", *_suite_code(suites), specs=[run.model, *suites])
+            jobs[run.id] = {
+                "code": code,
+                "suites": _states(root / plan["results"] / run.id / "zeroshot.json", sources.scale.suites, plan),
+            }
     return jobs
 
 
-def _prune_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
+def _has_questions(run: Run, sources: Sources) -> bool:
+    return bool(sources.scale.data[run.data].has_questions or sources.scale.suites)
+
+
+def _suite_code(suites: tuple[Suite, ...]) -> list[str]:
+    """Return the module that loads suites, where a job has any."""
+    return ["formerlab.evaluation.suite_tasks"] if suites else []
+
+
+def _states(record: Path, names: Iterable[str], plan: dict[str, Any]) -> dict[str, str | None]:
+    """Return the fingerprint of each suite; one that cannot be seen now counts as unchanged since its last `record`."""
+    states = {name: plan["suites"][name]["state"] for name in names}
+    if None in states.values() and record.exists():
+        before = read_json(record).get("suites", {})
+        states = {name: before.get(name) if state is None else state for name, state in states.items()}
+    return states
+
+
+def _prune_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any], root: Path) -> dict[str, Any]:
     """Return the runs whose cache is pruned, each with its sweep."""
     jobs = {}
     for run in runs:
@@ -157,16 +196,40 @@ def _prune_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
             Layer(sources.scale_place, at_scale.prune.get(pattern, {})),
         ]
         sweep = parse(PruneSweep, layers, f"{run.study}.prune.{pattern}")
-        if sweep.context is not None and sweep.context > run.model.context:
+        context = _decoder_of(run, f"{study_place(run.study)}: prune.{pattern}").context
+        if sweep.context is not None and sweep.context > context:
             raise UserError(
                 f"{place_of(layers, ('context',))}: {run.study}.prune.{pattern}.context: {sweep.context} exceeds "
-                f"model.context={run.model.context} of run {run.name!r}; lower it"
+                f"model.context={context} of run {run.name!r}; lower it"
             )
-        has_questions = sweep.questions and bool(sources.scale.data[run.data].questions)
-        sweep = sweep.model_copy(update={"questions": has_questions})
-        code = code_hash("formerlab.evaluation.prune", specs=[sweep, run.model])
-        jobs[run.id] = {"sweep": sweep.plain(), "code": code}
+        sweep = sweep.model_copy(update={"questions": sweep.questions and _has_questions(run, sources)})
+        asked = {name: suite for name, suite in sources.scale.suites.items() if sweep.asks(name)}
+        suites = tuple(asked.values())
+        code = code_hash("formerlab.evaluation.prune", *_suite_code(suites), specs=[sweep, run.model, *suites])
+        jobs[run.id] = {
+            "sweep": sweep.plain(),
+            "code": code,
+            "suites": _states(root / plan["results"] / run.id / "prune.json", asked, plan),
+        }
     return jobs
+
+
+def _decoder_of(run: Run, place: str) -> Decoder:
+    """Return the run's model where it is a decoder, else say that `place` asks too much of it."""
+    if not isinstance(run.model, Decoder):
+        raise UserError(f"{place}: run {run.name!r} trains model.kind={run.model.kind}; name runs of a decoder")
+    return run.model
+
+
+def _claims(sources: Sources) -> dict[str, str]:
+    """Return what decides the numbers of the exact checks and, beside the rows, the verdicts."""
+    parts: list[Study | StudyScale] = [*sources.studies.values(), *sources.scale.studies.values()]
+    arms = [{name: claim.plain() for name, claim in part.claims.items()} for part in parts]
+    return {
+        "exact": code_hash("formerlab.claims.exact"),
+        "code": code_hash("formerlab.claims.table"),
+        "arms": fingerprint(arms),
+    }
 
 
 def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
@@ -199,7 +262,7 @@ def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:
     if run_id in plan["flow"]:
         written.add("flow.csv")
     if run_id in plan["prune"]:
-        written.add("prune.csv")
-        if plan["prune"][run_id]["sweep"]["questions"]:
-            written.add("prune_questions.csv")
+        written.update(PRUNE_FILES)
+        if not plan["prune"][run_id]["sweep"]["questions"]:
+            written.remove("prune_questions.csv")
     return [f"{plan['results']}/{run_id}/{file}" for file in drawing.reads if file in written]

@@ -22,8 +22,8 @@ from formerlab.errors import UserError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 VARIABLE = "FORMERLAB_PLAN"
-FILES = frozenset(("paths", "train", "valid", "test", "path"))
-"""Keys of a data set that name files."""
+FILES = frozenset(("paths", "train", "valid", "validation", "test", "path"))
+"""Keys of a data set or a suite that name files."""
 
 
 def plan_path(root: Path, given: dict[str, Any]) -> Path:

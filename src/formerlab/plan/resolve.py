@@ -1,17 +1,21 @@
 """From study, scale and overrides to the resolved spec of every run."""
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from formerlab.data import TextData
+from formerlab.data.dataset import DataSpec
 from formerlab.errors import UserError
 from formerlab.evaluation.equal_time import EqualTime
-from formerlab.growth import continued_spec, grown_spec
-from formerlab.plan.layers import Layer, Tree, fields, fill, grid_points, merge_layers, place_of
+from formerlab.growth import continued_spec, growable, grown_spec
+from formerlab.plan.layers import Layer, Tree, fields, fill, grid_points, merge, merge_layers, place_of
 from formerlab.plan.read import near_misses, parse
 from formerlab.plan.schema import Scale, StudyScale
 from formerlab.plan.sources import RUN_KEYS, Sources, part, study_place
 from formerlab.plan.tokenizers import same_tokenizer
 from formerlab.run import Run
+
+KINDS: Tree = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}, "optimizer": {"kind": "adamw"}}
+"""What a run means that does not say it."""
 
 EQUAL = "equal_time"
 """The key of a run that is no part of its spec: the steps follow from it."""
@@ -113,17 +117,33 @@ def _parse_run(study: str, name: str, layers: list[Layer], scale: Scale) -> Run:
     if not isinstance(data, str) or data not in scale.data:
         near = near_misses(str(data), list(scale.data))
         raise UserError(f"{place_of(layers, ('data',))}: {subject}.data: no data set {data!r} at this scale{near}")
-    vocabulary = scale.data[data].vocabulary
-    filled: Tree = {"study": study, "name": name, "model": {"vocabulary": vocabulary}}
-    if isinstance(task, dict) and "context" in task:
-        filled["model"]["context"] = task["context"]
-    run = parse(Run, [Layer(study_place(study), filled), *layers], subject)
-    if run.model.vocabulary < vocabulary:
+    of_data = scale.data[data].known(task if isinstance(task, dict) else {})
+    known, named = merge(KINDS, of_data), {"study": study, "name": name} | of_data
+    run = parse(
+        Run, [Layer(study_place(study), named), *layers, Layer(study_place(study), _unsaid(known, tree))], subject
+    )
+    if run.task.reads != scale.data[data].kind:
         raise UserError(
-            f"{place_of(layers, ('model', 'vocabulary'))}: {subject}.model.vocabulary: {run.model.vocabulary} is less "
+            f"{place_of(layers, ('data',))}: {subject}.data: {data!r} is {scale.data[data].kind}, but "
+            f"task.kind={run.task.kind} reads {run.task.reads}; name another data set or task"
+        )
+    vocabulary, given = known["model"].get("vocabulary", 0), getattr(run.model, "vocabulary", 0)
+    if given < vocabulary:
+        raise UserError(
+            f"{place_of(layers, ('model', 'vocabulary'))}: {subject}.model.vocabulary: {given} is less "
             f"than the {vocabulary} tokens of data set {data!r}; leave it out"
         )
     return run
+
+
+def _unsaid(known: Tree, tree: Tree) -> Tree:
+    """Return what the data know of a run where the run itself is silent."""
+    inner = {key: tree.get(key) for key in known}
+    return {
+        key: {name: value for name, value in known[key].items() if name not in (said or {})}
+        for key, said in inner.items()
+        if said is None or isinstance(said, dict)
+    }
 
 
 def _with_parents_first(study: str, runs: dict[str, Run], all_names: set[str]) -> list[Run]:
@@ -151,7 +171,7 @@ def _with_parents_first(study: str, runs: dict[str, Run], all_names: set[str]) -
     return list(ordered.values())
 
 
-def _grow(study: str, ordered: list[Run], data: dict[str, TextData]) -> list[Run]:
+def _grow(study: str, ordered: list[Run], data: Mapping[str, DataSpec]) -> list[Run]:
     """Give every grown run the tau that its growth asks for, and refuse what cannot grow."""
     done: dict[str, Run] = {}
     for run in ordered:
@@ -160,10 +180,8 @@ def _grow(study: str, ordered: list[Run], data: dict[str, TextData]) -> list[Run
             parent = done[run.init]
             _check_tokenizers(run, parent, data, place)
             try:
-                if run.growth is None:
-                    model = continued_spec(parent.model, run.model)
-                else:
-                    model = grown_spec(parent.model, run.model, run.growth)
+                old, new = growable(parent.model), growable(run.model)
+                model = continued_spec(old, new) if run.growth is None else grown_spec(old, new, run.growth)
             except UserError as error:
                 raise UserError(f"{place}.init: {run.init!r}: {error}") from None
             run = run.model_copy(update={"model": model})
@@ -171,7 +189,7 @@ def _grow(study: str, ordered: list[Run], data: dict[str, TextData]) -> list[Run
     return list(done.values())
 
 
-def _check_tokenizers(run: Run, parent: Run, data: dict[str, TextData], place: str) -> None:
+def _check_tokenizers(run: Run, parent: Run, data: Mapping[str, DataSpec], place: str) -> None:
     """Refuse a run that goes on with tokens of another meaning."""
     if same_tokenizer(run.data, parent.data, data):
         return

@@ -4,7 +4,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
 
-from formerlab.data import TextData
+from formerlab.claims.arms import ClaimArms
+from formerlab.data.kinds import Data
+from formerlab.evaluation.suites import Suite, check_names
 from formerlab.spec import Spec
 
 Item = TypeVar("Item")
@@ -28,7 +30,7 @@ class Config(Spec):
 
     scale: ScaleName = "laptop"
     """How big the runs are and which data they read: a file of workflow/scales."""
-    studies: Studies = ("tokenformer", "denseformer", "decay")
+    studies: Studies = ("tokenformer", "denseformer", "decay", "vision")
     """Which studies run: files of workflow/studies."""
     seeds: Seeds | None = None
     """Seeds of every run; null means those of the scale."""
@@ -38,12 +40,17 @@ class Config(Spec):
     """CPU threads of a job; null means the scale's number."""
     data: dict[Name, dict[str, Any]] = {}
     """Your own data: keys laid over the scale's data sets of the same name."""
+    suites: dict[Name, dict[str, Any]] = {}
+    """Your own question suites: keys laid over the scale's suites of the same name."""
     results: str = "results"
     """Folder of the result tree."""
     figures: str = "figures"
     """Folder of figures and tables."""
     tracking_uri: str | None = "sqlite:///mlflow.db"
     """MLflow tracking server: a sqlite file, an http(s) address, or empty for none."""
+    hardware: dict[str, dict[str, Any]] = {}
+    """Laid over the table of processors that the estimates know (plan/hardware.py): prices, measured utilisation,
+    your own machine."""
     overlay: str | None = None
     """A YAML file whose keys are laid over everything else, in the form of `set`."""
     set: dict[str, Any] = {}
@@ -68,6 +75,8 @@ class StudyScale(Spec):
     """Keys of the cache-pruning sweeps, by pattern of run names."""
     speed: dict[str, Any] = {}
     """Keys of what is timed."""
+    claims: dict[str, ClaimArms] = {}
+    """Claims whose arms are other runs than the study says."""
     flow: dict[str, Any] = {}
     """Keys of how the flow of information over depth is looked at."""
 
@@ -83,12 +92,18 @@ class Scale(Spec):
     """CPU threads of a job."""
     memory_mb: PositiveInt = 2000
     """Memory of a job beside what its model needs, MiB."""
-    flops_per_s: PositiveFloat = 2.0e10
-    """Training speed that the time estimates assume, FLOP/s of one job."""
+    hardware: str = "CPU"
+    """Processor that the estimates, and from them the requests of cluster jobs, are made for."""
+    flops_per_s: PositiveFloat | None = None
+    """Measured speed of matrix products in training, FLOP/s of one job; null means that of the hardware."""
+    runtime_minutes: PositiveInt = 1440
+    """Longest time of one cluster job; training that takes longer goes on in the next submission."""
     seeds: Seeds = (0,)
     """Seeds of every run."""
-    data: dict[Name, TextData]
+    data: dict[Name, Data]
     """Data sets by name."""
+    suites: Annotated[dict[Name, Suite], AfterValidator(check_names)] = {}
+    """Question suites by name, beside the embedded questions; zero-shot jobs answer all, sweeps those they name."""
     defaults: dict[str, Any] = {}
     """Keys of every run."""
     studies: dict[Name, StudyScale] = {}
@@ -114,5 +129,7 @@ class Study(Spec):
     """Keys of the cache-pruning sweeps, by pattern of run names."""
     speed: dict[str, Any] = {}
     """What is timed of which runs, all together on an otherwise idle machine."""
+    claims: dict[str, ClaimArms] = {}
+    """Which runs stand for the arms of the registered claims (claims/claims.yaml), by the claim's id."""
     flow: dict[str, Any] = {}
     """Of which trained models the flow of information over depth is looked at, and how."""

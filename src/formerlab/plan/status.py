@@ -15,6 +15,7 @@ READABLE = {
     "spec_hash": "configuration",
     "recipe": "configuration",
     "sweep": "configuration",
+    "suites": "suites",
     "settings": "configuration",
     "code_hash": "code",
     "source_fingerprint": "text",
@@ -87,7 +88,7 @@ def _expected(stage: str, name: str, plan: dict[str, Any]) -> dict[str, Any]:
         return {"code_hash": job["code"], "configuration": job["configuration"]}
     if stage != "train":
         weights = _said_by(Path(plan["results"], name, "run.json"), "weights_sha256")
-        asked = {key: job[key] for key in ("sweep", "settings") if key in job}
+        asked = {key: job[key] for key in ("sweep", "settings", "suites") if job.get(key)}
         return {"code_hash": job["code"], "weights_sha256": weights} | asked
     expected = {"spec_hash": job["spec_hash"], "code_hash": job["code"]}
     if job["equal_time"]:  # the record's own spec has the steps that equal time bought

@@ -1,10 +1,13 @@
 """Which data sets of a scale share a tokenizer."""
 
+from collections.abc import Mapping
+
 from formerlab.data import TextData, TokenizerFile, TokenizerOf
+from formerlab.data.dataset import DataSpec
 from formerlab.errors import UserError
 from formerlab.plan.read import near_misses
 
-DataSets = dict[str, TextData]
+DataSets = Mapping[str, DataSpec]
 
 
 def with_vocabularies(data: DataSets, place: str) -> DataSets:
@@ -12,7 +15,7 @@ def with_vocabularies(data: DataSets, place: str) -> DataSets:
 
     Raises UserError where that one does not exist, has another vocabulary, or takes its tokenizer from the first.
     """
-    filled: DataSets = {}
+    filled: dict[str, DataSpec] = {}
     for name in data:
         for borrower in reversed(_checked_chain(name, data, place)):
             filled.setdefault(borrower, _filled(borrower, data, filled, place))
@@ -21,8 +24,8 @@ def with_vocabularies(data: DataSets, place: str) -> DataSets:
 
 def tokenizer_of(name: str, data: DataSets) -> str | None:
     """Return the data set whose tokenizer this one takes, if it takes one."""
-    tokenizer = data[name].tokenizer
-    return tokenizer.data if isinstance(tokenizer, TokenizerOf) else None
+    spec = data[name]
+    return spec.tokenizer.data if isinstance(spec, TextData) and isinstance(spec.tokenizer, TokenizerOf) else None
 
 
 def chain(name: str, data: DataSets) -> list[str]:
@@ -34,8 +37,10 @@ def chain(name: str, data: DataSets) -> list[str]:
 def same_tokenizer(one: str, other: str, data: DataSets) -> bool:
     """Say whether two data sets have the same tokenizer; learned on different text, two are never the same."""
     first, second = (chain(name, data)[-1] for name in (one, other))
-    files = [data[name].tokenizer for name in (first, second)]
-    return first == second or (files[0] == files[1] and isinstance(files[0], TokenizerFile))
+    specs = [data[name] for name in (first, second)]
+    named = [spec.tokenizer for spec in specs if isinstance(spec, TextData)]
+    files = [tokenizer for tokenizer in named if isinstance(tokenizer, TokenizerFile)]
+    return first == second or (len(files) == 2 and files[0] == files[1])
 
 
 def _checked_chain(name: str, data: DataSets, place: str) -> list[str]:
@@ -50,11 +55,14 @@ def _checked_chain(name: str, data: DataSets, place: str) -> list[str]:
     return names
 
 
-def _filled(name: str, data: DataSets, filled: DataSets, place: str) -> TextData:
+def _filled(name: str, data: DataSets, filled: DataSets, place: str) -> DataSpec:
     spec, above = data[name], tokenizer_of(name, data)
-    if above is None:
+    if above is None or not isinstance(spec, TextData):
         return spec
-    vocabulary, stated = filled[above].vocabulary, spec.tokenizer.vocabulary
+    lender = filled[above]
+    if not isinstance(lender, TextData):
+        raise UserError(f"{place}: data.{name}.tokenizer.data: {above!r} is no text; name a corpus")
+    vocabulary, stated = lender.vocabulary, spec.tokenizer.vocabulary
     if stated not in (None, vocabulary):
         key = f"{place}: data.{name}.tokenizer.vocabulary"
         raise UserError(f"{key}: {stated}, but data set {above!r} has {vocabulary}; leave it out")

@@ -9,12 +9,11 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from formerlab.data.streams import load_stream, read_manifest
+from formerlab.data.streams import read_manifest
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json, write_text
 from formerlab.finished import load_record
-from formerlab.growth import continued_spec, grow_into, grow_optimizer_state, hold_old_tokens
-from formerlab.models.decoder import Decoder
+from formerlab.growth import continued_spec, grow_into, grow_optimizer_state, growable, hold_old_tokens
 from formerlab.run import Run
 from formerlab.training import provenance
 from formerlab.training.checkpoint import differences, load_checkpoint, load_tensors, save_checkpoint
@@ -61,13 +60,14 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, setting
         (out / "run.json").unlink(missing_ok=True)  # no old record speaks for new files
         write_text(out / "run.yaml", yaml.safe_dump(run.plain(), sort_keys=False))
         hooks = Hooks(save, stop, settings.checkpoint_seconds)
-        diverged = train(run, state, load_stream(data, "train"), load_stream(data, "valid"), hooks)
+        examples = run.task.load(data, "train")
+        diverged = train(run, state, examples, run.task.load(data, "valid"), hooks)
         if diverged is not None:
             _explain_divergence(run, diverged, path)
         final = write_results(run, state, data, out, diverged)
         write_weights(out, state, keep_optimizer=settings.keep_optimizer)
         state.wall_time_s = time.monotonic() - clock
-        record = record_of(run, state, settings, manifest, parent_record, diverged)
+        record = record_of(run, state, settings, manifest, parent_record, diverged, examples)
         write_json(out / "run.json", record | {"weights_sha256": sha256(out / WEIGHTS), "final": final})
         _tidy(out, record["status"])
 
@@ -122,14 +122,14 @@ def _initial_state(run: Run, parent: Path | None, parent_record: Record | None, 
     if parent is None or parent_record is None:
         model = run.model.build(run.seed).to(settings.device)
         return State(model, run.optimizer.build(model), started=provenance.now())
-    spec = Decoder.model_validate(parent_record["spec"]["model"])
-    weights = load_file(parent / WEIGHTS)
+    weights, spec = load_file(parent / WEIGHTS), growable(Run.model_validate(parent_record["spec"]).model)
+    wanted = growable(run.model)
     if run.growth is None:
-        model = continued_spec(spec, run.model).build(run.seed)
+        model = continued_spec(spec, wanted).build(run.seed)
         model.load_state_dict(weights)
         model.to(settings.device)
         return State(model, run.optimizer.build(model), started=provenance.now())
-    model = grow_into(weights, spec, run.model, run.growth, run.seed).to(settings.device)
+    model = grow_into(weights, spec, wanted, run.growth, run.seed).to(settings.device)
     optimizer = run.optimizer.build(model)
     hold_old_tokens(optimizer, model, weights, run.growth.old_tokens)
     if run.growth.optimizer == "carry":

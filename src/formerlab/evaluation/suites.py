@@ -1,0 +1,112 @@
+"""Suites of questions beside the embedded ones: local files, or tasks that lm-evaluation-harness comes with.
+
+A suite made of other files than the harness's own is another test, even where the questions are the same: prompts and
+rows differ. Its name therefore ends in `_local`, it has a version of its own, and its numbers stand in no column of
+published ones. `suite_tasks.py` makes tasks of suites.
+"""
+
+import glob
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from formerlab.data.contents import contents
+from formerlab.errors import UserError
+from formerlab.spec import Spec, fingerprint
+
+LOCAL = "_local"
+"""How the names of suites from files end, and no others."""
+
+Form = Literal["choices", "contexts", "cloze", "pairs"]
+
+
+class LocalSuite(Spec):
+    """Questions in JSON lines of your own, one per line; docs/decay.md lists the fields of each format."""
+
+    kind: Literal["files"] = "files"
+    paths: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Files, folders or globs; `~` and paths relative to the working directory are understood."""
+    format: Form = "choices"
+    """choices: endings of one query. contexts: beginnings of one ending (WinoGrande, WSC). cloze: the last word of a
+    text (LAMBADA). pairs: two sentences, of which the good one should be the more probable (BLiMP)."""
+    prompt: str = "{query}"
+    """What stands before the choices, with the names of fields in braces; for the format `choices` only."""
+    delimiter: str = " "
+    """What stands between context and ending; pairs have neither."""
+    limit: PositiveInt | None = None
+    """Examples at most, a sample of all, the same on every machine; none means all."""
+    leading_token: bool = False
+    """Put the token that ends documents in front of every context; the published accuracies have none."""
+    version: PositiveFloat = 1.0
+    """Version of the task; raise it when files or prompt change what is asked."""
+
+    def state(self) -> str | None:
+        """Return the fingerprint of settings and contents, places aside; none where a file is missing."""
+        try:
+            known = contents(self.files(), None)
+        except (UserError, OSError):
+            return None
+        named = sorted([path.name, digest] for path, digest in known.items())
+        return fingerprint([self.model_dump(mode="json", exclude={"paths"}), named])
+
+    def files(self, name: str = "<name>") -> list[Path]:
+        """Return the files, sorted. Raises UserError for a pattern without any; `name` is that of the suite."""
+        found: set[Path] = set()
+        for pattern in self.paths:
+            place = os.path.abspath(os.path.expanduser(pattern))
+            matches = [place] if os.path.exists(place) else glob.glob(place, recursive=True)
+            files = {
+                file for match in map(Path, matches) for file in ([match] if match.is_file() else match.glob("*.jsonl"))
+            }
+            if not files:
+                raise UserError(f"suites.{name}.paths: no file at '{pattern}' (working directory {Path.cwd()})")
+            found |= files
+        return sorted(found)
+
+
+class HarnessSuite(Spec):
+    """A task that lm-evaluation-harness defines, from local copies of its data set, from the hub or the hub's cache."""
+
+    kind: Literal["harness"] = "harness"
+    task: str
+    """Its name there: hellaswag, lambada_openai, arc_easy, arc_challenge, winogrande, piqa, openbookqa, ..."""
+    paths: dict[Literal["train", "validation", "test"], str] = {}
+    """Local copies of the data set by split, in JSON lines or Parquet, with the fields that it has on the hub; every
+    split that the task names must be there. Empty: the hub, or its cache where HF_HUB_OFFLINE is set."""
+    shots: NonNegativeInt = 0
+    """Solved examples in front of each question."""
+    limit: PositiveInt | None = None
+    """First examples at most; none means all."""
+    leading_token: bool = False
+    """Put the token that ends documents in front of every context; the published accuracies have none."""
+
+    def state(self) -> str | None:
+        """Return the fingerprint of settings and local copies, places aside; what the hub holds is not looked up."""
+        try:
+            known = contents(self.files().values(), None)
+        except (UserError, OSError):
+            return None
+        named = sorted([path.name, digest] for path, digest in known.items())
+        return fingerprint([self.model_dump(mode="json", exclude={"paths"}), named])
+
+    def files(self, name: str = "<name>") -> dict[str, Path]:
+        """Return the local copies by split. Raises UserError for one that is missing; `name` is that of the suite."""
+        files: dict[str, Path] = {split: Path(path).expanduser().absolute() for split, path in self.paths.items()}
+        for split, path in files.items():
+            if not path.is_file():
+                raise UserError(f"suites.{name}.paths.{split}: no file at '{path}'")
+        return files
+
+
+Suite = Annotated[LocalSuite | HarnessSuite, Field(discriminator="kind")]
+
+
+def check_names(suites: dict[str, Suite]) -> dict[str, Suite]:
+    """Return the suites. Raises ValueError where a name hides what a suite is made of."""
+    for name, suite in suites.items():
+        if name.endswith(LOCAL) != (suite.kind == "files"):
+            of_files = f"a suite of files is named '<suite>{LOCAL}', since it is not the published one"
+            raise ValueError(f"{name}: {of_files if suite.kind == 'files' else f'only suites of files end in {LOCAL}'}")
+    return suites

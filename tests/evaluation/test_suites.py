@@ -1,0 +1,209 @@
+import json
+from functools import partial
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from formerlab.cache import Decay
+from formerlab.errors import UserError
+from formerlab.evaluation.arm import Arm
+from formerlab.evaluation.examples import read_examples
+from formerlab.evaluation.harness import HarnessModel
+from formerlab.evaluation.questions import Questions
+from formerlab.evaluation.suite_tasks import load_suites
+from formerlab.evaluation.suites import HarnessSuite, LocalSuite, Suite, check_names
+from formerlab.evaluation.zeroshot import evaluate_tasks
+
+ROWS = {
+    "choices": [
+        {"goal": "the cat sat", "choices": ["on a mat", "by the old river", "dog"], "gold": 2},
+        {"goal": "many birds", "choices": ["sing", "ran to an old house"], "gold": 0},
+        {"goal": "where the dog", "choices": ["sat", "and the cat sat", "ran", "sing"], "gold": 3},
+    ],
+    "contexts": [
+        {"sentence": "the cat sat where _ ran to a mat", "choices": ["the dog", "a bird"], "gold": 1},
+        {"continuation": "sat on a mat", "choices": ["the cat and the dog", "many birds"], "gold": 0},
+    ],
+    "cloze": [{"text": "the cat sat on a mat"}, {"text": "many birds\n\nsing by the old river"}],
+    "pairs": [
+        {"sentence_good": "the cat sat", "sentence_bad": "the cat sing", "UID": "agreement", "pairID": "7"},
+        {"sentence_good": "birds sing", "sentence_bad": "birds sat by an old", "UID": "agreement", "pairID": "8"},
+    ],
+}
+PROMPTS = {"choices": "Question: {goal}\nAnswer:"}
+
+
+@pytest.fixture(scope="module")
+def suites(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("suites")
+    for form, rows in ROWS.items():
+        (folder / f"{form}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
+        f"{form}_local": LocalSuite(
+            paths=(str(folder / f"{form}.jsonl"),), format=form, prompt=PROMPTS.get(form, "{query}")
+        )
+        for form in ROWS
+    }
+
+
+def test_answers_are_those_of_the_harness(model, tokenizer, suites):
+    tasks = load_suites(suites)
+    questions = Questions(tasks, tokenizer)
+    attend_for = partial(Arm(Decay(), 0.5).attend, position=model.position)
+    for pruned in (None, attend_for):
+        expected = evaluate_tasks(model, tokenizer, tasks, attend_for=pruned)
+        for batch in (1, 8):
+            found = list(questions.answers(model, batch=batch, attend_for=pruned))
+            assert [row[:4] for row in found] == [row[:4] for row in expected]
+            assert [row.value for row in found] == pytest.approx([row.value for row in expected], abs=1e-4)
+            assert [row.realised_budget for row in found] == [row.realised_budget for row in expected]
+
+
+@pytest.mark.parametrize("leading", [False, True])
+def test_every_format_scores_what_it_says(model, tokenizer, suites, leading):
+    scored = HarnessModel(model, tokenizer, leading_token=leading)
+    ends = {
+        "choices_local": ("Question: the cat sat\nAnswer:", " on a mat"),
+        "contexts_local": ("the cat sat where the dog", " ran to a mat"),
+        "cloze_local": ("the cat sat on a", " mat"),
+        "pairs_local": ("", "the cat sat"),
+    }
+    tasks = load_suites(suites)
+    questions = Questions(tasks, tokenizer, leading=list(suites) if leading else [])
+    asked = [pair for _, pair in ((request, request[0]) for request in questions.encoded)]
+    assert set(ends.values()) <= set(asked)
+    place = asked.index(ends["cloze_local"])
+    rows = [row for row in questions.answers(model) if row.task == "cloze_local" and row.metric == "log_prob"]
+    assert scored.answers([questions.encoded[place]])[0].log_prob in [pytest.approx(row.value) for row in rows]
+    prefix = next(question for question in questions.encoded if question[0] == ends["contexts_local"])[1][:1]
+    assert (prefix == [0]) == leading
+    pair = next(question for question in questions.encoded if question[0] == ends["pairs_local"])
+    assert pair[1] == [0]
+    assert tokenizer.decode(pair[2]) == "the cat sat"
+
+
+def test_rows_have_stable_examples_and_their_own_number_of_choices(model, tokenizer, suites):
+    rows = list(Questions(load_suites(suites), tokenizer).answers(model))
+    found = {(row.task, row.example): row.choices for row in rows}
+    assert found["pairs_local", "agreement-7"] == 2
+    assert sorted(example for task, example in found if task == "choices_local") == [
+        f"choices-0000{line}" for line in (1, 2, 3)
+    ]
+    assert sorted(choices for (task, _), choices in found.items() if task == "choices_local") == [2, 3, 4]
+    assert {row.metric for row in rows if row.task == "cloze_local"} == {"acc", "log_prob"}
+    assert {row.task_version for row in rows} == {"1.0"}
+
+
+def test_a_limit_takes_a_sample_of_all_files(tmp_path):
+    for name in "ab":
+        rows = [{"text": f"some words {number}"} for number in range(50)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    examples = read_examples(paths, "cloze")
+    assert examples == read_examples(paths[::-1], "cloze")
+    first = [example["id"][0] for example in examples[:40]]
+    assert 10 < first.count("a") < 30
+
+
+def test_cut_contexts_are_counted(model, tokenizer, suites, tmp_path):
+    text = " ".join(["the cat sat on a mat and the dog ran to an old house"] * 9)
+    (tmp_path / "long.jsonl").write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "a mat"}))
+    tasks = load_suites({"long_local": LocalSuite(paths=(str(tmp_path),), format="cloze"), **suites})
+    questions = Questions(tasks, tokenizer)
+    assert questions.cut(model.spec.context) == {"long_local": 1}
+    assert (
+        len(list(questions.answers(model))) == len(list(Questions(load_suites(suites), tokenizer).answers(model))) + 4
+    )
+
+
+MISTAKES = {
+    "choices": [
+        ('{"query": "a", "choices": ["b"], "gold": 0}', "not two or more texts"),
+        ('{"query": "a", "choices": ["b", "c"], "gold": 2}', "gold 2 is not the index of one of 2"),
+        ('{"query": "a", "choices": ["b", "c"], "gold": true}', "gold True"),
+        ('{"question": "a", "choices": ["b", "c"], "gold": 0}', "asks for the field 'query'"),
+        ('{"query": "a", "choices": ["b", ', "cannot be read"),
+        ("[1]", "not a JSON object"),
+    ],
+    "contexts": [('{"sentence": "no gap", "choices": ["b", "c"], "gold": 0}', "has no '_'")],
+    "cloze": [('{"text": "word"}', "no last word"), ('{"text": 3}', "'text' holds 3")],
+    "pairs": [('{"sentence_good": "a b"}', "'sentence_bad' holds None")],
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "line", "said"), [(form, *case) for form, cases in MISTAKES.items() for case in cases]
+)
+def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path, form, line, said):
+    good = {"choices": {"query": "a", **ROWS["choices"][0]}}.get(form, ROWS[form][0])
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(good) + "\n\n" + line + "\n")
+    with pytest.raises(UserError) as raised:
+        read_examples([path], form)
+    assert str(raised.value).startswith(f"{path}:3: ")
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_id_given_twice_and_an_empty_file_are_refused(tmp_path):
+    row = {"id": "x", "query": "a", "choices": ["b", "c"], "gold": 0}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(2 * (json.dumps(row) + "\n"))
+    with pytest.raises(UserError, match=r"rows.jsonl:2: id 'x' stands here a second time"):
+        read_examples([path], "choices")
+    path.write_text("\n")
+    with pytest.raises(UserError, match="no rows"):
+        read_examples([path], "choices")
+
+
+def test_the_state_follows_contents_and_settings_not_places(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rows.jsonl").write_text('{"text": "a b"}\n')
+    suite = LocalSuite(paths=(str(tmp_path / "a"),), format="cloze")
+    assert suite.state() == LocalSuite(paths=(str(tmp_path / "b/*.jsonl"),), format="cloze").state()
+    assert suite.state() != LocalSuite(paths=suite.paths, format="cloze", limit=3).state()
+    before = suite.state()
+    (tmp_path / "a/rows.jsonl").write_text('{"text": "a c"}\n')
+    assert suite.state() != before
+    (tmp_path / "a/rows.jsonl").unlink()
+    assert suite.state() is None
+    with pytest.raises(UserError, match=r"suites.words_local.paths: no file at "):
+        load_suites({"words_local": suite})
+
+
+def test_names_say_what_is_not_the_published_suite(tmp_path):
+    adapter = TypeAdapter(Suite)
+    local, official = adapter.validate_python({"kind": "files", "paths": ["x"]}), HarnessSuite(task="piqa")
+    assert check_names({"piqa_local": local, "piqa": official})
+    for name, suite in (("piqa", local), ("piqa_local", official)):
+        with pytest.raises(ValueError, match="_local"):
+            check_names({name: suite})
+    with pytest.raises(ValidationError):
+        adapter.validate_python({"kind": "files", "paths": []})
+
+
+def test_a_task_of_the_harness_reads_local_copies(model, tokenizer, tmp_path):
+    labels = ["A", "B", "C", "D"]
+    rows = [
+        {
+            "question_stem": f"the cat {word}",
+            "choices": {"text": ["a", "b", "c", word], "label": labels},
+            "answerKey": "D",
+        }
+        for word in ("sat", "ran", "sing")
+    ]
+    path = tmp_path / "copy.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    copies = dict.fromkeys(("train", "validation", "test"), str(path))
+    suite = HarnessSuite(task="openbookqa", paths=copies, shots=1)
+    tasks = load_suites({"openbookqa": suite})
+    rows = list(Questions(tasks, tokenizer).answers(model))
+    assert {row.metric for row in rows} == {"acc", "acc_norm"}
+    assert len(rows) == 2 * 3
+    (task,) = tasks["tasks"].values()
+    assert task.instances[0].args[0].count("\n\n") == 1  # one solved example
+    with pytest.raises(UserError, match="no task 'openbookqqa'"):
+        load_suites({"x": HarnessSuite(task="openbookqqa", paths=copies)})
+    with pytest.raises(UserError, match=r"suites.x.paths.test: no file"):
+        load_suites({"x": HarnessSuite(task="openbookqa", paths={"test": "/nowhere.jsonl"})})

@@ -1,0 +1,63 @@
+import pytest
+
+from formerlab.errors import UserError
+from formerlab.files import write_json
+from formerlab.plan.locate import plan_path
+
+RUNS = ("small/plain/seed0", "small/plain/seed1")
+
+
+@pytest.fixture
+def words(project):
+    """Name a local suite in config.yaml; return its file."""
+    path = project.root / "words.jsonl"
+    path.write_text('{"text": "a b"}\n')
+    return path
+
+
+def suites(path):
+    return {"suites": {"words_local": {"kind": "files", "paths": [str(path)], "format": "cloze"}}}
+
+
+def test_suites_are_asked_beside_or_without_embedded_questions(project, words):
+    plan = project.plan(**suites(words))
+    for stage in ("zeroshot", "prune"):
+        states = [job["suites"] for job in plan[stage].values()]
+        assert states == 2 * [{"words_local": plan["suites"]["words_local"]["state"]}]
+    alone = project.plan(**suites(words), set={"scale.data.text.questions": 0})
+    assert set(alone["zeroshot"]) == set(RUNS)
+    assert all(job["sweep"]["questions"] for job in alone["prune"].values())
+    assert project.plan()["zeroshot"][RUNS[0]]["suites"] == {}
+
+
+def test_a_sweep_names_the_suites_that_it_asks(project, words):
+    only = project.plan(**suites(words), set={"scale.studies.small.prune.plain.suites": ["arc_*"]})
+    assert only["prune"][RUNS[0]]["suites"] == {}
+    assert only["zeroshot"][RUNS[0]]["suites"] != {}
+
+
+def test_changed_files_change_jobs_and_the_plan(project, words):
+    before, place = project.plan(**suites(words)), plan_path(project.root, suites(words))
+    words.write_text('{"text": "a c and more"}\n')
+    after = project.plan(**suites(words))
+    for stage in ("zeroshot", "prune"):
+        assert after[stage][RUNS[0]]["suites"] != before[stage][RUNS[0]]["suites"]
+        assert after[stage][RUNS[0]]["code"] == before[stage][RUNS[0]]["code"]
+    assert plan_path(project.root, suites(words)) != place
+    assert after["train"] == before["train"]
+
+
+def test_files_out_of_sight_count_as_unchanged(project, words):
+    plan = project.plan(**suites(words))
+    state = plan["suites"]["words_local"]["state"]
+    record = project.root / plan["results"] / RUNS[0] / "zeroshot.json"
+    write_json(record, {"suites": {"words_local": state}})
+    words.unlink()
+    later = project.plan(**suites(words))["zeroshot"]
+    assert [later[run]["suites"]["words_local"] for run in RUNS] == [state, None]
+
+
+def test_a_misleading_name_is_refused(project, words):
+    given = {"suites": {"piqa": {"kind": "files", "paths": [str(words)]}}}
+    with pytest.raises(UserError, match="a suite of files is named '<suite>_local'"):
+        project.plan(**given)
