@@ -77,14 +77,15 @@ def data(arguments: argparse.Namespace) -> None:
 
 def speed(arguments: argparse.Namespace) -> None:
     """Time what the plan has timed of a study."""
+    plan = load_plan(arguments)
+    job = job_of(plan, "speed", arguments.study)
+    os.environ["OMP_NUM_THREADS"] = str(plan["threads"])  # the job holds more cores than it may use
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler counts memory, and would speak of it
     import torch
 
     from formerlab.evaluation import speed as stage
     from formerlab.run import Run
 
-    plan = load_plan(arguments)
-    job = job_of(plan, "speed", arguments.study)
     folder = Path(plan["results"], arguments.study)
     with noted("speed", folder):
         _use_threads(plan)
