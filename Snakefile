@@ -28,23 +28,29 @@ report: "workflow/report/workflow.rst"
 
 wildcard_constraints:
     id=r"[^/]+/[^/]+/seed\d+",
+    study=r"[^/]+",
 
 
 rule all:
     input:
         [file for job in PLAN["draw"].values() for file in job["outputs"]],
+        expand(f"{RESULTS}/{{study}}/speed.json", study=PLAN["speed"]),
         expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
         expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
         expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
+        f"{FIGURES}/claims.csv",
+        expand(f"{RESULTS}/{{id}}/flow.json", id=PLAN["flow"]),
         f"{RESULTS}/mlflow.json",
 
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/targets.smk"
 include: "workflow/rules/data.smk"
+include: "workflow/rules/speed.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/draw.smk"
+include: "workflow/rules/claims.smk"
 include: "workflow/rules/track.smk"
 
 

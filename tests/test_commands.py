@@ -23,8 +23,9 @@ from formerlab.plan.json_schema import json_schema
 from formerlab.plan.locate import ensure_plan, plan_path
 
 VERBS = (
-    *("plan", "schema", "status", "data", "train", "zeroshot", "prune", "draw", "figures", "headline", "track"),
-    *("export", "compare", "check", "rescue", "demo", "generate", "ui"),
+    *("plan", "schema", "status", "data", "speed", "train", "zeroshot", "prune", "flow", "draw", "figures", "exact"),
+    *("claims", "headline", "track", "export", "compare", "check", "rescue", "demo", "generate", "ui"),
+    *("export-huggingface", "import-tokenformer", "zeroshot-folder", "prune-folder"),
 )
 
 
@@ -72,7 +73,7 @@ def test_every_verb_explains_itself(verb, capsys):
 def test_the_overview_lists_every_verb_with_a_line(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
-    lines = dict(re.findall(r"^    (\S+) +(\S.*)$", capsys.readouterr().out, re.MULTILINE))
+    lines = dict(re.findall(r"^    (\S+)\s+(\S.*)$", capsys.readouterr().out, re.MULTILINE))
     wrapped = {verb: lines.get(verb, "") for verb in VERBS}
     assert set(lines) == set(VERBS)
     assert all(wrapped.values())

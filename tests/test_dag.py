@@ -26,9 +26,11 @@ if name and name == os.environ.get("FAILING"):
     sys.exit("this one fails")
 train = "run.json run.yaml train.csv timing.csv eval.csv test.csv depth.csv weights.safetensors"
 prune = "{" ".join(FILES)} prune.json"
-of_run = {{"train": train, "zeroshot": "zeroshot.csv zeroshot.json", "prune": prune}}
+of_run = {{"flow": "flow.csv flow.json", "train": train, "zeroshot": "zeroshot.csv zeroshot.json", "prune": prune}}
 if verb == "draw":
     paths = plan["draw"][name]["outputs"]
+elif verb == "speed":
+    paths = [f"{{plan['results']}}/{{name}}/speed.{{ending}}" for ending in ("csv", "json")]
 elif verb == "data":
     paths = [plan["data"][name]["out"] + "/manifest.json"]
 elif verb in of_run:

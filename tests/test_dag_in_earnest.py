@@ -15,11 +15,11 @@ scale.data.text:
   source: {kind: files, paths: [words.txt], documents: paragraph}
   tokenizer: {vocabulary: 270}
   questions: 0
-scale.studies.tokenformer.only: [transformer, tokenformer-small, grown-zero-keep]
+scale.studies.tokenformer.only: [transformer-2, tokenformer-1, grown-zero-keep-2]
 tokenformer: {steps: 4, evaluate_every: 2, log_every: 2}
 """
 
-RUNS = [f"tokenformer/{run}/seed0" for run in ("transformer", "tokenformer-small", "grown-zero-keep")]
+RUNS = [f"tokenformer/{run}/seed0" for run in ("transformer-2", "tokenformer-1", "grown-zero-keep-2")]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_after_a_failure_the_rest_is_finished_drawn_and_the_failure_is_named(tin
     intact = weights.read_bytes()
     weights.write_bytes(intact[:-1])
     shutil.rmtree(tiny.root / "figures")
-    changes = {f"tokenformer.runs.{run}.optimizer.lr": 1.0e-3 for run in ("transformer", "grown-zero-keep")}
+    changes = {f"tokenformer.runs.{run}.optimizer.lr": 1.0e-3 for run in ("transformer-2", "grown-zero-keep-2")}
     done = tiny.snakemake("--cores", "2", "--keep-going", config={"set": changes})
     assert done.returncode == 1
     said = done.stdout + done.stderr
@@ -63,5 +63,5 @@ def test_after_a_failure_the_rest_is_finished_drawn_and_the_failure_is_named(tin
     assert not (tiny.root / "results/live/smoke" / RUNS[2] / "run.json").exists()
     assert (tiny.root / "figures/live/smoke/tokenformer_table.csv").read_text().count("ours") == 2
     weights.write_bytes(intact)
-    rest = {f"train {RUNS[2]}", *drawn_from("tokenformer/grown-zero-keep"), "track", "all"}
+    rest = {f"train {RUNS[2]}", *drawn_from("tokenformer/grown-zero-keep-2"), "track", "all"}
     assert tiny.to_do(config={"set": changes}) == rest

@@ -5,3 +5,9 @@ turns a configuration into the list of all runs, and `results`, `figures` and `t
 """
 
 __version__ = "0.1.0"
+
+from formerlab.huggingface.registration import register_when_imported
+from formerlab.timm_hook import register_on_import
+
+register_when_imported()
+register_on_import()

@@ -14,6 +14,8 @@ from formerlab.files import read_json, sha256, write_json
 from formerlab.results import TRAINED, Results, read_rows
 
 PROVENANCE = "provenance.json"
+EXACT = "exact.csv"
+"""Numbers of the exact claims (claims/table.py)."""
 _KEPT = ("run.json", "git", "versions", "host", "device", "code_hash", "spec_hash", "data", "started", "finished")
 
 
@@ -41,6 +43,8 @@ def export(live_root: Path, cached_root: Path) -> dict[str, Any]:
         report["exported"] += [record["id"] for record in complete]
         report["diverged"] += [record["id"] for record in complete if record["status"] == "diverged"]
         report["unfinished"] |= unfinished
+    if (live_root / EXACT).exists():
+        shutil.copyfile(live_root / EXACT, cached_root / EXACT)
     if not report["exported"]:
         raise UserError(f"{live_root}: no complete run to export; finish the seeds of a study first")
     return report
@@ -91,8 +95,15 @@ def _replace(results: Results, target: Path, records: Sequence[dict[str, Any]], 
                 shutil.copyfile(path, copy / path.name)
             files = {path.name: sha256(path) for path in sorted(copy.iterdir())}
             runs[record["id"]] = {key: record[key] for key in _KEPT if key in record} | {"files_sha256": files}
+        of_study = results.root / target.name
+        for path in sorted(path for path in of_study.iterdir() if path.is_file() and _is_row_file(path)):
+            shutil.copyfile(path, fresh / path.name)
+        files = {path.name: sha256(path) for path in sorted(fresh.iterdir()) if path.is_file()}
         stamp = {"schema": 1, "scale": results.scale, "exported": datetime.now(UTC).isoformat(timespec="seconds")}
-        write_json(fresh / PROVENANCE, stamp | {"formerlab": __version__, "runs": runs, "unfinished": unfinished})
+        write_json(
+            fresh / PROVENANCE,
+            stamp | {"formerlab": __version__, "runs": runs, "files_sha256": files, "unfinished": unfinished},
+        )
         if target.exists():
             os.replace(target, old)
         os.replace(fresh, target)
@@ -104,13 +115,15 @@ def _replace(results: Results, target: Path, records: Sequence[dict[str, Any]], 
 
 
 def _is_row_file(path: Path) -> bool:
-    return path.suffix in (".csv", ".json", ".yaml")
+    return path.suffix in (".csv", ".json", ".yaml") and not path.name.startswith(".")
 
 
 def verify(cached_root: Path) -> None:
     """Raise UserError where a cached file is not the one that was exported."""
     for provenance in sorted(cached_root.glob(f"*/{PROVENANCE}")):
-        for name, run in read_json(provenance)["runs"].items():
+        record = read_json(provenance)
+        of_study = {provenance.parent.name: {"files_sha256": record.get("files_sha256", {})}}
+        for name, run in (of_study | record["runs"]).items():
             for file, digest in run["files_sha256"].items():
                 path = cached_root / name / file
                 if not path.exists() or sha256(path) != digest:

@@ -13,7 +13,11 @@ from formerlab.growth_optimizer import OldTokens, grow_optimizer_state, hold_old
 from formerlab.growth_width import WidthMethod, check_width, widen
 from formerlab.layers.pattention import Pattention, PattentionLayer
 from formerlab.models.decoder import Decoder, DecoderModel
+from formerlab.models.vision import VisionTransformer, VisionTransformerModel
 from formerlab.spec import Spec
+
+Growable = Decoder | VisionTransformer
+GrowableModel = DecoderModel | VisionTransformerModel
 
 InitialKeys = Literal["random", "zero"]
 TauRule = Literal["sqrt", "keep"]
@@ -23,7 +27,7 @@ TOKEN_KEYS = INITIAL | {"tokens", "tau"}
 WIDTH_KEYS = INITIAL | {"width", "heads", "hidden"}
 """Keys in which a child's spec may differ: what growth decides, and what only draws initial values."""
 
-__all__ = ["Growth", "grow", "grow_into", "grow_optimizer_state", "grown_spec", "hold_old_tokens"]
+__all__ = ["Growth", "continued_spec", "grow", "grow_into", "grow_optimizer_state", "grown_spec", "hold_old_tokens"]
 
 
 class Growth(Spec):
@@ -62,14 +66,14 @@ class Growth(Spec):
 
 
 def grow(
-    model: DecoderModel,
+    model: GrowableModel,
     factor: int | float = 2,
     init: InitialKeys = "zero",
     tau: TauRule = "keep",
     *,
     tokens: dict[str, int] | None = None,
     seed: int = 0,
-) -> DecoderModel:
+) -> GrowableModel:
     """Return a copy of a model with more parameter tokens, by default one that computes the same function.
 
     Every Pattention's token count is multiplied by `factor` and rounded; `tokens` names counts instead, per kind of
@@ -82,7 +86,7 @@ def grow(
     return grow_into(model.state_dict(), model.spec, child, growth, seed).train(model.training)
 
 
-def grown_spec(parent: Decoder, child: Decoder, growth: Growth) -> Decoder:
+def grown_spec(parent: Growable, child: Growable, growth: Growth) -> Growable:
     """Return the spec of the child that grows from the parent: the wanted one, with the tau that `growth` asks for.
 
     Raises UserError where the wanted spec differs from the parent's in more than what the method grows (token counts,
@@ -94,11 +98,23 @@ def grown_spec(parent: Decoder, child: Decoder, growth: Growth) -> Decoder:
         raise UserError(f"cannot grow {key}={old} into {key}={new}: {what}; make them equal")
     if growth.method == "tokens":
         return _with_tau(parent, child, growth.tau)
+    if not isinstance(parent, Decoder) or not isinstance(child, Decoder):
+        raise UserError(f"cannot grow {child.kind} by method={growth.method}: only decoders grow in width; use tokens")
     check_width(parent, child, growth.method)
     return child
 
 
-def _with_tau(parent: Decoder, child: Decoder, rule: TauRule) -> Decoder:
+def continued_spec(parent: Growable, child: Growable) -> Growable:
+    """Return the spec of a model that goes on training without growth: the parent's, its tau included.
+
+    Raises UserError where the wanted spec differs in more than initial values.
+    """
+    for key, old, new in _differences(parent.plain(), child.plain(), INITIAL | {"tau"}):
+        raise UserError(f"cannot go on from {key}={old} with {key}={new}; make them equal, or add the key growth")
+    return parent
+
+
+def _with_tau(parent: Growable, child: Growable, rule: TauRule) -> Growable:
     """Return the child with the tau of its parent, or of its own token count; refuse another tau and fewer tokens."""
     grown = {}
     for name, new in _pattentions(child).items():
@@ -121,8 +137,8 @@ def _with_tau(parent: Decoder, child: Decoder, rule: TauRule) -> Decoder:
 
 
 def grow_into(
-    parent_state: dict[str, Tensor], parent: Decoder, child: Decoder, growth: Growth, seed: int
-) -> DecoderModel:
+    parent_state: dict[str, Tensor], parent: Growable, child: Growable, growth: Growth, seed: int
+) -> GrowableModel:
     """Return the child's model, started from the parent's weights; it takes their dtype and device.
 
     With method = tokens old keys and values become the leading rows and all other weights are copied. New rows are what
@@ -132,8 +148,8 @@ def grow_into(
     """
     child = grown_spec(parent, child, growth)
     _check_weights(parent_state, parent)
-    model = child.build(seed).to(parent_state["embedding"])
-    if growth.method != "tokens":
+    model = child.build(seed).to(next(iter(parent_state.values())))
+    if isinstance(model, DecoderModel) and isinstance(parent, Decoder) and growth.method != "tokens":
         widen(model, parent_state, parent, growth.method, growth.noise, seed)
         return model
     for name, weight in model.state_dict().items():
@@ -145,10 +161,10 @@ def grow_into(
     return model
 
 
-def _check_weights(state: dict[str, Tensor], spec: Decoder) -> None:
+def _check_weights(state: dict[str, Tensor], spec: Growable) -> None:
     """Refuse weights that another spec made; the expected shapes come from a model without storage."""
     with torch.device("meta"):
-        expected = {name: tuple(weight.shape) for name, weight in DecoderModel(spec).state_dict().items()}
+        expected = {name: tuple(weight.shape) for name, weight in spec.build().state_dict().items()}
     shapes = {name: tuple(weight.shape) for name, weight in state.items()}
     for name in sorted(expected.keys() | shapes.keys()):
         if expected.get(name) != shapes.get(name):
@@ -158,22 +174,22 @@ def _check_weights(state: dict[str, Tensor], spec: Decoder) -> None:
             )
 
 
-def _pattentions(spec: Decoder) -> dict[str, Pattention]:
+def _pattentions(spec: Growable) -> dict[str, Pattention]:
     parts = {name: getattr(spec, name) for name in type(spec).model_fields}
     return {name: part for name, part in parts.items() if isinstance(part, Pattention)}
 
 
-def _kinds(spec: Decoder) -> str:
+def _kinds(spec: Growable) -> str:
     return f"projection.kind={spec.projection.kind}, feedforward.kind={spec.feedforward.kind}"
 
 
-def _multiplied(spec: Decoder, factor: int | float) -> dict[str, int]:
+def _multiplied(spec: Growable, factor: int | float) -> dict[str, int]:
     if not 1 <= factor < math.inf:
         raise UserError(f"cannot grow by factor={factor}: growth never removes tokens; use a factor of at least 1")
     return {name: round(part.tokens * factor) for name, part in _pattentions(spec).items()}
 
 
-def _with_tokens(spec: Decoder, tokens: dict[str, int]) -> Decoder:
+def _with_tokens(spec: Growable, tokens: dict[str, int]) -> Growable:
     parts = _pattentions(spec)
     if unknown := sorted(tokens.keys() - parts.keys()):
         raise UserError(

@@ -23,6 +23,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "eval.csv": ("step", "split", "batch", "tokens", "loss_nats"),
     "test.csv": ("window", "tokens", "loss_nats"),
     "depth.csv": ("destination", "source", "weight"),
+    "speed.csv": ("run", "measure", "repetition", "place", "sequences", "tokens", "time_s", "memory_bytes"),
+    "flow.csv": ("measure", "place", "kept", "value"),
     "zeroshot.csv": ("task", "task_version", "example", "metric", "value"),
     "prune.csv": ("policy", "alpha", "recent", "budget", "realised_budget", "window", "tokens", "loss_nats"),
     "prune_questions.csv": (
@@ -48,7 +50,9 @@ TRAINED = ("train.csv", "timing.csv", "eval.csv", "test.csv")
 _EXACT_FLOATS: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 )
-_TEXT = {"split", "policy", "task", "task_version", "metric", "example", "choice", "group", "kept"}
+_TEXT = frozenset(
+    ("split", "policy", "task", "task_version", "metric", "example", "run", "measure", "choice", "group", "kept")
+)
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
 _KEYS = ["study", "run", "seed"]
 
@@ -106,6 +110,11 @@ class Results:
         if not frames:
             return DataFrame(columns=[*_KEYS, *COLUMNS.get(name, ())])
         return pd.concat(frames, ignore_index=True)[[*_KEYS, *frames[0].columns.drop(_KEYS)]]
+
+    def rows_of_study(self, name: str, study: str) -> DataFrame:
+        """Return the rows of a file that belongs to a study rather than to a run (`speed.csv`); none where it lacks."""
+        path = self.root / study / name
+        return self._frame(path) if path.exists() else DataFrame(columns=COLUMNS[name])
 
     def folder(self, study: str, run: str, seed: int) -> Path:
         """Return the folder of a run."""

@@ -7,8 +7,9 @@ from pydantic import NonNegativeInt, PositiveInt, StringConstraints, model_valid
 from formerlab.growth import Growth
 from formerlab.models import Model
 from formerlab.spec import Spec
-from formerlab.tasks import Task
-from formerlab.training.optimizer import Optimizer
+from formerlab.tasks import LanguageModeling, Task
+from formerlab.tasks.task import TRAINING_PASSES
+from formerlab.training.optimizer import AdamW, Optimizer
 from formerlab.training.schedule import Cosine, Schedule
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
@@ -27,9 +28,9 @@ class Run(Spec):
     """Name of the data set, as the scale defines it."""
     model: Model
     """The model."""
-    task: Task = Task()
+    task: Task = LanguageModeling()
     """What it learns."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer = AdamW()
     """The optimizer."""
     schedule: Schedule = Cosine()
     """Learning-rate schedule over the steps of this run."""
@@ -46,7 +47,8 @@ class Run(Spec):
     init: Name | None = None
     """Run of the same study and seed whose final weights this run starts from."""
     growth: Growth | None = None
-    """How the weights of `init` grow to this run's token counts; needs `init`."""
+    """How the weights of `init` grow to this run's sizes; empty means that they go on as they are, with a fresh
+    optimizer. Needs `init`."""
 
     @property
     def id(self) -> str:
@@ -61,19 +63,16 @@ class Run(Spec):
     @property
     def tokens(self) -> int:
         """Tokens that the whole run predicts."""
-        return self.steps * self.task.batch * self.task.context
+        return self.steps * self.task.step_tokens
 
     @property
     def flops(self) -> int:
         """Training FLOPs in closed form: backward costs twice the forward."""
-        return 3 * self.steps * self.task.batch * self.model.flops(self.task.context)
+        return TRAINING_PASSES * self.steps * self.task.step_flops(self.model)
 
     @model_validator(mode="after")
     def _check(self) -> "Run":
-        if self.task.batch % self.task.accumulate:
-            raise ValueError(f"task.accumulate={self.task.accumulate} does not divide task.batch={self.task.batch}")
-        if self.task.context > self.model.context:
-            raise ValueError(f"task.context={self.task.context} exceeds model.context={self.model.context}")
+        self.task.check(self.model)
         if self.growth is not None and self.init is None:
             raise ValueError("growth needs init: name the run to grow from")
         return self

@@ -86,14 +86,14 @@ def bootstrap_means(
     for start in range(0, resamples, chunk):
         count = min(chunk, resamples - start)
         random = np.random.default_rng([random_seed, start])
-        drawn_seeds = _counts(random, count, seeds) / seeds
-        drawn = _counts(random, count, examples) * weight
+        drawn_seeds = resample_counts(random, count, seeds) / seeds
+        drawn = resample_counts(random, count, examples) * weight
         means = (drawn @ flat.T / drawn.sum(axis=1, keepdims=True)).reshape(count, -1, seeds)
         replicates[start : start + count] = np.einsum("rms,rs->rm", means, drawn_seeds)
     return replicates.reshape(resamples, *metrics)
 
 
-def _counts(random: np.random.Generator, resamples: int, size: int) -> Float[np.ndarray, "resamples size"]:
+def resample_counts(random: np.random.Generator, resamples: int, size: int) -> Float[np.ndarray, "resamples size"]:
     """Return how often each of `size` things is drawn in `size` draws with replacement, per resample."""
     draws = random.integers(size, size=(resamples, size)) + size * np.arange(resamples)[:, None]
     return np.bincount(draws.ravel(), minlength=resamples * size).reshape(resamples, size).astype(float)

@@ -1,12 +1,13 @@
 """Embedded text: what is read out of Python sources, and that splits share nothing."""
 
+from collections.abc import Callable
 from importlib import metadata
 
 import pytest
 from corpora import embedded_data
 
 from formerlab.data import Embedded
-from formerlab.data.docstrings import read_module
+from formerlab.data.docstrings import Module, read_code, read_module
 from formerlab.data.embedded import PACKAGES, REPEATABLE_CHARACTERS, collection_paused
 from formerlab.data.intake import Intake
 from formerlab.data.shards import SPLITS, Shares
@@ -64,9 +65,47 @@ def test_signatures_and_docstrings_in_source_order() -> None:
     assert read_module("package.module", SOURCE.encode()).render() == RENDERED
 
 
-@pytest.mark.parametrize("source", [b"def broken(:", b"\xff\xfe", b"x = 1", b'"""  """', b"a\0b"])
-def test_sources_without_documentation_are_passed_over(source: bytes) -> None:
-    assert read_module("x", source).entries == ()
+CODE = """\
+package.module
+import missing_package
+raise SystemExit('never run')
+
+class Ridge(Base, metaclass=Meta):
+
+    def fit(self, X, /, y=None, *rest: int, alpha: float=1.0, **others) -> 'Ridge':
+
+        def inner():
+            pass
+
+    def silent(self):
+        ...
+if True:
+
+    async def fetch():
+        pass"""
+
+
+def test_code_without_docstrings_and_comments() -> None:
+    assert read_code("package.module", SOURCE.encode().replace(b"raise", b"# why\nraise")).render() == CODE
+
+
+def test_code_is_another_text_than_docstrings() -> None:
+    documents = divided(("networkx",), "code")
+    assert all(documents.values())
+    assert "import networkx as nx" in "".join(documents["train"])
+    prose = {part for texts in divided(("networkx",)).values() for text in texts for part in text.split("\n\n")}
+    code = {part for texts in documents.values() for text in texts for part in text.split("\n\n")}
+    assert not [part for part in prose & code if len(part) >= REPEATABLE_CHARACTERS]
+
+
+@pytest.mark.parametrize("read", [read_module, read_code])
+@pytest.mark.parametrize("source", [b"def broken(:", b"\xff\xfe", b'"""  """', b"a\0b"])
+def test_sources_without_anything_to_read_are_passed_over(source: bytes, read: Callable[..., Module]) -> None:
+    assert read("x", source).entries == ()
+
+
+def test_code_without_documentation_is_passed_over() -> None:
+    assert read_module("x", b"x = 1").entries == ()
 
 
 def test_filtering_drops_paragraphs_and_empty_entries() -> None:
@@ -75,10 +114,9 @@ def test_filtering_drops_paragraphs_and_empty_entries() -> None:
     assert [entry.summary for entry in module.entries] == [False, True, True]
 
 
-def divided(data_packages: tuple[str, ...]) -> dict[str, list[str]]:
-    data = embedded_data(
-        source=Embedded(packages=data_packages, standard_library=False), max_bytes=None, max_held_out_bytes=None
-    )
+def divided(data_packages: tuple[str, ...], content: str = "docstrings") -> dict[str, list[str]]:
+    source = {"kind": "embedded", "packages": data_packages, "standard_library": False, "content": content}
+    data = embedded_data(source=source, max_bytes=None, max_held_out_bytes=None, questions=0)
     documents: dict[str, list[str]] = {split: [] for split in SPLITS}
     with Workers(1) as workers:
         for split, text in Intake(data).documents(data.source.open(data.shares, workers).shards):

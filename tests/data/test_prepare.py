@@ -10,7 +10,17 @@ import pytest
 from corpora import document, folder, folder_data
 from pydantic import ValidationError
 
-from formerlab.data import BytePairs, Files, TextData, TokenizerFile, load_stream, load_tokenizer, prepare, verify
+from formerlab.data import (
+    BytePairs,
+    Files,
+    TextData,
+    TokenizerFile,
+    TokenizerOf,
+    load_stream,
+    load_tokenizer,
+    prepare,
+    verify,
+)
 from formerlab.data.shards import SPLITS
 from formerlab.errors import UserError
 from formerlab.files import sha256
@@ -274,3 +284,26 @@ def test_vocabulary_is_known_before_anything_is_read() -> None:
 def test_questions_need_embedded_text() -> None:
     with pytest.raises(ValidationError, match="source 'embedded' only"):
         folder_data(Path("x"), questions=5)
+
+
+def test_another_data_set_lends_its_tokenizer(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(out, tmp_path / "text")
+    more = folder_data(folder(tmp_path / "more texts", 20), tokenizer=TokenizerOf(data="text", vocabulary=300))
+    prepare("more", more, tmp_path / "more", processes=1)
+    lent, borrowed = (json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("text", "more"))
+    assert borrowed["tokenizer"] == lent["tokenizer"]
+    assert (tmp_path / "more/tokenizer.json").read_bytes() == (tmp_path / "text/tokenizer.json").read_bytes()
+    verify(tmp_path / "more")
+    prepare("more", more, tmp_path / "more", processes=1)
+    assert "already prepared" in capsys.readouterr().err
+    lent["tokenizer"]["sha256"] = "0" * 64
+    (tmp_path / "text/manifest.json").write_text(json.dumps(lent))
+    with pytest.raises(UserError, match=r"tokenizer\.json: damaged or changed"):
+        prepare("more", more, tmp_path / "more", processes=1)
+
+
+def test_a_tokenizer_that_is_not_there_or_does_not_fit_is_refused(out: Path, source: Path, tmp_path: Path) -> None:
+    for name, vocabulary, message in (("none", 300, "the data are not prepared"), ("text", 299, "with 300 tokens")):
+        data = folder_data(source, tokenizer=TokenizerOf(data=name, vocabulary=vocabulary))
+        with pytest.raises(UserError, match=message):
+            prepare("more", data, out.parent / "more", processes=1)

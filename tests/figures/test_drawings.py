@@ -12,6 +12,7 @@ from fixtures.rows import (
     add_questions,
     make_decay,
     make_denseformer,
+    make_denseformer_study,
     make_run,
     make_tokenformer,
     model,
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.xdist_group("drawings")
 
 def make_all(root, seeds):
     make_tokenformer(root, seeds)
-    make_denseformer(root, seeds, depths=(8, 16))
+    make_denseformer_study(root, seeds)
     make_decay(root, seeds)
 
 

@@ -43,7 +43,6 @@ def test_resolved_specs_are_runs_that_say_everything(plan):
 
 
 def test_costs_are_the_closed_forms(plan):
-    speed = {"smoke": 4e10, "laptop": 4e10}.get(plan["scale"])
     for job in plan["train"].values():
         run, cost = Run.model_validate(job["spec"]), job["cost"]
         model, task = run.model, run.task
@@ -53,7 +52,7 @@ def test_costs_are_the_closed_forms(plan):
         assert cost["flops"] == 3 * run.steps * task.batch * model.flops(task.context)
         assert cost["disk_bytes"] == 4 * 4 * model.params()
         assert cost["memory_bytes"] > 4 * 4 * model.params()
-        assert speed is None or cost["hours"] == pytest.approx(cost["flops"] / speed / 3600)
+        assert cost["hours"] > cost["flops"] / 1e15 / 3600
 
 
 def test_totals_are_sums(plan):
@@ -88,15 +87,17 @@ def test_sweeps_fit_their_models(plan):
 
 
 def test_drawings_read_every_run_of_theirs_and_no_other(plan):
-    written = {"zeroshot.csv": plan["zeroshot"], "prune.csv": plan["prune"]}
+    written = {"zeroshot.csv": plan["zeroshot"], "prune.csv": plan["prune"], "flow.csv": plan["flow"]}
     for name, drawing in catalogue().items():
         expected = {
             f"{plan['results']}/{run}/{file}"
             for run, job in plan["train"].items()
             if job["study"] == drawing.study and any(fnmatchcase(job["run"], pattern) for pattern in drawing.runs)
             for file in drawing.reads
-            if file != "prune_questions.csv" and run in written.get(file, plan["train"])
+            if file not in ("prune_questions.csv", "speed.csv") and run in written.get(file, plan["train"])
         }
+        if "speed.csv" in drawing.reads and drawing.study in plan["speed"]:
+            expected.add(f"{plan['results']}/{drawing.study}/speed.csv")
         found = set(plan["draw"].get(name, {"inputs": ()})["inputs"])
         assert {path for path in found if not path.endswith("prune_questions.csv")} == expected
 

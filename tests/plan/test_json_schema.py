@@ -39,7 +39,8 @@ def test_every_key_has_a_description():
 
 
 def test_every_key_has_a_default_or_must_be_given():
-    must = {("PartOfRun", "model"), ("Hub", "name"), ("TokenizerFile", "path"), ("TokenizerFile", "vocabulary")}
+    must = {("PartOfRun", "model"), ("Hub", "name"), *(("TokenizerFile", key) for key in ("path", "vocabulary"))}
+    must.add(("TokenizerOf", "data"))
     must |= {("LocalSuite", "paths"), ("HarnessSuite", "task")}
     required = {(name, key) for name in DEFINITIONS for key in DEFINITIONS[name].get("required", ())}
     assert {key for key in KEYS if "default" not in entry(*key)} == must | required

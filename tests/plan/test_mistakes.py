@@ -19,7 +19,7 @@ def small(text):
 MISTAKES = {
     # Keys that do not exist, at every level.
     "config": (CONFIG, "scal: laptop", f"{CONFIG}: scal: unknown key (value 'laptop'); did you mean scale?"),
-    "scale": (SCALE, "memory: 3", f"{SCALE}: memory: unknown key (value 3); did you mean memory_mb?"),
+    "scale": (SCALE, "memory: 3", f"{SCALE}: memory: unknown key (value 3); did you mean memory_mb"),
     "scale of a study": (
         SCALE,
         small("onlyy: [plain]"),
@@ -197,7 +197,7 @@ MISTAKES = {
     "questions of files": (
         CONFIG,
         "data: {text: {source: {kind: files, train: [a.txt]}}}",
-        f"{SCALE}: data.text: questions are made from source 'embedded' only; set questions: 0",
+        f"{SCALE}: data.text: questions are made from the docstrings of source 'embedded' only; set questions: 0",
     ),
     # Growth.
     "misspelt parent": (
@@ -242,10 +242,33 @@ MISTAKES = {
         "runs: {child: {init: null}}",
         f"{STUDY}: small.runs.child: growth needs init: name the run to grow from",
     ),
-    "init without growth": (
+    "larger without growth": (
         STUDY,
         "runs: {child: {growth: null}}",
-        f"{STUDY}: runs.child.init: 'parent' needs the key growth; add growth: {{}} or remove init",
+        f"{STUDY}: runs.child.init: 'parent': cannot go on from projection.tokens=8 with projection.tokens=16; make "
+        "them equal, or add the key growth",
+    ),
+    # Tokenizers of other data sets.
+    "no such data set": (
+        SCALE,
+        "data: {more: {tokenizer: {kind: of, data: txt, vocabulary: 300}}}",
+        f"{SCALE}: data.more.tokenizer.data: no data set 'txt' at this scale; did you mean text?",
+    ),
+    "another vocabulary": (
+        SCALE,
+        "data: {more: {tokenizer: {kind: of, data: text, vocabulary: 299}}}",
+        f"{SCALE}: data.more.tokenizer.vocabulary: 299, but data set 'text' has 300; leave it out",
+    ),
+    "tokenizers in a circle": (
+        SCALE,
+        "data: {text: {tokenizer: {kind: of, data: text, vocabulary: 300}}}",
+        f"{SCALE}: data.text.tokenizer.data: 'text' closes a cycle (text -> text); name another",
+    ),
+    "parent with another tokenizer": (
+        SCALE,
+        "{data: {more: {tokenizer: {kind: bpe, vocabulary: 300}}}, " + small("runs: {child: {data: more}}") + "}",
+        f"{STUDY}: runs.child.data: 'more' has another tokenizer than 'text', on which init='parent' is trained; give "
+        "data set 'more' tokenizer: {kind: of, data: text, ...}",
     ),
     # Patterns and grids.
     "pattern of only": (

@@ -1,6 +1,7 @@
 """Language modelling: batches pure in (seed, step), windows inside the stream, the loss of the definition."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formerlab.errors import UserError
+from formerlab.evaluation.perplexity import window_losses
 from formerlab.models import Decoder
 from formerlab.tasks import LanguageModeling
 
@@ -95,3 +97,20 @@ def test_the_mean_over_equal_parts_has_the_gradient_of_the_whole(parts):
         (TASK.loss(split, part) / parts).backward()
     for one, other in zip(whole.parameters(), split.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_what_the_stage_asks_is_what_language_modelling_always_did(tmp_path, monkeypatch):
+    """The stage knows a task by general names; for language they mean windows of a stream, as they did before."""
+    model, spec = MODEL.build(1), MODEL
+    halves = TASK.model_copy(update={"accumulate": 2})
+    batch = TASK.train_batch(STREAM, 3, 5)
+    assert torch.equal(torch.cat(halves.step_batches(STREAM, 3, 5)), batch)
+    assert halves.measure(model, batch) == (batch[:, 1:].numel(), TASK.loss(model, batch).item())
+    assert TASK.tokens_until(STREAM, 3, 7) == 7 * batch[:, 1:].numel()
+    assert TASK.flops_until(spec, STREAM, 3, 7) == 3 * 7 * len(batch) * spec.flops(TASK.context)
+    monkeypatch.setattr("formerlab.tasks.language.load_stream", lambda folder, split: STREAM)
+    rows = TASK.test_rows(model, tmp_path)
+    assert rows == [row[:3] for row in window_losses(model, STREAM, TASK.context)]
+    guessed = TASK.guessed_rows(spec, tmp_path)
+    assert [row[:2] for row in guessed] == [row[:2] for row in rows]
+    assert {row[2] for row in guessed} == {math.log(spec.vocabulary)}

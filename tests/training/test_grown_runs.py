@@ -165,7 +165,16 @@ def test_growth_into_another_model_is_refused(parent, data, tmp_path):
         trained(run, data, tmp_path, parent)
 
 
-@pytest.mark.parametrize("run", [small(init="parent"), KEEPING], ids=["no growth", "no folder"])
-def test_what_a_grown_run_needs_is_said(run, data, parent, tmp_path):
-    with pytest.raises(UserError, match=r"init=parent needs the folder of that run and the key growth"):
-        trained(run, data, tmp_path, parent if run.growth is None else None)
+def test_what_a_grown_run_needs_is_said(data, tmp_path):
+    with pytest.raises(UserError, match=r"init=parent needs the folder of that run"):
+        trained(KEEPING, data, tmp_path, None)
+
+
+def test_a_run_goes_on_without_growth(parent, data, tmp_path):
+    run = small(name="child", model=TOKENFORMER, init="parent")
+    record = trained(run, data, tmp_path / "child", parent)
+    assert losses(tmp_path / "child", 0) == losses(parent, 12)
+    assert losses(tmp_path / "child", 12) != losses(parent, 12)
+    assert record["flops_cumulative"] == 2 * record["flops"]
+    with pytest.raises(UserError, match=r"cannot go on from norm\.gain=False with"):
+        trained(small(name="other", model=MODEL, init="parent"), data, tmp_path / "other", parent)

@@ -18,7 +18,8 @@ def test_what_a_finished_run_leaves(finished):
     assert {path.name for path in finished.iterdir()} == {*FILES, "run.json"}
     for name, columns in COLUMNS.items():
         header, *lines = (finished / f"{name}.csv").read_bytes().split(b"\n")
-        assert header.decode().split(",") == list(columns)
+        more = ("tokens", "loss_nats") if name == "eval" else ()
+        assert header.decode().split(",") == [*columns, *more]
         assert not any(b"\r" in line for line in lines)
 
 
@@ -41,15 +42,17 @@ def test_weights_are_float32_by_the_models_names(finished):
     assert {weight.dtype for weight in found.values()} == {torch.float32}
 
 
-def test_depth_rows_are_the_mixing_weights(finished, data, tmp_path):
+def test_depth_rows_are_the_mixing_weights_at_every_evaluation(finished, data, tmp_path):
     assert rows(finished, "depth") == []
     trained(small(model=MODEL.model_copy(update={"depth": DepthWeightedAverage()})), data, tmp_path)
-    weights = load_file(tmp_path / "weights.safetensors")
-    assert rows(tmp_path, "depth") == [
-        {"destination": i, "source": j, "weight": weights[f"mixer.alphas.{i}"][j].item()}
-        for i in (1, 2)
-        for j in range(i + 1)
+    weights, found = load_file(tmp_path / "weights.safetensors"), rows(tmp_path, "depth")
+    pairs = [(i, j) for i in (1, 2) for j in range(i + 1)]
+    steps = sorted({row["step"] for row in rows(tmp_path, "eval")})
+    assert [(row["step"], row["destination"], row["source"]) for row in found] == [
+        (s, *p) for s in steps for p in pairs
     ]
+    assert [row["weight"] for row in found[: len(pairs)]] == [float(i == j) for i, j in pairs]
+    assert [row["weight"] for row in found[-len(pairs) :]] == [weights[f"mixer.alphas.{i}"][j].item() for i, j in pairs]
 
 
 def test_nothing_depends_on_the_folder(finished, data, tmp_path):

@@ -7,17 +7,43 @@ def parent(wildcards):
     return [f"{RESULTS}/{init}/run.json"] if init else []
 
 
+def measured(wildcards):
+    """Return the times of the study's runs, where the run trains for as long as another."""
+    job = PLAN["train"][wildcards.id]
+    return [f"{RESULTS}/{job['study']}/speed.json"] if job["equal_time"] else []
+
+
 def manifest(wildcards):
     """Return the data set that the run reads."""
     return f"{RESULTS}/data/{PLAN['train'][wildcards.id]['data']}/manifest.json"
 
 
+def tokenizer(wildcards):
+    """Return the data set whose tokenizer this one takes, if any."""
+    above = PLAN["data"][wildcards.name]["tokenizer"]
+    return [f"{RESULTS}/data/{above}/manifest.json"] if above else []
+
+
 def mebibytes(wildcards, attempt):
-    """Return the memory that a run needs, more at every attempt."""
-    need = PLAN["train"][wildcards.id]["cost"]["memory_bytes"] / 2**20
-    return int(PLAN["memory_mb"] + 1.5 * need * attempt)
+    """Return the host memory that a run needs, half of it more at every attempt, up to three times."""
+    cost = PLAN["train"][wildcards.id]["cost"]
+    # On a GPU the host holds a copy of weights and moments while a checkpoint is written.
+    need = cost["memory_bytes"] if PLAN["device"] == "cpu" else cost["disk_bytes"]
+    return grown(PLAN["memory_mb"] + 1.5 * need / 2**20, attempt)
 
 
-def minutes(wildcards):
-    """Return twice the predicted time, at least 10 minutes."""
-    return int(10 + 120 * PLAN["train"][wildcards.id]["cost"]["hours"])
+def grown(first, attempt):
+    """Return a request for memory at its n-th attempt: a job killed for memory asks for more, but not without end."""
+    return int(first * min(3, 1 + 0.5 * (attempt - 1)))
+
+
+def minutes(stage):
+    """Return a function that gives twice the predicted time of a job, at least 10 minutes, as far as one job may run."""
+
+    def requested(wildcards):
+        return min(
+            PLAN["runtime_minutes"],
+            int(10 + 120 * PLAN[stage][wildcards.id]["cost"]["hours"]),
+        )
+
+    return requested

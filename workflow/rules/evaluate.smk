@@ -1,4 +1,4 @@
-# What is measured on a trained model: zero-shot questions, and all cache policies in one job.
+# What is measured on a trained model: zero-shot questions, all cache policies in one job, flow over depth.
 
 
 rule zeroshot:
@@ -13,7 +13,8 @@ rule zeroshot:
     priority: 1000000  # before further training: a sweep of policies left to the end would run alone
     threads: PLAN["threads"]
     resources:
-        mem_mb=PLAN["memory_mb"] * 2,
+        mem_mb=lambda wildcards, attempt: grown(2 * PLAN["memory_mb"], attempt),
+        runtime=minutes("zeroshot"),
         gpu=1 if PLAN["device"] == "cuda" else 0,
     params:
         code=lambda wildcards: PLAN["zeroshot"][wildcards.id]["code"],
@@ -45,7 +46,8 @@ rule prune:
     priority: 1000000  # before further training: a sweep of policies left to the end would run alone
     threads: PLAN["threads"]
     resources:
-        mem_mb=PLAN["memory_mb"] * 2,
+        mem_mb=lambda wildcards, attempt: grown(2 * PLAN["memory_mb"], attempt),
+        runtime=minutes("prune"),
         gpu=1 if PLAN["device"] == "cuda" else 0,
     params:
         code=lambda wildcards: PLAN["prune"][wildcards.id]["code"],
@@ -54,3 +56,24 @@ rule prune:
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab prune {wildcards.id} 2>&1 | tee -i {log}"
+
+
+rule flow:
+    input:
+        f"{RESULTS}/{{id}}/run.json",
+        f"{RESULTS}/{{id}}/weights.safetensors",
+    output:
+        f"{RESULTS}/{{id}}/flow.csv",
+        f"{RESULTS}/{{id}}/flow.json",
+    log:
+        f"{LOGS}/flow/{{id}}.log",
+    threads: PLAN["threads"]
+    resources:
+        mem_mb=PLAN["memory_mb"] * 2,
+        gpu=1 if PLAN["device"] == "cuda" else 0,
+    params:
+        code=lambda wildcards: PLAN["flow"][wildcards.id]["code"],
+        settings=lambda wildcards: PLAN["flow"][wildcards.id]["settings"],
+    shell:
+        "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
+        "python -m formerlab flow {wildcards.id} 2>&1 | tee -i {log}"

@@ -7,6 +7,7 @@ rule data_only:
 
 
 rule plan:
+    localrule: True
     log:
         f"{LOGS}/plan.log",
     shell:
@@ -26,6 +27,7 @@ for study in PLAN["studies"]:
                 if job["study"] == study
                 for f in job["outputs"]
             ],
+            [f"{RESULTS}/{study}/speed.json"] if study in PLAN["speed"] else [],
             [
                 f"{RESULTS}/{i}/run.json"
                 for i, job in PLAN["train"].items()

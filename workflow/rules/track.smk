@@ -6,6 +6,7 @@ rule track:
         expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
         expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
         expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
+        expand(f"{RESULTS}/{{id}}/flow.json", id=PLAN["flow"]),
         [file for job in PLAN["draw"].values() for file in job["outputs"]],
     output:
         f"{RESULTS}/mlflow.json",

@@ -5,6 +5,7 @@ rule train:
     input:
         parent,
         manifest,
+        measured,
     output:
         multiext(
             f"{RESULTS}/{{id}}/",
@@ -23,7 +24,7 @@ rule train:
     threads: PLAN["threads"]
     resources:
         mem_mb=mebibytes,
-        runtime=minutes,
+        runtime=minutes("train"),
         gpu=1 if PLAN["device"] == "cuda" else 0,
     params:
         spec=lambda wildcards: PLAN["train"][wildcards.id]["spec_hash"],

@@ -1,7 +1,6 @@
 """The engine compiled by numba: from tensors to the kernel and back. Importing it imports numba."""
 
 from collections.abc import Callable
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from formerlab.cache.eviction import Eviction, coefficients
 from formerlab.cache.lanes import LANES, Strided
 from formerlab.cache.slots import EMPTY, Scores
 from formerlab.cache.store import Store
+from formerlab.cache.team import together
 from formerlab.layers.attention import Heads, KeyHeads
 
 Array = NDArray[Any]
@@ -114,9 +114,4 @@ def _in_threads(units: int, run: Callable[[int, int], None], pays: bool = True) 
         for first, end in bounds:
             run(first, end)
 
-    helpers = [Thread(target=work) for _ in range(threads - 1)]
-    for helper in helpers:
-        helper.start()
-    work()
-    for helper in helpers:
-        helper.join()
+    together(work, threads)

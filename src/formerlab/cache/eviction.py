@@ -11,26 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.policy import Layer, Policy
-from formerlab.cache.slots import EMPTY, Scores, Slots
+from formerlab.cache.slots import EMPTY, Chosen, Positions, Scores, Slots
 
-BLOCK = 16  # queries that meet the keys in one product; a longer block meets more keys that are gone in its middle
 Attention = Float[Tensor, "batch key_heads groups slots"]
 Keys = Float[Tensor, "batch key_heads slots d_head"]
+Entry = Float[Tensor, "batch sets 1"]
 LastQueries = Int[Tensor, "batch sets time_plus_1"]
-
-
-class Block(NamedTuple):
-    """Queries at positions start, start + 1, ... that attend and evict in turn."""
-
-    start: int
-    logits: Float[Tensor, "batch key_heads groups time slots"]
-    """Their logits against every slot, -inf where they do not see it; each row becomes probabilities, in place."""
-    taken: Int[Tensor, "batch sets time"]
-    """The slots of their own keys."""
-    entry: Float[Tensor, "batch sets time"] | None = None
-    """The scores with which these enter; none means 0."""
-    keys: Keys | None = None
-    """The keys in the slots."""
+Columns = Float[Tensor, "batch key_heads groups time columns"]
 
 
 class Rows(NamedTuple):
@@ -38,8 +25,11 @@ class Rows(NamedTuple):
 
     start: int
     """Position of the first of them."""
-    logits: Float[Tensor, "batch key_heads groups time columns"]
-    """Their logits: column k + 1 is that of position k, -inf for a later one; column 0, -inf, is that of no key."""
+    logits: Columns
+    """Their logits: column k is that of position k; the last one, -inf, is that of no key. Those of later keys are not
+    read."""
+    probabilities: Columns | None
+    """Zeros, which become what each query gives to each position."""
     entry: Float[Tensor, "#batch sets all"] | None
     """The scores with which all keys of the sequences enter; none means 0."""
     keys: Keys | None
@@ -100,75 +90,79 @@ class Eviction(Policy):
         held, sink, recent = (_count(counts, scores.device) for counts in zip(*bounds, strict=True))
         return Slots(positions, scores.new_zeros(shape), held, sink, recent, least=min(limits), most=max(limits))
 
-    def steps(self, slots: Slots, block: Block, last: LastQueries) -> Iterator[int]:
-        """Take the queries of a block in turn; yield each one's position after scoring, before the eviction.
+    def attend(self, slots: Slots, logits: Attention, own: Chosen, entry: Entry | None) -> Attention:
+        """Return softmax of one query's logits against every slot; `own` is the slot of its key, `entry` its score."""
+        attention = logits.softmax(-1)
+        if entry is None:
+            slots.scores.scatter_(-1, own, 0.0)
+        else:
+            slots.scores.scatter_(-1, own, entry)
+        slots.scores = self.score(slots.scores, self.together(attention))
+        return attention
 
-        `last` notes the last query that sees each key where it is evicted; its final column takes what is no key.
+    def over(self, rows: Rows, slots: Slots, last: LastQueries) -> Iterator[int]:
+        """Take the queries in turn; yield each one's position after scoring, before the eviction.
+
+        In the end `last` notes the last query that sees each key where one was evicted; its final column takes what is
+        no key.
         """
-        start, logits, taken, entry, keys = block
-        for row in range(logits.shape[3]):
-            query, own = start + row, slice(row, row + 1)
-            attention = logits[:, :, :, row].softmax(-1)
-            logits[:, :, :, row] = attention
-            if entry is None:
-                slots.scores.scatter_(-1, taken[..., own], 0.0)
-            else:
-                slots.scores.scatter_(-1, taken[..., own], entry[..., own])
-            slots.scores = self.score(slots.scores, self.together(attention))
+        shape, nothing, entry = rows.logits.shape, rows.logits.shape[-1] - 1, None
+        evicted: list[Positions] = []
+        for row in range(shape[3]):
+            query = rows.start + row
+            own = slots.admit(query)
+            column = slots.positions.clamp(max=nothing).long().expand(-1, shape[1], -1)
+            index = column[:, :, None].expand(-1, -1, shape[2], -1)
+            if rows.entry is not None:
+                entry = rows.entry[..., query : query + 1].expand(own.shape)
+            attention = self.attend(slots, rows.logits[:, :, :, row].gather(-1, index), own, entry)
+            if rows.probabilities is not None:
+                rows.probabilities[:, :, :, row].scatter_(-1, index, attention)
             yield query
-            gone = slots.evict(query, self.rank(slots, keys, query))
+            gone = slots.evict(query, self.rank(slots, _held(rows.keys, column), query))
             if gone is not None:
-                slot, position = gone
-                last.scatter_(-1, position.clamp(max=last.shape[-1] - 1).long(), query)
-                ahead = logits[:, :, :, row + 1 :]
-                ahead.scatter_(-1, slot[:, :, None, None].expand(*ahead.shape[:-1], 1), -torch.inf)
+                evicted.append(gone.clamp(max=last.shape[-1] - 1))
+        if evicted:
+            queries = torch.arange(query + 1 - len(evicted), query + 1, dtype=last.dtype, device=last.device)
+            positions = torch.cat(evicted, -1).long()
+            last.scatter_(-1, positions, queries.expand(positions.shape))
 
-    def over(self, prompt: Rows, slots: Slots, start: int, count: int, last: LastQueries) -> Iterator[int]:
-        """Take `count` queries from position `start` on in turn, as `steps` does, given their logits by position.
-
-        Afterwards the rows hold probabilities.
-        """
-        taken = slots.admit(start, count)
-        rows = prompt.logits[:, :, :, start - prompt.start : start - prompt.start + count]
-        key_heads = rows.shape[1]
-        column = (slots.positions + 1).masked_fill(~slots.filled, 0).long().expand(-1, key_heads, -1)
-        index = column[:, :, None, None].expand(-1, -1, *rows.shape[2:4], -1)
-        entry = None if prompt.entry is None else prompt.entry[..., start : start + count].expand_as(taken)
-        keys = prompt.keys
-        if keys is not None:
-            keys = keys.gather(2, (column - 1).clamp(min=0)[..., None].expand(*column.shape, keys.shape[-1]))
-        logits = rows.gather(-1, index)
-        yield from self.steps(slots, Block(start, logits, taken, entry, keys), last)
-        rows.zero_().scatter_(-1, index, logits)
-
-    def walk(self, layer: Layer, block: int = 1, last: LastQueries | None = None) -> Iterator[tuple[int, Slots]]:
+    def walk(self, layer: Layer, last: LastQueries | None = None) -> Iterator[tuple[int, Slots]]:
         """Yield (q, books) for every query q in turn: after scoring, before the eviction.
 
-        The books then hold what q sees, and the keys of the same block. They are changed in place: read, do not keep.
-        `last` is filled as by `steps`.
+        The books then hold what q sees. They are changed in place: read, do not keep. `last` is filled as by `over`.
         """
         entries: list[int] = layer.entries.tolist()
         key_heads, time = layer.logits.shape[1], layer.logits.shape[3]
         precise = layer.logits.to(torch.promote_types(layer.logits.dtype, torch.float32))
-        rows = F.pad(precise.masked_fill(~layer.causal, -torch.inf), (1, 0), value=-torch.inf)
-        slots = self.slots(entries, key_heads, min(max(map(self.limit, entries)), time) + block, precise)
+        slots = self.slots(entries, key_heads, min(max(map(self.limit, entries)), time) + 1, precise)
         last = slots.positions.new_zeros(*slots.positions.shape[:2], time + 1) if last is None else last
         keys = layer.keys if "keys" in self.needs else None
-        entry = self.entry(torch.arange(time, device=rows.device), slots.positions.shape[1], keys, layer.index)
-        prompt = Rows(0, rows, None if entry is None else entry.to(rows.dtype), keys)
-        for start in range(0, time, block):
-            for query in self.over(prompt, slots, start, min(block, time - start), last):
-                yield query, slots
+        entry = self.entry(torch.arange(time, device=precise.device), slots.positions.shape[1], keys, layer.index)
+        entry = None if entry is None else entry.to(precise.dtype)
+        rows = Rows(0, F.pad(precise, (0, 1), value=-torch.inf), None, entry, keys)
+        for query in self.over(rows, slots, last):
+            yield query, slots
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
         """Return the keys that each query finds in the cache, its own included."""
         batch, key_heads, _, time, _ = layer.logits.shape
         sets = 1 if self.scope == "layer" else key_heads
         last = torch.full((batch, sets, time + 1), time, dtype=torch.int32, device=layer.logits.device)
-        for _ in self.walk(layer, BLOCK, last):
+        for _ in self.walk(layer, last):
             pass
         now = torch.arange(time, device=last.device)[:, None]
         return (layer.causal & (now <= last[:, :, None, :time])).expand(batch, key_heads, time, time)
+
+
+def _held(
+    keys: Float[Tensor, "batch key_heads time d_head"] | None, positions: Int[Tensor, "batch key_heads slots"]
+) -> Float[Tensor, "batch key_heads slots d_head"] | None:
+    """Return the keys in the slots; those of empty slots mean nothing."""
+    if keys is None:
+        return None
+    index = positions.clamp(max=keys.shape[2] - 1)[..., None]
+    return keys.gather(2, index.expand(-1, -1, -1, keys.shape[3]))
 
 
 def _count(counts: Sequence[int], device: torch.device) -> int | Int[Tensor, "batch 1 1"]:

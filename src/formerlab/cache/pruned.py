@@ -128,7 +128,7 @@ class PrunedCache:
             entry = entry.to(store.slots.scores.dtype).expand(k.shape[0], sets, 1)
         if held.step is not None:
             return held.step(q, k, v, now, entry)
-        return store.advance(self.policy, q, k, v, now, entry, store.slots.positions.new_zeros(k.shape[0], sets, 1))
+        return store.advance(self.policy, q, k, v, now, entry)
 
     @property
     def length(self) -> int:

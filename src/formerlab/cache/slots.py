@@ -38,41 +38,48 @@ class Slots:
     """Smallest of the entries."""
     most: int
     """Largest of the entries."""
+    vacant: Chosen | None = None
+    """An empty slot of every set, where it is known."""
 
     @property
     def filled(self) -> Bool[Tensor, "batch sets slots"]:
         """Slots that hold a key."""
         return self.positions != EMPTY
 
-    def admit(self, start: int, count: int) -> Int[Tensor, "batch sets count"]:
-        """Put the keys at positions start, start + 1, ... into the first empty slots, and say which these are."""
-        if count == 1:
-            taken = self.positions.argmax(-1, keepdim=True)
-        else:
-            taken = self.filled.to(torch.uint8).argsort(dim=-1, stable=True)[..., :count]
-        now = torch.arange(start, start + count, dtype=self.positions.dtype, device=self.positions.device)
-        self.positions.scatter_(-1, taken, now.expand(taken.shape))
-        return taken
+    def admit(self, position: int) -> Chosen:
+        """Put the key at a position into an empty slot of every set, and say which that is."""
+        slot = self.positions.argmax(-1, keepdim=True) if self.vacant is None else self.vacant
+        self.positions.scatter_(-1, slot, position)
+        self.vacant = None
+        return slot
 
-    def evict(self, now: int, rank: Scores) -> tuple[Chosen, Chosen] | None:
+    def evict(self, now: int, rank: Scores) -> Chosen | None:
         """Empty the slot of the lowest rank in every set that holds more than its entries; of equals the oldest goes.
 
         Candidates are the positions sink <= k <= now - recent, the query's own among them if recent is 0. Returns the
-        slots and the positions that were there (EMPTY where a set has room left), or nothing where all sets have.
+        positions that were there (EMPTY where a set has room left), or nothing where all sets have.
         """
         if now < self.least:
             return None
-        protected = self.positions > now - self.recent
-        if not isinstance(self.sink, int) or self.sink:
-            protected |= self.positions < self.sink
-        rank = rank.masked_fill(protected, torch.inf)
+        if not self._all_candidates:
+            protected = self.positions > now - self.recent
+            if not isinstance(self.sink, int) or self.sink:
+                protected |= self.positions < self.sink
+            rank = rank.masked_fill(protected, torch.inf)
         slot = self.positions.masked_fill(rank > rank.amin(-1, keepdim=True), EMPTY).argmin(-1, keepdim=True)
         if now < self.most:
             full = torch.as_tensor(now >= self.entries, device=slot.device)
             slot = slot.where(full, self.positions.argmax(-1, keepdim=True))
         gone = self.positions.gather(-1, slot)
         self.positions.scatter_(-1, slot, EMPTY)
-        return slot, gone
+        self.vacant = slot
+        return gone
+
+    @property
+    def _all_candidates(self) -> bool:
+        """Whether no slot is empty or protected when one has to go."""
+        unprotected = isinstance(self.sink, int) and isinstance(self.recent, int) and self.sink == self.recent == 0
+        return unprotected and self.positions.shape[-1] == self.least + 1
 
     def grow(self, capacity: int) -> None:
         """Add empty slots up to `capacity`."""

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.eviction import Block, Eviction, LastQueries
+from formerlab.cache.eviction import Eviction
 from formerlab.cache.policy import by_group
 from formerlab.cache.slots import Scores, Slots
 from formerlab.layers.attention import Heads, KeyHeads
@@ -65,22 +65,15 @@ class Store:
         first = self.slots.positions.topk(keys.shape[2], largest=False).indices.expand(-1, keys.shape[1], -1)
         self.keys.scatter_(3, first[:, :, None].expand(-1, -1, keys.shape[3], -1), keys.transpose(-1, -2))
 
-    def advance(
-        self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, start: int, entry: Scores | None, last: LastQueries
-    ) -> Heads:
-        """Take in the tokens at positions start, start + 1, ... one by one; return what each query finds.
-
-        There must be an empty slot for each of them. `last` is filled as by `Eviction.steps`.
-        """
-        taken = self.slots.admit(start, k.shape[2])
+    def advance(self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, now: int, entry: Scores | None) -> Heads:
+        """Take in the token at position `now`, for which there must be an empty slot; return what its query finds."""
+        taken = self.slots.admit(now)
         into = taken.expand(-1, k.shape[1], -1)
         self.keys.scatter_(3, into[:, :, None].expand(-1, -1, k.shape[3], -1), k.transpose(-1, -2))
         self.values.scatter_(2, into[..., None].expand(-1, -1, -1, v.shape[3]), v)
-        logits = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ self.keys.unsqueeze(2)
-        now = torch.arange(start, start + k.shape[2], device=k.device)[:, None]
-        logits = logits.to(self.slots.scores.dtype).masked_fill(
-            self.slots.positions[:, :, None, None] > now, -torch.inf
-        )
-        for _ in policy.steps(self.slots, Block(start, logits, taken, entry, self.keys.transpose(-1, -2)), last):
-            pass
-        return (logits.to(v.dtype) @ self.values.unsqueeze(2)).flatten(1, 2)
+        logits = (by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ self.keys.unsqueeze(2)).squeeze(3)
+        empty = ~self.slots.filled.unsqueeze(2)
+        logits = logits.to(self.slots.scores.dtype).masked_fill(empty, -torch.inf)
+        attention = policy.attend(self.slots, logits, taken, entry)
+        self.slots.evict(now, policy.rank(self.slots, self.keys.transpose(-1, -2), now))
+        return (attention.unsqueeze(3).to(v.dtype) @ self.values.unsqueeze(2)).flatten(1, 2)

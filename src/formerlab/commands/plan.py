@@ -1,4 +1,4 @@
-"""The verbs that look ahead: plan, schema; and status, which looks at what is there."""
+"""The verbs that look ahead: plan, predicted, schema; and status, which looks at what is there."""
 
 import argparse
 import json
@@ -18,6 +18,11 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     parser.set_defaults(function=plan)
+
+    parser = verbs.add_parser("predicted", help="set the cost model beside what finished runs of a scale took")
+    add_config_arguments(parser)
+    parser.add_argument("--tree", choices=("cached", "live"), default="cached", help="which runs; default: cached")
+    parser.set_defaults(function=predicted)
 
     parser = verbs.add_parser(
         "schema", help="write what is made from code: the YAML files' schema, for editors, and the report's captions"
@@ -43,6 +48,17 @@ def plan(arguments: argparse.Namespace) -> None:
     path = ensure_plan(Path.cwd(), given_values(arguments)) if arguments.plan is None else find_plan(arguments)
     found = read_plan(path)
     print(shell(found, path) if arguments.shell else table(found))
+
+
+def predicted(arguments: argparse.Namespace) -> None:
+    """Write and show predicted and measured time and memory."""
+    from formerlab.plan.predicted import compare, import_mebibytes, write
+    from formerlab.plan.sources import read_sources
+
+    sources = read_sources(Path.cwd(), given_values(arguments))
+    results = Path(sources.config.results, arguments.tree, sources.config.scale)
+    baseline = import_mebibytes() if sources.scale.device == "cpu" else 0.0
+    print(write(results, compare(results, sources, baseline), baseline))
 
 
 def schema(arguments: argparse.Namespace) -> None:

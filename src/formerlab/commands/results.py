@@ -1,4 +1,4 @@
-"""The verbs that read results: draw, figures, headline, track, export, compare."""
+"""The verbs that read results: draw, figures, exact, claims, headline, track, export, compare."""
 
 import argparse
 import sys
@@ -22,6 +22,14 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--figures", type=Path, default=Path("figures"))
     parser.set_defaults(function=figures)
+
+    parser = verbs.add_parser("exact", help="run the numeric checks of the exact claims")
+    add_config_arguments(parser)
+    parser.set_defaults(function=exact)
+
+    parser = verbs.add_parser("claims", help="judge the registered claims by the live results")
+    add_config_arguments(parser)
+    parser.set_defaults(function=claims)
 
     parser = verbs.add_parser("headline", help="print the headline table of every study")
     add_config_arguments(parser)
@@ -55,7 +63,31 @@ def figures(arguments: argparse.Namespace) -> None:
 
     out = arguments.figures / arguments.tree
     written = draw_all(arguments.results / arguments.tree, out)
+    if Path("workflow", "studies").is_dir():
+        for scale in sorted({path.parent.name for path in written}):
+            written += _write_claims(arguments.results / arguments.tree / scale, out / scale)
     print(f"{len(written)} files in {out}")
+
+
+def exact(arguments: argparse.Namespace) -> None:
+    """Write the numbers of the exact claims beside the runs of the scale."""
+    from formerlab.claims.table import EXACT, write_exact
+
+    write_exact(Path(load_plan(arguments)["results"]) / EXACT)
+
+
+def claims(arguments: argparse.Namespace) -> None:
+    """Write claims.csv and claims.md of the plan's scale."""
+    plan = load_plan(arguments)
+    print(*_write_claims(Path(plan["results"]), Path(plan["figures"])), sep="\n")
+
+
+def _write_claims(results: Path, out: Path) -> list[Path]:
+    from formerlab.claims.mapping import read_arms
+    from formerlab.claims.table import write_claims
+    from formerlab.results import Results
+
+    return write_claims(Results(results), read_arms(Path(), results.name), out)
 
 
 def headline(arguments: argparse.Namespace) -> None:

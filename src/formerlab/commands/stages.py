@@ -1,13 +1,15 @@
-"""The verbs that make results: data, train, zeroshot, prune."""
+"""The verbs that make results: data, speed, train, zeroshot, prune, flow."""
 
 import argparse
+import os
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formerlab.commands.context import add_config_arguments, job_of, load_plan, noted
-from formerlab.files import read_json, write_json
+from formerlab.files import read_json, sha256, write_json
 from formerlab.rows import write_rows
 
 if TYPE_CHECKING:
@@ -17,15 +19,20 @@ SCHEMA = 1
 
 
 def add_parsers(verbs: Any) -> None:
-    """Add the four verbs."""
+    """Add the verbs."""
     parser = verbs.add_parser("data", help="prepare a data set: tokenizer, token streams, questions, manifest")
     parser.add_argument("name", help="name of the data set, such as text")
     add_config_arguments(parser)
     parser.add_argument("--processes", type=int, help="processes that read and encode; default: one per core")
     parser.set_defaults(function=data)
 
+    parser = verbs.add_parser("speed", help="time the runs of a study beside each other, on an idle machine")
+    parser.add_argument("study", help="study, such as denseformer")
+    add_config_arguments(parser)
+    parser.set_defaults(function=speed)
+
     parser = verbs.add_parser("train", help="train one run, or go on with it")
-    parser.add_argument("id", help="run, such as tokenformer/transformer/seed0")
+    parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
     add_config_arguments(parser)
     parser.add_argument(
         "--time-limit", type=float, metavar="SECONDS", help="stop, checkpointed, before this time is up"
@@ -50,17 +57,43 @@ def add_parsers(verbs: Any) -> None:
     add_config_arguments(parser)
     parser.set_defaults(function=prune)
 
+    parser = verbs.add_parser("flow", help="look at the flow of information over the depth of a finished run")
+    parser.add_argument("id", help="run")
+    add_config_arguments(parser)
+    parser.set_defaults(function=flow)
+
 
 def data(arguments: argparse.Namespace) -> None:
     """Prepare one data set of the plan."""
-    from formerlab.data import TextData, prepare
+    from formerlab.data.kinds import data_spec, prepare_data
 
     plan = load_plan(arguments)
     job = job_of(plan, "data", arguments.name)
     out = Path(job["out"])
     with noted("data", out):
-        spec = TextData.model_validate(job["spec"])
-        prepare(arguments.name, spec, out, code_hash=job["code"], processes=arguments.processes)
+        spec = data_spec(job["spec"])
+        prepare_data(arguments.name, spec, out, code_hash=job["code"], processes=arguments.processes)
+
+
+def speed(arguments: argparse.Namespace) -> None:
+    """Time what the plan has timed of a study."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler counts memory, and would speak of it
+    import torch
+
+    from formerlab.evaluation import speed as stage
+    from formerlab.run import Run
+
+    plan = load_plan(arguments)
+    job = job_of(plan, "speed", arguments.study)
+    folder = Path(plan["results"], arguments.study)
+    with noted("speed", folder):
+        _use_threads(plan)
+        runs = [Run.model_validate(plan["train"][run_id]["spec"]) for run_id in job["runs"]]
+        rows = folder / "speed.csv"
+        stage.measure(runs, stage.Speed.model_validate(job["speed"]), torch.device(plan["device"]), rows)
+        record = {"schema": SCHEMA, "study": arguments.study, "code_hash": job["code"]}
+        record |= {"configuration": job["configuration"], "rows_sha256": sha256(rows), "threads": plan["threads"]}
+        write_json(folder / "speed.json", record | stage.circumstances(torch.device(plan["device"])))
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -84,14 +117,32 @@ def train(arguments: argparse.Namespace) -> None:
     out = Path(plan["results"], arguments.id)
     parent = Path(plan["results"], job["init"]) if job["init"] else None
     with noted("train", out):
-        run = Run.model_validate(job["spec"])
+        run, matched = Run.model_validate(job["spec"]), dict[str, Any]()
+        if job["equal_time"]:
+            steps, matched = _steps_of_equal_time(plan, job)
+            run = run.model_copy(update={"steps": steps})
         train_stage(run, Path(plan["data"][job["data"]]["out"]), out, parent=parent, settings=settings)
+        if matched:
+            write_json(out / "run.json", read_json(out / "run.json") | matched)
+
+
+def _steps_of_equal_time(plan: dict[str, Any], job: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Return the steps that the measured times buy the run, and what its record says about them."""
+    from formerlab.evaluation.equal_time import EqualTime, steps_of_equal_time, time_ratio
+
+    rows, planned = Path(plan["results"], job["study"], "speed.csv"), job["spec"]["steps"]
+    equal = EqualTime.model_validate(job["equal_time"])
+    ratio = time_ratio(rows, equal)
+    steps = steps_of_equal_time(planned, ratio)
+    print(f"a step of {equal.arm} takes {ratio:.4f} of one of {equal.reference}: {steps} steps", file=sys.stderr)
+    note = equal.plain() | {"time_ratio": ratio, "arm_steps": planned, "rows_sha256": sha256(rows)}
+    return steps, {"equal_time": note | {"spec_hash": job["spec_hash"]}}
 
 
 def zeroshot(arguments: argparse.Namespace) -> None:
     """Answer the embedded questions of the run's data set, and all suites."""
     from formerlab.evaluation import zeroshot as stage
-    from formerlab.finished import load_model
+    from formerlab.finished import load_decoder
 
     plan = load_plan(arguments)
     job = job_of(plan, "zeroshot", arguments.id)
@@ -101,7 +152,7 @@ def zeroshot(arguments: argparse.Namespace) -> None:
         record, began = read_json(folder / "run.json"), time.monotonic()
         extra: dict[str, Any] = {"suites": job["suites"], "versions": {"lm_eval": stage.harness_version()}}
         if record["status"] == "finished":
-            model, _ = load_model(folder)
+            model, _ = load_decoder(folder)
             questions = _questions(plan, job["suites"], data_folder)
             extra["cut"] = questions.cut(model.spec.context)
             stage.zeroshot(
@@ -117,7 +168,7 @@ def prune(arguments: argparse.Namespace) -> None:
     from formerlab.data import load_stream
     from formerlab.evaluation import prune as stage
     from formerlab.evaluation.zeroshot import harness_version
-    from formerlab.finished import load_model
+    from formerlab.finished import load_decoder
 
     plan = load_plan(arguments)
     job = job_of(plan, "prune", arguments.id)
@@ -129,7 +180,7 @@ def prune(arguments: argparse.Namespace) -> None:
         extra: dict[str, Any] = {"sweep": job["sweep"], "suites": job["suites"]}
         extra["versions"] = {"lm_eval": harness_version()}
         if record["status"] == "finished":
-            model, _ = load_model(folder)
+            model, _ = load_decoder(folder)
             questions = _questions(plan, job["suites"], data_folder, sweep.question_limit) if sweep.questions else None
             extra["cut"] = questions.cut(model.spec.context) if questions is not None else {}
             streams = {split: load_stream(data_folder, split) for split in ("valid", "test")}
@@ -137,6 +188,27 @@ def prune(arguments: argparse.Namespace) -> None:
         else:
             stage.write_nothing(folder)
         _write_sidecar(folder / "prune.json", job, record, began, extra)
+
+
+def flow(arguments: argparse.Namespace) -> None:
+    """Look at the flow over depth as the plan says."""
+    from formerlab.data import load_stream
+    from formerlab.evaluation import flow as stage
+    from formerlab.finished import load_decoder
+
+    plan = load_plan(arguments)
+    job = job_of(plan, "flow", arguments.id)
+    folder, data_folder = _folders(plan, arguments.id)
+    with noted("flow", folder):
+        _use_threads(plan)
+        record, began = read_json(folder / "run.json"), time.monotonic()
+        if record["status"] == "finished":
+            model, run = load_decoder(folder)
+            settings, stream = stage.Flow.model_validate(job["settings"]), load_stream(data_folder, "test")
+            stage.flow(model.to(plan["device"]), run, stream, settings, folder / "flow.csv")
+        else:
+            write_rows(folder / "flow.csv", stage.COLUMNS, [])
+        _write_sidecar(folder / "flow.json", job, record, began, {"settings": job["settings"]})
 
 
 def _questions(plan: dict[str, Any], names: Iterable[str], data_folder: Path, limit: int | None = None) -> "Questions":

@@ -44,9 +44,9 @@ def generate(arguments: argparse.Namespace) -> None:
     """Print the continuation as it is made."""
     from formerlab.data import load_tokenizer
     from formerlab.evaluation.generate import generate as continue_prompt
-    from formerlab.finished import load_model
+    from formerlab.finished import load_decoder
 
-    model, run = load_model(arguments.checkpoint)
+    model, run = load_decoder(arguments.checkpoint)
     data = arguments.checkpoint.resolve().parents[2] / "data" / run.data
     print(arguments.prompt, end="", flush=True)
     continue_prompt(

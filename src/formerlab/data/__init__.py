@@ -6,7 +6,7 @@ embedded questions to lm-evaluation-harness; `TextData` is the spec of a corpus.
 
 from formerlab.data.prepare import prepare, source_fingerprint
 from formerlab.data.questions import task_configs
-from formerlab.data.spec import BytePairs, Embedded, Files, Hub, Source, TextData, Tokenizer, TokenizerFile
+from formerlab.data.spec import BytePairs, Embedded, Files, Hub, Source, TextData, Tokenizer, TokenizerFile, TokenizerOf
 from formerlab.data.streams import load_stream, load_tokenizer, verify
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "TextData",
     "Tokenizer",
     "TokenizerFile",
+    "TokenizerOf",
     "load_stream",
     "load_tokenizer",
     "prepare",

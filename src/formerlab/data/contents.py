@@ -10,6 +10,9 @@ from formerlab.data.workers import available_cores
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json
 
+CONTENTS = "contents.json"
+"""Beside a manifest: the SHA-256 of the source's files while they are not touched."""
+
 Stamp = tuple[int, int]
 """Size in bytes and time of the last change in nanoseconds: where both are as before, so is the content."""
 

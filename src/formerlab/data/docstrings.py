@@ -50,13 +50,33 @@ class Module:
 
 def read_module(name: str, source: bytes) -> Module:
     """Return what a module documents; a source that does not parse documents nothing."""
+    tree = _parsed(source)
+    return Module(name, () if tree is None else tuple(_entries(name, tree)))
+
+
+def read_code(name: str, source: bytes) -> Module:
+    """Return the code of a module without docstrings and comments, as one entry; its paragraphs are the definitions."""
+    tree = _parsed(source)
+    if tree is None:
+        return Module(name, ())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | Definition) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or ([] if isinstance(node, ast.Module) else [ast.Pass()])
+    try:
+        blocks = _plain(ast.unparse(tree)).split("\n\n")
+    except (ValueError, RecursionError):  # nested deeper than the interpreter goes
+        return Module(name, ())
+    paragraphs = tuple(block.strip("\n") for block in blocks if block.strip())
+    return Module(name, (Entry(name, paragraphs, summary=False),) if paragraphs else ())
+
+
+def _parsed(source: bytes) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-            tree = ast.parse(source)
+            return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
-        return Module(name, ())
-    return Module(name, tuple(_entries(name, tree)))
+        return None
 
 
 def _entries(name: str, tree: ast.Module) -> Iterator[Entry]:
@@ -96,6 +116,11 @@ def _signature(definition: Definition) -> str:
 
 
 def _paragraphs(docstring: str) -> tuple[str, ...]:
-    lines = (line.rstrip() for line in cleandoc(docstring).encode("utf-8", "replace").decode().splitlines())
+    lines = (line.rstrip() for line in _plain(cleandoc(docstring)).splitlines())
     blocks = "\n".join(lines).split("\n\n")
     return tuple(block.strip("\n") for block in blocks if block.strip())
+
+
+def _plain(text: str) -> str:
+    """Return the text without what UTF-8 cannot hold, such as lone surrogates."""
+    return text.encode("utf-8", "replace").decode()

@@ -7,16 +7,19 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from email.message import Message
+from functools import partial
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Literal, cast
 
-from formerlab.data.docstrings import Module, read_module
+from formerlab.data.docstrings import Module, read_code, read_module
 from formerlab.data.shards import SPLITS, Replay, Seen, Shard, Shares, Split, digest
 from formerlab.data.source import Corpus, TextSource
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
+
+Content = Literal["docstrings", "code"]
 
 Located = tuple[str, Path]
 """A module's dotted name and its source file."""
@@ -32,9 +35,10 @@ _SKIPPED = {"test", "tests", "idle_test", "_vendor", "_vendored", "externals", "
 
 
 class Embedded(TextSource):
-    """Docstrings of the standard library and of installed packages: technical English that needs no download.
+    """The standard library and installed packages: text that needs no download.
 
-    A document is a module: the signature and the docstring of everything it documents. Modules are divided by their
+    A document is a module: the signature and the docstring of everything it documents, technical English; or its code
+    without docstrings and comments, another domain that shares no sentence with the first. Modules are divided by their
     names, and read in an order shuffled by their names, so that any beginning is a fair sample of the whole.
     """
 
@@ -43,6 +47,8 @@ class Embedded(TextSource):
     """Distributions to read; one that is not installed is left out, and the manifest names those used."""
     standard_library: bool = True
     """Whether to read the standard library too."""
+    content: Content = "docstrings"
+    """What is read of a module: its docstrings, or its code."""
 
     def state(self, cache: Path | None = None) -> str | None:
         """Return the fingerprint of the versions of what is read: they decide the text."""
@@ -68,7 +74,7 @@ class Embedded(TextSource):
         """Return the licences as the installed packages state them."""
         python = [f"Python {platform.python_version()}: PSF-2.0"] if self.standard_library else []
         packages = [f"{name} {found.version}: {_licence(found)}" for name, found in self._installed().items()]
-        return "docstrings, each under the licence of its package: " + "; ".join(python + packages)
+        return f"{self.content}, each under the licence of its package: " + "; ".join(python + packages)
 
     def open(self, shares: Shares, workers: Workers) -> Corpus:
         """Return one shard per split; a module once read is kept in memory, for all of them are about 34 MB."""
@@ -77,7 +83,7 @@ class Embedded(TextSource):
 
         def modules(split: Split) -> Replay[Module]:
             chosen = [module for module in located if shares.split(digest(module[0]), SPLITS) == split]
-            return Replay(read_modules(chosen, seen, workers))
+            return Replay(read_modules(chosen, seen, workers, self.content))
 
         test, valid, train = modules("test"), modules("valid"), modules("train")
         shards = [
@@ -101,10 +107,12 @@ class Embedded(TextSource):
         return {name: found for name in self.packages if (found := _distribution(name))}
 
 
-def read_modules(located: list[Located], seen: Seen, workers: Workers) -> Iterator[Module]:
+def read_modules(
+    located: list[Located], seen: Seen, workers: Workers, content: Content = "docstrings"
+) -> Iterator[Module]:
     """Yield the modules that document anything, without the longer paragraphs that came before."""
     tasks = (located[start : start + MODULES_A_TASK] for start in range(0, len(located), MODULES_A_TASK))
-    for modules in workers.map(_read, tasks):
+    for modules in workers.map(partial(_read, content), tasks):
         for module in modules:
             fresh = module.filtered(lambda text: len(text) < REPEATABLE_CHARACTERS or seen.add(digest(text)))
             if fresh.entries:
@@ -117,9 +125,10 @@ def _documents(modules: Iterable[Module], after: Iterable[Module] = ()) -> Itera
     yield from (module.render() for module in modules)
 
 
-def _read(located: list[Located]) -> list[Module]:
+def _read(content: Content, located: list[Located]) -> list[Module]:
+    read = read_code if content == "code" else read_module
     with collection_paused():
-        return [read_module(name, path.read_bytes()) for name, path in located]
+        return [read(name, path.read_bytes()) for name, path in located]
 
 
 @contextmanager

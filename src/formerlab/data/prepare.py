@@ -12,6 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from formerlab import __version__
+from formerlab.data.contents import CONTENTS
 from formerlab.data.encoding import Encoding, encode, stream_type
 from formerlab.data.intake import Intake, batches, training_sample
 from formerlab.data.questions import FOLDER, write_questions
@@ -19,14 +20,11 @@ from formerlab.data.shards import SPLITS, Split
 from formerlab.data.source import Corpus
 from formerlab.data.spec import TextData
 from formerlab.data.streams import SCHEMA, Stream, load_stream, load_tokenizer, read_manifest, writing
-from formerlab.data.tokenizer import TokenizerFile
+from formerlab.data.tokenizer import TokenizerFile, TokenizerOf
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.files import replacing, sha256, write_json
 from formerlab.spec import fingerprint
-
-CONTENTS = "contents.json"
-"""Beside the manifest: the SHA-256 of the source's files while they are not touched."""
 
 
 def source_fingerprint(data: TextData, cache: Path | None = None) -> str | None:
@@ -46,9 +44,9 @@ def source_fingerprint(data: TextData, cache: Path | None = None) -> str | None:
 def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
     """Write streams, tokenizer, questions and manifest of a corpus below `out`; do nothing where they are current.
 
-    `processes` defaults to one per core available; the result does not depend on it. Raises UserError naming the
-    file, column or setting that is wrong; what is half written is removed. Where the source is gone, data prepared
-    before with the same settings stay valid.
+    A tokenizer of another data set is read from the folder of that name beside `out`. `processes` defaults to one per
+    core available; the result does not depend on it. Raises UserError naming the file, column or setting that is wrong;
+    what is half written is removed. Where the source is gone, data prepared before with the same settings stay valid.
     """
     source = source_fingerprint(data, out / CONTENTS)
     if _is_current(out, data, source, code_hash):
@@ -58,6 +56,8 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
         corpus = data.source.open(data.shares, workers)
         if isinstance(data.tokenizer, TokenizerFile):
             data.tokenizer.load()
+        if isinstance(data.tokenizer, TokenizerOf):
+            load_tokenizer(out.parent / data.tokenizer.data)
         _clear(out)  # not before it is clear that source and tokenizer are there
         questions = write_questions(list(corpus.test_modules), data.questions, out) if data.questions else []
         tokenizer = _write_tokenizer(data, out, corpus)
@@ -93,6 +93,8 @@ def _is_current(out: Path, data: TextData, source: str | None, code_hash: str) -
         return False
     if source is not None and source != manifest.get("source_fingerprint"):
         return False
+    if isinstance(data.tokenizer, TokenizerOf) and manifest["tokenizer"] != _borrowed(data.tokenizer, out):
+        return False
     questions = all((out / entry["file"]).is_file() for entry in manifest["questions"])
     known = (manifest.get("recipe"), manifest.get("code_hash"))
     return questions and known == (fingerprint(data.recipe()), code_hash)
@@ -108,6 +110,10 @@ def _clear(out: Path) -> None:
 
 def _write_tokenizer(data: TextData, out: Path, corpus: Corpus) -> dict[str, Any]:
     spec, path = data.tokenizer, out / "tokenizer.json"
+    if isinstance(spec, TokenizerOf):
+        with replacing(path) as temporary:
+            shutil.copyfile(out.parent / spec.data / path.name, temporary)
+        return _borrowed(spec, out)
     with replacing(path) as temporary:
         if isinstance(spec, TokenizerFile):
             tokenizer = spec.load()
@@ -118,6 +124,17 @@ def _write_tokenizer(data: TextData, out: Path, corpus: Corpus) -> dict[str, Any
             tokenizer.save(str(temporary))
     end = tokenizer.token_to_id(spec.end_of_text)
     return {"kind": spec.kind, "vocabulary": spec.vocabulary, "sha256": sha256(path), "end_of_text": end}
+
+
+def _borrowed(spec: TokenizerOf, out: Path) -> dict[str, Any]:
+    """Return what the manifest of the other data set says of its tokenizer. Raises UserError where it does not fit."""
+    borrowed: dict[str, Any] = read_manifest(out.parent / spec.data)["tokenizer"]
+    if borrowed["vocabulary"] != spec.vocabulary:
+        raise UserError(
+            f"tokenizer.vocabulary={spec.vocabulary}: data set {spec.data!r} was prepared with "
+            f"{borrowed['vocabulary']} tokens; state the same"
+        )
+    return borrowed
 
 
 def _write_streams(

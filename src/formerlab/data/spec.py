@@ -1,23 +1,25 @@
 """The spec of a corpus: where the text comes from, how it is divided, cut and tokenised."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from formerlab.data.dataset import DataSpec
 from formerlab.data.embedded import Embedded
 from formerlab.data.files import Files
 from formerlab.data.hub import Hub
 from formerlab.data.shards import Shares
-from formerlab.data.tokenizer import BytePairs, Tokenizer, TokenizerFile
-from formerlab.spec import Spec
+from formerlab.data.tokenizer import BytePairs, Tokenizer, TokenizerFile, TokenizerOf
 
 Source = Annotated[Embedded | Files | Hub, Field(discriminator="kind")]
 
 Share = Annotated[float, Field(gt=0, lt=0.5)]
 
 
-class TextData(Spec):
+class TextData(DataSpec):
     """A corpus as token streams for training, validation and test."""
+
+    stage: ClassVar[str] = "formerlab.data.prepare"
 
     kind: Literal["text"] = "text"
     source: Source = Embedded()
@@ -37,13 +39,15 @@ class TextData(Spec):
 
     @model_validator(mode="after")
     def _questions_need_structure(self) -> "TextData":
-        if self.questions and not isinstance(self.source, Embedded):
-            raise ValueError("questions are made from source 'embedded' only; set questions: 0")
+        if self.questions and not (isinstance(self.source, Embedded) and self.source.content == "docstrings"):
+            raise ValueError("questions are made from the docstrings of source 'embedded' only; set questions: 0")
         return self
 
     @property
     def vocabulary(self) -> int:
         """Number of tokens a model needs, known before anything is read."""
+        if self.tokenizer.vocabulary is None:
+            raise ValueError("the plan has not filled in tokenizer.vocabulary yet")
         return self.tokenizer.vocabulary
 
     @property
@@ -51,10 +55,20 @@ class TextData(Spec):
         """How documents are divided where the source does not say."""
         return Shares(self.valid_share, self.test_share)
 
+    @property
+    def has_questions(self) -> bool:
+        """Whether zero-shot questions are made of the test documents."""
+        return bool(self.questions)
+
+    def known(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Return the vocabulary, and the longest sequence that the task asks for."""
+        context = {"context": task["context"]} if "context" in task else {}
+        return {"model": {"vocabulary": self.vocabulary} | context}
+
     def recipe(self) -> dict[str, Any]:
         """Return what shapes the streams, without the places that source and tokenizer lie at."""
         rest = self.model_dump(mode="json", exclude={"source": True, "tokenizer": {"path"}})
         return {**rest, "source": self.source.recipe()}
 
 
-__all__ = ["BytePairs", "Embedded", "Files", "Hub", "Source", "TextData", "Tokenizer", "TokenizerFile"]
+__all__ = ["BytePairs", "Embedded", "Files", "Hub", "Source", "TextData", "Tokenizer", "TokenizerFile", "TokenizerOf"]

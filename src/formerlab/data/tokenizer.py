@@ -1,4 +1,4 @@
-"""Tokenizers: byte-level BPE trained on the training text, or a tokenizer file."""
+"""Tokenizers: byte-level BPE trained on the training text, a tokenizer file, or that of another data set."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -78,7 +78,17 @@ class TokenizerFile(Spec):
         return tokenizer
 
 
-Tokenizer = Annotated[BytePairs | TokenizerFile, Field(discriminator="kind")]
+class TokenizerOf(Spec):
+    """The tokenizer of another data set of the same scale, so that a model can go on training on this one."""
+
+    kind: Literal["of"] = "of"
+    data: str
+    """The other data set; it is prepared first."""
+    vocabulary: PositiveInt | None = None
+    """Number of tokens; the plan fills in what the other data set says, and refuses anything else."""
+
+
+Tokenizer = Annotated[BytePairs | TokenizerFile | TokenizerOf, Field(discriminator="kind")]
 
 
 def read_tokenizer(path: Path) -> "HuggingFaceTokenizer":

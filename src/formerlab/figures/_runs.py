@@ -15,6 +15,19 @@ TOKENFORMER = "Tokenformer"
 DENSEFORMER = "DenseFormer"
 GROWN = "grown"
 
+MIXERS = {
+    "gains": "Skips with Gains",
+    "connect_to_last": "Connect-to-Last",
+    "random_sparse": "random pattern",
+    "softmax": "softmax weights",
+    "attention_residuals": "Attention Residuals",
+    "mudd": "MUDD",
+}
+"""Rivals and successors of DenseFormer."""
+
+EMBEDDING_ENTERS = {"always": "always", "window": "in the window", "never": "never"}
+"""How X_0 enters Last-K."""
+
 WIDER = {"net2net_pad": "Net2Net by padding", "net2net": "Net2Net", "hypercloning": "HyperCloning"}
 """Growth in width."""
 
@@ -29,10 +42,24 @@ def variant(record: Mapping[Hashable, Any]) -> str:
     """Return what a reader calls the model of a run, from the flat columns of its spec."""
     if isinstance(record.get("spec.growth.keys"), str):
         return f"{GROWN}: {_growth(record)}"
-    if record.get("spec.model.depth.kind") == "dwa":
+    if (mixer := _mixer(record)) is not None:
+        return mixer
+    return TOKENFORMER if record.get("spec.model.projection.kind") == "pattention" else TRANSFORMER
+
+
+def _mixer(record: Mapping[Hashable, Any]) -> str | None:
+    """Return what a reader calls the depth mixer of a run, if it has one."""
+    kind = record.get("spec.model.depth.kind")
+    if kind == "dwa":
         dilation, period = (int(record[f"spec.model.depth.{name}"]) for name in ("dilation", "period"))
         return f"{DENSEFORMER} {dilation}x{period}"
-    return TOKENFORMER if record.get("spec.model.projection.kind") == "pattention" else TRANSFORMER
+    if kind == "last_k":
+        outputs, embedding = (record[f"spec.model.depth.{name}"] for name in ("outputs", "embedding"))
+        return f"Last-K, K = {int(outputs)}, X_0 {EMBEDDING_ENTERS[embedding]}"
+    if kind == "attention_residuals":
+        size = int(record["spec.model.depth.block_size"])
+        return MIXERS[kind] if size == 1 else f"{MIXERS[kind]}, blocks of {size}"
+    return MIXERS.get(str(kind))
 
 
 def _growth(record: Mapping[Hashable, Any]) -> str:

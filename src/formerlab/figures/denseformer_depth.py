@@ -27,7 +27,7 @@ from formerlab.results import Results
 
 STUDY = "denseformer"
 READS = ("test.csv", "run.json")
-RUNS = ("*",)
+RUNS = ("plain-*", "dwa-*")
 CATEGORY = "DenseFormer"
 CAPTION = (
     "Held-out loss against depth for the plain Transformer, DenseFormer 1x1 and sparse DenseFormers k x p (dilation "

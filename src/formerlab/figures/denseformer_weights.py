@@ -8,13 +8,14 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
+from formerlab.figures._depth import at_last_step
 from formerlab.figures._runs import DENSEFORMER, variant
 from formerlab.figures._style import canvas
 from formerlab.results import Results
 
 STUDY = "denseformer"
 READS = ("depth.csv", "run.json")
-RUNS = ("*",)
+RUNS = ("dwa-*",)
 CATEGORY = "DenseFormer"
 CAPTION = (
     "Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken "
@@ -31,7 +32,7 @@ _LINEAR = 0.05
 
 def data(results: Results) -> DataFrame:
     """Return mean and spread over seeds of every weight of the deepest run of each dilation and period."""
-    rows = results.rows("depth.csv", STUDY, RUNS)
+    rows = at_last_step(results.rows("depth.csv", STUDY, RUNS))
     if rows.empty:
         return DataFrame(columns=["source"])
     runs = results.runs(STUDY, RUNS).drop_duplicates("run")
@@ -53,27 +54,37 @@ def draw(data: DataFrame) -> Figure:
         notes.append(f"Missing, no finished runs: {DENSEFORMER} 1x1.")
     names = sorted(data["variant"].unique())
     figure, axes = canvas([3.2] * len(names), notes, height=3.2, right=1.1, columns=3)
-    limit = max(1.0, float(data["weight"].abs().max()))
-    norm = SymLogNorm(linthresh=_LINEAR, vmin=-limit, vmax=limit, base=10)
+    scale = weight_scale(data)
     for panel, name in zip(axes, names, strict=True):
-        image = _draw_weights(panel, data[data["variant"] == name], norm)
-    box = axes[-1].get_position()
-    bar = figure.add_axes(
-        (box.x1 + 0.25 / figure.get_size_inches()[0], box.y0, 0.12 / figure.get_size_inches()[0], box.height)
-    )
-    figure.colorbar(image, bar, label="weight", ticks=[-1, -0.5, -0.1, -0.05, 0, 0.05, 0.1, 0.5, 1], format="%g")
-    bar.minorticks_off()
+        rows = data[data["variant"] == name]
+        image = draw_weights(panel, rows, scale, f"{name}, {rows['layers'].iloc[0]:.0f} blocks")
+    colour_bar(figure, axes[-1], image)
     return figure
 
 
-def _draw_weights(axes: Axes, weights: DataFrame, norm: SymLogNorm) -> AxesImage:
+def weight_scale(weights: DataFrame) -> SymLogNorm:
+    """Return the colours of weights: linear near zero, then logarithmic, the same on both sides."""
+    limit = max(1.0, float(weights["weight"].abs().max()))
+    return SymLogNorm(linthresh=_LINEAR, vmin=-limit, vmax=limit, base=10)
+
+
+def colour_bar(figure: Figure, panel: Axes, image: AxesImage) -> None:
+    """Draw the scale of colours beside a panel."""
+    box, width = panel.get_position(), figure.get_size_inches()[0]
+    bar = figure.add_axes((box.x1 + 0.25 / width, box.y0, 0.12 / width, box.height))
+    figure.colorbar(image, bar, label="weight", ticks=[-1, -0.5, -0.1, -0.05, 0, 0.05, 0.1, 0.5, 1], format="%g")
+    bar.minorticks_off()
+
+
+def draw_weights(axes: Axes, weights: DataFrame, norm: SymLogNorm, title: str) -> AxesImage:
+    """Draw the weights of one model: a row per average, a column per source."""
     layers = int(weights["layers"].iloc[0])
     grid = np.full((layers, layers + 1), np.nan)
     grid[weights["destination"].astype(int) - 1, weights["source_block"].astype(int)] = weights["weight"]
     image = axes.imshow(grid, cmap="RdBu_r", norm=norm, extent=(-0.5, layers + 0.5, layers + 0.5, 0.5), aspect="auto",
                         interpolation="nearest")  # fmt: skip
     axes.set_facecolor("#d9d9d9")
-    axes.set_title(f"{weights['variant'].iloc[0]}, {layers} blocks")
+    axes.set_title(title)
     axes.set_xlabel("source j (0: embedding)")
     axes.set_ylabel("average after block i")
     for axis in (axes.xaxis, axes.yaxis):

@@ -1,7 +1,13 @@
 """The models; `Model` is the union that configurations choose from."""
 
+from typing import Annotated
+
+from pydantic import Field
+
 from formerlab.models.decoder import Decoder
+from formerlab.models.translator import Translator
+from formerlab.models.vision import VisionTransformer
 
-Model = Decoder
+Model = Annotated[Decoder | Translator | VisionTransformer, Field(discriminator="kind")]
 
-__all__ = ["Decoder", "Model"]
+__all__ = ["Decoder", "Model", "Translator", "VisionTransformer"]

@@ -5,25 +5,33 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from formerlab.data import TextData, source_fingerprint
-from formerlab.data.prepare import CONTENTS
+from formerlab.data.contents import CONTENTS
+from formerlab.data.dataset import DataSpec
+from formerlab.data.kinds import source_state
 from formerlab.errors import UserError
 from formerlab.evaluation.prune import FILES as PRUNE_FILES
 from formerlab.evaluation.prune import PruneSweep
 from formerlab.evaluation.suites import Suite
 from formerlab.figures import Drawing, catalogue
 from formerlab.files import read_json
+from formerlab.models import Decoder
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import run_cost, totals
+from formerlab.plan.forecast import forecast, price_evaluations
+from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.layers import Layer, Tree, place_of
 from formerlab.plan.read import parse
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, StudyScale
 from formerlab.plan.sources import Sources, read_sources, study_place
+from formerlab.plan.speed import flow_jobs, match_times, speed_jobs
+from formerlab.plan.tokenizers import chain, tokenizer_of
 from formerlab.run import Run
 from formerlab.spec import fingerprint
 
 SCHEMA = 1
+SPEED = "speed.csv"
+"""Rows of a study rather than of a run."""
 READ_FROM_TRAINING = frozenset(
     ("run.json", "train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv", "weights.safetensors")
 )
@@ -37,12 +45,18 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     sources = read_sources(root, given)
     config, scale = sources.config, sources.scale
     results, figures = f"{config.results}/live/{config.scale}", f"{config.figures}/live/{config.scale}"
-    data = {name: _data_job(spec, f"{results}/data/{name}", root) for name, spec in scale.data.items()}
+    data = _data_jobs(sources, root, f"{results}/data")
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
+    speed = speed_jobs(runs, sources)
+    runs, equal = match_times(runs, speed, sources)
+    table = hardware_table(config.hardware)
+    hardware = choose(table, scale.hardware)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
-    train = {run.id: _train_job(run, data, scale, keep_optimizer=run.id in parents) for run in runs}
+    train = {run.id: _train_job(run, data, scale, hardware, keep_optimizer=run.id in parents) for run in runs}
+    for run_id, job in train.items():
+        job["equal_time"] = equal[run_id].plain() if run_id in equal else None
     _set_priorities(train)
-    used = {run.data for run in runs}
+    used = {name for run in runs for name in chain(run.data, scale.data)}
     plan = {
         "schema": SCHEMA,
         "scale": config.scale,
@@ -52,37 +66,56 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "device": config.device or scale.device,
         "threads": config.threads or scale.threads,
         "memory_mb": scale.memory_mb,
+        "runtime_minutes": scale.runtime_minutes,
+        "hardware": scale.hardware,
         "tracking_uri": config.tracking_uri or "",
         "studies": {name: _study(name, sources, train) for name in config.studies},
         "data": {name: job for name, job in data.items() if name in used},
+        "speed": speed,
         "suites": {name: {"spec": suite.plain(), "state": suite.state()} for name, suite in scale.suites.items()},
         "train": train,
+        "flow": flow_jobs(runs, sources),
     }
     plan["zeroshot"] = _zeroshot_jobs(runs, sources, plan, root)
     plan["prune"] = _prune_jobs(runs, sources, plan, root)
     plan["draw"] = _drawings(plan)
+    plan["claims"] = _claims(sources)
     plan["totals"] = totals([job["cost"] for job in train.values()])
+    price_evaluations(plan, runs, scale, hardware)
+    plan["forecast"] = forecast(runs, scale, table)
     return plan
 
 
-def _data_job(data: TextData, out: str, root: Path) -> dict[str, Any]:
+def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
+    """Return the job of every data set; the version of one that takes the tokenizer of another follows that one's."""
+    jobs: dict[str, Any] = {}
+    for name, spec in sources.scale.data.items():
+        job = _data_job(spec, f"{folder}/{name}", root)
+        above = tokenizer_of(name, sources.scale.data)
+        if above is not None:
+            job["version"] = fingerprint([job["version"], jobs[above]["version"]])
+        jobs[name] = job | {"tokenizer": above}
+    return jobs
+
+
+def _data_job(data: DataSpec, out: str, root: Path) -> dict[str, Any]:
     identity = {
         "recipe": fingerprint(data.recipe()),
-        "code": code_hash("formerlab.data.prepare", specs=[data]),
+        "code": code_hash(data.stage, specs=[data]),
         "source": _source(data, root / out),
     }
     return {"spec": data.plain(), "out": out, "version": fingerprint(identity)} | identity
 
 
-def _source(data: TextData, out: Path) -> str | None:
-    """Return the fingerprint of the text; where it cannot be seen now, it counts as unchanged since it was prepared."""
-    found = source_fingerprint(data, out / CONTENTS)
+def _source(data: DataSpec, out: Path) -> str | None:
+    """Return the state of the source; where it cannot be seen now, it counts as unchanged since it was prepared."""
+    found = source_state(data, out / CONTENTS)
     if found is None and (out / "manifest.json").exists():
         found = read_json(out / "manifest.json").get("source_fingerprint")
     return found
 
 
-def _train_job(run: Run, data: Tree, scale: Scale, *, keep_optimizer: bool) -> dict[str, Any]:
+def _train_job(run: Run, data: Tree, scale: Scale, hardware: Hardware, *, keep_optimizer: bool) -> dict[str, Any]:
     return {
         "study": run.study,
         "run": run.name,
@@ -94,7 +127,7 @@ def _train_job(run: Run, data: Tree, scale: Scale, *, keep_optimizer: bool) -> d
         "data_version": data[run.data]["version"],
         "init": run.init_id,
         "keep_optimizer": keep_optimizer,
-        "cost": run_cost(run, scale),
+        "cost": run_cost(run, scale, hardware),
     }
 
 
@@ -122,6 +155,7 @@ def _zeroshot_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any], root
         at_scale = sources.scale.studies.get(run.study, StudyScale())
         patterns = sources.studies[run.study].zeroshot if at_scale.zeroshot is None else at_scale.zeroshot
         if any(fnmatchcase(run.name, p) for p in patterns) and _has_questions(run, sources):
+            _decoder_of(run, f"{study_place(run.study)}: zeroshot")
             suites = tuple(sources.scale.suites.values())
             code = code_hash("formerlab.evaluation.zeroshot", *_suite_code(suites), specs=[run.model, *suites])
             jobs[run.id] = {
@@ -132,7 +166,7 @@ def _zeroshot_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any], root
 
 
 def _has_questions(run: Run, sources: Sources) -> bool:
-    return bool(sources.scale.data[run.data].questions or sources.scale.suites)
+    return bool(sources.scale.data[run.data].has_questions or sources.scale.suites)
 
 
 def _suite_code(suites: tuple[Suite, ...]) -> list[str]:
@@ -162,10 +196,11 @@ def _prune_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any], root: P
             Layer(sources.scale_place, at_scale.prune.get(pattern, {})),
         ]
         sweep = parse(PruneSweep, layers, f"{run.study}.prune.{pattern}")
-        if sweep.context is not None and sweep.context > run.model.context:
+        context = _decoder_of(run, f"{study_place(run.study)}: prune.{pattern}").context
+        if sweep.context is not None and sweep.context > context:
             raise UserError(
                 f"{place_of(layers, ('context',))}: {run.study}.prune.{pattern}.context: {sweep.context} exceeds "
-                f"model.context={run.model.context} of run {run.name!r}; lower it"
+                f"model.context={context} of run {run.name!r}; lower it"
             )
         sweep = sweep.model_copy(update={"questions": sweep.questions and _has_questions(run, sources)})
         asked = {name: suite for name, suite in sources.scale.suites.items() if sweep.asks(name)}
@@ -179,11 +214,31 @@ def _prune_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any], root: P
     return jobs
 
 
+def _decoder_of(run: Run, place: str) -> Decoder:
+    """Return the run's model where it is a decoder, else say that `place` asks too much of it."""
+    if not isinstance(run.model, Decoder):
+        raise UserError(f"{place}: run {run.name!r} trains model.kind={run.model.kind}; name runs of a decoder")
+    return run.model
+
+
+def _claims(sources: Sources) -> dict[str, str]:
+    """Return what decides the numbers of the exact checks and, beside the rows, the verdicts."""
+    parts = [*sources.studies.values(), *sources.scale.studies.values()]
+    arms = [{name: claim.plain() for name, claim in part.claims.items()} for part in parts]
+    return {
+        "exact": code_hash("formerlab.claims.exact"),
+        "code": code_hash("formerlab.claims.table"),
+        "arms": fingerprint(arms),
+    }
+
+
 def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the figures and tables that have something to read, each with the files that it reads."""
     jobs = {}
     for name, drawing in catalogue().items():
         inputs = [path for job in plan["train"].values() for path in _inputs(drawing, job, plan)]
+        if inputs and drawing.study in plan["speed"] and SPEED in drawing.reads:
+            inputs.append(f"{plan['results']}/{drawing.study}/{SPEED}")
         if inputs:
             package = f"formerlab.{drawing.kind}s"
             jobs[name] = {
@@ -204,6 +259,8 @@ def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:
     written = set(READ_FROM_TRAINING)
     if run_id in plan["zeroshot"]:
         written.add("zeroshot.csv")
+    if run_id in plan["flow"]:
+        written.add("flow.csv")
     if run_id in plan["prune"]:
         written.update(PRUNE_FILES)
         if not plan["prune"][run_id]["sweep"]["questions"]:

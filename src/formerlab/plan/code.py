@@ -18,9 +18,13 @@ PACKAGE = "formerlab"
 ROOT = Path(__file__).resolve().parents[1]
 
 WITHOUT_EFFECT = frozenset(
-    f"{PACKAGE}.{name}" for name in ("errors", "progress", "plan.code", "training.provenance", "training.stop")
+    f"{PACKAGE}.{name}"
+    for name in (
+        *("errors", "progress", "plan.code", "training.provenance", "training.stop"),
+        *("after_import", "timm_hook", "huggingface.registration"),
+    )
 )
-"""Modules that shape messages, progress and records, but no result."""
+"""Modules that shape messages, progress, records and what other packages know of us, but no result."""
 
 
 class Statement(NamedTuple):

@@ -1,41 +1,91 @@
-"""Predicted cost of a training run, in closed form, before anything is built."""
+"""What runs cost, in closed form, before anything is built: work and sizes, and from them time and memory."""
 
+from math import ceil
 from typing import Any
 
+from formerlab.evaluation.prune import PruneSweep
+from formerlab.models import Decoder, Model
+from formerlab.plan.hardware import Hardware
 from formerlab.plan.schema import Scale
 from formerlab.run import Run
+from formerlab.tasks import LanguageModeling
+from formerlab.tasks.task import TRAINING_PASSES
 
 BYTES_WEIGHT = 4
 STATE_WORDS = 4
 """Float32 numbers per parameter in memory: weight, gradient and AdamW's two moments."""
 CHECKPOINT_WORDS = 3
 """Float32 numbers per parameter on disk: weight and two moments."""
+BYTES_PER_TOKEN = 3
+"""Bytes of text per token, roughly, where only bytes are known."""
+QUESTION_TOKENS = 4 * 3 * 64
+"""Tokens that one question of each of the three embedded tasks costs: its choices, each with its context."""
+
+Cost = dict[str, Any]
 
 
-def run_cost(run: Run, scale: Scale) -> dict[str, Any]:
-    """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours at the scale's assumed speed."""
-    model, parameters = run.model, run.model.params()
-    sequences = run.task.batch // run.task.accumulate
-    activations = sequences * run.task.context * activation_words(run) * BYTES_WEIGHT
+def run_cost(run: Run, scale: Scale, hardware: Hardware) -> Cost:
+    """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours of a training run on `hardware`."""
+    parameters = run.model.params()
     return {
         "parameters": parameters,
-        "parameters_non_embedding": model.params(embedding=False),
+        "parameters_non_embedding": run.model.params(embedding=False),
         "tokens": run.tokens,
         "flops": run.flops,
-        "memory_bytes": parameters * STATE_WORDS * BYTES_WEIGHT + activations,
+        "evaluation_flops": evaluation_tokens(run, scale) * forward_flops(run),
+        "memory_bytes": memory_bytes(run, hardware),
         "disk_bytes": parameters * (1 + CHECKPOINT_WORDS) * BYTES_WEIGHT,
-        "hours": run.flops / scale.flops_per_s / 3600,
+        "hours": hours(run, scale, hardware),
     }
 
 
-def activation_words(run: Run) -> int:
+def forward_flops(run: Run) -> int:
+    """Return the FLOPs of a token, forward, averaged over a training step."""
+    return run.flops // (TRAINING_PASSES * run.tokens)
+
+
+def evaluation_tokens(run: Run, scale: Scale) -> int:
+    """Return the tokens that training predicts for validation and at its end; 0 where that depends on unseen data."""
+    if not isinstance(run.task, LanguageModeling):
+        return 0
+    times = 1 + ceil(run.steps / run.evaluate_every)
+    held_out = getattr(scale.data[run.data], "max_held_out_bytes", None) or 0
+    return times * run.task.valid_windows * run.task.context + held_out // BYTES_PER_TOKEN
+
+
+def hours(run: Run, scale: Scale, hardware: Hardware) -> float:
+    """Return the time from the start of a run to its end: products, what surrounds them, evaluation, and the start."""
+    rate = scale.flops_per_s or hardware.flops_per_s(run.precision)
+    trained, evaluated = run.tokens, evaluation_tokens(run, scale)
+    around = (blocks(run.model) * hardware.block_us + hardware.part_us) / 1e6
+    parts = (trained + evaluated / TRAINING_PASSES) / run.task.part_tokens
+    products = (run.flops + evaluated * forward_flops(run)) / rate
+    return (hardware.start_s + products + parts * around) / 3600
+
+
+def blocks(model: Model) -> int:
+    """Return the number of blocks of a model."""
+    return int(getattr(model, "layers", 0))
+
+
+def memory_bytes(run: Run, hardware: Hardware) -> int:
+    """Return the peak on the processor that trains: state and activations of a part, and what surrounds them."""
+    bytes_activation = BYTES_WEIGHT // 2 if run.precision == "bfloat16" else BYTES_WEIGHT
+    activations = run.task.part_tokens * activation_words(run.model) * bytes_activation
+    state = run.model.params() * STATE_WORDS * BYTES_WEIGHT
+    return int(hardware.memory_base_mb * 2**20 + hardware.memory_factor * (state + activations))
+
+
+def activation_words(model: Model) -> int:
     """Return an estimate of the numbers kept per token for the backward pass.
 
     A block keeps about ten vectors of the model's width (inputs of norms and projections, queries, keys, values,
     attention's output), what its projections keep inside (two numbers per parameter token or hidden unit), and the
-    depth mixer one vector per block; the logits are kept twice, in their own type and in float32.
+    depth mixer one vector per block; the logits are kept twice, in their own type and in float32. Other models than
+    decoders say it themselves.
     """
-    model = run.model
+    if not isinstance(model, Decoder):
+        return model.activation_words()
     width = model.width
     inner = 2 * (model.feedforward.flops(width, width) // (4 * width))
     if model.projection.kind == "pattention":
@@ -44,7 +94,32 @@ def activation_words(run: Run) -> int:
     return model.layers * (10 * width + inner + mixing) + 2 * model.vocabulary
 
 
-def totals(costs: list[dict[str, Any]]) -> dict[str, Any]:
+def zeroshot_cost(run: Run, scale: Scale, hardware: Hardware) -> Cost:
+    """Return FLOPs and hours of the embedded questions, roughly."""
+    tokens = (getattr(scale.data[run.data], "questions", 0) or 0) * QUESTION_TOKENS
+    return _forward_cost(run, tokens, 0, hardware)
+
+
+def prune_cost(run: Run, sweep: PruneSweep, scale: Scale, hardware: Hardware) -> Cost:
+    """Return FLOPs and hours of a sweep of cache policies, roughly: every arm reads its windows token by token."""
+    context: int = sweep.context or getattr(run.model, "context", 0)
+    tokens: int = len(sweep.arms(sweep.budgets)) * sweep.windows * context
+    if sweep.questions:
+        questions: int = sweep.question_limit or getattr(scale.data[run.data], "questions", 0) or 0
+        tokens += len(sweep.arms(sweep.question_budgets)) * questions * QUESTION_TOKENS
+    return _forward_cost(run, tokens, tokens * blocks(run.model), hardware)
+
+
+def _forward_cost(run: Run, tokens: int, cached: int, hardware: Hardware) -> Cost:
+    """Return the cost of reading `tokens`, with a step of a cache policy in one layer `cached` times."""
+    flops = tokens * forward_flops(run)
+    seconds = hardware.start_s + flops / hardware.flops_per_s("float32") + cached * hardware.cache_us / 1e6
+    return {"tokens": tokens, "flops": flops, "hours": seconds / 3600}
+
+
+def totals(costs: list[Cost]) -> Cost:
     """Return the sums over runs; memory is that of the largest."""
-    summed = {key: sum(cost[key] for cost in costs) for key in ("tokens", "flops", "disk_bytes", "hours")}
+    summed = {
+        key: sum(cost[key] for cost in costs) for key in ("tokens", "flops", "evaluation_flops", "disk_bytes", "hours")
+    }
     return summed | {"runs": len(costs), "memory_bytes": max((cost["memory_bytes"] for cost in costs), default=0)}

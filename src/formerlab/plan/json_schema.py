@@ -1,7 +1,7 @@
 """The JSON schema of config, studies and scales: every key with description, type, range and default.
 
 It is for editors, and more lenient than the plan: a file gives some keys of a run and another file the rest, so nothing
-is required of a part, and a number may be a field of the run's name.
+is required of a part, and a number or a choice may be a field of the run's name.
 """
 
 from typing import Any
@@ -9,7 +9,10 @@ from typing import Any
 from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
+from formerlab.evaluation.equal_time import EqualTime
+from formerlab.evaluation.flow import Flow
 from formerlab.evaluation.prune import PruneSweep
+from formerlab.evaluation.speed import Speed
 from formerlab.plan.schema import Config, Scale, Study, StudyScale
 from formerlab.plan.sources import RUN_KEYS
 from formerlab.run import Run
@@ -32,14 +35,15 @@ def json_schema() -> Schema:
     """Return one schema with a definition for each kind of file; the schema itself is that of config.yaml."""
     fields: Any = {name: (field.annotation, field) for name, field in Run.model_fields.items() if name in RUN_KEYS}
     part = create_model("PartOfRun", __base__=Spec, __doc__="Some keys of a run.", **fields)
-    kinds: list[tuple[type[Spec], Any]] = [(kind, "validation") for kind in (Config, Scale, Study, part, PruneSweep)]
+    described = (Config, Scale, Study, part, PruneSweep, Speed, EqualTime, Flow)
+    kinds: list[tuple[type[Spec], Any]] = [(kind, "validation") for kind in described]
     _, schema = models_json_schema(kinds)
     definitions = schema["$defs"]
     for name, definition in definitions.items():
         _describe_kind(definition)
         if name not in WHOLE:
             definitions[name] = _part(definition)
-    definitions["PartOfRun"]["properties"]["grid"] = GRID
+    definitions["PartOfRun"]["properties"] |= {"grid": GRID, "equal_time": {"$ref": "#/$defs/EqualTime"}}
     _fill_in_parts(definitions)
     title = {"title": "formerlab", "description": "config.yaml, and in $defs the files of workflow/{studies,scales}"}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", **title, "$ref": "#/$defs/Config"}
@@ -53,14 +57,14 @@ def _describe_kind(definition: Schema) -> None:
 
 
 def _part(schema: Any) -> Any:
-    """Return a schema that requires nothing and lets fields stand for numbers."""
+    """Return a schema that requires nothing and lets fields stand for numbers and choices."""
     if isinstance(schema, list):
         return [_part(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     annotations = {key: schema[key] for key in ANNOTATIONS if key in schema}
     rest = {key: value for key, value in schema.items() if key not in (*annotations, "required", "discriminator")}
-    if rest.get("type") in ("integer", "number"):
+    if rest.get("type") in ("integer", "number") or "enum" in rest:
         return annotations | {"anyOf": [rest, {"$ref": "#/$defs/Field"}]}
     if "properties" in rest:
         properties = {name: _part(value) for name, value in rest.pop("properties").items()}
@@ -74,6 +78,9 @@ def _fill_in_parts(definitions: Schema) -> None:
         properties = definitions[name]["properties"]
         if "defaults" in properties:
             properties["defaults"] |= {"$ref": "#/$defs/PartOfRun"}
+        for key, part in (("speed", "Speed"), ("flow", "Flow")):
+            if key in properties:
+                properties[key] |= {"$ref": f"#/$defs/{part}"}
         for key, part in (("runs", "PartOfRun"), ("prune", "PruneSweep"), ("data", "TextData")):
             if key in properties:
                 properties[key].pop("patternProperties", None)

@@ -2,13 +2,22 @@
 
 from fnmatch import fnmatchcase
 
+from formerlab.data.dataset import DataSpec
 from formerlab.errors import UserError
-from formerlab.growth import grown_spec
-from formerlab.plan.layers import Layer, Tree, fields, fill, grid_points, merge_layers, place_of
+from formerlab.evaluation.equal_time import EqualTime
+from formerlab.growth import continued_spec, grown_spec
+from formerlab.plan.layers import Layer, Tree, fields, fill, grid_points, merge, merge_layers, place_of
 from formerlab.plan.read import near_misses, parse
 from formerlab.plan.schema import Scale, StudyScale
 from formerlab.plan.sources import RUN_KEYS, Sources, part, study_place
+from formerlab.plan.tokenizers import same_tokenizer
 from formerlab.run import Run
+
+KINDS: Tree = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}, "optimizer": {"kind": "adamw"}}
+"""What a run means that does not say it."""
+
+EQUAL = "equal_time"
+"""The key of a run that is no part of its spec: the steps follow from it."""
 
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
@@ -19,9 +28,16 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
     _check_patterns(name, at_scale, list(layers), sources)
     kept = [run for run in layers if any(fnmatchcase(run, pattern) for pattern in at_scale.only)]
     runs = {run: _parse_run(name, run, layers[run], scale) for run in kept}
-    grown = _grow(name, _with_parents_first(name, runs, set(layers)))
+    grown = _grow(name, _with_parents_first(name, runs, set(layers)), scale.data)
     seeds = sources.config.seeds or at_scale.seeds or scale.seeds
     return [run.model_copy(update={"seed": seed}) for run in grown for seed in seeds]
+
+
+def equal_times(name: str, sources: Sources) -> dict[str, EqualTime]:
+    """Return the runs of a study that train for the time of another, each with whose time it is."""
+    layers = _run_layers(name, sources.scale.studies.get(name, StudyScale()), sources)
+    found = {run: part(own, EQUAL) for run, own in layers.items()}
+    return {run: parse(EqualTime, own, f"{name}.runs.{run}.{EQUAL}") for run, own in found.items() if own}
 
 
 def _run_layers(name: str, at_scale: StudyScale, sources: Sources) -> dict[str, list[Layer]]:
@@ -58,7 +74,7 @@ def _instances(study: Layer, scale: Layer, template: str) -> list[tuple[str, tup
     """Return the runs that a template stands for, each with its two layers; a plain name stands for itself."""
     grid = merge_layers([study, scale]).get("grid")
     place = place_of([study, scale], ("grid",))
-    study, scale = _without_grid(study), _without_grid(scale)
+    study, scale = _without(study, "grid"), _without(scale, "grid")
     if not _fields(place, template):
         if grid is not None:
             raise UserError(f"{place}: runs.{template}.grid: got {grid!r}; put {{fields}} into the name of the run")
@@ -70,8 +86,8 @@ def _instances(study: Layer, scale: Layer, template: str) -> list[tuple[str, tup
     ]
 
 
-def _without_grid(layer: Layer) -> Layer:
-    return Layer(layer.place, {key: value for key, value in layer.tree.items() if key != "grid"})
+def _without(layer: Layer, left_out: str) -> Layer:
+    return Layer(layer.place, {key: value for key, value in layer.tree.items() if key != left_out})
 
 
 def _fields(place: str, template: str) -> list[str]:
@@ -91,6 +107,7 @@ def _filled(layer: Layer, template: str, point: Tree) -> Layer:
 
 def _parse_run(study: str, name: str, layers: list[Layer], scale: Scale) -> Run:
     subject = f"{study}.runs.{name}"
+    layers = [_without(layer, EQUAL) for layer in layers]
     tree = merge_layers(layers)
     for key in Run.model_fields.keys() - RUN_KEYS & tree.keys():
         place = place_of(layers, (key,))
@@ -99,17 +116,33 @@ def _parse_run(study: str, name: str, layers: list[Layer], scale: Scale) -> Run:
     if not isinstance(data, str) or data not in scale.data:
         near = near_misses(str(data), list(scale.data))
         raise UserError(f"{place_of(layers, ('data',))}: {subject}.data: no data set {data!r} at this scale{near}")
-    vocabulary = scale.data[data].vocabulary
-    filled: Tree = {"study": study, "name": name, "model": {"vocabulary": vocabulary}}
-    if isinstance(task, dict) and "context" in task:
-        filled["model"]["context"] = task["context"]
-    run = parse(Run, [Layer(study_place(study), filled), *layers], subject)
-    if run.model.vocabulary < vocabulary:
+    of_data = scale.data[data].known(task if isinstance(task, dict) else {})
+    known, named = merge(KINDS, of_data), {"study": study, "name": name} | of_data
+    run = parse(
+        Run, [Layer(study_place(study), named), *layers, Layer(study_place(study), _unsaid(known, tree))], subject
+    )
+    if run.task.reads != scale.data[data].kind:
         raise UserError(
-            f"{place_of(layers, ('model', 'vocabulary'))}: {subject}.model.vocabulary: {run.model.vocabulary} is less "
+            f"{place_of(layers, ('data',))}: {subject}.data: {data!r} is {scale.data[data].kind}, but "
+            f"task.kind={run.task.kind} reads {run.task.reads}; name another data set or task"
+        )
+    vocabulary, given = known["model"].get("vocabulary", 0), getattr(run.model, "vocabulary", 0)
+    if given < vocabulary:
+        raise UserError(
+            f"{place_of(layers, ('model', 'vocabulary'))}: {subject}.model.vocabulary: {given} is less "
             f"than the {vocabulary} tokens of data set {data!r}; leave it out"
         )
     return run
+
+
+def _unsaid(known: Tree, tree: Tree) -> Tree:
+    """Return what the data know of a run where the run itself is silent."""
+    inner = {key: tree.get(key) for key in known}
+    return {
+        key: {name: value for name, value in known[key].items() if name not in (said or {})}
+        for key, said in inner.items()
+        if said is None or isinstance(said, dict)
+    }
 
 
 def _with_parents_first(study: str, runs: dict[str, Run], all_names: set[str]) -> list[Run]:
@@ -137,21 +170,34 @@ def _with_parents_first(study: str, runs: dict[str, Run], all_names: set[str]) -
     return list(ordered.values())
 
 
-def _grow(study: str, ordered: list[Run]) -> list[Run]:
+def _grow(study: str, ordered: list[Run], data: dict[str, DataSpec]) -> list[Run]:
     """Give every grown run the tau that its growth asks for, and refuse what cannot grow."""
     done: dict[str, Run] = {}
     for run in ordered:
         if run.init is not None:
             place = f"{study_place(study)}: runs.{run.name}"
-            if run.growth is None:
-                raise UserError(f"{place}.init: {run.init!r} needs the key growth; add growth: {{}} or remove init")
+            parent = done[run.init]
+            _check_tokenizers(run, parent, data, place)
             try:
-                model = grown_spec(done[run.init].model, run.model, run.growth)
+                if run.growth is None:
+                    model = continued_spec(parent.model, run.model)
+                else:
+                    model = grown_spec(parent.model, run.model, run.growth)
             except UserError as error:
                 raise UserError(f"{place}.init: {run.init!r}: {error}") from None
             run = run.model_copy(update={"model": model})
         done[run.name] = run
     return list(done.values())
+
+
+def _check_tokenizers(run: Run, parent: Run, data: dict[str, DataSpec], place: str) -> None:
+    """Refuse a run that goes on with tokens of another meaning."""
+    if same_tokenizer(run.data, parent.data, data):
+        return
+    raise UserError(
+        f"{place}.data: {run.data!r} has another tokenizer than {parent.data!r}, on which init={parent.name!r} is "
+        f"trained; give data set {run.data!r} tokenizer: {{kind: of, data: {parent.data}, ...}}"
+    )
 
 
 def _check_overridden(study: str, names: list[str], sources: Sources) -> None:

@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
 
-from formerlab.data import TextData
+from formerlab.claims.arms import ClaimArms
+from formerlab.data.kinds import Data
 from formerlab.evaluation.suites import Suite, check_names
 from formerlab.spec import Spec
 
@@ -47,6 +48,9 @@ class Config(Spec):
     """Folder of figures and tables."""
     tracking_uri: str | None = "sqlite:///mlflow.db"
     """MLflow tracking server: a sqlite file, an http(s) address, or empty for none."""
+    hardware: dict[str, dict[str, Any]] = {}
+    """Laid over the table of processors that the estimates know (plan/hardware.py): prices, measured utilisation,
+    your own machine."""
     overlay: str | None = None
     """A YAML file whose keys are laid over everything else, in the form of `set`."""
     set: dict[str, Any] = {}
@@ -69,6 +73,12 @@ class StudyScale(Spec):
     """Patterns of run names that answer the zero-shot questions; null means the study's."""
     prune: dict[str, dict[str, Any]] = {}
     """Keys of the cache-pruning sweeps, by pattern of run names."""
+    speed: dict[str, Any] = {}
+    """Keys of what is timed."""
+    claims: dict[str, ClaimArms] = {}
+    """Claims whose arms are other runs than the study says."""
+    flow: dict[str, Any] = {}
+    """Keys of how the flow of information over depth is looked at."""
 
 
 class Scale(Spec):
@@ -82,11 +92,15 @@ class Scale(Spec):
     """CPU threads of a job."""
     memory_mb: PositiveInt = 2000
     """Memory of a job beside what its model needs, MiB."""
-    flops_per_s: PositiveFloat = 2.0e10
-    """Training speed that the time estimates assume, FLOP/s of one job."""
+    hardware: str = "CPU"
+    """Processor that the estimates, and from them the requests of cluster jobs, are made for."""
+    flops_per_s: PositiveFloat | None = None
+    """Measured speed of matrix products in training, FLOP/s of one job; null means that of the hardware."""
+    runtime_minutes: PositiveInt = 1440
+    """Longest time of one cluster job; training that takes longer goes on in the next submission."""
     seeds: Seeds = (0,)
     """Seeds of every run."""
-    data: dict[Name, TextData]
+    data: dict[Name, Data]
     """Data sets by name."""
     suites: Annotated[dict[Name, Suite], AfterValidator(check_names)] = {}
     """Question suites by name, beside the embedded questions; zero-shot jobs answer all, sweeps those they name."""
@@ -113,3 +127,9 @@ class Study(Spec):
     """Patterns of run names that answer the zero-shot questions."""
     prune: dict[str, dict[str, Any]] = {}
     """Keys of the cache-pruning sweeps, by pattern of run names."""
+    speed: dict[str, Any] = {}
+    """What is timed of which runs, all together on an otherwise idle machine."""
+    claims: dict[str, ClaimArms] = {}
+    """Which runs stand for the arms of the registered claims (claims/claims.yaml), by the claim's id."""
+    flow: dict[str, Any] = {}
+    """Of which trained models the flow of information over depth is looked at, and how."""

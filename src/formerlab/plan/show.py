@@ -1,11 +1,16 @@
 """The plan as people read it, and as a shell runs it."""
 
 import shlex
+from math import ceil
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from formerlab.progress import short
 
+BESIDES = ("data", "speed", "zeroshot", "prune", "flow", "draw")
+SPARE_RETRIES = 3
+"""Submissions of a cluster job beyond those that its length needs: for lost nodes, memory, preemption."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "hours", "starts from")
 
 
@@ -19,16 +24,49 @@ def table(plan: dict[str, Any]) -> str:
         total = study["totals"]
         rows.append((f"= {name}: {total['runs']} runs", "", *_cells(total)[1:], ""))
     rows.append((f"= all: {plan['totals']['runs']} runs", "", *_cells(plan["totals"])[1:], ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i in (0, 7) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    others = ", ".join(f"{len(plan[stage])} {stage}" for stage in ("data", "zeroshot", "prune", "draw"))
-    lines += ["", f"besides: {others} jobs; memory of a total is that of its largest run"]
+    lines += aligned(rows, left=(0, len(COLUMNS) - 1))
+    lines += ["", *_hardware(plan), ""]
+    others = ", ".join(f"{len(plan[stage])} {stage}" for stage in BESIDES)
+    lines.append(f"besides: {others} jobs; memory of a total is that of its largest run")
     return "\n".join(lines)
+
+
+def _hardware(plan: dict[str, Any]) -> list[str]:
+    """Return what training takes on each processor of the table, and what its cluster jobs ask for."""
+    rows = [("all training on", *plan["studies"], "hours", "memory", "price", "too large for it")]
+    for name, found in plan["forecast"].items():
+        price = "" if found["price"] is None else f"{found['price']:,.0f}"
+        too_large = f"{len(found['too_large'])}: {', '.join(found['too_large'])}" if found["too_large"] else ""
+        per_study = (f"{found['hours'].get(study, 0):.3g}" for study in plan["studies"])
+        memory = f"{short(found['memory_bytes'])}B"
+        rows.append((name, *per_study, f"{found['hours_total']:.3g}", memory, price, shorten(too_large, 80)))
+    need = submissions(plan)
+    return [
+        *aligned(rows, left=(0, len(rows[0]) - 1)),
+        "",
+        f"hours and memory above are for {plan['hardware']} (scale.hardware); a cluster job runs at most "
+        f"{plan['runtime_minutes']} minutes, the longest run needs {need}, so the profile needs retries of at least "
+        f"{need + SPARE_RETRIES}",
+    ]
+
+
+def submissions(plan: dict[str, Any]) -> int:
+    """Return how many cluster jobs the longest run goes through, each as long as the scale allows."""
+    longest: float = max((job["cost"]["hours"] for job in plan["train"].values()), default=0.0)
+    minutes: int = plan["runtime_minutes"]
+    return max(1, ceil(60 * longest / minutes))
+
+
+def aligned(rows: list[tuple[str, ...]], *, left: tuple[int, ...]) -> list[str]:
+    """Return the rows as lines with columns of equal width, those of `left` flushed left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _cells(cost: dict[str, Any]) -> tuple[str, ...]:
@@ -47,8 +85,9 @@ def shell(plan: dict[str, Any], path: Path) -> str:
     results = Path(plan["results"])
     lines = ["set -e", f"export FORMERLAB_PLAN={shlex.quote(str(path))}", f"export OMP_NUM_THREADS={plan['threads']}"]
     stages = [("data", name, Path(job["out"], "manifest.json")) for name, job in plan["data"].items()]
+    stages += [("speed", study, results / study / "speed.json") for study in plan["speed"]]
     stages += [("train", run_id, results / run_id / "run.json") for run_id in plan["train"]]
-    for stage in ("zeroshot", "prune"):
+    for stage in ("zeroshot", "prune", "flow"):
         stages += [(stage, run_id, results / run_id / f"{stage}.json") for run_id in plan[stage]]
     lines += [f"python -m formerlab {stage} {name}" for stage, name, product in stages if not product.exists()]
     lines += [

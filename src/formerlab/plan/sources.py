@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from formerlab.errors import UserError
-from formerlab.plan.layers import Layer, Tree, at, nested, place_of
+from formerlab.plan.layers import Layer, Tree, at, merge_layers, nested, place_of
 from formerlab.plan.read import near_misses, parse, read_yaml
 from formerlab.plan.schema import Config, Scale, Study
+from formerlab.plan.tokenizers import with_vocabularies
 from formerlab.run import Run
 
 RUN_KEYS = frozenset(Run.model_fields) - {"study", "name", "seed"}
@@ -81,7 +82,17 @@ def _read_scale(root: Path, config: Config, overrides: list[Layer]) -> Scale:
     place = f"workflow/scales/{config.scale}.yaml"
     mine = {"data": config.data, "suites": config.suites}
     own = Layer("config.yaml", {key: tree for key, tree in mine.items() if tree})
-    return parse(Scale, [Layer(place, read_yaml(root, place)), own, *_named(part(overrides, "scale"), "scale")])
+    layers = [Layer(place, read_yaml(root, place)), own, *_named(part(overrides, "scale"), "scale")]
+    data = {
+        name: {"kind": "text"} for name, tree in _data_sets(layers) if isinstance(tree, dict) and "kind" not in tree
+    }
+    scale = parse(Scale, [*layers, Layer(place, {"data": data} if data else {})])
+    return scale.model_copy(update={"data": with_vocabularies(scale.data, place)})
+
+
+def _data_sets(layers: list[Layer]) -> list[tuple[str, Any]]:
+    data = merge_layers(layers).get("data")
+    return list(data.items()) if isinstance(data, dict) else []
 
 
 def _read_study(root: Path, name: str, overrides: list[Layer]) -> Study:

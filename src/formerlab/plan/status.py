@@ -16,13 +16,24 @@ READABLE = {
     "recipe": "configuration",
     "sweep": "configuration",
     "suites": "suites",
+    "settings": "configuration",
     "code_hash": "code",
     "source_fingerprint": "text",
     "data.fingerprint": "data",
     "init.weights_sha256": "parent",
+    "configuration": "configuration",
+    "equal_time.spec_hash": "configuration",
+    "equal_time.rows_sha256": "measured speed",
     "weights_sha256": "weights",
 }
-FINISHED = {"data": "manifest.json", "train": "run.json", "zeroshot": "zeroshot.json", "prune": "prune.json"}
+FINISHED = {
+    "data": "manifest.json",
+    "speed": "speed.json",
+    "train": "run.json",
+    "zeroshot": "zeroshot.json",
+    "prune": "prune.json",
+    "flow": "flow.json",
+}
 
 
 def states(plan: dict[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -56,12 +67,16 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
 
 def _bases(stage: str, name: str, plan: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the jobs whose products a job reads; they stand before it in the plan."""
-    if stage == "data":
+    if stage == "speed":
         return []
+    if stage == "data":
+        above = plan["data"][name]["tokenizer"]
+        return [("data", above)] if above else []
     if stage != "train":
         return [("train", name)]
     job = plan["train"][name]
-    return [("data", job["data"]), *([("train", job["init"])] if job["init"] else [])]
+    bases = [("data", job["data"]), *([("train", job["init"])] if job["init"] else [])]
+    return [*bases, *([("speed", job["study"])] if job["equal_time"] else [])]
 
 
 def _expected(stage: str, name: str, plan: dict[str, Any]) -> dict[str, Any]:
@@ -69,12 +84,17 @@ def _expected(stage: str, name: str, plan: dict[str, Any]) -> dict[str, Any]:
     job = plan[stage][name]
     if stage == "data":
         return {"recipe": job["recipe"], "source_fingerprint": job["source"], "code_hash": job["code"]}
+    if stage == "speed":
+        return {"code_hash": job["code"], "configuration": job["configuration"]}
     if stage != "train":
         weights = _said_by(Path(plan["results"], name, "run.json"), "weights_sha256")
-        sweep = {"sweep": job["sweep"]} if stage == "prune" else {}
-        suites = {"suites": job["suites"]} if job["suites"] else {}
-        return {"code_hash": job["code"], "weights_sha256": weights} | sweep | suites
+        asked = {key: job[key] for key in ("sweep", "settings", "suites") if job.get(key)}
+        return {"code_hash": job["code"], "weights_sha256": weights} | asked
     expected = {"spec_hash": job["spec_hash"], "code_hash": job["code"]}
+    if job["equal_time"]:  # the record's own spec has the steps that equal time bought
+        expected["equal_time.spec_hash"] = expected.pop("spec_hash")
+        rows = _said_by(Path(plan["results"], job["study"], "speed.json"), "rows_sha256")
+        expected["equal_time.rows_sha256"] = rows
     expected["data.fingerprint"] = _said_by(Path(plan["data"][job["data"]]["out"], "manifest.json"), "fingerprint")
     if job["init"]:
         expected["init.weights_sha256"] = _said_by(Path(plan["results"], job["init"], "run.json"), "weights_sha256")

@@ -9,7 +9,7 @@ from formerlab.results import Results
 
 STUDY = "denseformer"
 READS = ("test.csv", "run.json")
-RUNS = ("*",)
+RUNS = ("plain-*", "dwa-*", "gains-*", "connect-*", "last-*", "random-*", "softmax-*", "attention-*", "mudd-*")
 CATEGORY = "DenseFormer"
 CAPTION = (
     "Depth, parameters, held-out loss and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). Loss "

@@ -1,7 +1,14 @@
-"""What a model is trained to do: batches and loss. `Task` is the union that configurations choose from."""
+"""What a model is trained to do; `Task` is the union that configurations choose from, `TaskSpec` what all answer."""
 
+from typing import Annotated
+
+from pydantic import Field
+
+from formerlab.tasks.classification import Classification
 from formerlab.tasks.language import LanguageModeling
+from formerlab.tasks.task import TaskSpec
+from formerlab.tasks.translation import Translation
 
-Task = LanguageModeling
+Task = Annotated[LanguageModeling | Translation | Classification, Field(discriminator="kind")]
 
-__all__ = ["LanguageModeling", "Task"]
+__all__ = ["Classification", "LanguageModeling", "Task", "TaskSpec", "Translation"]

@@ -1,6 +1,8 @@
 """Language modelling: predict every next token."""
 
-from typing import Literal
+import math
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -10,14 +12,19 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from formerlab.data.streams import load_stream
 from formerlab.errors import UserError
-from formerlab.spec import Spec
+from formerlab.evaluation.perplexity import window_count, window_losses
+from formerlab.tasks.task import Row, TaskSpec
 
 Windows = Int[Tensor, "batch window"]
 
 
-class LanguageModeling(Spec):
+class LanguageModeling(TaskSpec):
     """Minimise the mean negative log-likelihood of the next token, in nats, over random windows of a token stream."""
+
+    reads: ClassVar[str] = "text"
+    trains: ClassVar[str] = "decoder"
 
     kind: Literal["language_modeling"] = "language_modeling"
     context: PositiveInt = 1024
@@ -28,6 +35,22 @@ class LanguageModeling(Spec):
     """Equal parts in which a step's sequences are processed; divides `batch`."""
     valid_windows: PositiveInt = 64
     """Windows of the fixed validation stream that are evaluated during training."""
+
+    def check(self, model: Any) -> None:
+        """Refuse other models, windows longer than the model's context, and parts that differ in size."""
+        super().check(model)
+        if self.batch % self.accumulate:
+            raise ValueError(f"task.accumulate={self.accumulate} does not divide task.batch={self.batch}")
+        if self.context > model.context:
+            raise ValueError(f"task.context={self.context} exceeds model.context={model.context}")
+
+    def load(self, folder: Path, split: str) -> NDArray[np.unsignedinteger]:
+        """Return the token stream of a split, memory-mapped."""
+        return load_stream(folder, split)
+
+    def step_batches(self, data: NDArray[np.unsignedinteger], seed: int, step: int) -> tuple[Windows, ...]:
+        """Return the windows of a step in equal parts."""
+        return self.train_batch(data, seed, step).chunk(self.accumulate)
 
     def train_batch(self, stream: NDArray[np.unsignedinteger], seed: int, step: int) -> Windows:
         """Return the windows of an optimizer step, drawn with replacement; pure in (stream, seed, step).
@@ -51,6 +74,35 @@ class LanguageModeling(Spec):
         """Mean negative log-likelihood per token, nats, in float32."""
         logits: Tensor = model(windows[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+
+    def measure(self, model: nn.Module, batch: Windows) -> tuple[int | float, ...]:
+        """Return the number of predicted tokens and their mean loss."""
+        return batch.shape[0] * (batch.shape[1] - 1), self.loss(model, batch).item()
+
+    def test_rows(self, model: Any, folder: Path) -> list[Row]:
+        """Return the losses of the non-overlapping windows of the held-out stream."""
+        stream = load_stream(folder, "test")
+        return [row[:3] for row in window_losses(model, stream, self.context, batch=self.batch // self.accumulate)]
+
+    def guessed_rows(self, model: Any, folder: Path) -> list[Row]:
+        """Return ln(vocabulary) for every window."""
+        stream, uniform = load_stream(folder, "test"), math.log(model.vocabulary)
+        windows = window_count(len(stream), self.context)
+        return [(i, min(self.context, len(stream) - 1 - i * self.context), uniform) for i in range(windows)]
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that a step predicts."""
+        return self.batch * self.context
+
+    def step_flops(self, model: Any) -> int:
+        """Forward FLOPs of a step."""
+        return self.batch * int(model.flops(self.context))
+
+    @property
+    def part_tokens(self) -> int:
+        """Tokens of a part."""
+        return self.batch // self.accumulate * self.context
 
     def _windows(self, stream: NDArray[np.unsignedinteger], starts: NDArray[np.int64]) -> Windows:
         rows = [np.asarray(stream[start : start + self.context + 1], dtype=np.int64) for start in starts]

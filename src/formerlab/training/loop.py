@@ -2,14 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from formerlab.errors import StoppedEarly
 from formerlab.evaluation.cost import peak_memory_bytes
@@ -17,8 +16,6 @@ from formerlab.progress import Progress
 from formerlab.run import Run
 from formerlab.seeding import mixed_seed
 from formerlab.training.state import Row, State
-
-Stream = NDArray[np.unsignedinteger]
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class Hooks:
     """Time between two checkpoints."""
 
 
-def train(run: Run, state: State, train_stream: Stream, valid_stream: Stream, hooks: Hooks) -> int | None:
+def train(run: Run, state: State, train_data: Any, valid_data: Any, hooks: Hooks) -> int | None:
     """Train to the last step and return nothing, or the step at which the run diverged.
 
     It has diverged when loss, gradient or weights are not finite, or the validation loss; that step leaves no row.
@@ -46,7 +43,7 @@ def train(run: Run, state: State, train_stream: Stream, valid_stream: Stream, ho
         When `hooks.stop` gave a reason; the state is saved.
     """
     model: nn.Module = torch.compile(state.model) if run.compile else state.model  # type: ignore[assignment]
-    valid = run.task.valid_batches(valid_stream)
+    valid = run.task.valid_batches(valid_data)
     if not state.rows["eval"] and not _validate(run, model, state, valid):
         return state.step
     saved = time.monotonic()
@@ -57,32 +54,34 @@ def train(run: Run, state: State, train_stream: Stream, valid_stream: Stream, ho
                 done = f"stopped after step {state.step} of {run.steps}"
                 raise StoppedEarly(f"{run.id}: {done} ({reason}); run again to continue")
             started = time.perf_counter()
-            loss, norm = _optimizer_step(run, model, state, train_stream)
+            loss, norm = _optimizer_step(run, model, state, train_data)
             weights = nn.utils.get_total_norm(state.model.parameters()).item()
             if not all(map(math.isfinite, (loss, norm, weights))):
                 return state.step + 1
             state.training_time_s += time.perf_counter() - started
             state.step += 1
-            _log(run, state, loss, norm, progress)
+            run.task.after_step(state.model, state.step, run.steps, state.kept)
+            _log(run, state, train_data, loss, norm, progress)
             due = state.step % run.evaluate_every == 0 or state.step == run.steps
             if due and not _validate(run, model, state, valid):
                 return state.step
             if time.monotonic() - saved >= hooks.checkpoint_seconds:
                 hooks.save(state)
                 saved = time.monotonic()
+    run.task.finish(state.model, state.kept)
     return None
 
 
-def _optimizer_step(run: Run, model: nn.Module, state: State, stream: Stream) -> tuple[float, float]:
+def _optimizer_step(run: Run, model: nn.Module, state: State, data: Any) -> tuple[float, float]:
     """Take one step; return the mean loss (nats) and the gradient norm before clipping.
 
     A step whose loss or gradient is not finite changes no weight.
     """
-    device = state.model.embedding.device
+    device = _device(state)
     torch.manual_seed(mixed_seed(run.seed, state.step))  # dropout, pure in the step
     factor = run.schedule.factor(state.step, run.steps)
     run.optimizer.prepare(state.model, state.optimizer, state.step, factor)
-    parts = run.task.train_batch(stream, run.seed, state.step).to(device).chunk(run.task.accumulate)
+    parts: list[Any] = [part.to(device) for part in run.task.step_batches(data, run.seed, state.step)]
     total = torch.zeros((), device=device)
     for part in parts:
         with _precision(run, device):
@@ -97,32 +96,36 @@ def _optimizer_step(run: Run, model: nn.Module, state: State, stream: Stream) ->
     return total.item(), norm.item()
 
 
-def _log(run: Run, state: State, loss: float, norm: float, progress: Progress) -> None:
+def _log(run: Run, state: State, data: Any, loss: float, norm: float, progress: Progress) -> None:
     """Add the rows of a logged step."""
     if state.step % run.log_every and state.step not in (1, run.steps):
         return
-    tokens = state.step * run.task.batch * run.task.context
+    tokens = run.task.tokens_until(data, run.seed, state.step)
     lr = state.optimizer.param_groups[0]["lr"]
     speed = tokens / state.training_time_s
     state.rows["train"].append([state.step, tokens, loss, lr, norm])
-    memory = peak_memory_bytes(state.model.embedding.device)
+    memory = peak_memory_bytes(_device(state))
     state.rows["timing"].append([state.step, state.training_time_s, speed, memory])
     progress.update(state.step, tokens_per_s=speed, loss=loss)
 
 
-def _validate(run: Run, model: nn.Module, state: State, batches: list[Tensor]) -> bool:
-    """Add one row per batch of the fixed validation stream, or say that a loss is not finite."""
-    device = state.model.embedding.device
+def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) -> bool:
+    """Add one row per batch of the fixed validation stream and per mixing weight, or say that a loss is not finite."""
+    device = _device(state)
     rows: list[Row] = []
     with _evaluating(state.model), _precision(run, device):
         for index, batch in enumerate(batches):
-            loss = run.task.loss(model, batch.to(device)).item()
-            tokens = batch.shape[0] * (batch.shape[1] - 1)
-            rows.append([state.step, "valid", index, tokens, loss])
-    if not all(math.isfinite(float(row[-1])) for row in rows):
+            rows.append([state.step, "valid", index, *run.task.measure(model, batch.to(device))])
+    if not all(math.isfinite(float(value)) for row in rows for value in row[3:]):
         return False
     state.rows["eval"] += rows
+    mixer = getattr(state.model, "mixer", None)
+    state.rows["depth"] += [] if mixer is None else [[state.step, *weight] for weight in mixer.weights()]
     return True
+
+
+def _device(state: State) -> torch.device:
+    return next(state.model.parameters()).device
 
 
 def _precision(run: Run, device: torch.device) -> torch.autocast:

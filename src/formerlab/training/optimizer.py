@@ -1,6 +1,6 @@
 """The optimizer and its parameter groups."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -68,4 +68,38 @@ class AdamW(Spec):
                 parameter.requires_grad_(step >= self.mixing_start_step)
 
 
-Optimizer = AdamW
+class LayerwiseAdamW(AdamW):
+    """AdamW as image models use it: it leaves alone what the model says is not to be decayed (class token, positions),
+    and its learning rate may fall from the head towards the first layer (arXiv:2003.10555, section 3.2).
+    """
+
+    kind: Literal["adamw_layerwise"] = "adamw_layerwise"  # type: ignore[assignment]
+    layer_decay: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Factor of the learning rate from a layer to the one before it; 1 for training from scratch."""
+
+    def build(self, model: nn.Module) -> torch.optim.AdamW:
+        """Return the optimizer over groups of decayed and other parameters, by timm's rule also for every layer."""
+        exempt: set[str] = model.no_weight_decay()  # type: ignore[operator]
+        return torch.optim.AdamW(
+            self._uniform(model, exempt) if self.layer_decay == 1 else self._by_layer(model, exempt),
+            lr=self.lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            fused=True,
+        )
+
+    def _uniform(self, model: nn.Module, exempt: set[str]) -> list[dict[str, Any]]:
+        groups: dict[float, list[nn.Parameter]] = {self.weight_decay: [], 0.0: []}
+        for name, parameter in model.named_parameters():
+            groups[0.0 if parameter.ndim < 2 or name in exempt else self.weight_decay].append(parameter)
+        return [{"params": group, "weight_decay": decay, "lr_factor": 1.0} for decay, group in groups.items()]
+
+    def _by_layer(self, model: nn.Module, exempt: set[str]) -> list[dict[str, Any]]:
+        from timm.optim import param_groups_layer_decay
+
+        groups = param_groups_layer_decay(model, self.weight_decay, exempt, layer_decay=self.layer_decay)
+        kept = ("params", "weight_decay")
+        return [{key: group[key] for key in kept} | {"lr_factor": group["lr_scale"]} for group in groups]
+
+
+Optimizer = Annotated[AdamW | LayerwiseAdamW, Field(discriminator="kind")]

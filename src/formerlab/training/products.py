@@ -1,23 +1,22 @@
 """What a run leaves behind when it ends, beside its record: rows and weights."""
 
-import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from formerlab.data.streams import load_stream
-from formerlab.evaluation.perplexity import WindowLoss, mean_loss, window_count, window_losses, write_losses
 from formerlab.files import replacing
-from formerlab.models.decoder import DecoderModel
 from formerlab.rows import write_rows
 from formerlab.run import Run
+from formerlab.tasks.task import Row
 from formerlab.training.state import State
 
 COLUMNS = {
     "train": ("step", "tokens", "loss_nats", "lr", "grad_norm"),
     "timing": ("step", "time_s", "tokens_per_s", "memory_bytes"),
-    "eval": ("step", "split", "batch", "tokens", "loss_nats"),
+    "eval": ("step", "split", "batch"),
+    "depth": ("step", "destination", "source", "weight"),
 }
 WEIGHTS = "weights.safetensors"
 FILES = ("run.yaml", "train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv", WEIGHTS)
@@ -28,28 +27,24 @@ OPTIMIZER = "optimizer.pt"
 
 def write_results(run: Run, state: State, data: Path, out: Path, diverged: int | None) -> dict[str, float | None]:
     """Write the rows of training and of the held-out stream; return their means for people."""
-    windows = _test_losses(run, state.model, data, diverged)
+    test = run.task.test_rows(state.model, data) if diverged is None else run.task.guessed_rows(run.model, data)
     for name, columns in COLUMNS.items():
-        write_rows(out / f"{name}.csv", columns, state.rows[name])
-    write_rows(out / "depth.csv", ("destination", "source", "weight"), state.model.mixer.weights())
-    write_losses(out / "test.csv", windows)
+        more = run.task.eval_columns if name == "eval" else ()
+        write_rows(out / f"{name}.csv", (*columns, *more), state.rows[name])
+    write_rows(out / "test.csv", run.task.test_columns, test)
     evaluated = state.rows["eval"]
-    valid = [WindowLoss(int(row[2]), int(row[3]), float(row[4])) for row in evaluated if row[0] == evaluated[-1][0]]
+    valid = [row[3:] for row in evaluated if row[0] == evaluated[-1][0]]
     return {
         "train_loss_nats": float(state.rows["train"][-1][2]) if state.rows["train"] else None,
-        "valid_loss_nats": mean_loss(valid) if valid else None,
-        "test_loss_nats": mean_loss(windows),
+        "valid_loss_nats": _mean_loss(valid) if valid else None,
+        "test_loss_nats": _mean_loss(row[1:] for row in test),
     }
 
 
-def _test_losses(run: Run, model: DecoderModel, data: Path, diverged: int | None) -> list[WindowLoss]:
-    """Return the losses on the held-out stream; those of a diverged run are a uniform guess's."""
-    stream, context = load_stream(data, "test"), run.task.context
-    if diverged is None:
-        return window_losses(model, stream, context, batch=run.task.batch // run.task.accumulate)
-    uniform = math.log(run.model.vocabulary)
-    sizes = [min(context, len(stream) - 1 - i * context) for i in range(window_count(len(stream), context))]
-    return [WindowLoss(window, tokens, uniform) for window, tokens in enumerate(sizes)]
+def _mean_loss(rows: Iterable[Row]) -> float:
+    """Return the mean loss per token in nats of rows that begin with tokens and loss."""
+    pairs = [(float(row[0] or 0), float(row[1] or 0)) for row in rows]
+    return sum(tokens * loss for tokens, loss in pairs) / sum(tokens for tokens, _ in pairs)
 
 
 def write_weights(out: Path, state: State, *, keep_optimizer: bool) -> None:

@@ -16,14 +16,22 @@ Record = dict[str, Any]
 
 
 def record_of(
-    run: Run, state: State, settings: Settings, manifest: Record, parent: Record | None, diverged: int | None
+    run: Run,
+    state: State,
+    settings: Settings,
+    manifest: Record,
+    parent: Record | None,
+    diverged: int | None,
+    data: Any,
 ) -> Record:
     """Return the content of run.json but for the hash of the weights and the final losses.
 
-    `manifest` is that of the data, `parent` the record of the run that this one grew from.
+    `manifest` is that of the data, `parent` the record of the run that this one grew from, `data` what
+    the task loaded to train on.
     """
     device = torch.device(settings.device)
-    tokens, flops = (whole * state.step // run.steps for whole in (run.tokens, run.flops))
+    tokens = run.task.tokens_until(data, run.seed, state.step)
+    flops = run.task.flops_until(run.model, data, run.seed, state.step)
     rate, time_s = matmul_flops_per_s(device), state.training_time_s
     return {
         "schema": SCHEMA,

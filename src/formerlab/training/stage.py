@@ -9,12 +9,11 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from formerlab.data.streams import load_stream, read_manifest
+from formerlab.data.streams import read_manifest
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json, write_text
 from formerlab.finished import load_record
-from formerlab.growth import grow_into, grow_optimizer_state, hold_old_tokens
-from formerlab.models.decoder import Decoder
+from formerlab.growth import continued_spec, grow_into, grow_optimizer_state, hold_old_tokens
 from formerlab.run import Run
 from formerlab.training import provenance
 from formerlab.training.checkpoint import differences, load_checkpoint, load_tensors, save_checkpoint
@@ -61,13 +60,14 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, setting
         (out / "run.json").unlink(missing_ok=True)  # no old record speaks for new files
         write_text(out / "run.yaml", yaml.safe_dump(run.plain(), sort_keys=False))
         hooks = Hooks(save, stop, settings.checkpoint_seconds)
-        diverged = train(run, state, load_stream(data, "train"), load_stream(data, "valid"), hooks)
+        examples = run.task.load(data, "train")
+        diverged = train(run, state, examples, run.task.load(data, "valid"), hooks)
         if diverged is not None:
             _explain_divergence(run, diverged, path)
         final = write_results(run, state, data, out, diverged)
         write_weights(out, state, keep_optimizer=settings.keep_optimizer)
         state.wall_time_s = time.monotonic() - clock
-        record = record_of(run, state, settings, manifest, parent_record, diverged)
+        record = record_of(run, state, settings, manifest, parent_record, diverged, examples)
         write_json(out / "run.json", record | {"weights_sha256": sha256(out / WEIGHTS), "final": final})
         _tidy(out, record["status"])
 
@@ -82,8 +82,8 @@ def _parent_record(run: Run, parent: Path | None) -> Record | None:
     """Return the record of the run that this one grows from, checked with its weights."""
     if run.init is None:
         return None
-    if parent is None or run.growth is None:
-        raise UserError(f"{run.id}: init={run.init} needs the folder of that run and the key growth")
+    if parent is None:
+        raise UserError(f"{run.id}: init={run.init} needs the folder of that run")
     if not (parent / "run.json").exists():
         raise UserError(f"{run.id}: init={run.init} is not finished, {parent / 'run.json'} is missing; train it first")
     record = load_record(parent)
@@ -119,11 +119,15 @@ def _is_finished(run: Run, out: Path, belongs_to: dict[str, str], settings: Sett
 
 def _initial_state(run: Run, parent: Path | None, parent_record: Record | None, settings: Settings) -> State:
     """Build model and optimizer at step 0, grown from the parent where there is one."""
-    if parent is None or parent_record is None or run.growth is None:
+    if parent is None or parent_record is None:
         model = run.model.build(run.seed).to(settings.device)
         return State(model, run.optimizer.build(model), started=provenance.now())
-    spec = Decoder.model_validate(parent_record["spec"]["model"])
-    weights = load_file(parent / WEIGHTS)
+    weights, spec = load_file(parent / WEIGHTS), Run.model_validate(parent_record["spec"]).model
+    if run.growth is None:
+        model = continued_spec(spec, run.model).build(run.seed)
+        model.load_state_dict(weights)
+        model.to(settings.device)
+        return State(model, run.optimizer.build(model), started=provenance.now())
     model = grow_into(weights, spec, run.model, run.growth, run.seed).to(settings.device)
     optimizer = run.optimizer.build(model)
     hold_old_tokens(optimizer, model, weights, run.growth.old_tokens)

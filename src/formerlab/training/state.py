@@ -4,19 +4,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-
-from formerlab.models.decoder import DecoderModel
+from torch import nn
 
 Row = list[float | int | str]
 
-COUNTS = ("step", "training_time_s", "wall_time_s", "started", "rows")
+COUNTS = ("step", "training_time_s", "wall_time_s", "started", "rows", "kept")
 
 
 @dataclass
 class State:
     """All that changes while a run trains, and all that a checkpoint holds."""
 
-    model: DecoderModel
+    model: nn.Module
     optimizer: torch.optim.Optimizer
     step: int = 0
     """Finished optimizer steps."""
@@ -26,7 +25,9 @@ class State:
     """Time that processes spent on the run until it was last saved, over all its starts."""
     started: str = ""
     """When the run started for the first time, ISO 8601, UTC."""
-    rows: dict[str, list[Row]] = field(default_factory=lambda: {"train": [], "timing": [], "eval": []})
+    rows: dict[str, list[Row]] = field(default_factory=lambda: {"train": [], "timing": [], "eval": [], "depth": []})
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What the task keeps from step to step beside the model, such as averages of weights; empty for most."""
 
     def dump(self) -> dict[str, Any]:
         """Return the content of a checkpoint."""

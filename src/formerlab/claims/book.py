@@ -1,0 +1,133 @@
+"""claims.yaml as it was registered: 55 claims, their arms, criteria and traps, fixed before any model was trained."""
+
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+import yaml
+from pydantic import model_validator
+
+from formerlab.spec import Spec
+
+VERSION_HASHES = {1: "5f560fc9458713204c14d6ba8b93d91fc3e1ecdbe9f94377f55d3e6de06879f4"}
+"""SHA-256 of claims.yaml by its version. A correction raises the version and says what was known by then."""
+
+
+class Criterion(Spec):
+    """When a claim holds and when it fails: expressions over the names of `let`."""
+
+    let: dict[str, str]
+    """Quantities by name; each may use those above it."""
+    holds: str
+    """True where the claim holds."""
+    fails: str
+    """True where it fails; never together with `holds`."""
+    undecided: Literal["otherwise", "never"]
+    """What is left."""
+    requires: str | None = None
+    """Must be true, or the verdict is undecided."""
+    for_each: tuple[str, ...] = ()
+    """Items that the criterion is repeated for."""
+    combine: Literal["all", "pooled"] | None = None
+    """How the items' verdicts become one."""
+
+
+class Scales(Spec):
+    """Where a claim is judged."""
+
+    judged: tuple[str, ...]
+    """Scales that give a verdict."""
+    indicative: tuple[str, ...]
+    """Scales whose numbers are shown without one."""
+    why: str
+    """The reason."""
+
+
+class Claim(Spec):
+    """One claim of a paper, or of somebody who contradicts it."""
+
+    id: str
+    """Name; its prefix is the study."""
+    origin: Literal["paper", "third-party", "derived"]
+    """Who claims it."""
+    kind: Literal["exact", "measured"]
+    """exact: decided by arithmetic; measured: by trained models."""
+    statement: str
+    """What is claimed."""
+    source: str
+    """Where."""
+    published: str
+    """The published numbers."""
+    quantity: str
+    """What is measured, in which unit, on which split."""
+    comparison: str
+    """What is compared, and what is held equal."""
+    arms: dict[str, str]
+    """The names used in the criterion."""
+    criterion: Criterion
+    """When it holds, when it fails."""
+    scales: Scales
+    """Where it is judged."""
+    traps: tuple[str, ...]
+    """Confounds that a report must show or exclude."""
+    prior: str
+    """What was known beforehand."""
+    headline: bool = False
+    """Shown first, and corrected for the number of headline claims."""
+
+
+class Protocol(Spec):
+    """The rules common to all claims."""
+
+    verdicts: dict[str, str]
+    """What each verdict means."""
+    scale_overnight: str
+    """How the scale overnight, which no claim names, is judged."""
+    confidence: float
+    """Level of intervals."""
+    min_seeds: int
+    """Seeds that a verdict by value, diff or ratio needs."""
+    bootstrap_resamples: int
+    """Replicates of a bootstrap."""
+    minimal_effect: float
+    """Share of the published effect that a directional claim needs."""
+    equivalence_nats: float
+    """What `as good as` means between language models, nats."""
+    equivalence_log_error: float
+    """What it means between classifiers, logarithm of the ratio of error rates."""
+    budget_tolerance: float
+    """Largest relative difference of realised budgets that are compared."""
+    combine: dict[str, str]
+    """How items are joined."""
+    functions: dict[str, str]
+    """Functions that an expression may call."""
+    metrics: dict[str, str]
+    """Metrics that they may name."""
+    items: str
+    """What an item changes."""
+
+
+class Book(Spec):
+    """The whole file."""
+
+    version: int
+    """Raised by every correction."""
+    protocol: Protocol
+    """The common rules."""
+    claims: tuple[Claim, ...]
+    """All claims."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Book":
+        for claim in self.claims:
+            if bool(claim.criterion.for_each) != (claim.criterion.combine is not None):
+                raise ValueError(f"{claim.id}: for_each and combine come together")
+        return self
+
+
+@cache
+def read_claims() -> Book:
+    """Return the registered claims."""
+    text = files(__package__).joinpath("claims.yaml").read_text(encoding="utf-8")
+    content: dict[str, Any] = yaml.safe_load(text)
+    return Book.model_validate(content)

@@ -1,0 +1,197 @@
+"""From result rows to the quantities that expressions ask for."""
+
+import math
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+import numpy as np
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.claims.arms import Arm, ClaimArms
+from formerlab.claims.bootstrap import Examples
+from formerlab.claims.quantity import Seeds
+from formerlab.results import Results, read_rows
+
+RUN_KEYS = {"flops_cumulative": "flops_cumulative", "training_time_s": "training_time_s", "flops": "flops"}
+"""Metrics that stand in run.json."""
+MASK_METRICS = ("early_share", "distance_to_ideal")
+
+
+class MissingRowsError(Exception):
+    """An arm has no rows; the message says which."""
+
+
+class Rows:
+    """The rows of one study that stand for the arms of one claim."""
+
+    def __init__(self, results: Results, study: str, arms: ClaimArms) -> None:
+        self.results, self.study, self.arms = results, study, arms
+        self.used: set[str] = set()
+
+    def value(self, arm: Arm, metric: str) -> Seeds:
+        """Return the metric of an arm, a number per seed."""
+        if arm.constant is not None:
+            seeds = self.results.runs(self.study)["seed"].unique()
+            return Seeds({int(seed): arm.constant for seed in seeds})
+        if metric in ("time_s", "memory_bytes"):
+            return self._timing(arm, metric)
+        run = self._run(arm)
+        if metric == "loss_nats":
+            return self._loss(run, arm)
+        if metric in RUN_KEYS:
+            records = self.results.runs(self.study, [run])
+            return _by_seed(records, records[RUN_KEYS[metric]])
+        if metric == "error_rate":
+            rows = self._rows("test.csv", run)
+            return Seeds({seed: 1 - float(group["top1"].mean()) for seed, group in _seeds(rows)})
+        if metric in ("embedding_weight_first_third", "embedding_weight_last_third"):
+            return self._embedding_weight(run, last=metric.endswith("last_third"))
+        raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")
+
+    def examples(self, arm: Arm, metric: str, like: "Examples | None" = None) -> Examples:
+        """Return the statistics of an arm's examples, in the same order for every arm of a claim."""
+        if arm.constant is not None:
+            if like is None:
+                raise MissingRowsError("a constant is compared with rows, not with a constant")
+            return Examples(tuple(np.full_like(group, arm.constant) for group in like.groups))
+        if arm.alphas:
+            parts = [self.examples(arm.model_copy(update={"alpha": a, "alphas": ()}), metric) for a in arm.alphas]
+            stacks = zip(*(part.groups for part in parts), strict=True)
+            return Examples(tuple(np.mean(np.stack(groups), axis=0) for groups in stacks))
+        run = self._run(arm)
+        if metric in MASK_METRICS:
+            rows = self._policy(self._rows("prune_masks.csv", run), arm)
+            return _grouped(rows[rows["metric"] == metric].assign(task=metric), "window", run)
+        if metric == "accuracy":
+            rows = self._rows("prune_questions.csv" if arm.policy else "zeroshot.csv", run)
+            rows = self._policy(rows, arm) if arm.policy else rows
+            rows = rows[rows["metric"] == self.arms.metric]
+            rows = rows[rows["task"].isin(self.arms.suites)] if self.arms.suites else rows
+            rows = rows.assign(value=1 / rows["choices"]) if arm.chance else rows
+            return _grouped(rows, "example", run)
+        raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")
+
+    def realised_budget(self, arm: Arm) -> float:
+        """Return the mean realised cache budget of a policy on the questions."""
+        return float(self._policy(self._rows("prune_questions.csv", self._run(arm)), arm)["realised_budget"].mean())
+
+    def seed_correlation(self, arm: Arm) -> float:
+        """Return the smallest correlation between two seeds' off-diagonal mixing weights."""
+        rows = _last_step(self._rows("depth.csv", self._run(arm)))
+        rows = rows[rows["destination"] != rows["source"]]
+        wide = rows.pivot(index=["destination", "source"], columns="seed", values="weight")
+        if wide.shape[1] < 2:
+            raise MissingRowsError("a correlation between seeds needs two of them")
+        correlations = np.corrcoef(wide.to_numpy().T)
+        return float(correlations[np.triu_indices(len(correlations), 1)].min())
+
+    def _run(self, arm: Arm) -> str:
+        names = list(self.results.runs(self.study)["run"].unique())
+        if arm.run is not None:
+            if arm.run not in names:
+                raise MissingRowsError(f"no finished run {arm.run}")
+            self.used.add(arm.run)
+            return arm.run
+        candidates = [name for name in names if fnmatchcase(name, arm.best_of or "")]
+        if not candidates:
+            raise MissingRowsError(f"no finished run {arm.best_of}")
+        best: str = min(candidates, key=lambda name: float(np.mean(list(self._last_valid(name).values.values()))))
+        self.used.add(best)
+        return best
+
+    def _rows(self, name: str, run: str) -> DataFrame:
+        rows = self.results.rows(name, self.study, [run])
+        if rows.empty:
+            raise MissingRowsError(f"run {run} has no rows in {name}")
+        return rows
+
+    def _loss(self, run: str, arm: Arm) -> Seeds:
+        if arm.at == "end":
+            return _weighted(self._rows("test.csv", run))
+        steps = self._valid(run)
+        first = {seed: float(group["loss_nats"].iloc[0]) for seed, group in _seeds(steps)}
+        if arm.at == "first_step":
+            if (steps.groupby("seed")["step"].min() > 0).any():
+                raise MissingRowsError(f"run {run} was not evaluated before its first step")
+            return Seeds(first)
+        if arm.at == "last_step":
+            return self._last_valid(run)
+        return Seeds({seed: _mean_over_steps(group) for seed, group in _seeds(steps)})
+
+    def _valid(self, run: str) -> DataFrame:
+        rows = self._rows("eval.csv", run)
+        rows = rows[rows["split"] == "valid"]
+        products = rows.assign(nats=rows["loss_nats"] * rows["tokens"])
+        sums = products.groupby(["seed", "step"], as_index=False)[["nats", "tokens"]].sum()
+        return sums.assign(loss_nats=sums["nats"] / sums["tokens"]).sort_values(["seed", "step"])
+
+    def _last_valid(self, run: str) -> Seeds:
+        steps = self._valid(run)
+        return Seeds({seed: float(group["loss_nats"].iloc[-1]) for seed, group in _seeds(steps)})
+
+    def _policy(self, rows: DataFrame, arm: Arm) -> DataFrame:
+        wanted = rows["policy"] == arm.policy
+        for column, value in (("alpha", arm.alpha), ("recent", arm.recent)):
+            wanted &= rows[column].isna() if value is None and column == "alpha" else True
+            if value is not None:
+                wanted &= np.isclose(rows[column].fillna(math.nan), value)
+        if arm.budget is not None and arm.policy != "full":
+            wanted &= np.isclose(rows["budget"], arm.budget)
+        if not wanted.any():
+            raise MissingRowsError(f"no rows of policy {arm.policy} alpha {arm.alpha} recent {arm.recent}")
+        return rows[wanted]
+
+    def _embedding_weight(self, run: str, *, last: bool) -> Seeds:
+        """Mean weight on X_0 over the first or the last third of the averages, the very last average left out."""
+        rows = _last_step(self._rows("depth.csv", run))
+        destinations = sorted(rows["destination"].unique())
+        third = len(destinations) // 3
+        wanted = destinations[:-1][-third:] if last else destinations[:third]
+        chosen = rows[(rows["source"] == 0) & rows["destination"].isin(wanted)]
+        return Seeds({seed: float(group["weight"].mean()) for seed, group in _seeds(chosen)})
+
+    def _timing(self, arm: Arm, metric: str) -> Seeds:
+        """Return seconds or bytes of a run by repetition, which stands for the seed."""
+        path = self.results.root / self.study / "speed.csv"
+        rows = read_rows(path) if path.exists() and arm.measure else None
+        chosen = None if rows is None else rows[(rows["run"] == arm.run) & (rows["measure"] == arm.measure)]
+        if chosen is None or chosen.empty:
+            raise MissingRowsError(f"no timing of {arm.run}")
+        self.used.add(str(arm.run))
+        return Seeds({int(n): float(value) for n, value in zip(chosen["repetition"], chosen[metric], strict=True)})
+
+
+def _by_seed(records: DataFrame, values: "pd.Series[float]") -> Seeds:
+    return Seeds({int(seed): float(value) for seed, value in zip(records["seed"], values, strict=True)})
+
+
+def _weighted(rows: DataFrame) -> Seeds:
+    return Seeds({seed: float(np.average(g["loss_nats"], weights=g["tokens"])) for seed, g in _seeds(rows)})
+
+
+def _seeds(rows: DataFrame) -> Iterator[tuple[int, DataFrame]]:
+    for seed, group in rows.groupby("seed"):
+        yield int(str(seed)), group
+
+
+def _last_step(rows: DataFrame) -> DataFrame:
+    return rows[rows["step"] == rows["step"].max()] if "step" in rows else rows
+
+
+def _mean_over_steps(group: DataFrame) -> float:
+    steps, losses = group["step"].to_numpy(float), group["loss_nats"].to_numpy(float)
+    return float(np.trapezoid(losses, steps) / (steps[-1] - steps[0])) if len(steps) > 1 else float(losses[0])
+
+
+def _grouped(rows: DataFrame, example: str, run: str) -> Examples:
+    """Return an array per task, seeds by examples, in sorted order."""
+    groups = []
+    for _, task in sorted(rows.groupby("task"), key=lambda pair: str(pair[0])):
+        wide = task.pivot(index="seed", columns=example, values="value")
+        if wide.isna().any(axis=None):
+            raise MissingRowsError(f"the seeds of {run} answered different examples")
+        groups.append(wide.to_numpy()[:, :, None])
+    if not groups:
+        raise MissingRowsError(f"run {run} has no such rows")
+    return Examples(tuple(groups))

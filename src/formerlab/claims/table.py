@@ -1,0 +1,175 @@
+"""claims.csv and claims.md: the verdicts on all claims at one scale."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.claims.arms import ClaimArms
+from formerlab.claims.book import Book, Claim, read_claims
+from formerlab.claims.rows import Rows
+from formerlab.claims.verdict import ItemVerdict, Numbers, Verdict, judge_all
+from formerlab.files import replacing, write_text
+from formerlab.results import Results
+from formerlab.rows import write_rows
+
+EXACT = "exact.csv"
+"""The numbers of the exact checks: claim, name, value."""
+COLUMNS = (
+    *("claim", "headline", "item", "verdict", "standing", "ours", "published", "seeds", "examples", "reason"),
+    *("holm_p", "runs", "statement", "source", "traps"),
+)
+"""Columns of claims.csv: a row per claim, and per item where a claim has several."""
+
+STUDY_OF = {
+    "transformer": "transformer",
+    "tokenformer": "tokenformer",
+    "vision": "vision",
+    "denseformer": "denseformer",
+    "decay": "decay",
+}
+"""Prefix of a claim's id to the study that has its runs."""
+
+
+def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> list[Verdict]:
+    """Return the verdicts at the scale of `results`; `arms` are those that each study maps, by claim."""
+    book, numbers = read_claims(), read_exact(results.root / EXACT)
+
+    def rows_of(claim: Claim) -> Rows | None:
+        study = study_of(claim)
+        mapped = arms.get(study, {}).get(claim.id)
+        return None if mapped is None else Rows(results, study, mapped)
+
+    return judge_all(ordered(book), book.protocol, results.scale, rows_of, lambda claim: numbers.get(claim.id, {}))
+
+
+def study_of(claim: Claim) -> str:
+    """Return the study that a claim belongs to."""
+    return STUDY_OF[claim.id.split("-")[0]]
+
+
+def ordered(book: Book) -> list[Claim]:
+    """Return the claims, headline claims first."""
+    return sorted(book.claims, key=lambda claim: not claim.headline)
+
+
+def read_exact(path: Path) -> dict[str, Numbers]:
+    """Return the numbers of the exact checks by claim; none where they were not run."""
+    if not path.exists():
+        return {}
+    rows = pd.read_csv(path)
+    return {
+        str(claim): dict(zip(group["name"], group["value"].astype(float), strict=True))
+        for claim, group in rows.groupby("claim")
+    }
+
+
+def frame(found: list[Verdict]) -> DataFrame:
+    """Return a row per claim; a claim with items has its joint verdict first and a row per item below."""
+    rows = []
+    for verdict in found:
+        single = len(verdict.items) == 1
+        rows.append(_row(verdict, verdict.items[0] if single else None))
+        rows += [] if single else [_row(verdict, item) for item in verdict.items]
+    return DataFrame(rows, columns=list(COLUMNS))
+
+
+def _row(verdict: Verdict, item: ItemVerdict | None) -> dict[str, object]:
+    claim = verdict.claim
+    outcome = verdict.outcome if item is None or len(verdict.items) == 1 else item.outcome
+    return {
+        "claim": claim.id,
+        "headline": claim.headline,
+        "item": None if item is None else item.item,
+        "verdict": worded(outcome, verdict),
+        "standing": verdict.standing,
+        "ours": "" if item is None else "; ".join(f"{name} = {text}" for name, text in item.values.items()),
+        "published": claim.published,
+        "seeds": None if item is None or not item.seeds else item.seeds,
+        "examples": None if item is None or not item.examples else item.examples,
+        "reason": "" if item is None else item.reason,
+        "holm_p": verdict.holm_p,
+        "runs": ", ".join(verdict.runs),
+        "statement": claim.statement,
+        "source": claim.source,
+        "traps": " | ".join(claim.traps),
+    }
+
+
+def worded(outcome: str, verdict: Verdict) -> str:
+    """Return the verdict as a reader sees it: numbers of an indicative scale are shown without one."""
+    if outcome == "not judged":
+        return outcome
+    if verdict.standing == "indicative":
+        return "indicative"
+    at = f" at {verdict.scale}" if verdict.claim.kind == "measured" else ""
+    return f"{outcome}{at}{' (provisional)' if verdict.standing == 'provisional' else ''}"
+
+
+def write_exact(path: Path) -> None:
+    """Run the checks of the exact claims and write their numbers."""
+    from formerlab.claims.exact import CHECKS
+
+    rows = [(claim, name, value) for claim, check in CHECKS.items() for name, value in check().items()]
+    write_rows(path, ("claim", "name", "value"), rows)
+
+
+def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], out: Path) -> list[Path]:
+    """Write claims.csv (everything) and claims.md (for people) into `out`; return their paths."""
+    found = verdicts(results, arms)
+    paths = [out / "claims.csv", out / "claims.md"]
+    with replacing(paths[0]) as temporary:
+        frame(found).to_csv(temporary, index=False, lineterminator="\n")
+    write_text(paths[1], markdown(found, results))
+    return paths
+
+
+def markdown(found: list[Verdict], results: Results) -> str:
+    """Return the verdicts as Markdown: headline claims first, then by paper."""
+    heads = [verdict for verdict in found if verdict.claim.headline]
+    parts = [
+        f"# Claims at scale {results.scale}",
+        "Each claim was registered with its criterion before any model was trained. *holds* and *fails* follow from "
+        "the 95 % interval over seeds (or of a paired bootstrap over examples) and a minimal effect; *undecided* is all "
+        "else; *indicative*: this scale shows numbers only; *provisional*: real data, but smaller than the claim asks.",
+        _counts(found),
+        "## Headline claims",
+        _block(heads, with_p=True),
+    ]
+    for prefix in STUDY_OF:
+        block = [
+            verdict for verdict in found if verdict.claim.id.startswith(f"{prefix}-") and not verdict.claim.headline
+        ]
+        parts += [f"## {prefix}", _block(block, with_p=False)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _counts(found: list[Verdict]) -> str:
+    rows = frame(found)
+    whole = rows.drop_duplicates("claim")["verdict"].str.replace(r" at .*| \\(.*", "", regex=True).value_counts()
+    return "Of " + str(len(found)) + " claims: " + ", ".join(f"{count} {name}" for name, count in whole.items()) + "."
+
+
+def _block(found: list[Verdict], *, with_p: bool) -> str:
+    lines = ["| claim | verdict | ours | published | n |" + (" p (Holm) |" if with_p else "")]
+    lines.append("|---|---|---|---|---|" + ("---|" if with_p else ""))
+    for verdict in found:
+        claim, rows = verdict.claim, frame([verdict])
+        reasons = [reason for reason in dict.fromkeys(rows["reason"]) if reason]
+        ours = "<br>".join(
+            (f"{item}: " if item else "") + text
+            for item, text in zip(rows["item"].fillna(""), rows["ours"], strict=True)
+            if text
+        )
+        shown = rows["verdict"].iloc[0] + (f" ({'; '.join(reasons)})" if reasons else "")
+        seeds = f"{rows['seeds'].max():.0f} seeds" if rows["seeds"].notna().any() else ""
+        examples = f", {rows['examples'].max():.0f} examples" if rows["examples"].notna().any() else ""
+        p = "" if verdict.holm_p is None else f"{verdict.holm_p:.3g}"
+        cells = [f"**{claim.id}** {claim.statement}", shown, ours, claim.published, seeds + examples]
+        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |" + (f" {p} |" if with_p else ""))
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

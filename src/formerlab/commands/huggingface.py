@@ -1,0 +1,146 @@
+"""The verbs of interoperation: export-huggingface, import-tokenformer, zeroshot-folder, prune-folder."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from formerlab.commands.context import add_config_arguments, job_of, load_plan
+from formerlab.errors import UserError
+from formerlab.files import read_json
+from formerlab.rows import write_rows
+
+if TYPE_CHECKING:
+    from formerlab.huggingface.load import Loaded
+
+
+def add_parsers(verbs: Any) -> None:
+    """Add the verbs."""
+    parser = verbs.add_parser("export-huggingface", help="write a finished run as a Hugging Face folder")
+    parser.add_argument("run", help="a run, such as tokenformer/transformer/seed0, or the folder of a finished run")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    add_config_arguments(parser)
+    parser.set_defaults(function=export)
+
+    parser = verbs.add_parser("import-tokenformer", help="write a released Tokenformer checkpoint as our model")
+    parser.add_argument("checkpoint", type=Path, help="folder with pytorch_model.bin (or its like) and tokenizer.json")
+    parser.add_argument("--out", type=Path, required=True, help="Hugging Face folder to write")
+    parser.add_argument("--config", type=Path, help="the official code's .yml; default: the one in the folder, if any")
+    parser.add_argument("--tokenizer", type=Path, help="GPT-NeoX-20B's tokenizer.json; default: the one in the folder")
+    parser.set_defaults(function=import_tokenformer)
+
+    parser = verbs.add_parser("zeroshot-folder", help="answer zero-shot questions with a model folder")
+    _add_model_arguments(parser)
+    parser.set_defaults(function=zeroshot)
+
+    parser = verbs.add_parser(
+        "prune-folder", help="answer zero-shot questions with a model folder under cache policies"
+    )
+    _add_model_arguments(parser)
+    parser.add_argument("--sweep", type=Path, help="YAML file of a sweep; default: that of the Decay article")
+    parser.set_defaults(function=prune)
+
+
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, help="folder: of transformers, ours, or a released Tokenformer")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the rows")
+    parser.add_argument("--tasks", type=lambda text: tuple(text.split(",")), help="task names or .yaml files, by comma")
+    parser.add_argument("--limit", type=int, help="first examples of each task; default: all")
+    parser.add_argument("--batch", type=int, help="sequences per forward pass; default: 16")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
+    parser.add_argument("--dtype", help="float32, float16, bfloat16 or float64; default: as saved")
+    parser.add_argument("--context", type=int, help="longest sequence, in tokens; default: the model's")
+    parser.add_argument("--leading-token", action="store_true", default=None, help="begin every context with <bos>")
+    parser.add_argument("--online", action="store_true", help="let the harness fetch its data sets from the hub")
+
+
+def export(arguments: argparse.Namespace) -> None:
+    """Write a model with its tokenizer."""
+    from formerlab.data import load_tokenizer
+    from formerlab.finished import load_model
+    from formerlab.huggingface.export import save_folder
+    from formerlab.models.decoder import Decoder
+
+    folder = run_folder(arguments)
+    model, run = load_model(folder)
+    if not isinstance(model.spec, Decoder):
+        raise UserError(f"{folder}: a {run.model.kind}; only decoders can be exported")
+    data = folder.resolve().parents[2] / "data" / run.data
+    end_of_text = read_json(data / "manifest.json")["tokenizer"]["end_of_text"]
+    save_folder(model, load_tokenizer(data), arguments.out, end_of_text=end_of_text)
+    print(f"{arguments.out}: import formerlab, then transformers.AutoModelForCausalLM.from_pretrained reads it")
+
+
+def import_tokenformer(arguments: argparse.Namespace) -> None:
+    """Write the model of a released checkpoint with its tokenizer."""
+    from formerlab.huggingface.export import save_folder
+    from formerlab.huggingface.neox import load_released, released_tokenizer
+
+    model = load_released(arguments.checkpoint, arguments.config)
+    tokenizer, end_of_text = released_tokenizer(arguments.checkpoint, arguments.tokenizer, model.spec.vocabulary)
+    save_folder(model, tokenizer, arguments.out, end_of_text=end_of_text)
+    print(
+        f"{arguments.out}: {model.spec.params():,} parameters, {model.spec.params(embedding=False):,} of them in blocks"
+    )
+
+
+def zeroshot(arguments: argparse.Namespace) -> None:
+    """Write zeroshot.csv and print the means."""
+    from formerlab.evaluation.zeroshot import COLUMNS
+    from formerlab.huggingface.sweep import QuestionSweep, answer, read_sweep, task_means
+
+    sweep: QuestionSweep = read_sweep(None, **_changes(arguments))
+    rows = answer(_load(arguments), sweep, online=arguments.online)
+    write_rows(arguments.out / "zeroshot.csv", COLUMNS, rows)
+    for name, mean in task_means(rows):
+        print(f"{name:<40} {mean:.4f}")
+
+
+def prune(arguments: argparse.Namespace) -> None:
+    """Write prune_questions.csv and print a row of means per policy."""
+    from formerlab.huggingface.sweep import read_sweep, run_sweep
+
+    sweep = read_sweep(arguments.sweep, **_changes(arguments))
+    means = run_sweep(_load(arguments), sweep, arguments.out, identity=_identity(arguments), online=arguments.online)
+    columns = [name for name in means[0] if not name.endswith("acc_norm")]
+    print("\t".join(columns))
+    for row in means:
+        print("\t".join(_cell(row[name]) for name in columns))
+
+
+def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in ("tasks", "limit", "batch", "leading_token")}
+
+
+def _load(arguments: argparse.Namespace) -> "Loaded":
+    from formerlab.huggingface.load import load_any
+
+    return load_any(arguments.model, device=arguments.device, dtype=arguments.dtype, context=arguments.context)
+
+
+def _identity(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Say which model answers, and how it computes; weights are known by their files' names, sizes and times."""
+    import torch
+    import transformers
+
+    files = sorted(path for path in arguments.model.iterdir() if path.suffix in (".safetensors", ".bin", ".pt"))
+    return {
+        "folder": str(arguments.model.resolve()),
+        "weights": [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files],
+        "dtype": arguments.dtype or "as saved",
+        "device": arguments.device,
+        "context": arguments.context,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def run_folder(arguments: argparse.Namespace) -> Path:
+    """Return the folder of the run: the one given, else that of the plan."""
+    if (Path(arguments.run) / "run.json").is_file():
+        return Path(arguments.run)
+    plan = load_plan(arguments)
+    job_of(plan, "train", arguments.run)
+    return Path(plan["results"], arguments.run)

@@ -1,0 +1,93 @@
+"""Image files in folders, one folder per class."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from formerlab.data.images.source import Gallery, ImageSource, Picture, by_name
+from formerlab.data.shards import SPLITS, Shares, Split
+from formerlab.errors import UserError
+from formerlab.spec import fingerprint
+
+ENDINGS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"))
+
+
+class ImageFolders(ImageSource):
+    """A folder per split with a folder per class; files may lie at any depth below the class.
+
+    Classes are numbered in the order of their names. `~` and paths relative to the working directory are understood.
+    """
+
+    kind: Literal["folders"] = "folders"
+    train: str
+    """Folder of the training images."""
+    valid: str | None = None
+    """Folder of the validation images; without one, images are taken from `train` by a hash of their names."""
+    test: str | None = None
+    """Folder of the test images; without one, images are taken from `train` by a hash of their names."""
+    licence: str = "not stated"
+    """The licence of the images, for the manifest."""
+
+    def state(self) -> str | None:
+        """Return the fingerprint of names and sizes of all files; None where a folder is missing.
+
+        The files' contents are not read for it: there may be millions. An image that is replaced by another of the
+        same size in bytes is seen when the data are prepared anew.
+        """
+        try:
+            found = {split: self._files(split) for split in SPLITS if getattr(self, split)}
+            return fingerprint([[split, name, size] for split, files in found.items() for name, size in files])
+        except (UserError, OSError):
+            return None
+
+    def open(self) -> Gallery:
+        """Return the files of all splits. Raises UserError for a missing folder or a class that `train` has not."""
+        named: list[Split] = [split for split in SPLITS if getattr(self, split)]
+        files = {split: [name for name, _ in self._files(split)] for split in named}
+        classes = tuple(sorted({name.partition("/")[0] for name in files["train"]}))
+        return Gallery(classes, {split: list(self._pictures(split, files[split], classes)) for split in named})
+
+    def recipe(self) -> dict[str, object]:
+        """Return which splits are named; the places and the licence change nothing."""
+        return {"kind": self.kind, "named": [split for split in SPLITS if getattr(self, split)]}
+
+    def split_rule(self, shares: Shares) -> str:
+        """Say how images are divided."""
+        return by_name({split: getattr(self, split) and "the folder named" for split in SPLITS}, shares)
+
+    def licence_notice(self) -> str:
+        """Return the licence that the config states."""
+        return self.licence
+
+    def _files(self, split: str) -> list[tuple[str, int]]:
+        """Return name below the split's folder and size of every image, sorted."""
+        root = Path(getattr(self, split)).expanduser()
+        if not root.is_dir():
+            raise UserError(f"data: source.{split}: {root} is no folder; name one with a folder per class")
+        found = sorted(_images(str(root), ""))
+        if not found:
+            raise UserError(
+                f"data: source.{split}: {root} holds no images in folders; name one with a folder per class"
+            )
+        return found
+
+    def _pictures(self, split: str, names: list[str], classes: tuple[str, ...]) -> Iterator[Picture]:
+        root, numbers = Path(getattr(self, split)).expanduser(), {name: number for number, name in enumerate(classes)}
+        for name in names:
+            label = name.partition("/")[0]
+            if label not in numbers:
+                raise UserError(
+                    f"{root / name}: no class {label!r} among the training images; remove it or add the class"
+                )
+            yield Picture(name, numbers[label], root / name)
+
+
+def _images(folder: str, place: str) -> Iterator[tuple[str, int]]:
+    """Yield name and size of the images in the folders below; what lies at the top has no class."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _images(entry.path, f"{place}{entry.name}/")
+            elif place and os.path.splitext(entry.name)[1].lower() in ENDINGS:
+                yield f"{place}{entry.name}", entry.stat().st_size

@@ -1,0 +1,31 @@
+"""`Data`, the union of all kinds of data sets, and their common stage."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
+
+from formerlab.data.dataset import DataSpec
+from formerlab.data.images.spec import ImageData
+from formerlab.data.parallel_spec import ParallelData
+from formerlab.data.spec import TextData
+
+Data = Annotated[TextData | ParallelData | ImageData, Field(discriminator="kind")]
+
+
+def data_spec(plain: dict[str, Any]) -> DataSpec:
+    """Return the spec of plain values."""
+    spec: DataSpec = TypeAdapter(Data).validate_python(plain)
+    return spec
+
+
+def prepare_data(name: str, data: DataSpec, out: Path, *, code_hash: str, processes: int | None) -> None:
+    """Write everything that a task reads of a data set below `out`; do nothing where it is current."""
+    import_module(data.stage).prepare(name, data, out, code_hash=code_hash, processes=processes)
+
+
+def source_state(data: DataSpec, cache: Path) -> str | None:
+    """Return the fingerprint of a source; None where it cannot be seen now."""
+    state: str | None = import_module(data.stage).source_fingerprint(data, cache)
+    return state

@@ -1,0 +1,6 @@
+"""The names of what is measured: for those who write rows, and for those who draw them without torch."""
+
+TRAINING, FORWARD, DECODE = "training_step", "forward", "decode"
+"""Measures of speed.csv."""
+COSINE, PRUNED = "cosine_with_embedding", "pruned_loss_nats"
+"""Measures of flow.csv."""

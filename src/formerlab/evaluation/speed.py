@@ -1,0 +1,172 @@
+"""The stage `speed`: how fast runs train, score and decode, beside each other in one process.
+
+Every repetition takes all runs in turn, in another order, so what slows the machine for a while slows all of them.
+Speed does not depend on what a model has learned, so nothing needs to be trained before; text is drawn at random.
+"""
+
+import io
+import os
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from formerlab.cache import KVCache
+from formerlab.evaluation.measures import DECODE, FORWARD, TRAINING
+from formerlab.evaluation.memory import peak_bytes
+from formerlab.layers import nary
+from formerlab.models.decoder import DecoderModel
+from formerlab.progress import Progress
+from formerlab.rows import Cell, write_rows
+from formerlab.run import Run
+from formerlab.spec import Spec
+from formerlab.training import provenance
+from formerlab.training.loop import Hooks, train
+from formerlab.training.state import State
+
+COLUMNS = ("run", "measure", "repetition", "place", "sequences", "tokens", "time_s", "memory_bytes")
+WARM_UP = 1
+"""Training steps, and whole repetitions, that come before what is timed: they compile, choose kernels, get memory."""
+
+
+class Speed(Spec):
+    """What is timed of which runs of a study."""
+
+    runs: tuple[str, ...] = ()
+    """Patterns of run names; each should be another model, since nothing learned matters. Empty: no timing."""
+    repetitions: Annotated[int, Field(ge=5)] = 7
+    """Times that every run is measured."""
+    training_steps: PositiveInt = 5
+    """Optimizer steps that are timed in a repetition."""
+    forward_sequences: PositiveInt = 64
+    """Sequences of a full forward pass, without gradients (64 in arXiv:2402.02622, section 4)."""
+    decoded_tokens: PositiveInt = 64
+    """Tokens that one sequence is decoded by, one at a time with cached keys and values; at most the context."""
+
+
+def measure(runs: list[Run], speed: Speed, device: torch.device, path: Path) -> None:
+    """Write a row per repetition, run and measure, seconds and bytes being those of one step, pass or token.
+
+    `memory_bytes` is the most that tensors hold at one time, weights and (in training) gradients and AdamW's moments
+    included. Seconds and bytes are never measured in the same pass.
+    """
+    if any(run.compile for run in runs):
+        _let_all_compile()
+    models = {run.name: run.model.build(run.seed) for run in runs}
+    rows: list[list[Cell]] = []
+    with Progress(len(runs) * (WARM_UP + speed.repetitions), f"speed {runs[0].study}", unit="turn") as progress:
+        for repetition in range(1 - WARM_UP, speed.repetitions + 1):
+            shift = repetition % len(runs)
+            for place, run in enumerate(runs[shift:] + runs[:shift], start=1):
+                turn = Turn(run, models[run.name].to(device), speed, device)
+                taken = turn.measures()
+                if repetition > 0:
+                    rows += [[run.name, measure, repetition, place, *row] for measure, row in taken.items()]
+                models[run.name].to("cpu")
+                progress.advance()
+    write_rows(path, COLUMNS, rows)
+
+
+def _let_all_compile() -> None:
+    """Lift the limit beyond which further models silently run uncompiled."""
+    import torch._dynamo.config as dynamo
+
+    dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 10_000
+
+
+def circumstances(device: torch.device) -> dict[str, Any]:
+    """Return on what, and beside how much else, was measured."""
+    return {
+        "device": provenance.device_name(device),
+        "host": provenance.host(),
+        "load": os.getloadavg()[0],
+        "mixing": nary.path() if device.type == "cpu" else "eager",
+        "git": provenance.git_state(),
+        "versions": provenance.versions(),
+        "finished": provenance.now(),
+    }
+
+
+class Turn:
+    """One run while it is measured: its model is the only one on the device."""
+
+    def __init__(self, run: Run, model: DecoderModel, speed: Speed, device: torch.device) -> None:
+        self.run, self.model, self.speed, self.device = run, model, speed, device
+        self.compiled: nn.Module = torch.compile(model) if run.compile else model  # type: ignore[assignment]
+        self.weights = sum(parameter.nbytes for parameter in model.parameters())
+        self.decoded = min(speed.decoded_tokens, run.task.context)
+
+    def measures(self) -> dict[str, list[Cell]]:
+        """Return, by measure, the sequences, tokens, seconds and bytes of its unit."""
+        task, sequences = self.run.task, self.speed.forward_sequences
+        self.model.train()
+        training = [self._training_seconds(), self._bytes(lambda: self._train(2))]
+        self.model.eval()
+        with torch.no_grad(), self._precision():
+            forward = [self._seconds(self._forward), self._bytes(self._forward)]
+            decode = [self._seconds(self._decode) / self.decoded, self._bytes(self._decode)]
+        return {
+            TRAINING: [task.batch, task.batch * task.context, *training],
+            FORWARD: [sequences, sequences * task.context, *forward],
+            DECODE: [1, 1, *decode],
+        }
+
+    def _training_seconds(self) -> float:
+        """Return the seconds of one optimizer step, as training itself counts them."""
+        spent = self._train(WARM_UP + self.speed.training_steps)
+        return (spent[-1] - spent[WARM_UP]) / self.speed.training_steps
+
+    def _train(self, steps: int) -> list[float]:
+        """Train the model for some steps; return the seconds spent before each step, and at the end."""
+        task = self.run.task.model_copy(update={"valid_windows": 1})
+        changes = {"task": task, "steps": steps, "evaluate_every": steps, "log_every": steps}
+        state = State(self.model, self.run.optimizer.build(self.model))
+        spent: list[float] = []
+
+        def before_a_step() -> None:
+            spent.append(state.training_time_s)
+
+        hooks = Hooks(lambda state: None, before_a_step, float("inf"))
+        stream = self._tokens(1, 64 * task.context).flatten().numpy().astype(np.uint32)
+        with redirect_stderr(io.StringIO()):  # its progress
+            train(self.run.model_copy(update=changes), state, stream, stream, hooks)
+        return [*spent, state.training_time_s]
+
+    def _forward(self) -> None:
+        tokens = self._tokens(self.speed.forward_sequences, self.run.task.context)
+        self.compiled(tokens.to(self.device))
+
+    def _decode(self) -> None:
+        cache, tokens = KVCache(), self._tokens(1, self.decoded).to(self.device)
+        for position in range(self.decoded):
+            self.model(tokens[:, position : position + 1], attend=cache, start=position)
+
+    def _seconds(self, work: Callable[[], None]) -> float:
+        work()  # warms up
+        self._synchronise()
+        began = time.perf_counter()
+        work()
+        self._synchronise()
+        return time.perf_counter() - began
+
+    def _bytes(self, work: Callable[[], object]) -> int:
+        return self.weights + peak_bytes(work, self.device)
+
+    def _tokens(self, sequences: int, length: int) -> Int[Tensor, "sequences length"]:
+        generator = torch.Generator().manual_seed(self.run.seed)
+        return torch.randint(self.run.model.vocabulary, (sequences, length), generator=generator)
+
+    def _precision(self) -> torch.autocast:
+        wanted = self.run.precision == "bfloat16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=wanted)
+
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

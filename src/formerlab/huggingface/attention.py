@@ -1,0 +1,82 @@
+"""Our `attend` in the place where models of transformers attend.
+
+transformers lets an attention function be registered by name. It must be registered together with a function that makes
+its masks: without one the mask arrives as None, and a model that relies on it is silently not causal.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from formerlab.errors import UserError
+from formerlab.huggingface.library import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    sdpa_attention_forward,
+    sdpa_mask,
+)
+from formerlab.layers.attention import Attend, Heads, KeyHeads
+
+NAME = "formerlab"
+"""What `set_attn_implementation` calls our function."""
+FOREIGN = ("softcap", "position_bias", "s_aux", "sinks")
+"""Arguments that change attention in ways of which an `attend` knows nothing."""
+
+_current: ContextVar[Attend | None] = ContextVar("attend", default=None)
+
+
+@contextmanager
+def attending(attend: Attend) -> Iterator[None]:
+    """Let all attention of models with our implementation go through `attend`."""
+    token = _current.set(attend)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return what the current `attend` makes of one layer, as (batch, time, heads, d_head).
+
+    Without one, as where somebody calls the model by itself, it is `sdpa` with its mask. Queries may come scaled (OPT),
+    or with another factor than 1/sqrt(d_head); what an `attend` gets is to be divided by sqrt(d_head).
+    """
+    attend = _current.get()
+    if attend is None:
+        out, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+        )
+        return out, None
+    for name in FOREIGN:
+        if others.get(name) is not None:
+            raise UserError(f"{type(module).__name__}: attention with {name} cannot run under a cache policy")
+    factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
+    query = query if math.isclose(factor, 1.0, rel_tol=1e-12) else query * factor
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    return attend(layer, query, key, value).transpose(1, 2).contiguous(), None
+
+
+def full_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
+    """softmax(q k^T / sqrt(d_head) + causal mask) v (arXiv:1706.03762, eq. 1), also for shared key heads."""
+    del layer
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def register() -> None:
+    """Make our attention known to transformers, with its masks; calling it again changes nothing."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)

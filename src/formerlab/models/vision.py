@@ -1,0 +1,245 @@
+"""The Vision Transformer: patches as tokens, in blocks made of the same parts as the decoder's."""
+
+import functools
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from formerlab.layers.attention import Attention, Heads, KeyHeads
+from formerlab.layers.block import Block
+from formerlab.layers.depth import DepthMixer
+from formerlab.layers.feedforward import FeedForward
+from formerlab.layers.identity import Identity, Stream
+from formerlab.layers.initial import initialise
+from formerlab.layers.linear import Linear
+from formerlab.layers.mlp import Mlp
+from formerlab.layers.norm import LayerNorm, Norm
+from formerlab.layers.position import Learned, Position
+from formerlab.layers.projection import Projection
+from formerlab.models.vision_features import VisionFeatures
+from formerlab.spec import Spec
+
+Images = Float[Tensor, "batch channels rows columns"]
+Logits = Float[Tensor, "batch classes"]
+
+
+class VisionTransformer(Spec):
+    """Patches and a class token, learned positions, pre-norm blocks, final norm, linear head (arXiv:2010.11929, eq. 1).
+
+    Tokenformer's vision models (arXiv:2410.23168, Table 9) are projection = feedforward = pattention with a
+    non-parametric norm in the blocks and a parametric final norm. Patches are projected with a bias, as published ViTs
+    do; attention is not masked.
+    """
+
+    kind: Literal["vision_transformer"] = "vision_transformer"
+    image: PositiveInt = 224
+    """Side of the square images, pixels; a plan fills it from the data."""
+    channels: PositiveInt = 3
+    """Colour channels of the images; a plan fills it from the data."""
+    classes: PositiveInt = 1000
+    """Number of classes; a plan fills it from the data."""
+    patch: PositiveInt = 16
+    """Side of a square patch, pixels; divides `image`."""
+    layers: PositiveInt = 12
+    """Number of blocks."""
+    width: PositiveInt = 768
+    """Channels of the residual stream (d)."""
+    heads: PositiveInt = 12
+    """Attention heads; they divide the width."""
+    pool: Literal["token", "average"] = "token"
+    """What the head reads: the class token, or the mean of the patch tokens; the class token exists in both cases."""
+    position: Position = Learned()
+    """Position encoding of class token and patches, in rows from the top left."""
+    norm: Norm = LayerNorm(eps=1e-6)
+    """Norm in front of attention and feed-forward."""
+    final_norm: Norm = LayerNorm(eps=1e-6)
+    """Norm in front of the head."""
+    projection: Projection = Linear(bias=True)
+    """Query, key, value and output projections of attention."""
+    feedforward: FeedForward = Mlp(bias=True)
+    """Feed-forward."""
+    depth: DepthMixer = Identity()
+    """Depth mixer."""
+    drop_path: NonNegativeFloat = Field(default=0.0, lt=1.0)
+    """Share of images that skip a residual branch of the last block, rising linearly from 0 at the first (stochastic
+    depth, arXiv:1603.09382, section 3)."""
+    std: PositiveFloat = 0.02
+    """Standard deviation of the initial class token and head; patches are drawn with 1/sqrt(values in a patch)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "VisionTransformer":
+        if self.width % self.heads:
+            raise ValueError(f"heads={self.heads} does not divide width={self.width}")
+        if self.image % self.patch:
+            raise ValueError(f"patch={self.patch} does not divide image={self.image}")
+        return self
+
+    @property
+    def patches(self) -> int:
+        """Number of patches of an image."""
+        return (self.image // self.patch) ** 2
+
+    @property
+    def context(self) -> int:
+        """Tokens of an image: its patches and the class token."""
+        return self.patches + 1
+
+    def build(self, seed: int = 0) -> "VisionTransformerModel":
+        """Return the model with initial values drawn from the seed."""
+        model = VisionTransformerModel(self)
+        initialise(model, seed)
+        return model
+
+    def params(self, *, embedding: bool = True) -> int:
+        """Count of parameters, with or without patch projection, class token, learned positions and head."""
+        block = 4 * self.projection.params(self.width, self.width) + self.feedforward.params(self.width, self.width)
+        count = self.layers * (block + 2 * self.norm.params(self.width)) + self.final_norm.params(self.width)
+        count += self.depth.params(self.layers, self.width)
+        if embedding:
+            count += (self.channels * self.patch**2 + 2) * self.width  # patch projection with its bias, class token
+            count += self.position.params(self.context, self.width) + (self.width + 1) * self.classes
+        return count
+
+    def flops(self, time: int | None = None) -> int:
+        """FLOPs of matrix products and attention in the forward pass of one image, 2 per multiply-add.
+
+        The number of tokens follows from the image; `time`, where it is given, must be it.
+        """
+        if time not in (None, self.context):
+            raise ValueError(f"an image has {self.context} tokens, not {time}")
+        block = 4 * self.projection.flops(self.width, self.width) + self.feedforward.flops(self.width, self.width)
+        tokens = self.layers * block + self.depth.products(self.layers, self.width)
+        patches = 2 * self.patches * self.channels * self.patch**2 * self.width
+        return self.context * tokens + self.attention_flops() + patches + 2 * self.width * self.classes
+
+    def attention_flops(self) -> int:
+        """Return the token-token part of `flops`: 4 layers width tokens^2."""
+        return 4 * self.layers * self.width * self.context**2
+
+    def activation_words(self) -> int:
+        """Return an estimate of the numbers kept per image for the backward pass, as `plan.cost` for decoders."""
+        inner = 2 * (self.feedforward.flops(self.width, self.width) // (4 * self.width))
+        if self.projection.kind == "pattention":
+            inner += 4 * 2 * self.projection.tokens
+        mixing = self.width if self.depth.kind != "identity" else 0
+        return self.context * self.layers * (10 * self.width + inner + mixing) + 2 * self.classes
+
+    def mixing_flops(self) -> int:
+        """Elementwise FLOPs of the depth mixer in the forward pass of one image; not part of `flops`."""
+        return self.context * self.depth.flops(self.layers, self.width)
+
+
+def full_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
+    """softmax(q k^T / sqrt(d_head)) v: every token sees every token (arXiv:1706.03762, eq. 1)."""
+    del layer
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+class DropPath(nn.Module):
+    """Leave out a residual branch for each image with probability `rate`, and scale it by 1/(1 - rate) where it stays
+    (arXiv:1603.09382, section 3).
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, update: Stream) -> Stream:
+        """Return the branch's output with whole images set to zero while training."""
+        if not self.training:
+            return update
+        kept = update.new_empty(len(update), 1, 1).bernoulli_(1 - self.rate)
+        return update * (kept / (1 - self.rate))
+
+    def extra_repr(self) -> str:
+        """Rate for `print(model)`."""
+        return f"rate={self.rate:.3g}"
+
+
+class PatchEmbedding(nn.Conv2d):
+    """The linear projection of every patch, as a convolution whose stride is its kernel."""
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Draw the weights so that variances are kept; the bias starts at zero."""
+        self.weight.normal_(0.0, self.weight[0].numel() ** -0.5, generator=generator)
+        if self.bias is not None:
+            self.bias.zero_()
+
+    def forward(self, images: Images) -> Stream:
+        """Return a token per patch, in rows from the top left."""
+        return super().forward(images).flatten(2).transpose(1, 2)
+
+
+class ClassToken(nn.Module):
+    """A learned token in front of the patches (arXiv:2010.11929, eq. 1)."""
+
+    def __init__(self, width: int, std: float) -> None:
+        super().__init__()
+        self.std = std
+        self.token = nn.Parameter(torch.zeros(width))
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Draw the token."""
+        self.token.normal_(0.0, self.std, generator=generator)
+
+    def forward(self, patches: Float[Tensor, "batch patches width"]) -> Stream:
+        """Return the token followed by the patches."""
+        return torch.cat((self.token.expand(len(patches), 1, -1), patches), dim=1)
+
+
+class VisionTransformerModel(VisionFeatures, nn.Module):
+    """The module of `VisionTransformer`."""
+
+    def __init__(self, spec: VisionTransformer) -> None:
+        super().__init__()
+        self.spec = spec
+        width, layers = spec.width, spec.layers
+        self.patch_embed = PatchEmbedding(spec.channels, width, spec.patch, stride=spec.patch)
+        self.class_token = ClassToken(width, spec.std)
+        self.position = spec.position.build(spec.context, width, width // spec.heads)
+        self.blocks = nn.ModuleList(_block(spec, index) for index in range(layers))
+        self.mixer = spec.depth.build(layers, width)
+        self.final_norm = spec.final_norm.build(width)
+        self.head: nn.Module = Linear(bias=True, std=spec.std).build(width, spec.classes)
+        self.pool: str = spec.pool
+        self.num_classes = spec.classes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.class_token.token.device
+
+    def streams(self, images: Images) -> Iterator[Stream]:
+        """Yield the stream of tokens after each block, mixed over depth where the model does that."""
+        side = self.spec.image
+        if images.shape[1:] != (self.spec.channels, side, side):
+            raise ValueError(f"images of {tuple(images.shape[1:])} for a model of {(self.spec.channels, side, side)}")
+        x = self.position.embed(self.class_token(self.patch_embed(images)), 0)
+        history = self.mixer.begin(x)
+        add = functools.partial(self.mixer.add, history=history)
+        for index, block in enumerate(self.blocks):
+            x = self.mixer.mix(index + 1, block(x, self.position, full_attention, index, 0, add), history)
+            yield x
+
+    def forward(self, images: Images) -> Logits:
+        """Return the logits of the classes."""
+        return self.forward_head(self.forward_features(images))
+
+
+def _block(spec: VisionTransformer, index: int) -> Block:
+    """Return block `index` (from 0), with its share of the drop path rate."""
+    block = Block(
+        Attention(spec.width, spec.heads, spec.projection, layers=spec.layers),
+        spec.feedforward.build(spec.width, spec.width, layers=spec.layers, residual=True),
+        (spec.norm.build(spec.width), spec.norm.build(spec.width)),
+        dropout=0.0,
+    )
+    rate = spec.drop_path * index / max(1, spec.layers - 1)
+    if rate:
+        block.dropout = DropPath(rate)  # type: ignore[assignment]  # it stands where a decoder has dropout: on both branches, before the addition
+    return block

@@ -1,0 +1,49 @@
+"""What a plan would take on every processor of the table."""
+
+from typing import Any
+
+from formerlab.evaluation.prune import PruneSweep
+from formerlab.plan.cost import hours, memory_bytes, prune_cost, zeroshot_cost
+from formerlab.plan.hardware import Hardware
+from formerlab.plan.schema import Scale
+from formerlab.run import Run
+
+Plan = dict[str, Any]
+
+
+def price_evaluations(plan: Plan, runs: list[Run], scale: Scale, hardware: Hardware) -> None:
+    """Give the jobs that evaluate finished runs their cost."""
+    by_id = {run.id: run for run in runs}
+    for run_id, job in plan["zeroshot"].items():
+        job["cost"] = zeroshot_cost(by_id[run_id], scale, hardware)
+    for run_id, job in plan["prune"].items():
+        sweep = PruneSweep.model_validate(job["sweep"])
+        job["cost"] = prune_cost(by_id[run_id], sweep, scale, hardware)
+
+
+def forecast(runs: list[Run], scale: Scale, table: dict[str, Hardware]) -> dict[str, Plan]:
+    """Return hours per study, peak memory, price and the runs that do not fit, for training on each processor.
+
+    A measured speed of the scale (`flops_per_s`) speaks for its own processor alone.
+    """
+    return {
+        name: _on(hardware, runs, scale if name == scale.hardware else scale.model_copy(update={"flops_per_s": None}))
+        for name, hardware in table.items()
+    }
+
+
+def _on(hardware: Hardware, runs: list[Run], scale: Scale) -> Plan:
+    time = {run.id: hours(run, scale, hardware) for run in runs}
+    memory = {run.id: memory_bytes(run, hardware) for run in runs}
+    total = sum(time.values())
+    return {
+        "hours": {study: sum(time[run.id] for run in runs if run.study == study) for study in _studies(runs)},
+        "hours_total": total,
+        "memory_bytes": max(memory.values(), default=0),
+        "price": None if hardware.price is None else total * hardware.price,
+        "too_large": [run.id for run in runs if memory[run.id] > hardware.memory_gb * 1e9],
+    }
+
+
+def _studies(runs: list[Run]) -> list[str]:
+    return list(dict.fromkeys(run.study for run in runs))

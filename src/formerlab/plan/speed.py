@@ -1,0 +1,87 @@
+"""What is timed, which runs train for the time of another, and whose flow over depth is looked at."""
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+from formerlab.errors import UserError
+from formerlab.evaluation.equal_time import EqualTime
+from formerlab.evaluation.flow import Flow
+from formerlab.evaluation.speed import Speed
+from formerlab.plan.code import code_hash
+from formerlab.plan.layers import Layer, Tree
+from formerlab.plan.read import near_misses, parse
+from formerlab.plan.resolve import equal_times
+from formerlab.plan.schema import StudyScale
+from formerlab.plan.sources import Sources, study_place
+from formerlab.run import Run
+from formerlab.spec import fingerprint
+
+TIMED = ("model", "task", "optimizer", "precision", "compile")
+"""What of a run decides its speed."""
+
+
+def speed_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
+    """Return, by study, the runs that are timed beside each other, one seed of each."""
+    jobs = {}
+    for study in sources.config.studies:
+        at_scale = sources.scale.studies.get(study, StudyScale())
+        layers = [
+            Layer(study_place(study), sources.studies[study].speed),
+            Layer(sources.scale_place, at_scale.speed),
+        ]
+        speed = parse(Speed, layers, f"{study}.speed")
+        named = {run.name: run for run in reversed(runs) if run.study == study}
+        timed = [run for run in reversed(named.values()) if any(fnmatchcase(run.name, p) for p in speed.runs)]
+        if timed:
+            jobs[study] = {
+                "speed": speed.plain(),
+                "runs": [run.id for run in timed],
+                "configuration": fingerprint([speed.plain(), {run.name: _timed_part(run) for run in timed}]),
+                "code": code_hash("formerlab.evaluation.speed", specs=[speed, *timed]),
+                "memory_bytes": sum(4 * run.model.params() for run in timed),
+            }
+    return jobs
+
+
+def _timed_part(run: Run) -> Tree:
+    return {key: value for key, value in run.plain().items() if key in TIMED}
+
+
+def flow_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
+    """Return the runs whose flow over depth is looked at."""
+    jobs = {}
+    for study in sources.config.studies:
+        at_scale = sources.scale.studies.get(study, StudyScale())
+        layers = [Layer(study_place(study), sources.studies[study].flow), Layer(sources.scale_place, at_scale.flow)]
+        settings = parse(Flow, layers, f"{study}.flow")
+        for run in runs:
+            if run.study == study and any(fnmatchcase(run.name, pattern) for pattern in settings.runs):
+                code = code_hash("formerlab.evaluation.flow", specs=[settings, run.model])
+                jobs[run.id] = {"settings": settings.plain(), "code": code}
+    return jobs
+
+
+def match_times(runs: list[Run], jobs: dict[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
+    """Return the runs, those of equal time with the arm's steps as an estimate, and by id whose time they match.
+
+    Raises UserError where an arm or reference is not timed, or where the reference is another model.
+    """
+    wanted = {study: equal_times(study, sources) for study in sources.config.studies}
+    by_id = {run.id: run for run in runs}
+    matched, equal_by_id = [], {}
+    for run in runs:
+        equal = wanted[run.study].get(run.name)
+        if equal is not None:
+            place = f"{study_place(run.study)}: runs.{run.name}.equal_time"
+            timed = jobs.get(run.study, {"runs": []})["runs"]
+            names = [name.split("/")[1] for name in timed]
+            for key, name in (("arm", equal.arm), ("reference", equal.reference)):
+                if name not in names:
+                    raise UserError(f"{place}.{key}: {name!r} is no run that `speed` times{near_misses(name, names)}")
+            arm, reference = (by_id[f"{run.study}/{name}/seed{run.seed}"] for name in (equal.arm, equal.reference))
+            if _timed_part(reference) != _timed_part(run):
+                raise UserError(f"{place}.reference: {reference.name!r} is another model or batch; name an equal one")
+            run = run.model_copy(update={"steps": arm.steps})
+            equal_by_id[run.id] = equal
+        matched.append(run)
+    return matched, equal_by_id

@@ -1,0 +1,162 @@
+"""What happens to training images before the model sees them; every draw is a function of (seed, step, position)."""
+
+import functools
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeInt
+from torch import Tensor
+
+from formerlab.data.images.decode import cut
+from formerlab.data.images.store import ImageSet
+from formerlab.seeding import mixed_seed
+from formerlab.spec import Spec
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Bytes = NDArray[np.uint8]
+
+
+class Shift(Spec):
+    """A shift by a few pixels and a flip, as is usual for small images; for images kept as pixels.
+
+    It is made for all images of a step at once and needs no worker processes.
+    """
+
+    kind: Literal["shift"] = "shift"
+    pixels: NonNegativeInt = 4
+    """Largest shift in both directions; what enters is black."""
+    flip: bool = True
+    """Mirror half of the images; not for digits."""
+
+
+class TimmAugmentation(Spec):
+    """timm's training transform; the defaults are those of MAE's supervised baseline (arXiv:2111.06377, Table 11)."""
+
+    kind: Literal["timm"] = "timm"
+    smallest_crop: Probability = 0.08
+    """Smallest share of the image's area that a random crop covers."""
+    flip: Probability = 0.5
+    """Share of the images that are mirrored."""
+    policy: str | None = "rand-m9-mstd0.5-inc1"
+    """RandAugment in timm's notation: magnitude 9, its standard deviation 0.5, increasing severity."""
+    erase: Probability = 0.25
+    """Share of the images in which a rectangle becomes noise (arXiv:1708.04896)."""
+    interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
+    """How crops are resized."""
+
+    def transform(self, side: int, mean: Sequence[float], std: Sequence[float]) -> Any:
+        """Return the function from an image to a normalised tensor."""
+        return _transform(self, side, tuple(mean), tuple(std))
+
+
+Augmentation = Annotated[Shift | TimmAugmentation, Field(discriminator="kind")]
+
+
+def augmented(
+    augmentation: Augmentation | None,
+    images: ImageSet,
+    indices: NDArray[np.int64],
+    seeds: Sequence[int],
+    look: "Look",
+) -> Tensor:
+    """Return training images `count channels side side`, normalised; `seeds` has one for each, or none is needed."""
+    if isinstance(augmentation, TimmAugmentation):
+        transform = augmentation.transform(look.side, look.mean, look.std)
+        with own_randomness() as reseed:
+            made = []
+            for index, seed in zip(indices, seeds, strict=True):
+                reseed(seed)
+                made.append(transform(images.image(int(index))))
+        return torch.stack(made)
+    pixels = whole(images, indices, look)
+    if augmentation is not None:
+        pixels = shifted(pixels, augmentation, np.random.Generator(np.random.Philox(key=seeds[0])))
+    return look.normalised(pixels)
+
+
+class Look(Spec):
+    """How images look to a model."""
+
+    side: int
+    """Side, pixels."""
+    mean: tuple[float, ...]
+    """Subtracted, per channel on a scale from 0 to 1."""
+    std: tuple[float, ...]
+    """Divided by."""
+    crop: float = 1.0
+    """What the side is of the shorter side that held-out images are resized to before their centre is cut."""
+
+    def normalised(self, pixels: Bytes) -> Tensor:
+        """Return bytes `count rows columns channels` as floats `count channels rows columns`."""
+        scaled = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))).float().div_(255)
+        shape = (1, -1, 1, 1)
+        return scaled.sub_(torch.tensor(self.mean).view(shape)).div_(torch.tensor(self.std).view(shape))
+
+
+def whole(images: ImageSet, indices: NDArray[np.int64], look: Look) -> Bytes:
+    """Return images as held-out images are seen: as they are kept, or the centre of their resized files."""
+    if images.whole and images.form["side"] == look.side and look.crop == 1:
+        return images.pixels(indices)
+    return np.stack([cut(images.image(int(index)), look.side, look.crop) for index in indices])
+
+
+def shifted(pixels: Bytes, augmentation: Shift, generator: np.random.Generator) -> Bytes:
+    """Return the images, each moved and mirrored by its own draw."""
+    count, height, width, _ = pixels.shape
+    by = augmentation.pixels
+    offsets = generator.integers(0, 2 * by, size=(2, count), endpoint=True)
+    mirrored = generator.integers(0, 2, size=(count, 1))
+    rows = offsets[0][:, None] + np.arange(height)
+    columns = offsets[1][:, None] + np.arange(width)
+    if augmentation.flip:
+        columns = np.where(mirrored == 1, columns[:, ::-1], columns)
+    padded = np.pad(pixels, ((0, 0), (by, by), (by, by), (0, 0)))
+    moved: Bytes = padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return moved
+
+
+@contextmanager
+def own_randomness() -> Iterator[Any]:
+    """Yield a function that seeds the three generators timm and torchvision draw from; restore them afterwards."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+
+    def reseed(seed: int) -> None:
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        torch.default_generator.manual_seed(seed)
+
+    try:
+        yield reseed
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
+
+
+def image_seeds(seed: int, step: int, count: int) -> list[int]:
+    """Return a seed for every image of a step."""
+    return [mixed_seed(seed, step, position) for position in range(count)]
+
+
+@functools.cache
+def _transform(augmentation: TimmAugmentation, side: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
+    from timm.data.transforms_factory import create_transform
+
+    return create_transform(
+        (len(mean), side, side),
+        is_training=True,
+        scale=(augmentation.smallest_crop, 1.0),
+        hflip=augmentation.flip,
+        color_jitter=0.0,
+        auto_augment=augmentation.policy,
+        interpolation=augmentation.interpolation,
+        mean=mean,
+        std=std,
+        re_prob=augmentation.erase,
+        re_mode="pixel",
+    )

@@ -1,0 +1,170 @@
+"""Classification of images."""
+
+import math
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from pydantic import Field, NonNegativeFloat, PositiveInt
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from formerlab.data.images.store import ImageSet, load_images
+from formerlab.errors import UserError
+from formerlab.evaluation.classification import PREDICTIONS, predictions
+from formerlab.seeding import mixed_seed
+from formerlab.tasks.augmentation import Augmentation, Look, Probability, Shift, own_randomness
+from formerlab.tasks.moving_average import update_average, use_average
+from formerlab.tasks.image_batches import ImageBatch, TrainingImages, held_out_batches
+from formerlab.tasks.task import Row, TaskSpec
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and standard deviation of ImageNet's pixels, as everybody uses them."""
+
+
+class Classification(TaskSpec):
+    """Minimise the cross-entropy of the class, in nats per image; every epoch shows each training image once.
+
+    One image is one prediction, so where other tasks count tokens, this one counts images.
+    """
+
+    reads: ClassVar[str] = "images"
+    trains: ClassVar[str] = "vision_transformer"
+    eval_columns: ClassVar[tuple[str, ...]] = ("tokens", "loss_nats", "top1", "top5")
+    test_columns: ClassVar[tuple[str, ...]] = ("window", "tokens", "loss_nats", *PREDICTIONS)
+
+    kind: Literal["classification"] = "classification"
+    batch: PositiveInt = 64
+    """Images per optimizer step, over all accumulation steps."""
+    accumulate: PositiveInt = 1
+    """Equal parts in which a step's images are processed; divides `batch`."""
+    valid_images: PositiveInt = 1000
+    """Images of the validation split that are evaluated during training, evenly spread."""
+    augmentation: Augmentation | None = Shift()
+    """What happens to training images; null leaves them as they are."""
+    smoothing: Probability = 0.0
+    """Weight of the uniform distribution in the target (label smoothing, arXiv:1512.00567, section 7)."""
+    mixup: NonNegativeFloat = 0.0
+    """alpha of the Beta distribution by which two images are blended (arXiv:1710.09412); 0 for none."""
+    cutmix: NonNegativeFloat = 0.0
+    """alpha for pasting a rectangle of another image (arXiv:1905.04899); 0 for none. With mixup, a step takes one."""
+    average: float | None = Field(default=None, gt=0, lt=1)
+    """Decay per step of the moving average of weights that is tested; null tests the last weights. Validation during
+    training uses the weights of that step."""
+    normalise: Literal["data", "imagenet"] = "data"
+    """Mean and deviation that pixels are normalised with: the training images' own, or ImageNet's."""
+    crop: float = Field(default=1.0, gt=0, le=1)
+    """Side of the model's images by the shorter side that held-out images are resized to: 0.875 is 224 of 256."""
+
+    def check(self, model: Any) -> None:
+        """Refuse other models, parts that differ in size, and what mixing cannot do."""
+        super().check(model)
+        if self.batch % self.accumulate:
+            raise ValueError(f"task.accumulate={self.accumulate} does not divide task.batch={self.batch}")
+        if (self.mixup or self.cutmix) and self.batch % 2:
+            raise ValueError(f"task.batch={self.batch} is odd, but mixup and cutmix pair the images; make it even")
+        if self.normalise == "imagenet" and model.channels != 3:
+            raise ValueError(f"task.normalise=imagenet needs colour, but model.channels={model.channels}; use data")
+
+    def load(self, folder: Path, split: str) -> Any:
+        """Return a split: batches of training images, or held-out images."""
+        images = load_images(folder, split)
+        if split != "train":
+            return images
+        if isinstance(self.augmentation, Shift) and not images.whole:
+            raise UserError("task.augmentation.kind=shift is for images kept as pixels; use timm, or storage: pixels")
+        return TrainingImages(images, self.augmentation, self.look(images, crop=1.0), self.batch)
+
+    def look(self, images: ImageSet, crop: float) -> Look:
+        """Return how images look to the model."""
+        mean, std = IMAGENET if self.normalise == "imagenet" else (images.mean, images.std)
+        return Look(side=images.form["side"], mean=mean, std=std, crop=crop)
+
+    def step_batches(self, data: TrainingImages, seed: int, step: int) -> list[ImageBatch]:
+        """Return the images of a step in equal parts, augmented and mixed."""
+        batch = data.batch_of(seed, step)
+        if self.mixup or self.cutmix:
+            batch = self._mixed(batch, len(data.images.classes), mixed_seed(seed, step, "mix"))
+        return batch.chunk(self.accumulate)
+
+    def valid_batches(self, data: ImageSet) -> list[ImageBatch]:
+        """Return the fixed validation images."""
+        count = min(self.valid_images, len(data))
+        indices = np.linspace(0, len(data) - 1, count).astype(np.int64)
+        return list(held_out_batches(data, indices, self.look(data, self.crop), self._part))
+
+    def loss(self, model: nn.Module, batch: ImageBatch) -> Float[Tensor, ""]:
+        """Mean cross-entropy with the targets, smoothed and mixed, nats, in float32."""
+        logits = model(batch.images).float()
+        smoothing = 0.0 if batch.targets.is_floating_point() else self.smoothing  # mixed targets are smoothed already
+        return F.cross_entropy(logits, batch.targets, label_smoothing=smoothing)
+
+    def measure(self, model: nn.Module, batch: ImageBatch) -> tuple[int | float, ...]:
+        """Return the number of images, their mean loss without smoothing, and the shares right at first and in five."""
+        rows = predictions(model(batch.images), batch.targets)
+        loss = sum(row.loss_nats for row in rows) / len(rows)
+        top1, top5 = (sum(row.rank < k for row in rows) / len(rows) for k in (1, 5))
+        return len(rows), loss, top1, top5
+
+    def test_rows(self, model: Any, folder: Path) -> list[Row]:
+        """Return loss and prediction of every test image."""
+        images = load_images(folder, "test")
+        device = next(model.parameters()).device
+        rows: list[Row] = []
+        was_training = model.training
+        model.eval()
+        with torch.no_grad():
+            for batch in held_out_batches(images, np.arange(len(images)), self.look(images, self.crop), self._part):
+                made = predictions(model(batch.images.to(device)), batch.targets.to(device))
+                rows += [(len(rows) + index, 1, *row) for index, row in enumerate(made)]
+        model.train(was_training)
+        return rows
+
+    def guessed_rows(self, model: Any, folder: Path) -> list[Row]:
+        """Return ln(classes) for every test image, and the classes in turn as predictions."""
+        labels, classes = load_images(folder, "test").labels.tolist(), model.classes
+        return [
+            (index, 1, math.log(classes), label, index % classes, (label - index) % classes, 1 / classes)
+            for index, label in enumerate(labels)
+        ]
+
+    @property
+    def step_tokens(self) -> int:
+        """Images of a step."""
+        return self.batch
+
+    def step_flops(self, model: Any) -> int:
+        """Forward FLOPs of a step."""
+        return self.batch * int(model.flops())
+
+    @property
+    def part_tokens(self) -> int:
+        """Images of a part."""
+        return self._part
+
+    def after_step(self, model: nn.Module, step: int, steps: int, kept: dict[str, Any]) -> None:
+        """Follow the weights with their moving average."""
+        if self.average is not None:
+            update_average(kept.setdefault("average", {}), model, self.average)
+
+    def finish(self, model: nn.Module, kept: dict[str, Any]) -> None:
+        """Test the average of the weights."""
+        if self.average is not None:
+            use_average(kept["average"], model)
+
+    @property
+    def _part(self) -> int:
+        return self.batch // self.accumulate
+
+    def _mixed(self, batch: ImageBatch, classes: int, seed: int) -> ImageBatch:
+        """Blend or paste the images of a batch with those of the batch reversed, by timm's Mixup."""
+        from timm.data.mixup import Mixup
+
+        mix: Any = Mixup(  # type: ignore[no-untyped-call]
+            self.mixup, self.cutmix, label_smoothing=self.smoothing, num_classes=classes
+        )
+        with own_randomness() as reseed:
+            reseed(seed)
+            return ImageBatch(*mix(batch.images, batch.targets))

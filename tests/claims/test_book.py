@@ -1,0 +1,41 @@
+"""claims.yaml is what was registered, and every expression in it can be read."""
+
+import ast
+import hashlib
+from importlib.resources import files
+
+import pytest
+
+from formerlab.claims.book import VERSION_HASHES, read_claims
+from formerlab.claims.exact import CHECKS
+
+BOOK = read_claims()
+
+
+def test_the_file_is_unchanged():
+    content = files("formerlab.claims").joinpath("claims.yaml").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == VERSION_HASHES[BOOK.version]
+    assert len(BOOK.claims) == 55
+    assert sum(claim.headline for claim in BOOK.claims) == 8
+
+
+@pytest.mark.parametrize("claim", BOOK.claims, ids=lambda claim: claim.id)
+def test_expressions_use_what_the_protocol_and_let_define(claim):
+    known = set(BOOK.protocol.functions)
+    arms = set(claim.arms) | {"chance", "even"}
+    criterion = claim.criterion
+    for name, expression in [*criterion.let.items(), ("holds", criterion.holds), ("fails", criterion.fails)]:
+        for node in ast.walk(ast.parse(expression, mode="eval")):
+            if isinstance(node, ast.Call):
+                assert node.func.id in BOOK.protocol.functions
+                if node.func.id in ("value", "diff", "ratio", "logratio", "paired"):
+                    *used, metric = [argument.value for argument in node.args]
+                    assert set(used) <= arms
+                    assert metric in BOOK.protocol.metrics
+            elif isinstance(node, ast.Name):
+                assert node.id in known
+        known.add(name)
+
+
+def test_checks_belong_to_exact_claims():
+    assert set(CHECKS) <= {claim.id for claim in BOOK.claims if claim.kind == "exact"}

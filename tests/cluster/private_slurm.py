@@ -1,0 +1,276 @@
+"""A Slurm of its own on this machine: munge, a database, accounting, controller and one node with two pretended GPUs.
+
+Everything lives in one folder and on free ports; nothing of a system installation is read or written, and `stop` leaves
+no process behind. Node and jobs belong to root, which also makes the device files of the GPUs.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PROGRAMS = ("munged", "mysql_install_db", "mysqld", "mysql", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacctmgr")
+SEARCHED = os.pathsep.join(("/usr/sbin", "/usr/local/sbin", os.environ.get("PATH", os.defpath)))
+NVIDIA = 195
+"""Major number of NVIDIA's character devices."""
+
+SLURM_CONF = """
+ClusterName=private
+SlurmctldHost=localhost
+SlurmctldPort={controller_port}
+SlurmdPort={node_port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/run/munge.sock
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmdPidFile={folder}/run/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SlurmdParameters=config_overrides
+ReturnToService=2
+KillWait=10
+SlurmdTimeout=10
+OverTimeLimit=0
+SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0,defer_batch
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=2
+JobAcctGatherParams=OverMemoryKill
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=localhost
+AccountingStoragePort={database_port}
+AccountingStoragePass={folder}/run/munge.sock
+AccountingStorageTRES=gres/gpu
+GresTypes=gpu
+DefMemPerCPU=500
+NodeName=localhost CPUs={cpus} RealMemory=16000 Gres=gpu:2
+PartitionName=main Nodes=localhost Default=YES PriorityTier=1 MaxTime=120 DefaultTime=10
+PartitionName=urgent Nodes=localhost PriorityTier=10 PreemptMode=OFF MaxTime=120 DefaultTime=10
+"""
+
+SLURMDBD_CONF = """
+AuthType=auth/munge
+AuthInfo=socket={folder}/run/munge.sock
+DbdHost=localhost
+DbdPort={database_port}
+SlurmUser=root
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/run/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=slurm
+StoragePass=slurm
+StorageLoc=slurm_acct_db
+"""
+
+
+def missing():
+    """Say why no private Slurm can run here, or nothing."""
+    absent = [name for name in PROGRAMS if shutil.which(name, path=SEARCHED) is None]
+    if absent:
+        return f"no {', '.join(absent)}: apt-get install slurm-wlm slurmdbd munge mariadb-server"
+    if os.geteuid() != 0:
+        return "a private Slurm makes device files, which needs root"
+    return None
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class PrivateSlurm:
+    """Start with `start`, end with `stop`; in between `run` calls Slurm's commands."""
+
+    def __init__(self, folder, cpus=4):
+        self.folder = Path(folder)
+        controller, node, database = free_ports(3)
+        self.places = {
+            "folder": self.folder,
+            "controller_port": controller,
+            "node_port": node,
+            "database_port": database,
+            "cpus": cpus,
+        }
+        path = os.pathsep.join((str(self.folder / "bin"), SEARCHED))
+        self.environment = os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path}
+        self.daemons = {}
+
+    def variables(self):
+        """Return what a process needs in its environment to use this Slurm."""
+        python = os.path.dirname(sys.executable)
+        return {"SLURM_CONF": self.environment["SLURM_CONF"], "PATH": f"{python}:{self.environment['PATH']}"}
+
+    def start(self):
+        self._write()
+        self._munge()
+        self._database()
+        self._daemon("slurmdbd", "slurmdbd", "-D")
+        self._until("the accounting", "sacctmgr", "--noheader", "show", "cluster")
+        self.run("sacctmgr", "--immediate", "add", "cluster", "private")
+        self.run("sacctmgr", "--immediate", "add", "account", "people")
+        self.run("sacctmgr", "--immediate", "add", "user", "root", "account=people")
+        self._daemon("slurmctld", "slurmctld", "-D", "-i")
+        self._until("the controller", "scontrol", "ping")
+        self.start_node()
+
+    def start_node(self):
+        self._daemon("slurmd", "slurmd", "-D", "-N", "localhost")
+        self.wait_for_node("idle")
+
+    def wait_for_node(self, *states, seconds=60):
+        """Wait until the node is in one of the states, as sinfo writes them."""
+        deadline = time.monotonic() + seconds
+        while (state := self.run("sinfo", "--noheader", "--format=%T").splitlines()[0].strip("*~#")) not in states:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the node is {state}, not {' or '.join(states)}; see {self.folder}/slurmctld.log")
+            time.sleep(0.3)
+
+    def kill_node(self):
+        """Let the node's daemon and everything it runs die at once, as at a power failure."""
+        running = self.run("squeue", "--noheader", "--format=%A").split()
+        steps = [int(pid) for job in running for pid in self.run("scontrol", "listpids", job).split() if pid.isdigit()]
+        for pid in {self.daemons["slurmd"].pid, *_descendants(self.daemons["slurmd"].pid), *steps}:
+            _kill(pid)
+        self.daemons.pop("slurmd").wait()
+
+    def stop(self):
+        """End every daemon, the last started first, and whatever its jobs left running."""
+        if "slurmctld" in self.daemons:
+            subprocess.run(
+                ["scancel", "--signal=KILL", "--full", "--user=root"], env=self.environment, capture_output=True
+            )
+        for name, process in reversed(self.daemons.items()):
+            orphans = _descendants(process.pid) if name == "slurmd" else []
+            process.terminate()
+            try:
+                process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for pid in orphans:
+                _kill(pid)
+        self.daemons.clear()
+
+    def run(self, *words):
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def accounts(self, *fields):
+        """Return a row of strings per job that the accounting knows, oldest first; also of requeued ones."""
+        words = ("--noheader", "--parsable2", "--allocations", "--duplicates", f"--format={','.join(fields)}")
+        return [line.split("|") for line in self.run("sacct", "--starttime=now-1days", *words).splitlines()]
+
+    def start_again(self, job):
+        """Have a requeued job run now: by itself it would wait two minutes."""
+
+        def running():
+            state, _, reason = (
+                self.run("squeue", "--noheader", "--format=%T %r", f"--jobs={job}").strip().partition(" ")
+            )
+            if (state, reason) == ("PENDING", "BeginTime"):
+                self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+            return state == "RUNNING"
+
+        self.wait_for(running)
+
+    def wait_for(self, condition, seconds=120):
+        """Wait until the condition returns something true, and return that."""
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {seconds} s in vain; the queue: {self.run('squeue', '--long')}")
+            time.sleep(0.2)
+        return found
+
+    def _write(self):
+        for name in ("run", "state", "spool", "dev", "bin"):
+            (self.folder / name).mkdir(parents=True)
+        # Within a job the executor drops SLURM_CONF from the environment of srun, which then looks below /etc.
+        srun = shutil.which("srun", path=SEARCHED)
+        (self.folder / "bin/srun").write_text(f'#!/bin/sh\nSLURM_CONF="{self.folder}/slurm.conf" exec {srun} "$@"\n')
+        (self.folder / "bin/srun").chmod(0o755)
+        (self.folder / "slurm.conf").write_text(SLURM_CONF.format(**self.places))
+        (self.folder / "slurmdbd.conf").write_text(SLURMDBD_CONF.format(**self.places))
+        (self.folder / "slurmdbd.conf").chmod(0o600)
+        for index in range(2):
+            os.mknod(self.folder / f"dev/gpu{index}", 0o600 | 0o020000, os.makedev(NVIDIA, index))
+        (self.folder / "gres.conf").write_text(f"NodeName=localhost Name=gpu File={self.folder}/dev/gpu[0-1]\n")
+        key = self.folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o400)
+
+    def _munge(self):
+        places = {"socket": "run/munge.sock", "key-file": "munge.key", "pid-file": "run/munge.pid"}
+        places |= {"seed-file": "munge.seed", "log-file": "munge.log"}
+        options = [f"--{name}={self.folder / place}" for name, place in places.items()]
+        self._daemon("munged", "munged", "--foreground", "--force", *options)
+        self._until("munge", "munge", f"--socket={self.folder}/run/munge.sock", "--no-input")
+
+    def _database(self):
+        where, sock = f"--datadir={self.folder}/mysql", f"--socket={self.folder}/run/mysql.sock"
+        owner = ("--user=root", "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve")
+        self.run("mysql_install_db", "--no-defaults", where, *owner)
+        small = ("--innodb-buffer-pool-size=128M", "--innodb-log-file-size=16M", "--innodb-flush-log-at-trx-commit=0")
+        pid = f"--pid-file={self.folder}/run/mysql.pid"
+        self._daemon("mysqld", "mysqld", "--no-defaults", "--user=root", where, sock, pid, "--skip-networking", *small)
+        ask = ("mysql", "--no-defaults", "--user=root", sock, "--execute")
+        self._until("the database", *ask, "select 1")
+        self.run(
+            *ask, "create database slurm_acct_db; grant all on slurm_acct_db.* to slurm@localhost identified by 'slurm'"
+        )
+        self.environment["MYSQL_UNIX_PORT"] = f"{self.folder}/run/mysql.sock"
+
+    def _daemon(self, name, *words):
+        with open(self.folder / f"{name}.out", "ab") as output:
+            self.daemons[name] = subprocess.Popen(
+                [shutil.which(words[0], path=SEARCHED), *words[1:]],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def _until(self, what, *words, seconds=60):
+        deadline = time.monotonic() + seconds
+        while subprocess.run(words, env=self.environment, capture_output=True).returncode:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what} did not start within {seconds} s; see the logs in {self.folder}")
+            time.sleep(0.2)
+
+
+def _descendants(pid):
+    import psutil
+
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _kill(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,218 @@
+"""Images from every source to the files that are read from, and what happens to those that are damaged."""
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from formerlab.data.images import Digits, ImageData, ImageFolders, ImageHub, load_images
+from formerlab.data.images.decode import cut
+from formerlab.data.images.prepare import prepare, source_fingerprint
+from formerlab.errors import UserError
+
+
+def picture(number, size=(12, 10)):
+    """Return an image whose colour tells which it is."""
+    return Image.new("RGB", size, (number * 20, 255 - number * 20, 7))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Two classes, six training images each, three held out."""
+    for split, count in (("train", 6), ("val", 3)):
+        for label, name in enumerate(("cat", "dog")):
+            folder = tmp_path / split / name / "deep"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                picture(label * 6 + number).save(folder / f"{number}.png")
+    return ImageFolders(train=str(tmp_path / "train"), test=str(tmp_path / "val"))
+
+
+def settings(source, **given):
+    return ImageData(source=source, **{"side": 8, "channels": 3, "classes": 2, "valid_share": 0.3} | given)
+
+
+def prepared(data, out, **given):
+    prepare("pictures", data, out, **{"processes": 1} | given)
+    return {split: load_images(out, split) for split in ("train", "valid", "test")}
+
+
+def test_digits_are_all_there_once(tmp_path):
+    sets = prepared(ImageData(), tmp_path)
+    assert {split: len(images) for split, images in sets.items()} == {"train": 1516, "valid": 93, "test": 188}
+    assert sets["train"].classes == tuple("0123456789")
+    pixels = np.concatenate([images.pixels(range(len(images))) for images in sets.values()])
+    assert pixels.shape == (1797, 8, 8, 1)
+    assert (pixels.min(), pixels.max()) == (0, 255)
+    labels = np.concatenate([images.labels for images in sets.values()])
+    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+
+
+def test_mean_and_deviation_are_those_of_the_training_pixels(tmp_path):
+    train = prepared(ImageData(), tmp_path)["train"]
+    pixels = train.pixels(range(len(train))) / 255
+    assert train.mean == pytest.approx((pixels.mean(),))
+    assert train.std == pytest.approx((pixels.std(),))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_folders_give_their_images_with_their_classes(folders, tmp_path, processes):
+    sets = prepared(settings(folders), tmp_path / "out", processes=processes)
+    assert sets["train"].classes == ("cat", "dog")
+    assert len(sets["train"]) + len(sets["valid"]) == 12
+    assert len(sets["valid"]) > 0
+    assert sets["test"].labels.tolist() == [0, 0, 0, 1, 1, 1]
+    colours = sets["test"].pixels(range(6))[:, 4, 4]
+    assert colours.tolist() == [[n * 20, 255 - n * 20, 7] for n in (0, 1, 2, 6, 7, 8)]
+
+
+def test_the_result_does_not_depend_on_the_number_of_processes(folders, tmp_path):
+    for processes in (1, 2):
+        prepared(settings(folders), tmp_path / str(processes), processes=processes)
+    first, second = (json.loads((tmp_path / n / "manifest.json").read_text())["fingerprint"] for n in "12")
+    assert first == second
+
+
+def test_encoded_files_are_kept_as_they_are(folders, tmp_path):
+    pixels = prepared(settings(folders), tmp_path / "pixels")
+    encoded = prepared(settings(folders, storage="encoded"), tmp_path / "encoded")
+    for split, images in encoded.items():
+        assert images.labels.tolist() == pixels[split].labels.tolist()
+        assert (images.mean, images.std) == (pixels[split].mean, pixels[split].std)
+        for index in range(len(images)):
+            assert images.image(index).size == (12, 10)
+            assert np.array_equal(cut(images.image(index), 8), pixels[split].pixels([index])[0])
+
+
+def test_a_centre_cut_is_the_centre_of_the_resized_image():
+    gradient = np.tile(np.arange(40, dtype=np.uint8), (20, 1))
+    image = Image.fromarray(gradient)
+    assert cut(image, 20)[0, :, 0].tolist() == list(range(10, 30))
+    assert cut(image, 10, 0.5)[5, :, 0].tolist() == list(range(15, 25))
+
+
+def test_damaged_images_are_named_and_left_out(folders, tmp_path, capsys):
+    bad = tmp_path / "train" / "cat" / "deep" / "3.png"
+    bad.write_bytes(bad.read_bytes()[:40])
+    (tmp_path / "train" / "dog" / "deep" / "0.png").write_bytes(b"no image at all")
+    sets = prepared(settings(folders, most_corrupt=2), tmp_path / "out")
+    assert len(sets["train"]) + len(sets["valid"]) == 10
+    corrupt = json.loads((tmp_path / "out" / "manifest.json").read_text())["corrupt"]
+    assert sorted(line.partition(":")[0] for line in corrupt) == ["cat/deep/3.png", "dog/deep/0.png"]
+    messages = capsys.readouterr().err
+    assert "left out, cannot be decoded: cat/deep/3.png" in messages
+    assert "images/s decoded in 1 processes" in messages
+
+
+def test_too_many_damaged_images_are_refused(folders, tmp_path):
+    for number in range(3):
+        (tmp_path / "train" / "dog" / "deep" / f"{number}.png").write_bytes(b"")
+    with pytest.raises(
+        UserError, match=r"more than most_corrupt=2 images cannot be decoded, the last one dog/deep/\d.png"
+    ):
+        prepared(settings(folders, most_corrupt=2), tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert not list((tmp_path / "out").glob("*.bin"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"classes": 3}, r"classes: 3, but the source has 2 \(cat, dog"),
+        ({"valid_share": 0.0}, "no image is left for 'valid'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(folders, tmp_path, wrong, message):
+    with pytest.raises(UserError, match=message):
+        prepared(settings(folders, **wrong), tmp_path / "out")
+
+
+def test_a_missing_folder_and_an_unknown_class_are_named(folders, tmp_path):
+    with pytest.raises(UserError, match=r"source.train: .*nowhere is no folder"):
+        prepared(settings(ImageFolders(train=str(tmp_path / "nowhere"))), tmp_path / "out")
+    (tmp_path / "val" / "bird").mkdir()
+    picture(1).save(tmp_path / "val" / "bird" / "x.png")
+    with pytest.raises(UserError, match="no class 'bird' among the training images"):
+        prepared(settings(folders), tmp_path / "out")
+
+
+def test_prepared_images_are_not_prepared_again(folders, tmp_path, capsys):
+    data, out = settings(folders), tmp_path / "out"
+    prepared(data, out)
+    prepared(data, out)
+    assert capsys.readouterr().err.count("already prepared") == 1
+    before = source_fingerprint(data)
+    picture(3, (20, 20)).save(tmp_path / "train" / "cat" / "deep" / "9.png")
+    assert source_fingerprint(data) != before
+    prepared(data, out)
+    assert len(load_images(out, "train")) + len(load_images(out, "valid")) == 13
+
+
+def test_a_truncated_file_is_named(folders, tmp_path):
+    prepared(settings(folders), tmp_path / "out")
+    path = tmp_path / "out" / "train.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"train.bin: holds \d+ bytes, the manifest says \d+"):
+        load_images(tmp_path / "out", "train")
+
+
+def test_a_part_of_the_images_can_be_kept(tmp_path):
+    whole = prepared(ImageData(), tmp_path / "whole")
+    part = prepared(ImageData(keep=0.25), tmp_path / "part")
+    assert 0.2 < len(part["train"]) / len(whole["train"]) < 0.3
+    assert len(part["test"]) == len(whole["test"])
+    assert np.bincount(part["train"].labels).min() > 20
+
+
+def encoded(number):
+    file = io.BytesIO()
+    picture(number).save(file, "png")
+    return file.getvalue()
+
+
+def check_rows(sets):
+    assert len(sets["train"]) + len(sets["valid"]) + len(sets["test"]) == 12
+    for images in sets.values():
+        for pixels, label in zip(images.pixels(range(len(images))), images.labels, strict=True):
+            assert (pixels[4, 4, 0] // 20 >= 6) == bool(label)
+
+
+def test_parquet_through_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    rows = {
+        "picture": [{"bytes": encoded(n), "path": None} for n in range(12)],
+        "what": ["a" if n < 6 else "b" for n in range(12)],
+    }
+    table = datasets.Dataset.from_dict(
+        rows, datasets.Features({"picture": datasets.Image(), "what": datasets.Value("string")})
+    )
+    table.to_parquet(str(tmp_path / "rows.parquet"))
+    source = ImageHub(name="parquet", files={"train": (str(tmp_path / "*.parquet"),)}, image="picture", label="what")
+    check_rows(prepared(settings(source, test_share=0.3), tmp_path / "out"))
+
+
+def test_webdataset_through_datasets(tmp_path):
+    pytest.importorskip("datasets")
+    with tarfile.open(tmp_path / "images-000.tar", "w") as archive:
+        for number in range(12):
+            for ending, content in (("png", encoded(number)), ("cls", str(number // 6).encode())):
+                member = tarfile.TarInfo(f"{number:04}.{ending}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    source = ImageHub(name="webdataset", files={"train": (str(tmp_path / "*.tar"),)}, image="png", label="cls")
+    check_rows(prepared(settings(source, test_share=0.3), tmp_path / "out"))
+    with pytest.raises(UserError, match=r"has no column 'jpg'; it has"):
+        prepared(settings(source.model_copy(update={"image": "jpg"})), tmp_path / "other")
+
+
+def test_every_source_says_what_the_manifest_needs(folders):
+    from formerlab.data.shards import Shares
+
+    for source in (Digits(), folders, ImageHub(name="owner/pictures", test="validation")):
+        assert source.split_rule(Shares(0.1, 0.2))
+        assert source.licence_notice()
+        assert source.state()

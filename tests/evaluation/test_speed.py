@@ -1,0 +1,114 @@
+"""What the stage `speed` writes, how memory is counted, and how many steps equal time buys."""
+
+import csv
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from formerlab.errors import UserError
+from formerlab.evaluation.equal_time import EqualTime, steps_of_equal_time, time_ratio
+from formerlab.evaluation.measures import DECODE, FORWARD, TRAINING
+from formerlab.evaluation.memory import peak_bytes
+from formerlab.evaluation.speed import COLUMNS, Speed, measure
+from formerlab.layers import DepthWeightedAverage
+from formerlab.models import Decoder
+from formerlab.rows import write_rows
+from formerlab.run import Run
+from formerlab.tasks import LanguageModeling
+
+CPU = torch.device("cpu")
+SPEED = Speed(repetitions=5, training_steps=1, forward_sequences=3, decoded_tokens=4)
+MODEL = Decoder(vocabulary=64, layers=2, width=16, heads=2, context=8)
+PLAIN = Run(study="study", name="plain", model=MODEL, task=LanguageModeling(context=8, batch=4))
+DENSE = PLAIN.model_copy(
+    update={"name": "dense", "model": MODEL.model_copy(update={"depth": DepthWeightedAverage()}), "seed": 1}
+)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    path = tmp_path_factory.mktemp("speed") / "speed.csv"
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    measure([PLAIN, DENSE], SPEED, CPU, path)
+    torch.set_num_threads(before)
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_repetition_measures_every_run(rows):
+    assert tuple(rows[0]) == COLUMNS
+    found = {(row["run"], row["measure"], row["repetition"]) for row in rows}
+    assert found == {
+        (run, measure, str(repetition))
+        for run in ("plain", "dense")
+        for measure in (TRAINING, FORWARD, DECODE)
+        for repetition in range(1, 6)
+    }
+    assert len(rows) == len(found)
+    assert all(float(row["time_s"]) > 0 for row in rows)
+
+
+def test_runs_change_places(rows):
+    places = {(row["repetition"], row["place"]): row["run"] for row in rows}
+    assert {places[str(repetition), "1"] for repetition in range(1, 6)} == {"plain", "dense"}
+
+
+def test_units_are_those_of_the_run_and_of_the_stage(rows):
+    units = {(row["measure"], row["sequences"], row["tokens"]) for row in rows}
+    assert units == {(TRAINING, "4", "32"), (FORWARD, "3", "24"), (DECODE, "1", "1")}
+
+
+def test_memory_holds_weights_gradients_and_moments(rows):
+    held = {(row["run"], row["measure"]): int(row["memory_bytes"]) for row in rows}
+    weights = 4 * MODEL.params()
+    assert held["plain", TRAINING] > 4 * weights
+    assert weights < held["plain", DECODE] < held["plain", TRAINING]
+    assert held["dense", TRAINING] > held["plain", TRAINING]
+
+
+def test_peak_counts_what_is_held_together():
+    def work():
+        first = torch.zeros(1000)
+        second = first + 1
+        del first
+        third = second[:500] + 1
+        return third
+
+    assert 2 * 4000 <= peak_bytes(work, CPU) < 2 * 4000 + 100  # numbers beside tensors take a few bytes
+    assert peak_bytes(lambda: None, CPU) == 0
+
+
+def test_fewer_than_five_repetitions_are_refused():
+    with pytest.raises(ValidationError, match="greater than or equal to 5"):
+        Speed(repetitions=4)
+
+
+EQUAL = EqualTime(arm="dense", reference="plain")
+
+
+def times(path, *pairs):
+    rows = []
+    for repetition, pair in enumerate(pairs, start=1):
+        for place, (run, seconds) in enumerate(zip(("plain", "dense"), pair, strict=True)):
+            rows += [
+                (run, TRAINING, repetition, place, 1, 1, seconds, 0),
+                (run, FORWARD, repetition, place, 1, 1, 9.0, 0),
+            ]
+    write_rows(path, COLUMNS, rows)
+    return path
+
+
+def test_the_ratio_is_the_median_within_repetitions(tmp_path):
+    path = times(tmp_path / "speed.csv", (1.0, 1.1), (2.0, 2.1), (3.0, 9.0))
+    assert time_ratio(path, EQUAL) == pytest.approx(1.1)
+    assert steps_of_equal_time(1000, 1.1) == 1100
+    assert steps_of_equal_time(1, 0.1) == 1
+
+
+def test_missing_times_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"speed\.csv: no step times"):
+        time_ratio(tmp_path / "speed.csv", EQUAL)
+    with pytest.raises(UserError, match="no step times of other and plain"):
+        time_ratio(times(tmp_path / "speed.csv", (1.0, 1.1)), EqualTime(arm="other", reference="plain"))

@@ -1,0 +1,73 @@
+"""A small tokenizer, a finished run and a task of the harness."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from formerlab.data import BytePairs, Files, TextData, prepare
+from formerlab.files import sha256
+from formerlab.models import Decoder
+from formerlab.run import Run
+from formerlab.tasks import LanguageModeling
+
+TEXT = "the cat sat on a mat and the dog ran to an old house by the river where many birds sing"
+WORDS = TEXT.split()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    random = np.random.default_rng(0)
+    return BytePairs(vocabulary=290).train([" ".join(random.choice(WORDS, 30)) for _ in range(50)])
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """Return the folder of a run as training leaves it, with its data."""
+    root = tmp_path_factory.mktemp("results")
+    (root / "lines.txt").write_text("\n".join(" ".join(WORDS[i % 7 : i % 7 + 9]) + f" {i}" for i in range(200)))
+    source = Files(paths=(str(root / "lines.txt"),), documents="line")
+    spec = TextData(source=source, tokenizer=BytePairs(vocabulary=270), valid_share=0.1, test_share=0.1)
+    prepare("text", spec, root / "data/text", processes=1)
+    model = Decoder(vocabulary=270, layers=2, width=16, heads=2, context=32)
+    run = Run(study="study", name="run", model=model, task=LanguageModeling(context=32))
+    folder = root / "study/run/seed0"
+    folder.mkdir(parents=True)
+    save_file(run.model.build(seed=0).state_dict(), folder / "weights.safetensors")
+    record = {"id": run.id, "spec": run.plain(), "weights_sha256": sha256(folder / "weights.safetensors")}
+    (folder / "run.json").write_text(json.dumps(record | {"status": "finished"}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def task(tmp_path_factory):
+    """Return the file of a task with ten questions of three choices."""
+    folder = tmp_path_factory.mktemp("task")
+    rows = [
+        {
+            "query": " ".join(WORDS[i : i + 3 + i % 4]),
+            "choices": [" ".join(WORDS[i + j : i + j + 1 + j]) for j in (3, 5, 8)],
+            "gold": i % 3,
+        }
+        for i in range(10)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "task": "birds_local",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "query",
+        "doc_to_choice": "choices",
+        "doc_to_target": "gold",
+        "metric_list": [
+            {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")
+        ],
+        "metadata": {"version": 1.0},
+    }
+    (folder / "birds.yaml").write_text(yaml.safe_dump(config))
+    return folder / "birds.yaml"

@@ -1,0 +1,39 @@
+"""Tiny random models of transformers."""
+
+import torch
+
+from formerlab.torchvision_shim import ensure_torchvision_imports
+
+VOCABULARY, CONTEXT = 290, 64
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.4,  # so that attention is uneven enough for pruning to matter
+}
+
+
+def build(kind, **changes):
+    """Return a model in double precision: llama has two query heads per key head, opt learned positions."""
+    ensure_torchvision_imports()
+    import transformers
+
+    kinds = {
+        "llama": ("Llama", {"num_key_value_heads": 2, "intermediate_size": 64}),
+        "mistral": ("Mistral", {"num_key_value_heads": 2, "intermediate_size": 64}),
+        "cohere": ("Cohere", {"num_key_value_heads": 2, "intermediate_size": 64, "eos_token_id": 1}),
+        "gemma2": ("Gemma2", {"num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8}),
+        "neox": ("GPTNeoX", {"intermediate_size": 64}),
+        "opt": ("OPT", {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0}),
+        "bloom": ("Bloom", {"n_head": 4, "n_layer": 2}),
+    }
+    name, own = kinds[kind]
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{name}Config")(**(SIZES | own | changes))
+    return getattr(transformers, f"{name}ForCausalLM")(config).double().eval()
+
+
+def tokens(*shape, seed=0):
+    return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))

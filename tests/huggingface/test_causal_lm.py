@@ -1,0 +1,218 @@
+"""Models of transformers under our cache policies."""
+
+import pytest
+import torch
+from foreign import CONTEXT, build, tokens
+
+from formerlab.cache import (
+    H2O,
+    TOVA,
+    CompressedCache,
+    Decay,
+    Full,
+    KeyDiff,
+    Knorm,
+    KVCache,
+    Local,
+    PrunedCache,
+    Simulation,
+    StreamingLLM,
+)
+from formerlab.errors import UserError
+from formerlab.evaluation.generate import sample
+from formerlab.huggingface.causal_lm import CausalLM
+from formerlab.layers.position import PositionEncoding
+
+KINDS = ("opt", "llama")
+POLICIES = (Decay(), Decay(alpha=0.5, recent=0.5), H2O(), Local(), StreamingLLM(), TOVA(), Knorm(), KeyDiff())
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def foreign(kind):
+    return CausalLM(build(kind))
+
+
+def stepped(model, text, attend):
+    with torch.no_grad():
+        return torch.cat([model(text[:, [t]], attend=attend, start=t) for t in range(text.shape[1])], dim=1)
+
+
+def close(a, b, atol=1e-10):
+    torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+def test_without_pruning_the_logits_are_the_models_own(kind, foreign):
+    text, own = tokens(3, 20), build(kind)
+    with torch.no_grad():
+        expected = own(text).logits
+        close(foreign(text), expected)
+        close(foreign(text, attend=Simulation(Full(), 1.0)), expected)
+        close(foreign(text, attend=PrunedCache(Decay(), 20)), expected)
+    close(stepped(foreign, text, KVCache()), expected)
+
+
+def test_no_token_sees_a_later_one(foreign):
+    text, other = tokens(1, 12), tokens(1, 12, seed=9)
+    changed = torch.cat((text[:, :7], other[:, 7:]), dim=1)
+    for attend in (None, lambda: Simulation(Decay(), 4)):
+        given = {} if attend is None else {"attend": attend()}
+        again = {} if attend is None else {"attend": attend()}
+        with torch.no_grad():
+            before, after = foreign(text, **given), foreign(changed, **again)
+        close(before[:, :7], after[:, :7], atol=1e-12)
+        assert (before[:, 7:] - after[:, 7:]).abs().max() > 0.1
+    with torch.no_grad():  # the registered mask: the model called by itself, as transformers does
+        before, after = foreign.model(text).logits, foreign.model(changed).logits
+    close(before[:, :7], after[:, :7], atol=1e-12)
+
+
+def test_called_by_itself_the_model_is_what_it_was(kind, foreign):
+    own, text = build(kind), tokens(2, 9)
+    mask = torch.ones_like(text)
+    mask[0, :4] = 0
+    with torch.no_grad():
+        close(foreign.model(text, attention_mask=mask).logits[1], own(text, attention_mask=mask).logits[1])
+    options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": mask}
+    assert torch.equal(foreign.model.generate(text, **options), own.generate(text, **options))
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_simulated_and_evicted_logits_agree(policy, kind, foreign):
+    text = tokens(2, 24)
+    with torch.no_grad():
+        simulated = foreign(text, attend=Simulation(policy, 6))
+        read_at_once = PrunedCache(policy, 6)
+        prompt = foreign(text[:, :17], attend=read_at_once)
+        rest = [foreign(text[:, [t]], attend=read_at_once, start=t) for t in range(17, 24)]
+        full = foreign(text)
+    cache = PrunedCache(policy, 6)
+    close(stepped(foreign, text, cache), simulated)
+    close(torch.cat((prompt, *rest), dim=1), simulated)
+    assert cache.kept(1).shape == (2, {"opt": 4, "llama": 2}[kind], 6)
+    assert (simulated - full).abs().max() > 0.01
+
+
+def test_wrong_positions_after_eviction_would_be_seen(foreign):
+    """Positions count evicted tokens: those of the slots give other logits."""
+    text, cache = tokens(1, 12), PrunedCache(Decay(), 4)
+    with torch.no_grad():
+        expected = foreign(text, attend=Simulation(Decay(), 4))
+        foreign(text[:, :11], attend=cache)
+        wrong = foreign(text[:, 11:], attend=cache, start=4)
+    assert (wrong[:, -1] - expected[:, -1]).abs().max() > 0.01
+
+
+def test_rows_of_a_padded_batch_are_what_they_are_alone(foreign):
+    lengths = [9, 20, 14]
+    text = tokens(3, 20)
+    for budget in (5, 0.4):
+        with torch.no_grad():
+            together = foreign(text, attend=Simulation(Decay(), budget, lengths))
+            for row, length in enumerate(lengths):
+                alone = foreign(text[row : row + 1, :length], attend=Simulation(Decay(), budget))
+                close(together[row : row + 1, :length], alone)
+
+
+def test_rotated_keys_can_be_numbered_anew():
+    policy, text = StreamingLLM(sink=2, positions="renumbered"), tokens(2, 24)
+    for kind in ("llama", "cohere", "neox"):  # grouped heads, neighbouring channels, a quarter of the channels
+        model = CausalLM(build(kind))
+        with torch.no_grad():
+            simulated = model(text, attend=Simulation(policy, 6, position=model.position))
+            kept = model(text, attend=Simulation(StreamingLLM(sink=2), 6))
+        cache = PrunedCache(policy, 6, position=model.position)
+        close(stepped(model, text, cache), simulated)
+        assert (simulated - kept)[:, 8:].abs().max() > 0.01
+        close(simulated[:, :7], kept[:, :7])
+
+
+def test_the_last_token_of_a_renumbered_cache_is_where_a_short_text_has_it():
+    """One layer: a sink and a window numbered anew are a text of sink and window."""
+    model = CausalLM(build("llama", num_hidden_layers=1))
+    text, policy = tokens(1, 20), StreamingLLM(sink=2, positions="renumbered")
+    with torch.no_grad():
+        pruned = model(text, attend=Simulation(policy, 6, position=model.position))
+        short = model(torch.cat((text[:, :2], text[:, 15:]), dim=1))
+    close(pruned[:, -1], short[:, -1], atol=1e-5)  # sine and cosine are of single precision
+
+
+def test_learned_positions_cannot_be_numbered_anew():
+    model = CausalLM(build("opt"))
+    with pytest.raises(UserError, match=r"cannot number the kept keys anew"):
+        Simulation(StreamingLLM(positions="renumbered"), 6, position=model.position)
+
+
+def test_a_model_without_positions_is_recognised():
+    model = build("llama")
+    model.model.rotary_emb.inv_freq.zero_()
+    assert type(CausalLM(model).position) is PositionEncoding
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("mistral", {"sliding_window": 16}, "its layers see a window of 16 tokens; give a context of at most 16"),
+        ("gemma2", {}, "attention with softcap cannot run under a cache policy"),
+        ("bloom", {"max_position_embeddings": CONTEXT}, "of its 2 layers 0 go through transformers' attention"),
+    ],
+)
+def test_what_cannot_be_pruned_is_refused(kind, changes, message):
+    with pytest.raises(UserError, match=message):
+        CausalLM(build(kind, **changes))
+
+
+def test_a_window_longer_than_the_context_is_no_window():
+    model, text = CausalLM(build("mistral", sliding_window=16), context=16), tokens(1, 16)
+    with torch.no_grad():
+        close(model(text), build("mistral", sliding_window=16)(text).logits)
+    with pytest.raises(ValueError, match="17 tokens exceed the model's context of 16"):
+        model(tokens(1, 17))
+
+
+def test_attention_with_more_in_it_is_found_out(monkeypatch):
+    """A model whose own attention adds something that our function does not know of."""
+    from transformers.models.llama import modeling_llama
+
+    model = build("llama")
+    model.set_attn_implementation("eager")
+    plain = modeling_llama.eager_attention_forward
+
+    def louder(module, query, key, value, mask, **others):
+        out, weights = plain(module, query, key, value, mask, **others)
+        return out * 1.5, weights
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", louder)
+    with pytest.raises(UserError, match=r"its attention is more than softmax\(q k\^T\) v"):
+        CausalLM(model)
+
+
+def test_text_is_generated_with_a_cache_that_evicts(foreign):
+    prompt = tokens(1, 8)[0].tolist()
+    full = list(sample(foreign, prompt, tokens=12, temperature=0.0))
+    roomy = list(sample(foreign, prompt, tokens=12, temperature=0.0, attend=PrunedCache(Decay(), 30)))
+    tight = PrunedCache(Decay(), 6)
+    assert len(list(sample(foreign, prompt, tokens=12, temperature=0.0, attend=tight))) == 12
+    assert roomy == full
+    assert tight.length == 19
+    assert tight.bytes() * 19 == full_bytes(foreign, 19) * 6
+
+
+def full_bytes(model, length):
+    cache = KVCache()
+    with torch.no_grad():
+        model(tokens(1, length), attend=cache)
+    return cache.bytes()
+
+
+def test_a_prompt_is_compressed_once(foreign):
+    text, cache = tokens(1, 20), CompressedCache(Decay(), 0.4)
+    with torch.no_grad():
+        prompt = foreign(text, attend=cache)
+        close(prompt, foreign(text))
+        assert foreign(tokens(1, 1), attend=cache, start=cache.length).isfinite().all()
+    assert cache.kept(0).shape[-1] == 8

@@ -1,0 +1,166 @@
+"""Checkpoints in the layout of the official GPU code, against that code's formulas written out in plain torch."""
+
+import math
+
+import pytest
+import torch
+from released import HEADS, LAYERS, VOCABULARY, WIDTH, made_up, written
+from torch.nn import functional as F
+
+from formerlab.errors import UserError
+from formerlab.huggingface.neox import load_released
+
+
+def scores(a, activation):
+    n = a.shape[-1]
+    if activation == "l2_norm_gelu":
+        return F.gelu(a / a.pow(2).sum(-1, keepdim=True).sqrt() * math.sqrt(n))
+    if activation == "gelu_l2_norm":
+        return F.gelu(a) / F.gelu(a).pow(2).sum(-1, keepdim=True).sqrt() * math.sqrt(n)
+    return a.exp() / a.exp().sum(-1, keepdim=True) * n
+
+
+def standardised(x):
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()
+
+
+def rotated(x):
+    """Turn the first quarter of each head's channels; sine and cosine in single precision, as models keep them."""
+    channels = x.shape[-1] // 4
+    out = x.clone()
+    for t in range(x.shape[0]):
+        for i in range(channels // 2):
+            angle = t * 10000 ** (-2 * i / channels)
+            c, s = (float(torch.tensor(f(angle), dtype=torch.float32)) for f in (math.cos, math.sin))
+            a, b = x[t, :, i], x[t, :, i + channels // 2]
+            out[t, :, i], out[t, :, i + channels // 2] = a * c - b * s, b * c + a * s
+    return out
+
+
+def attended(q, k, v):
+    out = torch.zeros_like(v)
+    for head in range(HEADS):
+        for t in range(len(q)):
+            p = (k[: t + 1, head] @ q[t, head] / math.sqrt(WIDTH // HEADS)).softmax(0)
+            out[t, head] = p @ v[: t + 1, head]
+    return out.flatten(1)
+
+
+def naive_logits(weights, tokens, activation="l2_norm_gelu"):
+    """Return the logits of one sequence by the published formulas, in double precision."""
+    w = {name: tensor.double() for name, tensor in weights.items()}
+
+    def pattention(x, name):
+        return scores(x @ w[f"{name}.key_param_tokens"].T, activation) @ w[f"{name}.value_param_tokens"]
+
+    x = w["sequential.0.word_embeddings.weight"][tokens]
+    for block in range(2, LAYERS + 2):
+        name, y = f"sequential.{block}.attention", standardised(x)
+        q, k, v = (pattention(y, f"{name}.{part}").view(len(x), HEADS, -1) for part in ("query", "key", "value"))
+        x = x + pattention(attended(rotated(q), rotated(k), v), f"{name}.proj")
+        x = x + pattention(standardised(x), f"sequential.{block}.mlp")
+    x = standardised(x) * w[f"sequential.{LAYERS + 3}.norm.weight"] + w[f"sequential.{LAYERS + 3}.norm.bias"]
+    return x @ w.get(f"sequential.{LAYERS + 4}.final_linear.weight", w["sequential.0.word_embeddings.weight"]).T
+
+
+def largest_difference(model, weights, **options):
+    tokens = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(1))
+    expected = torch.stack([naive_logits(weights, row, **options) for row in tokens])
+    with torch.no_grad():
+        return (model.double()(tokens) - expected).abs().max().item()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("activation", ["l2_norm_gelu", "gelu_l2_norm", "softmax"])
+def test_an_imported_checkpoint_gives_the_official_formulas_logits(tied, activation, tmp_path):
+    weights = made_up(tied=tied)
+    model = load_released(written(tmp_path, weights, tied=tied, activation=activation))
+    assert (model.spec.tied, model.spec.heads, model.spec.context) == (tied, HEADS, 16)
+    assert largest_difference(model, weights, activation=activation) < 1e-10
+
+
+def test_all_forms_of_a_checkpoint_are_read(tmp_path):
+    from safetensors.torch import save_file
+
+    weights = made_up()
+    reference = load_released(written(tmp_path / "bin", weights)).state_dict()
+    for form in ("safetensors", "states", "layers"):
+        folder = written(tmp_path / form, weights)
+        (folder / "pytorch_model.bin").unlink()
+        if form == "safetensors":
+            save_file(weights, folder / "model.safetensors")
+        elif form == "states":
+            torch.save({"module": weights, "iteration": 5}, folder / "mp_rank_00_model_states.pt")
+        else:
+            for module in (0, 2, 3, 4, 6):
+                prefix = f"sequential.{module}."
+                part = {name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(prefix)}
+                torch.save(part, folder / f"layer_{module:02d}-model_00-model_states.pt")
+        state = load_released(folder).state_dict()
+        assert state.keys() == reference.keys()
+        assert all(torch.equal(state[name], reference[name]) for name in state)
+
+
+def test_frequencies_saved_by_older_versions_are_computed_anew(tmp_path):
+    weights = made_up() | {"sequential.2.attention.rotary_emb.inv_freq": torch.ones(2)}
+    assert largest_difference(load_released(written(tmp_path, weights)), weights) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sequential.0.word_embeddings.weight",
+        "sequential.2.attention.query.key_param_tokens",
+        "sequential.2.mlp.key_param_tokens",
+        "sequential.3.attention.proj.value_param_tokens",
+        "sequential.4.mlp.value_param_tokens",
+        "sequential.6.norm.bias",
+    ],
+)
+def test_a_missing_tensor_is_named(name, tmp_path):
+    weights = made_up()
+    del weights[name]
+    assert refusal(written(tmp_path, weights)) == f"{tmp_path}: tensor {name} is missing"
+
+
+def test_an_unknown_or_misshapen_tensor_is_named(tmp_path):
+    weights = made_up()
+    extra = weights | {"sequential.2.attention.rotary.weight": torch.ones(3)}
+    assert "sequential.2.attention.rotary.weight is unknown" in refusal(written(tmp_path, extra))
+    wrong = weights | {"sequential.3.attention.value.key_param_tokens": torch.ones(20, 31)}
+    message = "sequential.3.attention.value.key_param_tokens has shape (20, 31), but (20, 32) belongs there"
+    assert message in refusal(written(tmp_path, wrong))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"num_layers": 3', '"num_layers": 4', "num_layers is 4 in the settings, but this import needs 3"),
+        ('"proj_slot_num": 20', '"proj_slot_num": 24', "proj_slot_num is 24 in the settings, but this import needs 20"),
+        ("layernorm_nonparam", "rmsnorm", "norm is 'rmsnorm' in the settings"),
+        ("l2_norm_gelu", "relu", "norm_activation_type 'relu' is none of l2_norm_gelu, gelu_l2_norm, softmax"),
+        ('"pos_emb": "rotary"', '"pos_emb": "alibi"', "pos_emb 'alibi' is neither"),
+        ('"num_attention_heads": 2', '"num_attention_heads": 5', "heads=5 does not divide width=32"),
+        ("{", "{{", "not YAML"),
+    ],
+)
+def test_settings_of_another_meaning_are_refused(old, new, message, tmp_path):
+    path = written(tmp_path, made_up()) / "150M_eval.yml"
+    path.write_text(path.read_text().replace(old, new))
+    assert message in refusal(tmp_path)
+
+
+def test_a_folder_without_settings_must_be_a_released_size(tmp_path):
+    (written(tmp_path, made_up()) / "150M_eval.yml").unlink()
+    assert "3 layers of width 32 are no released size; give its .yml with --config" in refusal(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"nothing")
+    assert "pytorch_model.bin: not a file of tensors" in refusal(tmp_path)
+    (tmp_path / "pytorch_model.bin").unlink()
+    assert "holds no Tokenformer checkpoint" in refusal(tmp_path)
+
+
+def refusal(folder):
+    with pytest.raises(UserError) as caught:
+        load_released(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

@@ -1,0 +1,227 @@
+"""The Vision Transformer against timm's, its counts, its depth mixers and its drop path."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from formerlab.layers import DepthWeightedAverage, LayerNorm, Linear, Mlp, Pattention
+from formerlab.layers.depth import DepthMixer
+from formerlab.models.timm_weights import from_timm
+from formerlab.models.vision import DropPath, VisionTransformer
+from tests.variation import counted_flops, counted_params, defaults, label, settings
+
+timm = pytest.importorskip("timm")
+
+SIZES = {"image": 16, "patch": 4, "channels": 3, "classes": 5, "layers": 3, "width": 24, "heads": 3}
+PATTENTION = {"projection": Pattention(tokens=10), "feedforward": Pattention(tokens=14)}
+
+
+def images(count=2, side=16, channels=3):
+    return torch.randn(count, channels, side, side)
+
+
+def drawn(model):
+    """Give every parameter a value of ordinary size, class token and norms included."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_timm_gives_the_same_logits_and_features(pool):
+    oracle = timm.create_model(
+        "vit_tiny_patch16_224", img_size=64, num_classes=7, depth=3, global_pool=pool, fc_norm=False
+    )
+    spec = VisionTransformer(
+        image=64, classes=7, layers=3, width=192, heads=3, pool="token" if pool == "token" else "average"
+    )
+    model = spec.build().eval()
+    model.load_state_dict(from_timm(drawn(oracle).state_dict(), spec))
+    x = images(side=64)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), oracle(x))
+        torch.testing.assert_close(model.forward_features(x), oracle.forward_features(x))
+        for norm in (False, True):
+            for ours, theirs in zip(
+                model.get_intermediate_layers(x, 2, reshape=True, return_prefix_tokens=True, norm=norm),
+                oracle.get_intermediate_layers(x, 2, reshape=True, return_prefix_tokens=True, norm=norm),
+                strict=True,
+            ):
+                torch.testing.assert_close(ours, theirs)
+
+
+def test_a_parameter_without_counterpart_is_named():
+    spec = VisionTransformer(**SIZES)
+    with pytest.raises(Exception, match=r"blocks\.0\.ls1\.gamma has no counterpart"):
+        from_timm({"blocks.0.ls1.gamma": torch.ones(24)}, spec)
+
+
+# name: layers, width, tokens, heads; parameters in millions of 2410.23168, Table 9, patches, class token, positions and
+# head included, as its formula gives them
+PUBLISHED = {
+    "base_matched": (12, 768, 576, 12, 86.4),
+    "base": (12, 768, 768, 12, 114.8),
+    "large_matched": (24, 1024, 768, 16, 304.0),
+    "large": (24, 1024, 1024, 16, 404.7),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name):
+    layers, width, tokens, heads, millions = PUBLISHED[name]
+    with torch.device("meta"):
+        model = timm.create_model(f"tokenformer_{name}_patch16_224")
+    spec = model.spec
+    assert (spec.layers, spec.width, spec.heads) == (layers, width, heads)
+    assert (spec.projection.tokens, spec.feedforward.tokens) == (tokens, 4 * tokens)
+    assert round(spec.params() / 1e6, 1) == millions
+    assert spec.params() == counted_params(model)
+    assert spec.params(embedding=False) == 2 * layers * width * 8 * tokens + 2 * width
+
+
+def test_the_vit_of_the_table_has_as_many_parameters_as_timms():
+    with torch.device("meta"):
+        assert VisionTransformer().params() == counted_params(timm.create_model("vit_base_patch16_224"))
+
+
+MODELS = [
+    VisionTransformer(**SIZES),
+    VisionTransformer(**SIZES, **PATTENTION, norm=LayerNorm(gain=False, bias=False)),
+    VisionTransformer(**SIZES, projection=Linear(), feedforward=Mlp(activation="swiglu"), pool="average"),
+    *(VisionTransformer(**SIZES, depth=mixer) for mixer in defaults(DepthMixer)),
+]
+
+
+@pytest.mark.parametrize("spec", MODELS, ids=label)
+def test_closed_forms_are_what_pytorch_counts(spec):
+    model = spec.build()
+    assert counted_params(model) == spec.params()
+    elsewhere = ("patch_embed", "class_token", "position", "head")
+    inner = sum(p.numel() for name, p in model.named_parameters() if not name.startswith(elsewhere))
+    assert inner == spec.params(embedding=False)
+    assert counted_flops(model, images(1))["Global"] == spec.flops()
+
+
+@pytest.mark.parametrize("mixer", settings(DepthMixer), ids=label)
+def test_fresh_depth_mixers_leave_the_plain_model(mixer):
+    plain, mixed = (
+        VisionTransformer(**SIZES, depth=depth).build(3).eval() for depth in (defaults(DepthMixer)[0], mixer)
+    )
+    x = images()
+    if mixer.starts_plain:
+        torch.testing.assert_close(mixed(x), VisionTransformer(**SIZES).build(3).eval()(x))
+    assert plain(x).shape == mixed(x).shape
+
+
+def test_every_patch_is_seen_by_the_head():
+    model = VisionTransformer(**SIZES, **PATTENTION).build().eval()
+    x = images(1).requires_grad_()
+    model(x)[0, 0].backward()
+    assert (x.grad[0].unfold(1, 4, 4).unfold(2, 4, 4).abs().sum((0, 3, 4)) > 0).all()
+
+
+def test_tokenformer_learns_in_every_parameter():
+    model = drawn(VisionTransformer(**SIZES, **PATTENTION, depth=DepthWeightedAverage()).build()).train()
+    model(images()).square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+
+
+def test_drop_path_leaves_out_whole_images_and_keeps_the_mean():
+    torch.manual_seed(0)
+    layer = DropPath(0.25)
+    update = torch.ones(4000, 2, 3)
+    out = layer(update)
+    kept = out[:, 0, 0] > 0
+    assert torch.equal(out, torch.where(kept, 1 / 0.75, 0.0)[:, None, None].expand_as(out))
+    assert abs(kept.float().mean() - 0.75) < 0.03
+    assert torch.equal(layer.eval()(update), update)
+
+
+def test_drop_path_rises_linearly_over_depth():
+    model = VisionTransformer(**{**SIZES, "layers": 5}, drop_path=0.2).build()
+    rates = [getattr(block.dropout, "rate", 0.0) for block in model.blocks]
+    assert rates == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2])
+
+
+@pytest.mark.parametrize(("wrong", "text"), [({"patch": 5}, "patch=5 does not divide"), ({"heads": 5}, "heads=5")])
+def test_sizes_that_do_not_fit_are_refused(wrong, text):
+    with pytest.raises(ValueError, match=text):
+        VisionTransformer(**{**SIZES, **wrong})
+
+
+def test_other_images_are_refused():
+    with pytest.raises(ValueError, match=r"\(3, 8, 8\) for a model of \(3, 16, 16\)"):
+        VisionTransformer(**SIZES).build()(images(side=8))
+
+
+def test_the_positions_and_the_class_token_are_told_to_be_left_by_weight_decay():
+    model = VisionTransformer(**SIZES).build()
+    assert model.no_weight_decay() <= dict(model.named_parameters()).keys()
+
+
+def small(name="tokenformer_base_patch16_224", **given):
+    """Build a registered model at a size that a test can afford."""
+    tokens = {"kind": "pattention", "tokens": 8}
+    sizes = {"width": 24, "heads": 3, "layers": 3, "patch": 4, "img_size": 16}
+    return timm.create_model(name, **sizes, projection=tokens, feedforward=tokens, **given)
+
+
+def test_timm_knows_the_models_and_its_options():
+    assert len(timm.list_models("tokenformer_*", module="timm_registry")) == len(PUBLISHED)
+    model = small(num_classes=4, in_chans=1, drop_path_rate=0.1, global_pool="avg")
+    assert model(images(channels=1)).shape == (2, 4)
+    assert model.spec.drop_path == 0.1
+    assert (model.num_classes, model.global_pool, model.num_features) == (4, "avg", 24)
+    assert model.pretrained_cfg["input_size"] == (3, 224, 224)
+    assert small(num_classes=0)(images()).shape == (2, 24)
+
+
+def test_timm_draws_its_initial_values_from_the_global_generator():
+    torch.manual_seed(1)
+    first = small().head.weight
+    assert not torch.equal(first, small().head.weight)
+    torch.manual_seed(1)
+    assert torch.equal(first, small().head.weight)
+
+
+def test_timm_extracts_features():
+    features = small(features_only=True, out_indices=(0, 2))
+    maps = features(images())
+    assert [tuple(feature.shape) for feature in maps] == [(2, 24, 4, 4)] * 2
+    assert features.feature_info.channels() == [24, 24]
+    assert features.feature_info.reduction() == [4, 4]
+
+
+def test_timm_replaces_the_head():
+    model = small()
+    model.reset_classifier(3, "avg")
+    tokens = model.forward_features(images())
+    assert model.forward_head(tokens).shape == (2, 3)
+    torch.testing.assert_close(model.forward_head(tokens, pre_logits=True), tokens[:, 1:].mean(1))
+    assert isinstance(model.get_classifier(), nn.Linear)
+
+
+def test_timm_sorts_the_parameters_by_depth():
+    from timm.optim import param_groups_layer_decay
+
+    model = small(depth={"kind": "dwa"})
+    groups = param_groups_layer_decay(model, 0.05, model.no_weight_decay(), layer_decay=0.5)
+    scale = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
+    decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    assert scale[id(model.head.weight)] == 1.0
+    assert scale[id(model.final_norm.gain)] == scale[id(next(model.mixer.parameters()))] == 0.5
+    assert scale[id(model.blocks[0].attention.query.keys)] == 0.125
+    assert scale[id(model.patch_embed.weight)] == scale[id(model.position.rows)] == 0.0625
+    assert decay[id(model.position.rows)] == decay[id(model.class_token.token)] == 0.0
+    assert decay[id(model.patch_embed.weight)] == 0.05
+
+
+def test_importing_the_package_stays_light(tmp_path):
+    import subprocess
+
+    code = "import formerlab, sys; print(sorted({'torch', 'timm', 'pydantic', 'numpy'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.strip() == "[]"

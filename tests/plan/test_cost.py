@@ -1,0 +1,99 @@
+"""The cost model: closed forms against what finished runs took, and what follows from them for every processor."""
+
+from math import ceil
+
+import pytest
+import yaml
+from fixtures.checkout import ROOT
+from fixtures.project import Project
+
+from formerlab.errors import UserError
+from formerlab.plan.build import build_plan
+from formerlab.plan.hardware import TABLE
+from formerlab.plan.predicted import COLUMNS, compare
+from formerlab.plan.show import SPARE_RETRIES, submissions, table
+from formerlab.plan.sources import read_sources
+
+IMPORTS_MB = 323.0
+"""Memory of the imports on the machine and with the torch release of the committed laptop rows."""
+
+
+@pytest.fixture
+def project(tmp_path):
+    return Project(tmp_path)
+
+
+def test_time_and_memory_of_the_laptop_runs_are_predicted_within_half(tmp_path):
+    rows = compare(ROOT / "results/cached/laptop", read_sources(ROOT, {"scale": "laptop"}), IMPORTS_MB)
+    assert len(rows) >= 16
+    for row in (dict(zip(COLUMNS, row, strict=True)) for row in rows):
+        assert 1 / 1.5 < row["time_ratio"] < 1.5, row
+        assert 1 / 1.5 < row["memory_ratio"] < 1.5, row
+
+
+def test_no_finished_run_is_said(tmp_path):
+    with pytest.raises(UserError, match="no finished run; run the DAG"):
+        compare(tmp_path, read_sources(ROOT, {}), 0.0)
+
+
+def test_every_processor_has_its_hours_and_a_faster_one_fewer(project):
+    found = project.plan()["forecast"]
+    assert set(found) == set(TABLE)
+    for row in found.values():
+        assert row["hours_total"] == pytest.approx(sum(row["hours"].values()))
+        assert row["price"] is None
+    faster = project.plan(hardware={"CPU": {"float32_tflops": 1.0}})["forecast"]
+    assert faster["CPU"]["hours_total"] < found["CPU"]["hours_total"]
+    assert faster["A100"] == found["A100"]
+
+
+def test_a_price_is_multiplied_and_ones_own_machine_is_known(project):
+    own = {"mine": {"memory_gb": 1.0e-3, "float32_tflops": 1.0, "bfloat16_tflops": 2.0, "price": 2.0}}
+    plan = project.plan(hardware=own)
+    mine = plan["forecast"]["mine"]
+    assert mine["price"] == pytest.approx(2 * mine["hours_total"])
+    assert mine["too_large"] == list(plan["train"])
+    text = table(plan)
+    assert f"{len(plan['train'])}: small/" in text
+    hours = project.plan(hardware=own, set={"scale.hardware": "mine"})["totals"]["hours"]
+    assert hours == pytest.approx(mine["hours_total"])
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"set": {"scale.hardware": "H10"}}, "scale.hardware: 'H10' is not in the table; did you mean H100"),
+        ({"hardware": {"H100": {"prize": 3.0}}}, "config.yaml: hardware.H100.prize: "),
+        ({"hardware": {"mine": {"memory_gb": 80.0}}}, "hardware.mine.float32_tflops: "),
+    ],
+)
+def test_mistakes_are_named(project, given, line):
+    assert line in project.mistake(**given)
+
+
+def test_work_doubles_with_the_steps_and_memory_does_not(project):
+    once, twice = project.plan(), project.plan(set={"small.steps": 40})
+    for run, job in once["train"].items():
+        cost, doubled = job["cost"], twice["train"][run]["cost"]
+        assert doubled["flops"] == 2 * cost["flops"]
+        assert cost["hours"] < doubled["hours"] < 2 * cost["hours"]
+        assert doubled["memory_bytes"] == cost["memory_bytes"]
+        assert 0 < cost["evaluation_flops"] < doubled["evaluation_flops"] or job["spec"]["evaluate_every"] > 40
+
+
+def test_jobs_that_evaluate_have_a_cost(project):
+    plan = project.plan()
+    for stage in ("zeroshot", "prune"):
+        assert all(job["cost"]["hours"] > 0 and job["cost"]["flops"] > 0 for job in plan[stage].values())
+
+
+def test_a_run_longer_than_its_job_needs_several(project):
+    plan = project.plan(set={"scale.runtime_minutes": 1, "small.steps": 20000})
+    longest = max(job["cost"]["hours"] for job in plan["train"].values())
+    assert submissions(plan) == ceil(60 * longest) > 1
+    assert f"the longest run needs {submissions(plan)}, so the profile needs retries of at least" in table(plan)
+
+
+def test_the_profile_has_retries_for_the_longest_published_run():
+    profile = yaml.safe_load((ROOT / "slurm/config.yaml").read_text())
+    assert profile["retries"] >= submissions(build_plan(ROOT, {"scale": "paper"})) + SPARE_RETRIES

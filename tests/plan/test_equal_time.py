@@ -1,0 +1,103 @@
+"""What is timed, and how runs that train for the time of another are planned, trained and checked."""
+
+import json
+
+import pytest
+from fixtures.project import Project
+
+from formerlab.commands import stages
+from formerlab.errors import UserError
+from formerlab.files import read_json, sha256, write_json
+from formerlab.plan.status import states
+
+STUDY = """
+runs:
+  matched: {model: {layers: 3}, equal_time: {arm: deep-4, reference: deep-3}}
+speed: {runs: ["deep-*"], repetitions: 5}
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    project = Project(tmp_path)
+    project.lay_over(project.study, STUDY)
+    project.lay_over(project.config, "seeds: [0]")
+    monkeypatch.chdir(tmp_path)
+    return project
+
+
+def test_the_timed_runs_are_those_of_the_patterns(project):
+    plan = project.plan(seeds=[0, 1])
+    assert plan["speed"]["small"]["runs"] == ["small/deep-3/seed0", "small/deep-4/seed0"]
+    assert plan["speed"]["small"]["speed"]["repetitions"] == 5
+    assert plan["train"]["small/matched/seed1"]["equal_time"] == {"arm": "deep-4", "reference": "deep-3"}
+    assert plan["train"]["small/deep-3/seed0"]["equal_time"] is None
+
+
+def test_the_plan_estimates_the_steps_of_the_arm(project):
+    plan = project.plan(set={"small.runs.deep-4.steps": 33})
+    assert plan["train"]["small/matched/seed0"]["spec"]["steps"] == 33
+
+
+def test_only_what_decides_speed_is_timed_again(project):
+    def configuration(**given):
+        return project.plan(set=given)["speed"]["small"]["configuration"]
+
+    assert configuration(**{"small.steps": 5, "small.evaluate_every": 7}) == configuration()
+    assert configuration(**{"small.task.batch": 2}) != configuration()
+
+
+@pytest.mark.parametrize(
+    ("equal", "answer"),
+    [
+        ("{arm: nobody}", r"matched\.equal_time\.arm: 'nobody' is no run that `speed` times"),
+        ("{reference: deep-4}", r"reference: 'deep-4' is another model or batch"),
+        ("{reference: null}", "reference: missing key"),
+    ],
+)
+def test_mistakes_are_named(project, equal, answer):
+    project.lay_over(project.study, f"runs: {{matched: {{equal_time: {equal}}}}}")
+    with pytest.raises(UserError, match=answer):
+        project.plan()
+
+
+class Arguments:
+    time_limit = None
+    margin = 30.0
+    checkpoint_seconds = 60.0
+    on_mismatch = "restart"
+    id = "small/matched/seed0"
+
+
+def test_a_run_trains_for_the_measured_time_and_says_so(project, monkeypatch, capsys):
+    plan, trained = project.plan(), []
+
+    def train_stage(run, data, out, **_):
+        trained.append(run.steps)
+        write_json(out / "run.json", {"spec_hash": run.fingerprint(), "code_hash": job["code"], "status": "finished"})
+
+    job = plan["train"]["small/matched/seed0"]
+    folder = project.root / plan["results"] / "small"
+    (folder / "matched/seed0").mkdir(parents=True)
+    header = "run,measure,repetition,place,sequences,tokens,time_s,memory_bytes\n"
+    times = {"deep-3": 1.0, "deep-4": 1.3}
+    rows = "".join(f"{run},training_step,1,1,4,128,{seconds},0\n" for run, seconds in times.items())
+    (folder / "speed.csv").write_text(header + rows)
+    measured = {"code_hash": plan["speed"]["small"]["code"], "configuration": plan["speed"]["small"]["configuration"]}
+    write_json(folder / "speed.json", measured | {"rows_sha256": sha256(folder / "speed.csv")})
+    monkeypatch.setattr(stages, "load_plan", lambda arguments: plan)
+    monkeypatch.setattr("formerlab.training.stage.train_stage", train_stage)
+    stages.train(Arguments())
+    record = read_json(folder / "matched/seed0/run.json")
+    assert trained == [26]
+    assert record["equal_time"]["time_ratio"] == pytest.approx(1.3)
+    assert "a step of deep-4 takes 1.3000 of one of deep-3: 26 steps" in capsys.readouterr().err
+
+    def state():
+        return {(stage, name): (state, detail) for stage, name, state, detail in states(plan)}
+
+    assert state()["speed", "small"] == ("finished", "")
+    assert state()["train", "small/matched/seed0"][1] == "text is missing"
+    write_json(folder / "speed.json", measured | {"rows_sha256": "measured again"})
+    assert state()["train", "small/matched/seed0"][1] == "changed since: measured speed"
+    json.dumps(plan)

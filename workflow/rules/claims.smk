@@ -1,0 +1,39 @@
+# The registered claims: what needs no training is computed, the rest is judged by the rows of finished runs.
+
+
+rule exact:
+    output:
+        f"{RESULTS}/exact.csv",
+    log:
+        f"{LOGS}/exact.log",
+    threads: 1
+    resources:
+        mem_mb=PLAN["memory_mb"],
+    params:
+        code=PLAN["claims"]["exact"],
+    shell:
+        "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} python -m formerlab exact 2>&1 | tee -i {log}"
+
+
+rule claims:
+    input:
+        f"{RESULTS}/exact.csv",
+        expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
+        expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
+        expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
+    output:
+        f"{PLAN['figures']}/claims.csv",
+        report(
+            f"{PLAN['figures']}/claims.md",
+            caption="../report/claims.rst",
+            category="Claims",
+            labels={"what": "claims", "kind": "table"},
+        ),
+    log:
+        f"{LOGS}/claims.log",
+    localrule: True
+    params:
+        code=PLAN["claims"]["code"],
+        arms=PLAN["claims"]["arms"],
+    shell:
+        "FORMERLAB_LOG={log} python -m formerlab claims > {log} 2>&1 || (cat {log}; exit 1)"
