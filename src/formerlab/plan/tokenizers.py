@@ -36,7 +36,9 @@ def same_tokenizer(one: str, other: str, data: DataSets) -> bool:
     """Say whether two data sets have the same tokenizer; learned on different text, two are never the same."""
     first, second = (chain(name, data)[-1] for name in (one, other))
     specs = [data[name] for name in (first, second)]
-    files = [spec.tokenizer for spec in specs if isinstance(spec, TextData) and isinstance(spec.tokenizer, TokenizerFile)]
+    files = [
+        spec.tokenizer for spec in specs if isinstance(spec, TextData) and isinstance(spec.tokenizer, TokenizerFile)
+    ]
     return first == second or (len(files) == 2 and files[0] == files[1])
 
 
