@@ -25,7 +25,7 @@ def metric_of(task: str) -> str:
 
     Small models are at chance in the plain accuracy of the embedded questions; HellaSwag is reported per character.
     """
-    if task.startswith("embedded_") or task in ("next_sentence", "last_word", "summary"):
+    if task.startswith("embedded_"):
         return "acc_mutual_info"
     return "acc_norm" if task.startswith("hellaswag") else "acc"
 

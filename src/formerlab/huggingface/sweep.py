@@ -13,8 +13,9 @@ from formerlab.cache import H2O, Budget, CachePolicy
 from formerlab.errors import UserError
 from formerlab.evaluation.arm import Arm
 from formerlab.evaluation.prune import QUESTION_COLUMNS, PruneSweep
+from formerlab.evaluation.questions import QuestionScore
 from formerlab.evaluation.scoring import AttendFor
-from formerlab.evaluation.zeroshot import QuestionScore, evaluate_tasks, harness_version, load_tasks
+from formerlab.evaluation.zeroshot import evaluate_tasks, harness_version, load_tasks
 from formerlab.files import read_json, write_json
 from formerlab.huggingface.load import Loaded
 from formerlab.progress import Progress

@@ -4,6 +4,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.figures._pruning import ARM, arms, ordered
+from formerlab.figures._questions import SUITES, counted
 from formerlab.published import DECAY, published
 from formerlab.results import Results
 from formerlab.tables._accuracy import CHANCE, accuracies
@@ -25,8 +26,6 @@ _COLUMNS = (
     *("source", "run", "arm", "policy", "alpha", "recent", "budget", "realised_budget"),
     *("perplexity", "loss_nats", "increase_nats", "increase_nats_low", "increase_nats_high", "seeds", "windows"),
 )
-SUITES = ("openbookqa", "winogrande", "arc_easy", "arc_challenge", "piqa")
-"""Tasks of the article, scored by acc; others need acc_mutual_info, since small models are at chance in acc."""
 
 
 def table(results: Results) -> DataFrame:
@@ -34,8 +33,7 @@ def table(results: Results) -> DataFrame:
     ours = arms(results, STUDY, RUNS)
     questions = results.rows("prune_questions.csv", STUDY, RUNS)
     if len(questions):
-        wanted = questions["task"].isin(SUITES).map({True: "acc", False: "acc_mutual_info"})
-        scored = accuracies(questions[questions["metric"] == wanted], ARM)
+        scored = accuracies(counted(questions), ARM)
         guessing = scored["run"] == CHANCE
         arms_scored = scored[~guessing]
         ours = ours.merge(arms_scored.drop(columns="seeds"), on=ARM, how="outer") if len(ours) else arms_scored
