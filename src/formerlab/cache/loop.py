@@ -8,6 +8,7 @@ from formerlab.cache.eviction import Eviction, Rows
 from formerlab.cache.policy import by_group
 
 QUERIES = 64  # whose logits against all keys are held at a time
+VECTOR = 16  # numbers; torch computes the softmax of shorter rows one number after another
 
 
 @torch.no_grad()
@@ -19,7 +20,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     torch.mul(k, k.shape[3] ** -0.5, out=keys[:, :, :time])
     keys[:, :, time] = 0
     precise = torch.promote_types(q.dtype, torch.float32)
-    capacity = min(max(policy.limit(budget) for budget in prompt.entries), time) + 1
+    capacity = max(min(max(policy.limit(budget) for budget in prompt.entries), time) + 1, VECTOR)
     slots = policy.slots(prompt.entries, k.shape[1], capacity, q.new_empty(0, dtype=precise))
     batch, sets, _ = slots.positions.shape
     last = torch.full((batch, sets, time + 1), time, dtype=torch.int32, device=q.device)
