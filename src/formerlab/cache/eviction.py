@@ -20,6 +20,9 @@ LastQueries = Int[Tensor, "batch sets time_plus_1"]
 Columns = Float[Tensor, "batch key_heads groups time columns"]
 
 
+VECTOR = 16  # numbers; torch computes the softmax of shorter rows one number after another
+
+
 class Rows(NamedTuple):
     """Queries of whole sequences, and what they meet."""
 
@@ -113,9 +116,10 @@ class Eviction(Policy):
         """
         start, shape = rows.start, rows.logits.shape
         end = max(start, min(slots.least + 1, start + shape[3]))
-        later = torch.ones(end - start, end, dtype=torch.bool, device=rows.logits.device).triu(start + 1)
-        logits = rows.logits[:, :, :, : end - start, :end]
-        attention = logits.masked_fill(later, -torch.inf).softmax(-1)
+        width = min(max(end, VECTOR), shape[-1])
+        later = torch.ones(end - start, width, dtype=torch.bool, device=rows.logits.device).triu(start + 1)
+        logits = rows.logits[:, :, :, : end - start, :width]
+        attention = logits.masked_fill(later, -torch.inf).softmax(-1)[..., :end]
         if rows.probabilities is not None:
             rows.probabilities[:, :, :, : end - start, :end] = attention
         return attention.movedim(3, 0)

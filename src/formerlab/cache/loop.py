@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from formerlab.cache.engine import Prompt, Pruned
-from formerlab.cache.eviction import Eviction, Rows
+from formerlab.cache.eviction import VECTOR, Eviction, Rows
 from formerlab.cache.policy import by_group
 
 QUERIES = 64  # whose logits against all keys are held at a time
-VECTOR = 16  # numbers; torch computes the softmax of shorter rows one number after another
 
 
 @torch.no_grad()
