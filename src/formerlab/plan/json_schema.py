@@ -9,11 +9,13 @@ from typing import Any
 from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
+from formerlab.data.kinds import Data
 from formerlab.evaluation.prune import PruneSweep
+from formerlab.plan.measures import MEASURES
 from formerlab.plan.schema import Config, Scale, Study, StudyScale
 from formerlab.plan.sources import RUN_KEYS
 from formerlab.run import Run
-from formerlab.spec import Spec
+from formerlab.spec import Spec, variants
 
 Schema = dict[str, Any]
 
@@ -25,6 +27,13 @@ GRID = {
     "anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}],
     "default": None,
 }
+PARTS = {
+    "runs": ("PartOfRun",),
+    "prune": ("PruneSweep",),
+    "data": tuple(kind.__name__ for kind in variants(Data)),
+    **{stage: (settings.__name__,) for stage, settings in MEASURES.items()},
+}
+"""What the values of a mapping are, by its key."""
 ANNOTATIONS = ("title", "description", "default")
 
 
@@ -32,7 +41,9 @@ def json_schema() -> Schema:
     """Return one schema with a definition for each kind of file; the schema itself is that of config.yaml."""
     fields: Any = {name: (field.annotation, field) for name, field in Run.model_fields.items() if name in RUN_KEYS}
     part = create_model("PartOfRun", __base__=Spec, __doc__="Some keys of a run.", **fields)
-    kinds: list[tuple[type[Spec], Any]] = [(kind, "validation") for kind in (Config, Scale, Study, part, PruneSweep)]
+    kinds: list[tuple[type[Spec], Any]] = [
+        (kind, "validation") for kind in (Config, Scale, Study, part, PruneSweep, *MEASURES.values())
+    ]
     _, schema = models_json_schema(kinds)
     definitions = schema["$defs"]
     for name, definition in definitions.items():
@@ -74,7 +85,8 @@ def _fill_in_parts(definitions: Schema) -> None:
         properties = definitions[name]["properties"]
         if "defaults" in properties:
             properties["defaults"] |= {"$ref": "#/$defs/PartOfRun"}
-        for key, part in (("runs", "PartOfRun"), ("prune", "PruneSweep"), ("data", "TextData")):
+        for key, parts in PARTS.items():
             if key in properties:
                 properties[key].pop("patternProperties", None)
-                properties[key]["additionalProperties"] = {"$ref": f"#/$defs/{part}"}
+                references = [{"$ref": f"#/$defs/{part}"} for part in parts]
+                properties[key]["additionalProperties"] = references[0] if len(parts) == 1 else {"anyOf": references}
