@@ -8,7 +8,7 @@ from formerlab.figures._style import canvas
 from formerlab.results import Results
 
 STUDY = "transformer"
-READS = ("attention.csv",)
+READS = ("attention.csv", "run.json")
 RUNS = ("base",)
 CATEGORY = "Transformer"
 CAPTION = (

@@ -9,7 +9,7 @@ from formerlab.figures._style import BLACK, BLUE, GREEN, VERMILION, Label, canva
 from formerlab.results import Results
 
 STUDY = "transformer"
-READS = ("complexity.csv",)
+READS = ("complexity.csv", "run.json")
 RUNS = ("*",)
 CATEGORY = "Transformer"
 CAPTION = (

@@ -7,7 +7,7 @@ from formerlab.figures.transformer_complexity import rows_of
 from formerlab.results import Results
 
 STUDY = "transformer"
-READS = ("complexity.csv",)
+READS = ("complexity.csv", "run.json")
 RUNS = ("*",)
 CATEGORY = "Transformer"
 CAPTION = (
