@@ -86,12 +86,14 @@ def grow(
     return grow_into(model.state_dict(), model.spec, child, growth, seed).train(model.training)
 
 
-def grown_spec(parent: Growable, child: Growable, growth: Growth) -> Growable:
+def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
     """Return the spec of the child that grows from the parent: the wanted one, with the tau that `growth` asks for.
 
     Raises UserError where the wanted spec differs from the parent's in more than what the method grows (token counts,
     or widths) and initial values, is smaller somewhere, or names another tau.
     """
+    if not isinstance(parent, Growable) or not isinstance(child, Growable):
+        raise UserError("cannot grow this kind of model: only decoders and vision transformers grow; leave growth out")
     free = TOKEN_KEYS if growth.method == "tokens" else WIDTH_KEYS
     what = "growth only adds Pattention tokens" if growth.method == "tokens" else f"{growth.method} only adds width"
     for key, old, new in _differences(parent.plain(), child.plain(), free):
@@ -126,9 +128,7 @@ def _with_tau(parent: Growable, child: Growable, rule: TauRule) -> Growable:
     return child.model_copy(update=grown)
 
 
-def grow_into(
-    parent_state: dict[str, Tensor], parent: Growable, child: Growable, growth: Growth, seed: int
-) -> GrowableModel:
+def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth: Growth, seed: int) -> GrowableModel:
     """Return the child's model, started from the parent's weights; it takes their dtype and device.
 
     With method = tokens old keys and values become the leading rows and all other weights are copied. New rows are what
@@ -136,9 +136,10 @@ def grow_into(
     the new count under init = fan_in), except that keys = zero sets the new keys to zero. For the other methods see
     `growth_width.py`. Raises UserError as `grown_spec` does, and where the weights are not those of the parent's spec.
     """
-    child = grown_spec(parent, child, growth)
+    grown = grown_spec(parent, child, growth)
+    assert isinstance(parent, Growable)
     _check_weights(parent_state, parent)
-    model = child.build(seed).to(next(iter(parent_state.values())))
+    model = grown.build(seed).to(next(iter(parent_state.values())))
     if isinstance(model, DecoderModel) and isinstance(parent, Decoder) and growth.method != "tokens":
         widen(model, parent_state, parent, growth.method, growth.noise, seed)
         return model

@@ -8,9 +8,10 @@ from pydantic import Field, TypeAdapter
 
 from formerlab.data.dataset import DataSpec
 from formerlab.data.images.spec import ImageData
+from formerlab.data.parallel_spec import ParallelData
 from formerlab.data.spec import TextData
 
-Data = Annotated[ImageData | TextData, Field(discriminator="kind")]
+Data = Annotated[TextData | ParallelData | ImageData, Field(discriminator="kind")]
 
 
 def data_spec(plain: dict[str, Any]) -> DataSpec:

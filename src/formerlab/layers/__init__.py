@@ -16,6 +16,7 @@ from formerlab.layers.pattention import Pattention
 from formerlab.layers.position import Learned, NoPosition, Position, Rotary
 from formerlab.layers.projection import Projection
 from formerlab.layers.random_sparse import RandomSparse
+from formerlab.layers.sinusoidal import Sinusoidal
 from formerlab.layers.softmax_average import SoftmaxAverage
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "RMSNorm",
     "RandomSparse",
     "Rotary",
+    "Sinusoidal",
     "SkipsWithGains",
     "SoftmaxAverage",
 ]

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 
+from formerlab.layers.sinusoidal import Sinusoidal
 from formerlab.spec import Spec
 
 
@@ -65,7 +66,7 @@ class Rotary(Spec):
         return 0
 
 
-Position = Annotated[NoPosition | Learned | Rotary, Field(discriminator="kind")]
+Position = Annotated[NoPosition | Learned | Rotary | Sinusoidal, Field(discriminator="kind")]
 
 
 class PositionEncoding(nn.Module):

@@ -9,11 +9,12 @@ from typing import Any
 from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
+from formerlab.data.kinds import Data
 from formerlab.evaluation.prune import PruneSweep
 from formerlab.plan.schema import Config, Scale, Study, StudyScale
 from formerlab.plan.sources import RUN_KEYS
 from formerlab.run import Run
-from formerlab.spec import Spec
+from formerlab.spec import Spec, variants
 
 Schema = dict[str, Any]
 
@@ -74,7 +75,9 @@ def _fill_in_parts(definitions: Schema) -> None:
         properties = definitions[name]["properties"]
         if "defaults" in properties:
             properties["defaults"] |= {"$ref": "#/$defs/PartOfRun"}
-        for key, part in (("runs", "PartOfRun"), ("prune", "PruneSweep"), ("data", "TextData")):
+        data = tuple(kind.__name__ for kind in variants(Data))
+        for key, parts in (("runs", ("PartOfRun",)), ("prune", ("PruneSweep",)), ("data", data)):
             if key in properties:
+                references = [{"$ref": f"#/$defs/{part}"} for part in parts]
                 properties[key].pop("patternProperties", None)
-                properties[key]["additionalProperties"] = {"$ref": f"#/$defs/{part}"}
+                properties[key]["additionalProperties"] = references[0] if len(parts) == 1 else {"anyOf": references}

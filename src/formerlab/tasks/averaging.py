@@ -1,25 +1,22 @@
-"""The moving average of weights that evaluation uses in place of the last ones."""
+"""The mean of several snapshots of a model's weights, kept as a running sum."""
+
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
-def update_average(average: dict[str, Tensor], model: nn.Module, decay: float) -> None:
-    """Set average <- decay average + (1 - decay) weights, in place; an empty one starts as a copy.
-
-    It is timm's ModelEmaV3 on plain tensors, so that a checkpoint holds it like any other state.
-    """
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    if not average:
-        average.update({name: weight.clone() for name, weight in weights.items()})
-        return
-    for name, weight in weights.items():
-        average[name] = average[name].to(weight.device)  # a checkpoint comes back on the CPU
-    torch._foreach_lerp_(list(average.values()), list(weights.values()), 1 - decay)
+@torch.no_grad()
+def add_weights(model: nn.Module, kept: dict[str, Any]) -> None:
+    """Add the model's weights to the sum in `kept`, in float64 so that the order of sums does not show."""
+    kept["snapshots"] = kept.get("snapshots", 0) + 1
+    sums = kept.setdefault("sums", {})
+    for name, weight in model.state_dict().items():
+        sums[name] = sums.get(name, 0.0) + weight.double().cpu()
 
 
-def use_average(average: dict[str, Tensor], model: nn.Module) -> None:
-    """Put the average in the place of the weights."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(average[name])
+@torch.no_grad()
+def mean_weights(model: nn.Module, kept: dict[str, Any]) -> None:
+    """Give the model the mean of the snapshots in `kept`."""
+    count = kept["snapshots"]
+    model.load_state_dict({name: total / count for name, total in kept["sums"].items()})

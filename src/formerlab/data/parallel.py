@@ -1,0 +1,172 @@
+"""The data stage of parallel text: from a source of pairs to token streams, tokenizer and, last, the manifest.
+
+The stream of a split holds, for every pair, the tokens of the source sentence and those of its translation, each
+followed by `<|endoftext|>`, which occurs nowhere else.
+"""
+
+import platform
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from formerlab import __version__
+from formerlab.data.contents import CONTENTS
+from formerlab.data.encoding import Encoded, stream_type
+from formerlab.data.pairs import Pair
+from formerlab.data.parallel_spec import ParallelData
+from formerlab.data.shards import SPLITS, Split
+from formerlab.data.streams import SCHEMA, load_stream, load_tokenizer, read_manifest, writing
+from formerlab.data.tokenizer import TokenizerFile, read_tokenizer
+from formerlab.errors import UserError
+from formerlab.files import replacing, sha256, write_json
+from formerlab.spec import fingerprint
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BATCH = 4096
+"""Pairs that are encoded together."""
+
+
+def source_fingerprint(data: ParallelData, cache: Path | None = None) -> str | None:
+    """Return 16 hexadecimal digits that change when source or tokenizer file do; None where they cannot be seen now."""
+    state = data.source.state(cache)
+    if state is None or not isinstance(data.tokenizer, TokenizerFile):
+        return state
+    path = Path(data.tokenizer.path).expanduser()
+    return fingerprint([state, sha256(path)]) if path.is_file() else None
+
+
+def prepare(name: str, data: ParallelData, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
+    """Write streams, tokenizer and manifest below `out`; do nothing where they are current.
+
+    Raises UserError naming a file that is missing or whose lines do not correspond, a test pair that is too long, or a
+    split without pairs.
+    """
+    del processes  # the tokenizers library has threads of its own
+    source = source_fingerprint(data, out / CONTENTS)
+    if _is_current(out, data, source, code_hash):
+        print(f"{out}: already prepared", file=sys.stderr)
+        return
+    (out / "manifest.json").unlink(missing_ok=True)  # no old one vouches for new files
+    tokenizer = _write_tokenizer(data, out)
+    splits = {split: _write_split(split, data, out, tokenizer) for split in SPLITS}
+    files = [tokenizer["sha256"], *(entry["sha256"] for entry in splits.values())]
+    manifest = {
+        "schema": SCHEMA,
+        "name": name,
+        "spec": data.plain(),
+        "recipe": fingerprint(data.recipe()),
+        "fingerprint": fingerprint(files),
+        "source_fingerprint": source,
+        "code_hash": code_hash,
+        "tokenizer": tokenizer,
+        "splits": splits,
+        "split_rule": data.source.split_rule(data.shares),
+        "licence": data.source.licence_notice(),
+        "questions": [],
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": _versions() | data.source.versions(),
+    }
+    write_json(out / "manifest.json", manifest)
+
+
+def _is_current(out: Path, data: ParallelData, source: str | None, code_hash: str) -> bool:
+    try:
+        manifest = read_manifest(out)
+        for split in SPLITS:
+            load_stream(out, split)
+        load_tokenizer(out)
+    except UserError:
+        return False
+    known = (manifest.get("recipe"), manifest.get("code_hash"))
+    return source in (None, manifest.get("source_fingerprint")) and known == (fingerprint(data.recipe()), code_hash)
+
+
+def _write_tokenizer(data: ParallelData, out: Path) -> dict[str, Any]:
+    spec, path = data.tokenizer, out / "tokenizer.json"
+    with replacing(path) as temporary:
+        if isinstance(spec, TokenizerFile):
+            tokenizer = spec.load()
+            shutil.copyfile(Path(spec.path).expanduser(), temporary)
+        else:
+            tokenizer = spec.train(_sample(data, spec.training_bytes))
+            tokenizer.save(str(temporary))
+    end = tokenizer.token_to_id(spec.end_of_text)
+    return {"kind": spec.kind, "vocabulary": spec.vocabulary, "sha256": sha256(path), "end_of_text": end}
+
+
+def _sample(data: ParallelData, size: int) -> Iterator[str]:
+    """Yield training sentences of both languages from the beginning, up to `size` bytes."""
+    for pair in islice(data.source.pairs("train", data.shares), data.max_pairs):
+        for sentence in pair:
+            yield sentence
+            size -= len(sentence.encode())
+        if size <= 0:
+            return
+
+
+def _write_split(split: Split, data: ParallelData, out: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:
+    """Write the stream of a split; return what the manifest says of it."""
+    encoder, end = read_tokenizer(out / "tokenizer.json"), tokenizer["end_of_text"]
+    dropped: Counter[str] = Counter({"empty": 0, "too_long": 0, "ratio": 0})
+    limit = data.max_pairs if split == "train" else None
+    pairs = islice(data.source.pairs(split, data.shares), limit)
+    path, sizes = out / f"{split}.npy", {"pairs": 0, "source_tokens": 0, "target_tokens": 0}
+    with writing(path, stream_type(data.vocabulary)) as stream, _progress_bar(f"{out.name} {split}") as bar:
+        while some := tuple(islice(pairs, BATCH)):
+            kept = []
+            for pair, ids in zip(some, _encoded(encoder, some, end), strict=True):
+                if (reason := _reason(split, pair, ids, data)) is not None:
+                    dropped[reason] += 1
+                    continue
+                kept += [*ids]
+                sizes["pairs"] += 1
+                sizes["source_tokens"] += len(ids[0])
+                sizes["target_tokens"] += len(ids[1])
+            if kept:
+                written = sum(len(sentence.encode()) for pair in some for sentence in pair)
+                stream.append(Encoded(np.concatenate(kept), len(kept), written))
+            bar.update(len(some))
+        if not sizes["pairs"]:
+            raise UserError(f"no pair is left for '{split}' ({dict(dropped)} left out); name more text")
+    entry = {"file": path.name, "documents": stream.documents, "bytes": stream.bytes, "tokens": stream.tokens}
+    return entry | {"sha256": sha256(path)} | sizes | {"dropped": dict(dropped)}
+
+
+def _progress_bar(name: str) -> "tqdm[Any]":
+    pause = 0.2 if sys.stderr.isatty() else 10.0
+    return tqdm(desc=f"tokenise {name}", unit="pair", unit_scale=True, mininterval=pause, maxinterval=pause)
+
+
+def _encoded(tokenizer: "Tokenizer", pairs: tuple[Pair, ...], end: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    sentences = [sentence for pair in pairs for sentence in pair]
+    ids = [np.array([*found.ids, end]) for found in tokenizer.encode_batch(sentences, add_special_tokens=False)]
+    return zip(ids[0::2], ids[1::2], strict=True)
+
+
+def _reason(split: Split, pair: Pair, ids: tuple[np.ndarray, np.ndarray], data: ParallelData) -> str | None:
+    """Return why a pair is left out, if it is."""
+    if not all(sentence.strip() for sentence in pair):
+        return "empty"
+    lengths = sorted(map(len, ids))
+    if lengths[1] > data.max_tokens:
+        if split == "test":  # to leave it out would flatter the test
+            raise UserError(f"a test pair has {lengths[1]} tokens ({pair[0][:40]!r}...); raise max_tokens")
+        return "too_long"
+    too_uneven = data.max_ratio is not None and lengths[1] > data.max_ratio * lengths[0]
+    return "ratio" if split == "train" and too_uneven else None
+
+
+def _versions() -> dict[str, str]:
+    packages = {package: version(package) for package in ("tokenizers", "numpy")}
+    return {"python": platform.python_version(), "formerlab": __version__, **packages}

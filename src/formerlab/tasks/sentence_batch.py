@@ -1,0 +1,59 @@
+"""Sentence pairs padded into tensors."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from formerlab.data.pair_stream import PairStream
+
+NO_TARGET = -100
+"""Target of a padded position: it has no loss."""
+
+
+@dataclass(frozen=True)
+class SentenceBatch:
+    """Source sentences, and target sentences shifted by one: what the decoder reads, and what it must say."""
+
+    source: Int[Tensor, "batch source"]
+    real: Bool[Tensor, "batch source"]
+    """Which source tokens are no padding."""
+    target_in: Int[Tensor, "batch target"]
+    """The end of a sentence, then the target without its own end: it begins as the sentence before it ended."""
+    target_out: Int[Tensor, "batch target"]
+    """The target with its end; padding is `NO_TARGET`."""
+    share: float
+    """Target tokens that the summed loss is divided by: those of the whole step, divided by its parts."""
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens, ends included."""
+        return int((self.target_out != NO_TARGET).sum())
+
+    def to(self, device: torch.device) -> "SentenceBatch":
+        """Return the same batch on a device."""
+        tensors = (tensor.to(device) for tensor in (self.source, self.real, self.target_in, self.target_out))
+        return SentenceBatch(*tensors, share=self.share)
+
+
+def sentence_batch(pairs: PairStream, numbers: Iterable[int], share: float | None = None) -> SentenceBatch:
+    """Return the pairs of these numbers as one batch; `share` defaults to its own target tokens."""
+    numbers = list(numbers)
+    source, real = padded([pairs.sentence(number, 0) for number in numbers], pairs.end)
+    target, said = padded([pairs.sentence(number, 1) for number in numbers], pairs.end)
+    first = torch.full((len(numbers), 1), pairs.end)
+    target_in = torch.cat((first, target[:, :-1]), dim=1)
+    target_out = target.masked_fill(~said, NO_TARGET)
+    return SentenceBatch(source, real, target_in, target_out, float(said.sum()) if share is None else share)
+
+
+def padded(sentences: list[np.ndarray], fill: int) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:
+    """Return sentences as rows of one length, and which of their tokens are real."""
+    lengths = np.array([len(sentence) for sentence in sentences])
+    real = np.arange(lengths.max()) < lengths[:, None]
+    rows = np.full(real.shape, fill, dtype=np.int64)
+    rows[real] = np.concatenate(sentences)
+    return torch.from_numpy(rows), torch.from_numpy(real)

@@ -1,0 +1,164 @@
+"""Translation: predict every next token of the target, given the source."""
+
+import math
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from formerlab.data.pair_stream import PairStream, load_pairs
+from formerlab.tasks.averaging import add_weights, mean_weights
+from formerlab.tasks.sentence_batch import NO_TARGET, SentenceBatch, sentence_batch
+from formerlab.tasks.task import TRAINING_PASSES, Row, TaskSpec
+
+ASSUMED_LENGTH = 25
+"""Tokens of a sentence that costs are predicted with before there are data."""
+
+
+class Translation(TaskSpec):
+    """Minimise the label-smoothed negative log-likelihood of the target's tokens (arXiv:1706.03762, section 5).
+
+    A step is one batch of sentences of like length, about `tokens` source and `tokens` target tokens with padding.
+    Validation and test losses are never smoothed.
+    """
+
+    reads: ClassVar[str] = "parallel"
+    trains: ClassVar[str] = "translator"
+
+    kind: Literal["translation"] = "translation"
+    tokens: PositiveInt = 25000
+    """Source tokens, and target tokens, of a step at most, padding included."""
+    accumulate: PositiveInt = 1
+    """Parts in which a step's sentences are processed."""
+    label_smoothing: NonNegativeFloat = Field(default=0.1, lt=1.0)
+    """Probability taken from the right token (eps_ls)."""
+    smoothing_mass: Literal["vocabulary", "others"] = "vocabulary"
+    """Where it goes: evenly to all V tokens, the right one included (as published: uniform), or to the V - 1 others."""
+    average_last: NonNegativeInt = 0
+    """The final weights are the mean of this many snapshots (5 for the base model, 20 for big); 0 keeps the last."""
+    average_every: PositiveInt = 1500
+    """Steps between the snapshots, the last of which is that of the last step."""
+    valid_pairs: PositiveInt = 3000
+    """Pairs of the validation split, evenly spread, that are evaluated during training."""
+
+    def load(self, folder: Path, split: str) -> PairStream:
+        """Return the pairs of a split."""
+        return load_pairs(folder, split)
+
+    def step_batches(self, data: PairStream, seed: int, step: int) -> list[SentenceBatch]:
+        """Return the sentences of a step; every epoch takes each pair once."""
+        epoch, place = data.epoch_of(self.tokens, step)
+        numbers = data.epoch(self.tokens, seed, epoch)[place]
+        parts = [part for part in np.array_split(numbers, self.accumulate) if len(part)]
+        share = float(data.target_lengths[numbers].sum()) / len(parts)
+        return [sentence_batch(data, part, share) for part in parts]
+
+    def valid_batches(self, data: PairStream) -> list[SentenceBatch]:
+        """Return the fixed validation pairs in batches of like length."""
+        count = min(self.valid_pairs, len(data))
+        chosen = np.unique(np.linspace(0, len(data) - 1, count).round().astype(np.int64))
+        batches = (np.intersect1d(batch, chosen) for batch in data.batches(max(self._part, _longest(data))))
+        return [sentence_batch(data, batch) for batch in batches if len(batch)]
+
+    def loss(self, model: nn.Module, batch: SentenceBatch) -> Float[Tensor, ""]:
+        """Return the smoothed loss of a part, in nats per target token of the step."""
+        logits = model(batch.source, batch.real, batch.target_in).flatten(0, 1).float()
+        return (
+            smoothed_loss(logits, batch.target_out.flatten(), self.label_smoothing, self.smoothing_mass) / batch.share
+        )
+
+    def measure(self, model: nn.Module, batch: SentenceBatch) -> tuple[int | float, ...]:
+        """Return the number of target tokens and their mean loss, without smoothing."""
+        losses = _token_losses(model, batch)
+        return batch.tokens, losses.double().sum().item() / batch.tokens
+
+    def test_rows(self, model: Any, folder: Path) -> list[Row]:
+        """Return the mean loss of every test sentence, in the order of the data."""
+        data, device = load_pairs(folder, "test"), next(model.parameters()).device
+        rows: list[Row] = []
+        was_training = model.training
+        model.eval()
+        with torch.no_grad():
+            for numbers in data.batches(max(self._part, _longest(data))):
+                losses = _token_losses(model, sentence_batch(data, numbers).to(device)).double().sum(dim=1)
+                counts = data.target_lengths[numbers]
+                rows += zip(numbers.tolist(), counts.tolist(), (losses.cpu().numpy() / counts).tolist(), strict=True)
+        model.train(was_training)
+        return sorted(rows)  # type: ignore[type-var]
+
+    def guessed_rows(self, model: Any, folder: Path) -> list[Row]:
+        """Return ln(vocabulary) for every test sentence."""
+        lengths = load_pairs(folder, "test").target_lengths
+        return [(number, count, math.log(model.vocabulary)) for number, count in enumerate(lengths.tolist())]
+
+    @property
+    def step_tokens(self) -> int:
+        """Target tokens of a step at most."""
+        return self.tokens
+
+    def step_flops(self, model: Any) -> int:
+        """Forward FLOPs of a step of sentences of 25 tokens."""
+        return self.tokens * int(model.flops(ASSUMED_LENGTH, ASSUMED_LENGTH)) // ASSUMED_LENGTH
+
+    @property
+    def part_tokens(self) -> int:
+        """Target tokens of a part at most."""
+        return self._part
+
+    def tokens_until(self, data: PairStream, seed: int, step: int) -> int:
+        """Target tokens of the first `step` steps, without padding."""
+        return self._sum_until(data, seed, step, data.target_lengths)
+
+    def flops_until(self, model: Any, data: PairStream, seed: int, step: int) -> int:
+        """Training FLOPs of the first `step` steps, without padding."""
+        flops = model.flops(data.source_lengths, data.target_lengths)
+        return TRAINING_PASSES * self._sum_until(data, seed, step, flops)
+
+    def after_step(self, model: nn.Module, step: int, steps: int, kept: dict[str, Any]) -> None:
+        """Add the weights to the mean of the last snapshots where one is due."""
+        before_end = steps - step
+        if before_end % self.average_every == 0 and before_end // self.average_every < self.average_last:
+            add_weights(model, kept)
+
+    def finish(self, model: nn.Module, kept: dict[str, Any]) -> None:
+        """Give the model the mean of the snapshots, where there are any."""
+        if kept:
+            mean_weights(model, kept)
+
+    @property
+    def _part(self) -> int:
+        return -(-self.tokens // self.accumulate)
+
+    def _sum_until(self, data: PairStream, seed: int, step: int, values: np.ndarray) -> int:
+        epoch, place = data.epoch_of(self.tokens, step)
+        begun = data.epoch(self.tokens, seed, epoch)[:place]
+        return epoch * int(values.sum()) + sum(int(values[numbers].sum()) for numbers in begun)
+
+
+def smoothed_loss(
+    logits: Float[Tensor, "tokens vocabulary"], targets: Tensor, smoothing: float, mass: str
+) -> Float[Tensor, ""]:
+    """Return the summed cross-entropy with (1 - eps) on the target and eps spread evenly (arXiv:1512.00567, section 7).
+
+    mass `vocabulary`: eps / V on every token. mass `others`: eps / (V - 1) on every token but the target.
+    """
+    if mass == "others":  # eps / (V-1) on V-1 tokens is eps V/(V-1) / V on all of them
+        smoothing *= logits.shape[-1] / (logits.shape[-1] - 1)
+    return F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum", ignore_index=NO_TARGET)
+
+
+def _token_losses(model: nn.Module, batch: SentenceBatch) -> Float[Tensor, "batch target"]:
+    logits: Tensor = model(batch.source, batch.real, batch.target_in)
+    losses = F.cross_entropy(
+        logits.flatten(0, 1).float(), batch.target_out.flatten(), reduction="none", ignore_index=NO_TARGET
+    )
+    return losses.view(batch.target_out.shape)
+
+
+def _longest(data: PairStream) -> int:
+    return int(max(data.source_lengths.max(), data.target_lengths.max()))

@@ -1,0 +1,127 @@
+"""Decoding: the cache changes nothing, beam 1 is greedy, a beam wide enough is brute force, stopping early is exact."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from formerlab.evaluation.beam import beam_search, length_penalty
+from formerlab.evaluation.greedy import greedy
+from formerlab.evaluation.translator_cache import TranslatorCache
+from formerlab.models import Translator
+
+END = 0
+SPEC = Translator(vocabulary=12, layers=2, width=16, heads=2, context=40, dropout=0.1, embedding_std=0.7)
+TINY = Translator(vocabulary=4, layers=1, width=8, heads=1, context=10, embedding_std=1.0)
+
+
+def sources(vocabulary, lengths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(1, vocabulary, (len(lengths), max(lengths)), generator=generator)
+    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return tokens.masked_fill(~real, END), real
+
+
+def log_probability(model, source, real, target):
+    """Return the log-probability of a whole target, its end included, without any cache."""
+    row = torch.tensor([[END, *target]])
+    logits = model(source, real, row)[0].double()
+    said = torch.tensor([*target, END])
+    return torch.log_softmax(logits, dim=-1).gather(1, said[:, None]).sum().item()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(3))
+def test_one_token_at_a_time_gives_the_logits_of_the_whole(seed):
+    model = SPEC.build(seed).eval()
+    source, real = sources(12, [6, 3], seed)
+    target = torch.randint(0, 12, (2, 9), generator=torch.Generator().manual_seed(seed))
+    encoded, cache = model.encode(source, real), TranslatorCache(model, 2, 9)
+    steps = []
+    for time in range(9):
+        steps.append(model.decode(target[:, time : time + 1], encoded, time, cache.extend))
+        cache.advance()
+    torch.testing.assert_close(torch.cat(steps, dim=1), model(source, real, target), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_several_hypotheses_share_the_memory_of_their_sentence():
+    model = SPEC.build(4).eval()
+    source, real = sources(12, [5, 4])
+    newest = torch.tensor([[3], [4], [5], [6]])
+    shared = model.decode(newest, model.encode(source, real), 0, TranslatorCache(model, 4, 2).extend)
+    copied = model.encode(source.repeat_interleave(2, 0), real.repeat_interleave(2, 0))
+    alone = model.decode(newest, copied, 0, TranslatorCache(model, 4, 2).extend)
+    torch.testing.assert_close(shared, alone, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_beam_one_is_greedy_and_batches_do_not_matter(seed):
+    model = SPEC.build(seed).eval()
+    lengths = [5, 2, 7, 3, 3]
+    source, real = sources(12, lengths, seed)
+    limits = [length + 6 for length in lengths]
+    written = greedy(model, source, real, limits, END)
+    assert [one.tokens for one in beam_search(model, source, real, limits, END, beam=1)] == written
+    for row, length in enumerate(lengths):
+        alone = source[row : row + 1, :length], real[row : row + 1, :length]
+        assert greedy(model, *alone, limits[row : row + 1], END) == written[row : row + 1]
+        together = beam_search(model, source, real, limits, END, beam=3)[row]
+        (one,) = beam_search(model, *alone, limits[row : row + 1], END, beam=3)
+        assert one.tokens == together.tokens
+        assert one.score == pytest.approx(together.score, abs=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_beam_wide_enough_is_brute_force(seed, alpha):
+    """All targets of up to 4 of the 3 tokens: the best normalised log-probability, by trying each."""
+    model, limit = TINY.build(seed).eval(), 4
+    source, real = sources(4, [3], seed)
+    targets = [t for length in range(limit + 1) for t in itertools.product((1, 2, 3), repeat=length)]
+    scores = {t: log_probability(model, source, real, t) / length_penalty(len(t) + 1, alpha) for t in targets}
+    best = max(scores, key=scores.__getitem__)
+    (found,) = beam_search(model, source, real, [limit], END, beam=4**limit, alpha=alpha)
+    assert tuple(found.tokens) == best
+    assert found.score == pytest.approx(scores[best], abs=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("seed", range(6))
+def test_stopping_early_changes_nothing(seed, alpha):
+    """The same search written plainly, for one sentence, that never stops before the limit or `beam` finished ones."""
+    model = SPEC.build(seed).eval()
+    source, real = sources(12, [6], seed)
+    (found,) = beam_search(model, source, real, [12], END, beam=3, alpha=alpha)
+    expected = plain_search(model, source, real, 12, 3, alpha)
+    assert found.tokens == expected[1]
+    assert found.score == pytest.approx(expected[0], abs=1e-4)
+
+
+def plain_search(model, source, real, limit, beam, alpha):
+    live, finished = [(0.0, [])], []
+    while live and len(finished) < beam:
+        candidates = []
+        for total, tokens in live:
+            logits = model(source, real, torch.tensor([[END, *tokens]]))[0, -1]
+            for token, log_prob in enumerate(torch.log_softmax(logits, dim=-1).tolist()):
+                if len(tokens) < limit or token == END:
+                    candidates.append((total + log_prob, [*tokens, token]))
+        candidates.sort(key=lambda candidate: -candidate[0])
+        finished += [
+            (total / length_penalty(len(tokens), alpha), tokens[:-1])
+            for total, tokens in candidates[:beam]
+            if tokens[-1] == END
+        ]
+        live = [candidate for candidate in candidates[: 2 * beam] if candidate[1][-1] != END][:beam]
+    return max(finished)
+
+
+def test_the_length_penalty_is_that_of_gnmt():
+    assert length_penalty(1, 0.6) == 1.0
+    assert length_penalty(7, 1.0) == 2.0
+    assert length_penalty(19, 0.5) == 2.0
+    assert math.isclose(length_penalty(30, 0.6), (35 / 6) ** 0.6)

@@ -1,0 +1,185 @@
+"""The translator: sizes of the paper, the function of torch's own encoder-decoder, masks, depth mixers, costs."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from formerlab.layers import DepthWeightedAverage, Learned, Linear, Mlp, Pattention, Rotary
+from formerlab.models import Translator
+
+SMALL = Translator(vocabulary=40, layers=2, width=16, heads=2, context=24, dropout=0.0)
+RELU = {"activation": "relu", "bias": True}
+TABLE_3 = {
+    "base": ({}, 63.0),
+    "N=2": ({"layers": 2}, 33.6),
+    "N=4": ({"layers": 4}, 48.3),
+    "N=8": ({"layers": 8}, 77.7),
+    "d=256": ({"width": 256, "feedforward": Mlp(hidden=2048, **RELU)}, 26.8),
+    "d=1024": ({"width": 1024, "feedforward": Mlp(hidden=2048, **RELU)}, 163.8),
+    "ff=1024": ({"feedforward": Mlp(hidden=1024, **RELU)}, 50.5),
+    "ff=4096": ({"feedforward": Mlp(hidden=4096, **RELU)}, 88.2),
+    "d_k=16": ({"d_key": 16}, 56.0),
+    "d_k=32": ({"d_key": 32}, 58.3),
+    "big": ({"width": 1024, "heads": 16}, 214.2),
+}
+"""Rows of Table 3 (arXiv:1706.03762) and their parameters in millions at a vocabulary of 37,000, counted by hand."""
+
+VARIANTS = {
+    "post": {},
+    "pre": {"order": "pre"},
+    "learned": {"position": Learned()},
+    "rotary": {"position": Rotary()},
+    "untied": {"tied": False},
+    "unequal heads": {"d_key": 3, "d_value": 5},
+    "biased": {"projection": Linear(bias=True)},
+    "pattention": {"projection": Pattention(tokens=8), "feedforward": Pattention(tokens=24)},
+    "dwa": {"depth": DepthWeightedAverage()},
+    "relu dropout": {"relu_dropout": 0.1, "attention_dropout": 0.1},
+}
+
+
+def small(**changes):
+    return Translator.model_validate(
+        SMALL.model_dump() | {k: getattr(v, "plain", lambda v=v: v)() for k, v in changes.items()}
+    )
+
+
+def sentences(seed=0, source=(7, 4), target=(5, 6)):
+    """Return sources with padding, which tokens are real, and targets."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(1, 40, (2, max(source)), generator=generator)
+    real = torch.arange(max(source)) < torch.tensor(source)[:, None]
+    return tokens.masked_fill(~real, 0), real, torch.randint(1, 40, (2, max(target)), generator=generator)
+
+
+@pytest.mark.parametrize(("changes", "millions"), TABLE_3.values(), ids=TABLE_3)
+def test_parameters_of_the_rows_of_table_3(changes, millions):
+    assert round(Translator(**changes).params() / 1e6, 1) == pytest.approx(millions, abs=0.051)
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_closed_forms_are_what_is_built_and_counted(changes):
+    spec = small(**changes)
+    model = spec.build(0)
+    assert spec.params() == sum(parameter.numel() for parameter in model.parameters())
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.device("meta"):
+        tokens = torch.ones(1, 7, dtype=torch.long)
+        model.to("meta").eval()(tokens, tokens.bool(), torch.ones(1, 5, dtype=torch.long))
+    if "Pattention" not in repr(model):  # its operator is counted in its own tests
+        assert counter.get_total_flops() == spec.flops(7, 5)
+
+
+def as_torch(model, spec):
+    """Return torch's encoder-decoder with the weights of ours."""
+    theirs = nn.Transformer(
+        *(spec.width, spec.heads, spec.layers, spec.layers, 4 * spec.width),
+        dropout=0.0,
+        batch_first=True,
+        norm_first=spec.order == "pre",
+    ).eval()
+    if spec.order == "post":  # the paper has no norm after the last sub-layer's own
+        theirs.encoder.norm = theirs.decoder.norm = None
+    for ours, layer in zip(model.encoder, theirs.encoder.layers, strict=True):
+        copy_attention(ours.attention, layer.self_attn)
+        copy_feedforward(ours.feedforward, layer)
+        copy_norms((ours.attention_connection, ours.feedforward_connection), (layer.norm1, layer.norm2))
+    for ours, layer in zip(model.decoder, theirs.decoder.layers, strict=True):
+        copy_attention(ours.attention, layer.self_attn)
+        copy_attention(ours.cross, layer.multihead_attn)
+        copy_feedforward(ours.feedforward, layer)
+        connections = (ours.attention_connection, ours.cross_connection, ours.feedforward_connection)
+        copy_norms(connections, (layer.norm1, layer.norm2, layer.norm3))
+    return theirs
+
+
+def copy_attention(ours, theirs):
+    stacked = torch.cat([ours.query.weight, ours.key.weight, ours.value.weight])
+    theirs.load_state_dict(
+        {
+            "in_proj_weight": stacked,
+            "in_proj_bias": torch.zeros(len(stacked)),
+            "out_proj.weight": ours.output.weight,
+            "out_proj.bias": torch.zeros(len(ours.output.weight)),
+        }
+    )
+
+
+def copy_feedforward(ours, theirs):
+    theirs.linear1.load_state_dict(ours.inner.state_dict())
+    theirs.linear2.load_state_dict(ours.outer.state_dict())
+
+
+def copy_norms(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        other.load_state_dict({"weight": one.norm.gain, "bias": one.norm.bias})
+
+
+@pytest.mark.parametrize("order", ["post", "pre"])
+def test_the_function_is_that_of_torch_transformer(order):
+    """Same weights, same outputs, for padded sentences, with norms and biases off their initial values."""
+    spec = small(order=order)
+    model = spec.build(1).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(parameter))))
+        source, real, target = sentences()
+        theirs = as_torch(model, spec)
+
+        def embedded(tokens, position):
+            return position.embed(model.embedding[tokens] * spec.width**0.5, 0)
+
+        out = theirs(
+            embedded(source, model.source_position),
+            embedded(target, model.target_position),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]),
+            src_key_padding_mask=~real,
+            memory_key_padding_mask=~real,
+            tgt_is_causal=True,
+        )
+        if order == "pre":
+            # torch's final norms have gain 1 and bias 0, so ours are given them too
+            for norm in (model.encoder_norm, model.decoder_norm):
+                norm.load_state_dict({"gain": torch.ones(spec.width), "bias": torch.zeros(spec.width)})
+        torch.testing.assert_close(model(source, real, target), out @ model.embedding.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_padding_changes_nothing_and_the_future_is_unseen(changes):
+    model = small(**changes).build(2).eval()
+    source, real, target = sentences()
+    with torch.no_grad():
+        whole = model(source, real, target)
+        alone = model(source[1:, :4], real[1:, :4], target[1:])
+        torch.testing.assert_close(whole[1:], alone, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(whole[:, :3], model(source, real, target[:, :3]), rtol=1e-4, atol=1e-5)
+        changed = source.masked_fill(~real, 7)
+        assert torch.equal(whole, model(changed, real, target))
+        assert not torch.allclose(whole[0], model(source.flip(0), real.flip(0), target)[0])
+
+
+def test_depth_averages_start_as_the_plain_model():
+    source, real, target = sentences()
+    plain, averaged = (small(**changes).build(3).eval() for changes in ({}, VARIANTS["dwa"]))
+    assert torch.equal(plain(source, real, target), averaged(source, real, target))
+    destinations = {row[0] for row in averaged.mixer.weights()}
+    assert destinations == {1, 2, 4, 5}
+
+
+def test_dropout_stands_where_it_is_asked_for():
+    source, real, target = sentences()
+    for name in ("dropout", "attention_dropout", "relu_dropout"):
+        model = small(**{name: 0.5}).build(0)
+        assert not torch.equal(model(source, real, target), model(source, real, target))
+        model.eval()
+        assert torch.equal(model(source, real, target), model(source, real, target))
+        torch.testing.assert_close(model(source, real, target), SMALL.build(0)(source, real, target))
+
+
+def test_what_cannot_be_built_is_refused():
+    for changes, message in (
+        ({"heads": 3}, "heads=3 does not divide"),
+        ({"relu_dropout": 0.1, "feedforward": Pattention()}, "needs feedforward.kind=mlp"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            small(**changes)
