@@ -22,10 +22,9 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from rounds import ALLOCATOR, keep_memory, ratio, rounds_of, saved_bytes
+from rounds import Bar, keep_memory, ratio, rounds_of, saved_bytes, setting
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -38,7 +37,6 @@ from formerlab.layers.initial import initialise
 from formerlab.models import Decoder
 from formerlab.models.decoder import DecoderModel
 from formerlab.training.optimizer import AdamW
-from formerlab.training.provenance import device_name
 
 WIDTH, CONTEXT, BATCH, VOCABULARY = 256, 256, 8, 1024
 PATTERNS = {"1x1": DepthWeightedAverage(), "4x5": DepthWeightedAverage(dilation=4, period=5)}
@@ -46,23 +44,11 @@ PARTS = ("step", "alone", "saved", "peak", "decode")
 DECODED = 32  # tokens
 
 
-class Bar(NamedTuple):
-    """A bound on a ratio to a yardstick; met when the ratio's interval reaches it."""
-
-    part: str
-    variant: str
-    yardstick: str
-    bound: float
-
-
-BARS = [
-    Bar("step", "1x1 ours", "plain", 1.03),
-    Bar("step", "4x5 ours", "plain", 1.00),  # not separable
-    Bar("alone", "1x1 ours", "1x1 loop", 0.60),
-    Bar("alone", "4x5 ours", "4x5 loop", 0.85),
-    Bar("saved", "1x1 ours", "plain", 1.065),
-    Bar("saved", "4x5 ours", "plain", 1.015),
-]
+BARS = {
+    "step": [Bar("1x1 ours", "plain", 1.03), Bar("4x5 ours", "plain", 1.00)],  # the latter: not separable
+    "alone": [Bar("1x1 ours", "1x1 loop", 0.60), Bar("4x5 ours", "4x5 loop", 0.85)],
+    "saved": [Bar("1x1 ours", "plain", 1.065, "memory"), Bar("4x5 ours", "plain", 1.015, "memory")],
+}
 
 
 class Stacked(DepthWeightedAverageLayer):
@@ -229,12 +215,8 @@ def report(part: str, numbers: dict[str, list[float]]) -> None:
         spread = "" if in_bytes else f"{low:.3f} to {high:.3f}"
         print(f"| {name} | {factor * statistics.median(own):.2f} | {middle:.3f} | {spread} | {yardstick} |")
     print()
-    for bar in [bar for bar in BARS if bar.part == part]:
-        middle, low, _ = ratio(numbers[bar.variant], numbers[bar.yardstick])
-        verdict = "met" if low <= bar.bound else "MISSED"
-        print(
-            f"{verdict}: {part} of {bar.variant} at most {bar.bound} x {bar.yardstick} ({middle:.3f}, from {low:.3f})"
-        )
+    for bar in BARS.get(part, []):
+        print(bar.verdict(ratio(numbers[bar.variant], numbers[bar.yardstick])))
 
 
 def main() -> None:
@@ -253,11 +235,10 @@ def main() -> None:
     if options.peak_of:
         print_peak(options.peak_of, options)
         return
-    settings = " ".join(f"{key}={value}" for key, value in ALLOCATOR.items())
     kernel = nary.path() if options.device == "cpu" else "eager (the native kernel is for the CPU)"
-    print(f"{device_name(torch.device(options.device))}, {options.threads} threads, torch {torch.__version__}")
+    print(setting(options.threads, options.device))
     print(f"{options.blocks} blocks, width {WIDTH}, {BATCH} x {CONTEXT} tokens, float32; path of `ours`: {kernel}")
-    print(f"{options.rounds} rounds; {settings}; load {os.getloadavg()[0]:.2f}")
+    print(f"{options.rounds} rounds")
     if not find_spec("denseformer"):
         print("the official package is not installed (pip install git+https://github.com/epfml/DenseFormer)")
     for part in options.only or PARTS:

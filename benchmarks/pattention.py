@@ -14,46 +14,26 @@ import argparse
 import math
 import os
 import statistics
-import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-    "MALLOC_TRIM_THRESHOLD_": str(2**33),
-    "MALLOC_TOP_PAD_": str(2**28),
-}
-if __name__ == "__main__" and any(os.environ.get(key) != value for key, value in ALLOCATOR.items()):
-    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)  # malloc reads them at its start
+import torch
+from rounds import Bar, keep_memory, ratio, rounds_of, saved_bytes, setting
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-import torch  # noqa: E402 (after the allocator's settings)
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-
-from formerlab.layers import LayerNorm, Linear, Mlp, Pattention  # noqa: E402
-from formerlab.layers.pattention_function import lean_pattention  # noqa: E402
-from formerlab.models import Decoder  # noqa: E402
-from formerlab.training.optimizer import AdamW  # noqa: E402
-from formerlab.training.provenance import device_name  # noqa: E402
+from formerlab.layers import LayerNorm, Linear, Mlp, Pattention
+from formerlab.layers.pattention_function import lean_pattention
+from formerlab.models import Decoder
+from formerlab.training.optimizer import AdamW
 
 SHAPES = ((4096, 256, 1024), (2048, 768, 3072))  # tokens of text, d, parameter tokens
 STEP_SHAPE = (8, 256)  # batch, context
 PRECISIONS = ("float32", "bfloat16")
 
 Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A bound on a ratio to a variant that is its yardstick; met when the ratio's interval reaches it."""
-
-    variant: str
-    yardstick: str
-    bound: float
-    quantity: str = "time"
 
 
 @dataclass
@@ -84,55 +64,6 @@ def ours(x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 def precise(precision: str, device: str):
     """Return the context in which a variant runs."""
     return torch.autocast(device, torch.bfloat16) if precision == "bfloat16" else nullcontext()
-
-
-def saved_bytes(forward: Callable[[], Tensor], given: Iterable[Tensor]) -> int:
-    """Return the bytes that `forward` keeps for its backward pass, beyond what it was given."""
-    known = {tensor.untyped_storage().data_ptr() for tensor in given}
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        output = forward()
-    del output
-    return sum(kept.values())
-
-
-def synchronise(device: str) -> None:
-    """Wait for a GPU."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def rounds_of(steps: dict[str, Callable[[], object]], rounds: int, device: str) -> dict[str, list[float]]:
-    """Return the seconds of every step, round by round; steps take turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    names = list(steps)
-    for index in range(rounds + 1):
-        for name in names[index % len(names) :] + names[: index % len(names)]:
-            synchronise(device)
-            start = time.perf_counter()
-            steps[name]()
-            synchronise(device)
-            if index:  # the first round warms up
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def interval(values: list[float]) -> tuple[float, float, float]:
-    """Return median and its 95 % interval: the order statistics that cover it with at least that probability."""
-    ordered, n = sorted(values), len(values)
-    outside, rank = 0.0, 0
-    while 2 * (outside + math.comb(n, rank) / 2**n) <= 0.05:
-        outside += math.comb(n, rank) / 2**n
-        rank += 1
-    rank = max(rank, 1)
-    return statistics.median(values), ordered[rank - 1], ordered[n - rank]
 
 
 def measure_layers(shape: tuple[int, int, int], precision: str, options: argparse.Namespace) -> dict[str, Measured]:
@@ -203,22 +134,17 @@ def report(title: str, measured: dict[str, Measured], yardstick: Callable[[str],
     print(f"\n### {title}\n\n| variant | ms | ratio | 95 % interval | saved MB | ratio |\n|---|---|---|---|---|---|")
     for name, own in measured.items():
         base = measured[yardstick(name)]
-        middle, low, high = ratio(own, base)
+        middle, low, high = ratio(own.seconds, base.seconds)
         milliseconds = 1e3 * statistics.median(own.seconds)
         print(
             f"| {name} | {milliseconds:.1f} | {middle:.3f} | {low:.3f} to {high:.3f} "
             f"| {own.saved / 1e6:.2f} | {own.saved / base.saved:.4f} |"
         )
+    print()
     for bar in bars:
         own, base = measured[bar.variant], measured[bar.yardstick]
-        low = ratio(own, base)[1] if bar.quantity == "time" else own.saved / base.saved
-        verdict = "met" if low <= bar.bound else "MISSED"
-        print(f"\n{verdict}: {bar.quantity} of {bar.variant} at most {bar.bound} x {bar.yardstick} ({low:.4f})")
-
-
-def ratio(own: Measured, base: Measured) -> tuple[float, float, float]:
-    """Return the ratio of times within rounds: median and interval."""
-    return interval([a / b for a, b in zip(own.seconds, base.seconds, strict=True)])
+        saved = own.saved / base.saved
+        print(bar.verdict(ratio(own.seconds, base.seconds) if bar.quantity == "time" else (saved, saved, saved)))
 
 
 def layer_bars(compiled: bool) -> list[Bar]:
@@ -233,6 +159,7 @@ def layer_bars(compiled: bool) -> list[Bar]:
 
 def main() -> None:
     """Measure and print."""
+    keep_memory()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=2)
@@ -241,9 +168,8 @@ def main() -> None:
     parser.add_argument("--no-compile", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    settings = " ".join(f"{key}={value}" for key, value in ALLOCATOR.items())
-    print(f"{device_name(torch.device(options.device))}, {options.threads} threads, torch {torch.__version__}")
-    print(f"{options.rounds} rounds; {settings}; load {os.getloadavg()[0]:.2f}", end="")
+    print(setting(options.threads, options.device))
+    print(f"{options.rounds} rounds")
     for precision in PRECISIONS:
         modes = [False] if options.no_compile else [False, True]
         bars = [bar for mode in modes for bar in layer_bars(mode)] if precision == "float32" else []

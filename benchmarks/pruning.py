@@ -9,9 +9,9 @@ official evaluations do; everything else on a batch.
 import argparse
 import statistics
 
-from interleaved import keep_memory, ratio, rounds, setting, verdict
+from rounds import Bar, keep_memory, ratio, rounds_of, setting
 
-BARS = (("compiled", "row loop", 0.20), ("compiled", "full attention", 1.5), ("torch", "row loop", 0.35))
+BARS = Bar("compiled", "row loop", 0.20), Bar("compiled", "full attention", 1.5), Bar("torch", "row loop", 0.35)
 
 
 def row_loop(q, k, v, entries, alpha):
@@ -99,14 +99,14 @@ def main():
     for time in options.lengths:
         print(f"T = {time}: batch {options.batch}, {options.heads} heads of {options.d_head}, budget {options.budget}")
         with torch.inference_mode():
-            times = rounds(variants(time, options), options.rounds)
+            times = rounds_of(variants(time, options), options.rounds)
         for name, seconds in times.items():
             median, low, high = ratio(seconds, times["row loop"])
             milliseconds = 1000 * statistics.median(seconds)
             print(f"  {name:16}{milliseconds:8.3f} ms  {median:.3f} [{low:.3f}, {high:.3f}] x row loop")
-        for name, anchor, bar in BARS:
-            if name in times:
-                print(verdict(f"{name} / {anchor}", ratio(times[name], times[anchor]), bar, at_most=True))
+        for bar in BARS:
+            if bar.variant in times:
+                print(f"  {bar.verdict(ratio(times[bar.variant], times[bar.yardstick]))}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""What the benchmarks share: variants that take turns, ratios within a round, intervals by order statistics."""
+"""What the benchmarks share: variants that take turns, ratios within a round, intervals by order statistics, bars.
+
+The allocator matters on CPUs: `keep_memory()` makes malloc keep what it has, for all variants alike, by starting the
+process anew with its settings in the environment.
+"""
 
 import math
 import os
@@ -6,9 +10,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
@@ -24,24 +29,42 @@ def keep_memory() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
 
 
-def rounds_of(steps: dict[str, Callable[[], object]], rounds: int, device: str) -> dict[str, list[float]]:
-    """Return the seconds of every step, round by round; steps take turns, in another order every round."""
+def setting(threads: int, device: str = "cpu") -> str:
+    """Return what a reader has to know of the machine, in one line."""
+    import torch
+
+    from formerlab.training.provenance import device_name
+
+    allocator = " ".join(f"{name}={os.environ.get(name, 'default')}" for name in ALLOCATOR)
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    machine = f"{device_name(torch.device(device))}, {threads} threads"
+    return f"{machine}, torch {torch.__version__}, {allocator}, load {load}"
+
+
+def rounds_of(steps: dict[str, Callable[[], object]], rounds: int, device: str = "cpu") -> dict[str, list[float]]:
+    """Return the seconds of every step, round by round; a step that returns a number has done as many units of work.
+
+    Steps take turns. The first of a round moves on with every round, so that none always follows the same; a round
+    before all others warms up.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
-    for index in range(rounds + 1):
-        shift = index % len(names)
+    for turn in range(rounds + 1):
+        shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             _synchronise(device)
             start = time.perf_counter()
-            steps[name]()
+            units = steps[name]()
             _synchronise(device)
-            if index:  # the first round warms up
-                seconds[name].append(time.perf_counter() - start)
+            if turn:
+                seconds[name].append((time.perf_counter() - start) / (units if isinstance(units, int) else 1))
     return seconds
 
 
 def _synchronise(device: str) -> None:
     if device == "cuda":
+        import torch
+
         torch.cuda.synchronize()
 
 
@@ -61,12 +84,34 @@ def ratio(own: list[float], base: list[float]) -> tuple[float, float, float]:
     return interval([a / b for a, b in zip(own, base, strict=True)])
 
 
-def saved_bytes(forward: Callable[[], Tensor], given: Iterable[Tensor]) -> int:
+class Bar(NamedTuple):
+    """A bound on a ratio of a variant to its yardstick; met when the ratio's interval reaches it."""
+
+    variant: str
+    yardstick: str
+    bound: float
+    quantity: str = "time"
+
+    def verdict(self, measured: tuple[float, float, float]) -> str:
+        """Say whether it is met by a ratio and its interval; a speed has to reach the bound from above."""
+        middle, low, high = measured
+        speed = self.quantity == "speed"
+        met = high >= self.bound if speed else low <= self.bound
+        sign = ">=" if speed else "<="
+        return (
+            f"{'met' if met else 'MISSED'}: {self.quantity} of {self.variant} / {self.yardstick} "
+            f"{middle:.3f} [{low:.3f}, {high:.3f}] {sign} {self.bound}"
+        )
+
+
+def saved_bytes(forward: Callable[[], "Tensor"], given: Iterable["Tensor"]) -> int:
     """Return the bytes that `forward` keeps for its backward pass beyond what it was given, each storage once."""
+    import torch
+
     known = {tensor.untyped_storage().data_ptr() for tensor in given}
     kept: dict[int, int] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def note(tensor: "Tensor") -> "Tensor":
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
             kept[storage.data_ptr()] = storage.nbytes()

@@ -17,6 +17,7 @@ from formerlab.models.vision import VisionTransformer, VisionTransformerModel
 from formerlab.spec import Spec
 
 Growable = Decoder | VisionTransformer
+"""Models that can start from another's weights."""
 GrowableModel = DecoderModel | VisionTransformerModel
 
 InitialKeys = Literal["random", "zero"]
@@ -27,7 +28,16 @@ TOKEN_KEYS = INITIAL | {"tokens", "tau"}
 WIDTH_KEYS = INITIAL | {"width", "heads", "hidden"}
 """Keys in which a child's spec may differ: what growth decides, and what only draws initial values."""
 
-__all__ = ["Growth", "continued_spec", "grow", "grow_into", "grow_optimizer_state", "grown_spec", "hold_old_tokens"]
+__all__ = [
+    "Growth",
+    "continued_spec",
+    "grow",
+    "grow_into",
+    "grow_optimizer_state",
+    "growable",
+    "grown_spec",
+    "hold_old_tokens",
+]
 
 
 class Growth(Spec):
@@ -84,6 +94,13 @@ def grow(
     growth = Growth(keys=init, tau=tau)
     child = grown_spec(model.spec, _with_tokens(model.spec, counts), growth)
     return grow_into(model.state_dict(), model.spec, child, growth, seed).train(model.training)
+
+
+def growable(spec: Spec) -> Growable:
+    """Return the spec where its model can start from another's weights. Raises UserError where it cannot."""
+    if not isinstance(spec, Decoder | VisionTransformer):
+        raise UserError("only decoders and vision transformers start from the weights of another run; leave init out")
+    return spec
 
 
 def grown_spec(parent: Growable, child: Growable, growth: Growth) -> Growable:

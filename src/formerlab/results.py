@@ -50,9 +50,7 @@ TRAINED = ("train.csv", "timing.csv", "eval.csv", "test.csv")
 _EXACT_FLOATS: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 )
-_TEXT = frozenset(
-    ("split", "policy", "task", "task_version", "metric", "example", "run", "measure", "choice", "group", "kept")
-)
+_TEXT = {"split", "policy", "task", "task_version", "metric", "example", "choice", "group", "kept", "run", "measure"}
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
 _KEYS = ["study", "run", "seed"]
 

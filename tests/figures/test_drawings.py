@@ -15,6 +15,7 @@ from fixtures.rows import (
     make_denseformer_study,
     make_run,
     make_tokenformer,
+    make_vision,
     model,
     pattention,
     write_csv,
@@ -35,6 +36,7 @@ def make_all(root, seeds):
     make_tokenformer(root, seeds)
     make_denseformer_study(root, seeds)
     make_decay(root, seeds)
+    make_vision(root, seeds)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def test_without_rows_it_says_so(tmp_path, name):
 
 @pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=lambda drawing: drawing.name)
 def test_constants_fit_the_contract(drawing):
-    assert drawing.study in ("tokenformer", "denseformer", "decay")
+    assert drawing.study in ("tokenformer", "denseformer", "decay", "vision")
     assert set(drawing.reads) <= {*COLUMNS, "run.json"}
     assert "run.json" in drawing.reads
     assert "To see" in drawing.caption or drawing.kind == "table"
@@ -120,7 +122,7 @@ def test_variants_are_read_from_the_spec():
 
 
 def test_losses_are_means_over_tokens(tmp_path):
-    folder = make_run(tmp_path, "tokenformer", "transformer")
+    folder = make_run(tmp_path, "tokenformer", "transformer-2")
     write_csv(folder / "test.csv", COLUMNS["test.csv"], [(0, 30, 2.0), (1, 10, 4.0)])
     row = by_run(held_out_losses(Results(tmp_path), "tokenformer")).iloc[0]
     assert row["loss_nats"] == pytest.approx(2.5)
@@ -131,19 +133,22 @@ def test_losses_are_means_over_tokens(tmp_path):
 def test_a_chain_is_followed_to_its_oldest_ancestor(tmp_path):
     spec = model(projection=pattention(8))
     growth = {"keys": "random", "tau": "sqrt", "optimizer": "fresh"}
-    make_run(tmp_path, "tokenformer", "first", spec=spec, flops=1.0)
-    make_run(tmp_path, "tokenformer", "second", spec=spec, init="first", growth=growth, flops=1.0, inherited=1.0)
-    make_run(tmp_path, "tokenformer", "third", spec=spec, init="second", growth=growth, flops=1.0, inherited=2.0)
-    assert chain(held_out_losses(Results(tmp_path), "tokenformer"), "third") == ["first", "second", "third"]
+    names = ["tokenformer-1", "grown-random-sqrt-2", "grown-random-sqrt-3"]
+    make_run(tmp_path, "tokenformer", names[0], spec=spec, flops=1.0)
+    make_run(tmp_path, "tokenformer", names[1], spec=spec, init=names[0], growth=growth, flops=1.0, inherited=1.0)
+    make_run(tmp_path, "tokenformer", names[2], spec=spec, init=names[1], growth=growth, flops=1.0, inherited=2.0)
+    assert chain(held_out_losses(Results(tmp_path), "tokenformer"), names[2]) == names
     draw_one("tokenformer_cost", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out" / "tokenformer_cost.csv")
-    grown = rows[rows["series"] == "grown: random keys, tau sqrt(n)"]
+    grown = rows[rows["series"] == "grown (as published)"]
     assert list(grown["flops_cumulative"]) == [1.0, 2.0, 3.0]
+    assert list(grown["tokens_cumulative"]) == [102_400, 204_800, 307_200]
+    assert list(grown["training_time_s_cumulative"]) == [10.0, 20.0, 30.0]
 
 
 def test_published_points_are_marked_and_complete(place):
     rows = pd.read_csv(place / "figures" / "live" / "one" / "tokenformer_cost.csv").query("source == 'published'")
-    grown = rows[rows["series"] == "grown, 30B tokens per stage"]
+    grown = rows[rows["series"] == "grown, 30B a stage"]
     assert list(grown["perplexity"]) == [16.41, 14.02, 12.59, 11.77]
     assert list(grown["tpu_v4_hours"]) == [1710, 2110, 2825, 3920]
     text = (place / "figures" / "live" / "one" / "decay_table.md").read_text()
@@ -172,10 +177,10 @@ def test_depths_come_from_the_deepest_run(place):
 
 def test_growth_shows_the_parents_level(place):
     rows = pd.read_csv(place / "figures" / "live" / "three" / "tokenformer_growth.csv")
-    assert set(rows["parent"]) == {"tokenformer-small"}
-    level = rows[rows["part"] == "parent"]["loss_nats"]
-    assert len(level) == 4
-    assert level.nunique() == 1
+    level, curves = (rows[rows["part"] == part] for part in ("parent", "curve"))
+    assert list(level["run"]) == ["tokenformer-1"]
+    assert curves["run"].nunique() == 6
+    assert set(curves.groupby("run")["step"].min()) == {0}
 
 
 def test_arms_are_paired_with_the_whole_cache(tmp_path):
@@ -220,22 +225,22 @@ def test_without_a_whole_cache_there_is_no_interval(tmp_path):
 
 def test_a_diverged_run_is_named(tmp_path):
     uniform = float(np.log(VOCABULARY))
-    make_run(tmp_path, "tokenformer", "transformer", 0)
-    make_run(tmp_path, "tokenformer", "transformer", 1, loss=uniform, status="diverged", diverged_at_step=3)
-    make_run(tmp_path, "tokenformer", "transformer", 2)
+    make_run(tmp_path, "tokenformer", "transformer-2", 0)
+    make_run(tmp_path, "tokenformer", "transformer-2", 1, loss=uniform, status="diverged", diverged_at_step=3)
+    make_run(tmp_path, "tokenformer", "transformer-2", 2)
     draw_one("tokenformer_cost", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out" / "tokenformer_cost.csv")
     assert list(rows[rows["source"] == "ours"]["diverged"]) == [1]
 
 
 def test_chance_is_shown_where_rows_say_how_many_choices(tmp_path):
-    folder = make_run(tmp_path, "tokenformer", "transformer")
+    folder = make_run(tmp_path, "tokenformer", "transformer-2")
     columns = (*COLUMNS["zeroshot.csv"], "choices")
     write_csv(folder / "zeroshot.csv", columns, [("quiz", 1, i, "acc", float(i < 3), 4) for i in range(8)])
     draw_one("tokenformer_zeroshot", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out" / "tokenformer_zeroshot.csv").set_index("run")
-    assert rows.loc["transformer", "quiz (acc)"] == pytest.approx(3 / 8)
-    assert rows.loc["transformer", "quiz (acc)_se"] == pytest.approx(np.sqrt(3 / 8 * 5 / 8 / 8))
+    assert rows.loc["transformer-2", "quiz (acc)"] == pytest.approx(3 / 8)
+    assert rows.loc["transformer-2", "quiz (acc)_se"] == pytest.approx(np.sqrt(3 / 8 * 5 / 8 / 8))
     assert rows.loc["chance", "quiz (acc)"] == 0.25
 
 
@@ -258,7 +263,7 @@ def test_numbers_read_well():
 
 def test_the_headline_has_every_study_that_ran(place, tmp_path):
     text = headline(place / "results" / "live" / "three")
-    for word in ("Tokenformer", "grown-random-sqrt", "dwa-1x1-16", "Decay, alpha 0.2"):
+    for word in ("Tokenformer", "grown-random-sqrt-2", "dwa-1x1-16", "Decay, alpha 0.2"):
         assert word in text
     (tmp_path / "empty").mkdir()
     assert "no finished runs" in headline(tmp_path / "empty")
@@ -273,7 +278,7 @@ def test_a_zeroshot_table_counts_seeds_and_questions(place):
 
 
 def test_damaged_rows_stop_the_drawing(tmp_path):
-    folder = make_run(tmp_path, "tokenformer", "transformer")
+    folder = make_run(tmp_path, "tokenformer", "transformer-2")
     add_questions(folder / "zeroshot.csv")
     with open(folder / "zeroshot.csv", "a") as file:
         file.write("last_word,1,")

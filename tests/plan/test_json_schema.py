@@ -39,9 +39,12 @@ def test_every_key_has_a_description():
 
 
 def test_every_key_has_a_default_or_must_be_given():
-    must = {("PartOfRun", "model"), ("Hub", "name"), *(("TokenizerFile", key) for key in ("path", "vocabulary"))}
-    must.add(("TokenizerOf", "data"))
-    must |= {("LocalSuite", "paths"), ("HarnessSuite", "task")}
+    must = {("PartOfRun", "model"), ("TokenizerOf", "data"), ("LocalSuite", "paths"), ("HarnessSuite", "task")}
+    must |= {("Hub", "name"), *(("TokenizerFile", key) for key in ("path", "vocabulary"))}
+    must |= {("EqualTime", key) for key in ("arm", "reference")}
+    must |= {("HubPairs", key) for key in ("name", "source", "target")}
+    must |= {("LinePairs", key) for key in ("train", "source", "target")}
+    must |= {("ImageFolders", "train"), ("ImageHub", "name")}
     required = {(name, key) for name in DEFINITIONS for key in DEFINITIONS[name].get("required", ())}
     assert {key for key in KEYS if "default" not in entry(*key)} == must | required
 
@@ -74,13 +77,13 @@ def test_the_files_of_the_small_project_fit(project):
         ("Config", "scal: laptop", ""),
         ("Config", "scale: laptopp", "scale"),
         ("Config", "seeds: []", "seeds"),
-        ("Config", "data: {text: {valid_share: 0.9}}", "data.text.valid_share"),
+        ("Config", "data: {text: {valid_share: 0.9}}", "data.text"),
         ("Study", "title: x", ""),
         ("Study", "{title: x, paper: x, question: x, runs: {a: {stepps: 3}}}", "runs.a"),
         ("Study", "{title: x, paper: x, question: x, runs: {a: {name: b}}}", "runs.a"),
         ("Study", "{title: x, paper: x, question: x, runs: {a: {steps: many}}}", "runs.a.steps"),
-        ("Study", "{title: x, paper: x, question: x, runs: {a: {optimizer: {lr: 1e-3}}}}", "runs.a.optimizer.lr"),
-        ("Study", "{title: x, paper: x, question: x, runs: {a: {model: {depth: {kind: dwaa}}}}}", "runs.a.model.depth"),
+        ("Study", "{title: x, paper: x, question: x, runs: {a: {optimizer: {lr: 1e-3}}}}", "runs.a.optimizer"),
+        ("Study", "{title: x, paper: x, question: x, runs: {a: {model: {depth: {kind: dwaa}}}}}", "runs.a.model"),
         ("Study", "{title: x, paper: x, question: x, runs: {}, prune: {a: {budget: [1]}}}", "prune.a"),
         ("Scale", "{description: x, data: {}, defaults: {steps: 0}}", "defaults.steps"),
         ("Scale", "{description: x, data: {}, studies: {a: {onlyy: [b]}}}", "studies.a"),

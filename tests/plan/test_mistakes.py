@@ -29,7 +29,7 @@ MISTAKES = {
     "run": (
         STUDY,
         "runs: {plain: {stepps: 3}}",
-        f"{STUDY}: small.runs.plain.stepps: unknown key (value 3); did you mean steps or suites or eps?",
+        f"{STUDY}: small.runs.plain.stepps: unknown key (value 3); did you mean steps?",
     ),
     "model": (
         STUDY,

@@ -66,6 +66,7 @@ class Step:
         )
         self._rule, self._bounds = _rule(policy, d_head), _bounds(policy, entries)
         self._shape = sets, heads // sets, heads // key_heads, d_head, capacity
+        self._none = np.empty((self._units, 0), self._held.scores.dtype)
         self._large = 2 * store.keys.numel() >= LARGE
 
     @staticmethod
@@ -75,12 +76,21 @@ class Step:
 
     def __call__(self, q: Heads, k: KeyHeads, v: KeyHeads, now: int, entry: Scores | None) -> Heads:
         """Take in the token at position `now`; return what it finds."""
-        out = v.new_empty(q.shape[0], 1, q.shape[1], q.shape[3]).transpose(1, 2)
-        tensors = tuple(_strided(x) for x in (q, k, v, out))
-        own = np.empty((self._units, 0), self._held.scores.dtype) if entry is None else _flat(entry.contiguous())
+        out = q.new_empty(q.shape)
+        tensors = _token(q), _token(k), _token(v), _token(out)
+        own = self._none if entry is None else _flat(entry.contiguous())
         rest = self._rule, self._shape, tensors, self._bounds, self._held, own, now
-        _in_threads(self._units, lambda first, end: kernel.one_token(first, end, *rest), self._large)
+        if self._large:
+            _in_threads(self._units, lambda first, end: kernel.one_token(first, end, *rest))
+        else:
+            kernel.one_token(0, self._units, *rest)
         return out
+
+
+def _token(x: Float[Tensor, "batch heads one d_head"]) -> Strided:
+    """Return one token of every sequence; most are contiguous, which makes this the cheaper way."""
+    _, heads, _, d_head = x.shape
+    return Strided(x.reshape(-1).numpy(), heads * d_head, d_head, 0)
 
 
 def _rule(policy: Eviction, d_head: int) -> kernel.Rule:
@@ -104,9 +114,9 @@ def _strided(x: Float[Tensor, "batch heads time d_head"]) -> Strided:
     return Strided(x.as_strided((span,), (1,)).numpy(), *x.stride()[:3])
 
 
-def _in_threads(units: int, run: Callable[[int, int], None], pays: bool = True) -> None:
-    """Run units 0, 1, ... in parts, in as many threads as torch may use; in this one alone where more do not pay."""
-    threads = min(torch.get_num_threads(), units) if pays else 1
+def _in_threads(units: int, run: Callable[[int, int], None]) -> None:
+    """Run units 0, 1, ... in parts, in as many threads as torch may use."""
+    threads = min(torch.get_num_threads(), units)
     parts = min(CHUNKS * threads, units) if threads > 1 else 1
     bounds = iter([(units * part // parts, units * (part + 1) // parts) for part in range(parts)])
 

@@ -1,6 +1,7 @@
 """The engine that runs everywhere: a loop over queries, vectorised over sequences and heads, on compact slots."""
 
 import torch
+from torch import Tensor
 
 from formerlab.cache.engine import Prompt, Pruned
 from formerlab.cache.eviction import Eviction, Rows
@@ -14,8 +15,9 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     """Simulate eviction over whole sequences."""
     groups, time = prompt.q.shape[1] // prompt.k.shape[1], prompt.q.shape[2]
     q, k, v = by_group(prompt.q, groups), prompt.k, prompt.v.unsqueeze(2)
-    keys = k.new_zeros(*k.shape[:2], time + 1, k.shape[3])  # one more, which stands for no key
+    keys = k.new_empty(*k.shape[:2], time + 1, k.shape[3])  # one more, which stands for no key
     torch.mul(k, k.shape[3] ** -0.5, out=keys[:, :, :time])
+    keys[:, :, time] = 0
     precise = torch.promote_types(q.dtype, torch.float32)
     capacity = min(max(policy.limit(budget) for budget in prompt.entries), time) + 1
     slots = policy.slots(prompt.entries, k.shape[1], capacity, q.new_empty(0, dtype=precise))
@@ -24,7 +26,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     entry = policy.entry(torch.arange(time, device=q.device), sets, k, prompt.layer)
     entry = None if entry is None else entry.to(precise)
     looked_at = k if "keys" in policy.needs else None
-    out = torch.empty_like(q)
+    out: list[Tensor] = []
     for first in range(0, time, QUERIES):
         end = min(first + QUERIES, time)
         logits = (q[:, :, :, first:end] @ keys[:, :, None, : end + 1].transpose(-1, -2)).to(precise)
@@ -33,7 +35,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
         for _ in policy.over(rows, slots, last):
             pass
         assert rows.probabilities is not None
-        out[:, :, :, first:end] = rows.probabilities[..., :-1].to(v.dtype) @ v[..., :end, :]
+        out.append(rows.probabilities[..., :-1].to(v.dtype) @ v[..., :end, :])
     scores = slots.scores.new_zeros(batch, sets, time + 1)
     scores.scatter_(-1, slots.positions.clamp(max=time).long(), slots.scores)
-    return Pruned(out.flatten(1, 2), last[..., :time], scores[..., :time])
+    return Pruned((out[0] if len(out) == 1 else torch.cat(out, 3)).flatten(1, 2), last[..., :time], scores[..., :time])

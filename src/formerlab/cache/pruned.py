@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from formerlab.cache.budget import entries
@@ -80,9 +80,11 @@ class PrunedCache:
                 return self._read(layer, q, k, v)
             self._layers[layer] = self._layer(self._empty(0, k, v), q.shape[1])
         held = self._layers[layer]
+        if q.shape[2] == 1:
+            return self._step(layer, held, q, k, v)
         tokens = (slice(token, token + 1) for token in range(q.shape[2]))
         steps = [self._step(layer, held, q[:, :, one], k[:, :, one], v[:, :, one]) for one in tokens]
-        return steps[0] if len(steps) == 1 else torch.cat(steps, 2)
+        return torch.cat(steps, 2)
 
     def _read(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Take in a whole prompt by simulation, and keep what survives it."""
@@ -122,13 +124,17 @@ class PrunedCache:
         if self._sink and now > self._limit and self.position is not None:
             store.replace_first(turned(torch.cat(held.sink, 2), now - self._limit, self.position))
         held.length += 1
-        sets = store.slots.positions.shape[1]
-        entry = self.policy.entry(torch.tensor([now], device=k.device), sets, k, layer)
-        if entry is not None:
-            entry = entry.to(store.slots.scores.dtype).expand(k.shape[0], sets, 1)
+        entry = self._entry(layer, store, k, now)
         if held.step is not None:
             return held.step(q, k, v, now, entry)
         return store.advance(self.policy, q, k, v, now, entry)
+
+    def _entry(self, layer: int, store: Store, k: KeyHeads, now: int) -> Float[Tensor, "batch sets 1"] | None:
+        if type(self.policy).entry is Eviction.entry:
+            return None
+        sets = store.slots.positions.shape[1]
+        entry = self.policy.entry(torch.tensor([now], device=k.device), sets, k, layer)
+        return None if entry is None else entry.to(store.slots.scores.dtype).expand(k.shape[0], sets, 1)
 
     @property
     def length(self) -> int:

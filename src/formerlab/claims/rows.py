@@ -44,7 +44,7 @@ class Rows:
             return _by_seed(records, records[RUN_KEYS[metric]])
         if metric == "error_rate":
             rows = self._rows("test.csv", run)
-            return Seeds({seed: 1 - float(group["top1"].mean()) for seed, group in _seeds(rows)})
+            return Seeds({seed: float((group["rank"] > 0).mean()) for seed, group in _seeds(rows)})
         if metric in ("embedding_weight_first_third", "embedding_weight_last_third"):
             return self._embedding_weight(run, last=metric.endswith("last_third"))
         raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")

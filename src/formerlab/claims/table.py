@@ -131,8 +131,9 @@ def markdown(found: list[Verdict], results: Results) -> str:
     parts = [
         f"# Claims at scale {results.scale}",
         "Each claim was registered with its criterion before any model was trained. *holds* and *fails* follow from "
-        "the 95 % interval over seeds (or of a paired bootstrap over examples) and a minimal effect; *undecided* is all "
-        "else; *indicative*: this scale shows numbers only; *provisional*: real data, but smaller than the claim asks.",
+        "the 95 % interval over seeds (or of a paired bootstrap over examples) and a minimal effect; *undecided* is "
+        "all else; *indicative*: this scale shows numbers only; *provisional*: real data, but smaller than the claim "
+        "asks.",
         _counts(found),
         "## Headline claims",
         _block(heads, with_p=True),

@@ -58,11 +58,10 @@ def export(arguments: argparse.Namespace) -> None:
     from formerlab.data import load_tokenizer
     from formerlab.finished import load_model
     from formerlab.huggingface.export import save_folder
-    from formerlab.models.decoder import Decoder
 
     folder = run_folder(arguments)
     model, run = load_model(folder)
-    if not isinstance(model.spec, Decoder):
+    if not isinstance(model, DecoderModel):
         raise UserError(f"{folder}: a {run.model.kind}; only decoders can be exported")
     data = folder.resolve().parents[2] / "data" / run.data
     end_of_text = read_json(data / "manifest.json")["tokenizer"]["end_of_text"]

@@ -16,6 +16,7 @@ from pydantic import Field, PositiveInt
 from torch import nn
 from torch.nn import functional as F
 
+from formerlab.errors import UserError
 from formerlab.evaluation.measures import COSINE, PRUNED
 from formerlab.evaluation.perplexity import mean_loss, spread_windows, window_losses
 from formerlab.layers.dwa import DepthWeightedAverageLayer
@@ -24,6 +25,7 @@ from formerlab.models.decoder import DecoderModel
 from formerlab.rows import Cell, write_rows
 from formerlab.run import Run
 from formerlab.spec import Spec
+from formerlab.tasks.language import LanguageModeling
 
 COLUMNS = ("measure", "place", "kept", "value")
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -47,10 +49,13 @@ def flow(model: DecoderModel, run: Run, stream: NDArray[np.integer[Any]], settin
     last block, the final norm), with X_0. `pruned_loss_nats` at place s is the loss without the share s of the mixing
     weights, those smallest in size; `kept` counts the others.
     """
-    windows = spread_windows(stream, run.task.context, settings.windows)
+    task = run.task
+    if not isinstance(task, LanguageModeling):
+        raise UserError(f"flow.runs: run {run.name!r} is no language model; name runs of a decoder")
+    windows = spread_windows(stream, task.context, settings.windows)
 
     def loss() -> float:
-        return mean_loss(window_losses(model, stream, run.task.context, batch=run.task.batch, windows=windows))
+        return mean_loss(window_losses(model, stream, task.context, batch=task.batch, windows=windows))
 
     with _listening(model) as cosines:
         loss()

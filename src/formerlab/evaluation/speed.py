@@ -19,6 +19,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from formerlab.cache import KVCache
+from formerlab.errors import UserError
 from formerlab.evaluation.measures import DECODE, FORWARD, TRAINING
 from formerlab.evaluation.memory import peak_bytes
 from formerlab.layers import nary
@@ -27,6 +28,7 @@ from formerlab.progress import Progress
 from formerlab.rows import Cell, write_rows
 from formerlab.run import Run
 from formerlab.spec import Spec
+from formerlab.tasks.language import LanguageModeling
 from formerlab.training import provenance
 from formerlab.training.loop import Hooks, train
 from formerlab.training.state import State
@@ -97,15 +99,17 @@ def circumstances(device: torch.device) -> dict[str, Any]:
 class Turn:
     """One run while it is measured: its model is the only one on the device."""
 
-    def __init__(self, run: Run, model: DecoderModel, speed: Speed, device: torch.device) -> None:
-        self.run, self.model, self.speed, self.device = run, model, speed, device
+    def __init__(self, run: Run, model: nn.Module, speed: Speed, device: torch.device) -> None:
+        if not isinstance(model, DecoderModel) or not isinstance(run.task, LanguageModeling):
+            raise UserError(f"speed.runs: run {run.name!r} is no language model; name runs of a decoder")
+        self.run, self.task, self.model, self.speed, self.device = run, run.task, model, speed, device
         self.compiled: nn.Module = torch.compile(model) if run.compile else model  # type: ignore[assignment]
         self.weights = sum(parameter.nbytes for parameter in model.parameters())
-        self.decoded = min(speed.decoded_tokens, run.task.context)
+        self.decoded = min(speed.decoded_tokens, self.task.context)
 
     def measures(self) -> dict[str, list[Cell]]:
         """Return, by measure, the sequences, tokens, seconds and bytes of its unit."""
-        task, sequences = self.run.task, self.speed.forward_sequences
+        task, sequences = self.task, self.speed.forward_sequences
         self.model.train()
         training = [self._training_seconds(), self._bytes(lambda: self._train(2))]
         self.model.eval()
@@ -125,7 +129,7 @@ class Turn:
 
     def _train(self, steps: int) -> list[float]:
         """Train the model for some steps; return the seconds spent before each step, and at the end."""
-        task = self.run.task.model_copy(update={"valid_windows": 1})
+        task = self.task.model_copy(update={"valid_windows": 1})
         changes = {"task": task, "steps": steps, "evaluate_every": steps, "log_every": steps}
         state = State(self.model, self.run.optimizer.build(self.model))
         spent: list[float] = []
@@ -140,7 +144,7 @@ class Turn:
         return [*spent, state.training_time_s]
 
     def _forward(self) -> None:
-        tokens = self._tokens(self.speed.forward_sequences, self.run.task.context)
+        tokens = self._tokens(self.speed.forward_sequences, self.task.context)
         self.compiled(tokens.to(self.device))
 
     def _decode(self) -> None:
@@ -161,7 +165,7 @@ class Turn:
 
     def _tokens(self, sequences: int, length: int) -> Int[Tensor, "sequences length"]:
         generator = torch.Generator().manual_seed(self.run.seed)
-        return torch.randint(self.run.model.vocabulary, (sequences, length), generator=generator)
+        return torch.randint(self.model.spec.vocabulary, (sequences, length), generator=generator)
 
     def _precision(self) -> torch.autocast:
         wanted = self.run.precision == "bfloat16"

@@ -55,7 +55,8 @@ def draw(data: DataFrame) -> Figure:
     dilation = sparse.index[0] if len(sparse) else 1.0
     seeds = int(ours["seeds"].max())
     spread = "95 % Student t interval over seeds" if seeds > 1 else "95 % bootstrap over windows, these models only"
-    notes = [f"{ours['layers'].max():.0f} blocks, n = {seeds} seeds, paired by seed; bars: {spread}."]
+    counted = f"n = {seeds} seed{'s' if seeds > 1 else ''}"
+    notes = [f"{ours['layers'].max():.0f} blocks, {counted}, paired by seed; bars: {spread}."]
     notes.append("Hollow: Table 4 of the paper, 48 blocks, not ours. Ringed: p = 1 mod k.")
     figure, panels = canvas([2.8, 2.8, 3.4], notes, right=[0.85, 0.85, 1.0])
     _draw(panels[0], ours[ours["period"] == 1], theirs[theirs["period"] == 1], "dilation", "dilation k (period 1)")

@@ -18,7 +18,7 @@ RUNS = ("plain-*", "dwa-*", "gains-*", "connect-*", "last-*", "random-*", "softm
 CATEGORY = "DenseFormer"
 CAPTION = (
     "Held-out loss against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622): each "
-    "point is a model, lines join the depths of one kind, and the stepped line is the Pareto front, models than "
+    "point is a model, lines join the depths of one kind, and the dotted line is the Pareto front, models than "
     "which none is both faster and better. To see: whether the front is made of DenseFormers, and how much faster "
     "one is than the plain Transformer that reaches its loss. Speeds are medians of repetitions on an otherwise "
     "idle machine. Right: perplexity and batches per second of Table 1."
@@ -56,7 +56,7 @@ def draw(data: DataFrame) -> Figure:
     notes = [
         *count_notes(ours),
         "Numbers beside points are blocks. Horizontal bars: quartiles over repetitions of the timing.",
-        "Published: A100, batches of 64 sequences of 256 tokens. Grey: Pareto front.",
+        "Published: 256 tokens, on GPUs that the paper does not name. Dotted: Pareto front.",
     ]
     figure, (left, right) = canvas([4.6, 3.2], notes, right=[1.5, 1.4], height=3.6)
     _draw_points(left, ours, "loss_nats")

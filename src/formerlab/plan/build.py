@@ -22,7 +22,7 @@ from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.layers import Layer, Tree, place_of
 from formerlab.plan.read import parse
 from formerlab.plan.resolve import resolve_study
-from formerlab.plan.schema import Scale, StudyScale
+from formerlab.plan.schema import Scale, Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources, study_place
 from formerlab.plan.speed import flow_jobs, match_times, speed_jobs
 from formerlab.plan.tokenizers import chain, tokenizer_of
@@ -223,7 +223,7 @@ def _decoder_of(run: Run, place: str) -> Decoder:
 
 def _claims(sources: Sources) -> dict[str, str]:
     """Return what decides the numbers of the exact checks and, beside the rows, the verdicts."""
-    parts = [*sources.studies.values(), *sources.scale.studies.values()]
+    parts: list[Study | StudyScale] = [*sources.studies.values(), *sources.scale.studies.values()]
     arms = [{name: claim.plain() for name, claim in part.claims.items()} for part in parts]
     return {
         "exact": code_hash("formerlab.claims.exact"),

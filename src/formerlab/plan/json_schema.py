@@ -4,11 +4,12 @@ It is for editors, and more lenient than the plan: a file gives some keys of a r
 is required of a part, and a number or a choice may be a field of the run's name.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
+from formerlab.data.kinds import Data
 from formerlab.evaluation.equal_time import EqualTime
 from formerlab.evaluation.flow import Flow
 from formerlab.evaluation.prune import PruneSweep
@@ -28,6 +29,11 @@ GRID = {
     "anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}],
     "default": None,
 }
+EQUAL_TIME = {
+    "description": "Train as long as another run by the clock: the steps follow from measured speeds.",
+    "default": None,
+    "$ref": "#/$defs/EqualTime",
+}
 ANNOTATIONS = ("title", "description", "default")
 
 
@@ -43,7 +49,7 @@ def json_schema() -> Schema:
         _describe_kind(definition)
         if name not in WHOLE:
             definitions[name] = _part(definition)
-    definitions["PartOfRun"]["properties"] |= {"grid": GRID, "equal_time": {"$ref": "#/$defs/EqualTime"}}
+    definitions["PartOfRun"]["properties"] |= {"grid": GRID, "equal_time": EQUAL_TIME}
     _fill_in_parts(definitions)
     title = {"title": "formerlab", "description": "config.yaml, and in $defs the files of workflow/{studies,scales}"}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", **title, "$ref": "#/$defs/Config"}
@@ -81,7 +87,11 @@ def _fill_in_parts(definitions: Schema) -> None:
         for key, part in (("speed", "Speed"), ("flow", "Flow")):
             if key in properties:
                 properties[key] |= {"$ref": f"#/$defs/{part}"}
-        for key, part in (("runs", "PartOfRun"), ("prune", "PruneSweep"), ("data", "TextData")):
+        if "data" in properties:  # a file gives some keys of a data set and another file the rest
+            data = [{"$ref": f"#/$defs/{kind.__name__}"} for kind in get_args(get_args(Data)[0])]
+            properties["data"] = {key: properties["data"][key] for key in ANNOTATIONS if key in properties["data"]}
+            properties["data"] |= {"type": "object", "additionalProperties": {"anyOf": data}}
+        for key, part in (("runs", "PartOfRun"), ("prune", "PruneSweep")):
             if key in properties:
                 properties[key].pop("patternProperties", None)
                 properties[key]["additionalProperties"] = {"$ref": f"#/$defs/{part}"}

@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -59,7 +59,7 @@ def parse(kind: type[SomeSpec], layers: list[Layer], subject: str = "") -> SomeS
     except TypeError as error:
         raise UserError(f"{layers[-1].place}: {error}") from None
     except ValidationError as error:
-        raise UserError(_explain(_telling(error.errors(), tree), tree, layers, subject)) from None
+        raise UserError(_explain(_telling(error.errors(), tree), tree, layers, subject, _fields(kind))) from None
 
 
 def _refuse_clashes(layers: list[Layer], subject: str) -> None:
@@ -90,9 +90,9 @@ def _telling(errors: list[ErrorDetails], tree: Tree) -> ErrorDetails:
     return next((error for error in same if not error["type"].endswith("_type")), errors[0])
 
 
-def _explain(error: ErrorDetails, tree: Tree, layers: list[Layer], subject: str) -> str:
+def _explain(error: ErrorDetails, tree: Tree, layers: list[Layer], subject: str, known: list[str]) -> str:
     path = _path_in_tree(error, tree)
-    reason = _reason(error)
+    reason = _reason(error, known)
     culprit = _named_in(reason, path, tree) if error["type"] == "value_error" else path
     key = ".".join(str(part) for part in (subject, *path) if part != "")
     return ": ".join(part for part in (place_of(layers, culprit), key, reason) if part)
@@ -120,7 +120,7 @@ def _named_in(reason: str, path: tuple[int | str, ...], tree: Tree) -> tuple[int
     return path
 
 
-def _reason(error: ErrorDetails) -> str:
+def _reason(error: ErrorDetails, fields: list[str]) -> str:
     kind, value = error["type"], error["input"]
     plain = {
         "missing": "missing key; add it",
@@ -131,8 +131,8 @@ def _reason(error: ErrorDetails) -> str:
     if kind in plain:
         return plain[kind]
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), _all_fields(), n=3)
-        return f"unknown key (value {value!r})" + (f"; did you mean {' or '.join(near)}?" if near else "; remove it")
+        near = difflib.get_close_matches(str(error["loc"][-1]), fields, n=1)
+        return f"unknown key (value {value!r})" + (f"; did you mean {near[0]}?" if near else "; remove it")
     if kind == "union_tag_invalid":
         known = [tag.strip("'") for tag in error["ctx"]["expected_tags"].split(", ")]
         return f"unknown kind {error['ctx']['tag']!r}{near_misses(error['ctx']['tag'], known)}"
@@ -163,11 +163,16 @@ def _as_yaml_number(text: str) -> str:
     return f"{mantissa if '.' in mantissa else mantissa + '.0'}e{sign}"
 
 
-def _all_fields() -> list[str]:
-    names: set[str] = set()
-    waiting: list[type[Spec]] = [Spec]
+def _fields(kind: type[Spec]) -> list[str]:
+    """Return the keys that a spec or any spec within it may have."""
+    found: set[type[Spec]] = set()
+    waiting: list[Any] = [kind]
     while waiting:
-        kind = waiting.pop()
-        names.update(kind.model_fields)
-        waiting.extend(kind.__subclasses__())
-    return sorted(names)
+        part = waiting.pop()
+        if isinstance(part, type) and issubclass(part, Spec):
+            if part not in found:
+                found.add(part)
+                waiting += [field.annotation for field in part.model_fields.values()]
+        else:
+            waiting += get_args(part)
+    return sorted({name for part in found for name in part.model_fields})

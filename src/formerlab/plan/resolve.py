@@ -1,11 +1,12 @@
 """From study, scale and overrides to the resolved spec of every run."""
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from formerlab.data.dataset import DataSpec
 from formerlab.errors import UserError
 from formerlab.evaluation.equal_time import EqualTime
-from formerlab.growth import continued_spec, grown_spec
+from formerlab.growth import continued_spec, growable, grown_spec
 from formerlab.plan.layers import Layer, Tree, fields, fill, grid_points, merge, merge_layers, place_of
 from formerlab.plan.read import near_misses, parse
 from formerlab.plan.schema import Scale, StudyScale
@@ -170,7 +171,7 @@ def _with_parents_first(study: str, runs: dict[str, Run], all_names: set[str]) -
     return list(ordered.values())
 
 
-def _grow(study: str, ordered: list[Run], data: dict[str, DataSpec]) -> list[Run]:
+def _grow(study: str, ordered: list[Run], data: Mapping[str, DataSpec]) -> list[Run]:
     """Give every grown run the tau that its growth asks for, and refuse what cannot grow."""
     done: dict[str, Run] = {}
     for run in ordered:
@@ -179,10 +180,8 @@ def _grow(study: str, ordered: list[Run], data: dict[str, DataSpec]) -> list[Run
             parent = done[run.init]
             _check_tokenizers(run, parent, data, place)
             try:
-                if run.growth is None:
-                    model = continued_spec(parent.model, run.model)
-                else:
-                    model = grown_spec(parent.model, run.model, run.growth)
+                old, new = growable(parent.model), growable(run.model)
+                model = continued_spec(old, new) if run.growth is None else grown_spec(old, new, run.growth)
             except UserError as error:
                 raise UserError(f"{place}.init: {run.init!r}: {error}") from None
             run = run.model_copy(update={"model": model})
@@ -190,7 +189,7 @@ def _grow(study: str, ordered: list[Run], data: dict[str, DataSpec]) -> list[Run
     return list(done.values())
 
 
-def _check_tokenizers(run: Run, parent: Run, data: dict[str, DataSpec], place: str) -> None:
+def _check_tokenizers(run: Run, parent: Run, data: Mapping[str, DataSpec], place: str) -> None:
     """Refuse a run that goes on with tokens of another meaning."""
     if same_tokenizer(run.data, parent.data, data):
         return

@@ -1,11 +1,13 @@
 """Which data sets of a scale share a tokenizer."""
 
+from collections.abc import Mapping
+
 from formerlab.data import TextData, TokenizerFile, TokenizerOf
 from formerlab.data.dataset import DataSpec
 from formerlab.errors import UserError
 from formerlab.plan.read import near_misses
 
-DataSets = dict[str, DataSpec]
+DataSets = Mapping[str, DataSpec]
 
 
 def with_vocabularies(data: DataSets, place: str) -> DataSets:
@@ -13,7 +15,7 @@ def with_vocabularies(data: DataSets, place: str) -> DataSets:
 
     Raises UserError where that one does not exist, has another vocabulary, or takes its tokenizer from the first.
     """
-    filled: DataSets = {}
+    filled: dict[str, DataSpec] = {}
     for name in data:
         for borrower in reversed(_checked_chain(name, data, place)):
             filled.setdefault(borrower, _filled(borrower, data, filled, place))
@@ -36,9 +38,8 @@ def same_tokenizer(one: str, other: str, data: DataSets) -> bool:
     """Say whether two data sets have the same tokenizer; learned on different text, two are never the same."""
     first, second = (chain(name, data)[-1] for name in (one, other))
     specs = [data[name] for name in (first, second)]
-    files = [
-        spec.tokenizer for spec in specs if isinstance(spec, TextData) and isinstance(spec.tokenizer, TokenizerFile)
-    ]
+    named = [spec.tokenizer for spec in specs if isinstance(spec, TextData)]
+    files = [tokenizer for tokenizer in named if isinstance(tokenizer, TokenizerFile)]
     return first == second or (len(files) == 2 and files[0] == files[1])
 
 
@@ -60,7 +61,7 @@ def _filled(name: str, data: DataSets, filled: DataSets, place: str) -> DataSpec
         return spec
     lender = filled[above]
     if not isinstance(lender, TextData):
-        raise UserError(f"{place}: data.{name}.tokenizer.data: {above!r} is {lender.kind}, not text; name a corpus")
+        raise UserError(f"{place}: data.{name}.tokenizer.data: {above!r} is no text; name a corpus")
     vocabulary, stated = lender.vocabulary, spec.tokenizer.vocabulary
     if stated not in (None, vocabulary):
         key = f"{place}: data.{name}.tokenizer.vocabulary"

@@ -7,11 +7,12 @@ from pandas import DataFrame
 from formerlab.figures import catalogue
 from formerlab.figures._pruning import arms, main_arms
 from formerlab.results import Results
-from formerlab.tables import denseformer_table, tokenformer_table
+from formerlab.tables import denseformer_table, tokenformer_table, vision_scores, vision_sizes
 from formerlab.tables._write import plain
 
 _TOKENFORMER = ["run", "parameters", "flops_cumulative", "loss_nats", "perplexity", "seeds"]
 _DENSEFORMER = ["run", "layers", "perplexity", "loss_minus_plain_nats", "interval", "seeds"]
+_VISION = ["run", "parameters", "top1_percent", "top1_points", "compared_with", "interval", "seeds"]
 _DECAY = ["run", "arm", "realised_budget", "perplexity", "increase_nats", "seeds"]
 
 PUBLISHED_BUDGET = 0.4
@@ -25,6 +26,8 @@ def headline(root: Path) -> str:
         ("Tokenformer: held-out loss and cumulative training cost", tokenformer_table.table(results), _TOKENFORMER),
         ("DenseFormer: held-out loss against the plain Transformer", denseformer_table.table(results), _DENSEFORMER),
         ("Decay: held-out loss with a pruned cache against the whole one", _decay(results), _DECAY),
+        ("Vision: top-1 accuracy of ViT and Tokenformer", vision_sizes.table(results), _VISION),
+        ("Vision: scores of the parameter attention", vision_scores.table(results), _VISION),
     ]
     parts = [
         f"{title} (scale {results.scale})\n\n{_block(table, wanted)}" for title, table, wanted in blocks if _ours(table)

@@ -16,11 +16,16 @@ HEADINGS = {
     "loss_nats": "test loss (nats)",
     "loss_minus_plain_nats": "loss minus plain (nats)",
     "increase_nats": "loss minus Full (nats)",
+    "top1_percent": "top-1 (%)",
+    "top5_percent": "top-5 (%)",
+    "top1_points": "top-1 minus compared (points)",
+    "gain_nats": "gain over plain (nats)",
     "layers": "blocks",
     "flops": "FLOPs",
     "flops_cumulative": "cumulative FLOPs",
     "parameters_non_embedding": "without embedding",
     "tokens_per_s": "training tokens/s",
+    "images_per_s": "training images/s",
     "inference_batches_per_s": "inference batches/s",
 }
 _SUFFIXES = ("_low", "_high", "_se")
@@ -93,7 +98,9 @@ def number(name: str, value: float) -> str:
         return quantity(value)
     if name.startswith("flops"):
         return f"{value:.3g}"
-    if name.startswith(("acc", "chance")) or "(" in name:
+    if name.startswith("top"):
+        return f"{value:.2f}"
+    if name.startswith(("acc", "chance", "calibration")) or "(" in name:
         return f"{value:.3f}"
     return f"{value:g}" if value == round(value, 4) else f"{value:.4g}"
 

@@ -15,11 +15,11 @@ CATEGORY = "DenseFormer"
 CAPTION = (
     "Training steps, full forward passes and decoded tokens per second, and peak memory, of every model, measured "
     "in turns in one process on an otherwise idle machine: medians over repetitions, in brackets the quartiles. "
-    "Beside them the ratio of the time to that of the plain Transformer of the same depth: below 1 is faster. A "
-    "forward pass is batches of 64 sequences without gradients, as in Tables 1 and 6 of DenseFormer "
-    "(arXiv:2402.02622), whose numbers are of A100 GPUs; decoding goes token by token with cached keys and "
-    "values, which the paper does not report. Memory is the most that tensors hold at one time, weights, "
-    "gradients and AdamW's moments included."
+    "Beside them the ratio of the time and of the memory to that of the plain Transformer of the same depth: "
+    "below 1 is faster or smaller. A forward pass is a batch of 64 sequences without gradients, as in Tables 1 "
+    "and 6 of DenseFormer (arXiv:2402.02622), which does not name the GPU of its numbers; decoding goes token by "
+    "token with cached keys and values, which the paper does not report. Memory is the most that tensors hold at "
+    "one time, weights included, and in training gradients and AdamW's moments."
 )
 _UNITS = {TRAINING: "training_steps_per_s", FORWARD: "forward_batches_per_s", DECODE: "decoded_tokens_per_s"}
 
@@ -52,5 +52,6 @@ def table(results: Results) -> DataFrame:
             "inference_batches_per_second_standard_error": f"{_UNITS[FORWARD]}_se",
         }
     )
+    theirs["parameters"] *= 1e6
     kept = [name for name in (*ours.columns, f"{_UNITS[FORWARD]}_se") if name in theirs]
     return pd.concat([ours, theirs[kept]], ignore_index=True)

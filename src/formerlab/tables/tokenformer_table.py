@@ -11,13 +11,13 @@ from formerlab.results import Results
 
 STUDY = "tokenformer"
 READS = ("test.csv", "run.json")
-RUNS = ("*",)
+RUNS = ("transformer-*", "tokenformer-*", "grown-*", "net2net-*", "hypercloning-*")
 CATEGORY = "Tokenformer"
 CAPTION = (
     "Size, training cost and held-out loss of every run, after Tables 6 and 7 of Tokenformer (arXiv:2410.23168). "
     "Cumulative FLOPs include all ancestors of a grown model. In brackets: 95 % Student t interval over seeds, none "
-    "with one seed. Perplexity is exp of the mean loss. A run that diverged counts as a uniform guess. The "
-    "published values are those of OpenWebText at 124M to 1.4B parameters: compare ratios, never levels."
+    "with one seed. Perplexity is exp of the mean loss. A run that diverged counts as a uniform guess. The published "
+    "values are those of OpenWebText at 124M to 1.4B parameters: compare ratios, never levels."
 )
 
 _COLUMNS = (

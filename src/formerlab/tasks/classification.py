@@ -16,8 +16,8 @@ from formerlab.errors import UserError
 from formerlab.evaluation.classification import PREDICTIONS, predictions
 from formerlab.seeding import mixed_seed
 from formerlab.tasks.augmentation import Augmentation, Look, Probability, Shift, own_randomness
-from formerlab.tasks.moving_average import update_average, use_average
 from formerlab.tasks.image_batches import ImageBatch, TrainingImages, held_out_batches
+from formerlab.tasks.moving_average import update_average, use_average
 from formerlab.tasks.task import Row, TaskSpec
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -13,7 +13,7 @@ from formerlab.data.streams import read_manifest
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json, write_text
 from formerlab.finished import load_record
-from formerlab.growth import continued_spec, grow_into, grow_optimizer_state, hold_old_tokens
+from formerlab.growth import continued_spec, grow_into, grow_optimizer_state, growable, hold_old_tokens
 from formerlab.run import Run
 from formerlab.training import provenance
 from formerlab.training.checkpoint import differences, load_checkpoint, load_tensors, save_checkpoint
@@ -122,13 +122,14 @@ def _initial_state(run: Run, parent: Path | None, parent_record: Record | None, 
     if parent is None or parent_record is None:
         model = run.model.build(run.seed).to(settings.device)
         return State(model, run.optimizer.build(model), started=provenance.now())
-    weights, spec = load_file(parent / WEIGHTS), Run.model_validate(parent_record["spec"]).model
+    weights, spec = load_file(parent / WEIGHTS), growable(Run.model_validate(parent_record["spec"]).model)
+    wanted = growable(run.model)
     if run.growth is None:
-        model = continued_spec(spec, run.model).build(run.seed)
+        model = continued_spec(spec, wanted).build(run.seed)
         model.load_state_dict(weights)
         model.to(settings.device)
         return State(model, run.optimizer.build(model), started=provenance.now())
-    model = grow_into(weights, spec, run.model, run.growth, run.seed).to(settings.device)
+    model = grow_into(weights, spec, wanted, run.growth, run.seed).to(settings.device)
     optimizer = run.optimizer.build(model)
     hold_old_tokens(optimizer, model, weights, run.growth.old_tokens)
     if run.growth.optimizer == "carry":

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
-from formerlab.claims.exact import decay, denseformer, tokenformer
+from formerlab.claims.exact import decay, denseformer, tokenformer, transformer, vision
 
 CHECKS: dict[str, Callable[[], dict[str, float]]] = {
+    "transformer-parameter-counts": transformer.parameter_counts,
+    "transformer-sinusoid-linear-shift": transformer.sinusoid_linear_shift,
     "transformer-training-flops": dict,  # its expressions hold the numbers
     "tokenformer-parameter-counts": tokenformer.parameter_counts,
     "tokenformer-flops-formula": tokenformer.flops_formula,
@@ -12,6 +14,7 @@ CHECKS: dict[str, Callable[[], dict[str, float]]] = {
     "tokenformer-zero-keys-kept-tau": tokenformer.zero_keys_kept_tau,
     "tokenformer-scale-invariance": tokenformer.scale_invariance,
     "tokenformer-jacobian-appendix-a": tokenformer.jacobian,
+    "vision-parameter-counts": vision.parameter_counts,
     "denseformer-parameter-counts": denseformer.parameter_counts,
     "denseformer-identity-at-start": denseformer.identity_at_start,
     "decay-age-bias-bounded": decay.age_bias,

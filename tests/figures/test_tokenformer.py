@@ -1,0 +1,177 @@
+"""What figures and tables of the Tokenformer study compute, on made-up rows whose answers are known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from fixtures.rows import grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
+
+from formerlab.figures import draw_one
+from formerlab.figures._formulas import Shape
+from formerlab.figures._tokenformer import at_step, by_step, means, minus
+from formerlab.results import COLUMNS, Results
+from formerlab.tables import (
+    tokenformer_ablation,
+    tokenformer_formulas,
+    tokenformer_methods,
+    tokenformer_modern,
+    tokenformer_scores,
+)
+
+pytestmark = pytest.mark.xdist_group("drawings")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Synthetic results of three seeds."""
+    root = tmp_path_factory.mktemp("results") / "live" / "three"
+    make_tokenformer(root, (0, 1, 2))
+    return Results(root)
+
+
+def with_losses(root, run, seed, held_out, curve, **rest):
+    """Write a run of which every held-out window and every validation batch has the loss that is given."""
+    folder = make_run(root, "tokenformer", run, seed, **rest)
+    write_csv(folder / "test.csv", COLUMNS["test.csv"], [(window, 64, held_out) for window in range(3)])
+    rows = [(step, "valid", batch, 512, loss) for step, loss in curve.items() for batch in range(2)]
+    write_csv(folder / "eval.csv", COLUMNS["eval.csv"], rows)
+
+
+def test_curves_are_means_over_tokens_then_over_seeds(tmp_path):
+    for seed in (0, 1):
+        with_losses(tmp_path, "tokenformer-1", seed, 3.0, {0: 5.0 + seed, 10: 4.0 + seed})
+    folder = tmp_path / "tokenformer/tokenformer-1/seed0"
+    unequal = [(0, "valid", 0, 30, 5.0), (0, "valid", 1, 10, 6.0), (0, "test", 0, 10, 9.0)]
+    write_csv(folder / "eval.csv", COLUMNS["eval.csv"], unequal)
+    curves = by_step(Results(tmp_path), ("*",))
+    assert at_step(curves, "tokenformer-1", 0) == {0: 5.25, 1: 6.0}
+    assert at_step(curves, "tokenformer-1", None) == {0: 5.25, 1: 5.0}
+    first = means(curves).query("step == 0").iloc[0]
+    assert first["loss_nats"] == pytest.approx(5.625)
+    assert first["loss_nats_low"] < 5.25
+    assert first["seeds"] == 2
+    assert minus({0: 3.0, 1: 2.0}, {1: 0.5, 2: 1.0}) == {1: 1.5}
+
+
+def test_the_start_of_a_growth_is_measured_against_its_parent(tmp_path):
+    for seed, shift in enumerate((0.0, 0.5, 1.0)):
+        with_losses(tmp_path, "tokenformer-1", seed, 4.0 + shift, {0: 6.0, 10: 4.1 + shift})
+        for run, growth, start, final in (
+            ("grown-zero-keep-2", {"keys": "zero", "tau": "keep"}, 4.1, 3.9),
+            ("grown-random-sqrt-2", {}, 5.1, 3.8),
+        ):
+            rest = tokenformer(2) | grown("tokenformer-1", **growth)
+            with_losses(tmp_path, run, seed, final + shift, {0: start + shift, 10: 3.0}, **rest)
+    table = tokenformer_ablation.table(Results(tmp_path)).set_index("run")
+    assert list(table.index) == ["grown-random-sqrt-2", "grown-zero-keep-2"]
+    keeping = table.loc["grown-zero-keep-2"]
+    assert keeping["start_minus_parent_nats"] == pytest.approx(0.0)
+    assert table.loc["grown-random-sqrt-2", "start_minus_parent_nats"] == pytest.approx(1.0)
+    # paired by seed: the same difference in every seed leaves no interval, although the seeds are half a nat apart
+    assert keeping["loss_minus_published_nats_low"] == pytest.approx(0.1)
+    assert keeping["loss_minus_published_nats_high"] == pytest.approx(0.1)
+    assert keeping["loss_nats_high"] - keeping["loss_nats_low"] > 1
+    assert (keeping["keys"], keeping["tau"], keeping["optimizer"]) == ("zero", "kept", "fresh")
+
+
+def test_gains_are_measured_from_each_familys_own_start(tmp_path):
+    for seed in (0, 1):
+        shift = 0.3 * seed
+        for run, loss, rest in (
+            ("tokenformer-1", 4.0, tokenformer(1)),
+            ("transformer-1", 4.5, transformer(1)),
+            ("grown-random-sqrt-2", 3.5, tokenformer(2) | grown("tokenformer-1")),
+            ("hypercloning-2", 4.1, transformer(2) | grown("transformer-1", method="hypercloning", noise=0.32)),
+        ):
+            with_losses(tmp_path, run, seed, loss + shift, {0: 5.0, 10: 4.0}, **rest)
+    table = tokenformer_methods.table(Results(tmp_path)).query("source == 'ours'").set_index("run")
+    cloned = table.loc["hypercloning-2"]
+    assert table.loc["grown-random-sqrt-2", "gain_nats"] == pytest.approx(0.5)
+    assert cloned["gain_nats"] == pytest.approx(0.4)
+    assert cloned["tokenformers_lead_nats"] == pytest.approx(0.1)
+    assert cloned["loss_minus_tokenformers_nats"] == pytest.approx(0.6)
+    assert cloned["flops_token_token_coefficient"] == 4 * 4 * 64
+    assert (table.loc["transformer-1", "method"], table.loc["transformer-1", "stage"]) == ("before growth", 1)
+    assert np.isnan(table.loc["transformer-1", "gain_nats"])
+
+
+def test_continued_training_is_relative_to_the_ungrown_model_before_its_first_step(tmp_path):
+    for run, start, end, rest in (
+        ("continued-tokenformer-ungrown", 5.0, 4.5, tokenformer(1, init="tokenformer-1")),
+        ("continued-tokenformer", 5.0, 4.3, tokenformer(2) | grown("tokenformer-1", keys="zero", tau="keep")),
+    ):
+        with_losses(tmp_path, run, 0, 4.0, {0: start, 10: end}, **rest)
+    draw_one("tokenformer_continued", tmp_path, tmp_path / "out")
+    rows = pd.read_csv(tmp_path / "out/tokenformer_continued.csv").query("part == 'relative'")
+    curve = rows[rows["run"] == "continued-tokenformer"].set_index("step")["loss_nats"]
+    assert curve.to_dict() == pytest.approx({0: 0.0, 10: -0.7})
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("tokenformer_cost", "grown-random-sqrt-2"),
+        ("tokenformer_stages", "transformer-2"),
+        ("tokenformer_growth", "grown-zero-keep-2"),
+        ("tokenformer_rivals", "grown-random-sqrt-2"),
+        ("tokenformer_continued", "continued-tokenformer"),
+        ("tokenformer_length", "transformer-2"),
+    ],
+)
+def test_one_run_alone_is_drawn(tmp_path, name, run):
+    rest = transformer(2) if run == "transformer-2" else tokenformer(2) | grown("tokenformer-1")
+    make_run(tmp_path, "tokenformer", run, **rest)
+    assert all(path.stat().st_size for path in draw_one(name, tmp_path, tmp_path / "out"))
+
+
+def test_the_scores_are_compared_with_the_default_of_their_block(results):
+    table = tokenformer_scores.table(results)
+    ours = table[table["source"] == "ours"].set_index("run")
+    assert np.isnan(ours.loc["score-l2_gelu", "loss_minus_default_nats"])
+    assert ours.loc["score-exp_l1", "loss_minus_default_nats"] == pytest.approx(0.2, abs=0.06)
+    assert ours.loc["layernorm-full", "loss_minus_default_nats"] == pytest.approx(-0.01, abs=0.06)
+    theirs = table[table["source"] == "published"]["ImageNet top-1 (%)"]
+    assert list(theirs) == [79.6, 81.7, 82.5, 82.6, 82.5, 82.5]
+
+
+def test_each_arm_is_taken_at_its_best_rate(results):
+    table = tokenformer_modern.table(results).set_index("run")
+    best = table[table["best"] == "best"]
+    assert set(best.index) == {"modern-middle", table[table.index.str.startswith("matched")]["loss_nats"].idxmin()}
+    assert table.loc["modern-middle", "learning_rate"] == 0.005
+    matched = best[best.index.str.startswith("matched")]["loss_nats"].iloc[0]
+    difference = matched - table.loc["modern-middle", "loss_nats"]
+    assert table.loc["modern-middle", "tokenformer_minus_best_nats"] == pytest.approx(difference)
+
+
+def test_published_sizes_follow_from_the_formula():
+    rows = tokenformer_formulas._published().set_index("run")
+    assert rows.loc["Scale-354M", "parameters_formula"] == 2 * 12 * 768 * 8 * 2140
+    off = rows["nearer_count_minus_printed_percent"].abs()
+    assert set(off[off > 2].index) == {"Scale-1.4B"}
+    assert set(rows["flops_token_token_coefficient"][-4:]) == {36_864}
+
+
+def test_formulas_are_those_of_the_specs():
+    from formerlab.layers import LayerNorm, Linear, Mlp, Pattention
+    from formerlab.models import Decoder
+
+    bare = LayerNorm(gain=False, bias=False)
+    common = {"layers": 3, "width": 48, "heads": 3, "vocabulary": 100, "norm": bare, "final_norm": bare}
+    wide = Decoder(**common, projection=Linear(), feedforward=Mlp())
+    tokens = Decoder(**common, projection=Pattention(tokens=20), feedforward=Pattention(tokens=80))
+    for spec, shape in ((wide, Shape(3, 48, 100, hidden=192)), (tokens, Shape(3, 48, 100, 20, 80))):
+        assert shape.parameters() == spec.params(embedding=False)
+        for time in (1, 64, 1000):
+            assert shape.flops(time, head=True) == spec.flops(time)
+            assert shape.token_token_flops(time) == spec.attention_flops(time)
+
+
+def test_growing_adds_nothing_to_the_token_token_term(results, tmp_path):
+    draw_one("tokenformer_length", results.root, tmp_path)
+    rows = pd.read_csv(tmp_path / "tokenformer_length.csv").query("length == 131072")
+    ours = rows[rows["source"] == "ours"].groupby("family")["token_token_flops"].nunique()
+    assert ours.to_dict() == {"Tokenformer": 1, "Transformer": 4}
+    theirs = rows[rows["source"] == "published"].set_index("run")["token_token_flops"] / 131072**2
+    printed = {"124M, d = 768": 3.6e4, "354M, d = 1416": 6.8e4, "757M, d = 2104": 10.1e4}
+    for name, coefficient in printed.items():
+        assert theirs[f"Transformer {name}"] == pytest.approx(coefficient, rel=0.03)

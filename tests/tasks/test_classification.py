@@ -1,0 +1,257 @@
+"""Classification: batches pure in (seed, step), timm's parts where timm has them, rows that say what was predicted."""
+
+import math
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from formerlab.data.images import Digits, ImageData, load_images
+from formerlab.data.images.prepare import prepare
+from formerlab.errors import UserError
+from formerlab.evaluation.classification import predictions
+from formerlab.models.vision import VisionTransformer
+from formerlab.run import Run
+from formerlab.tasks import Classification
+from formerlab.tasks.augmentation import Look, Shift, TimmAugmentation, own_randomness, shifted
+from formerlab.tasks.averaging import update_average, use_average
+from formerlab.tasks.image_batches import Meter, step_indices
+
+MODEL = VisionTransformer(image=8, channels=1, classes=10, patch=4, layers=1, width=8, heads=2)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    out = tmp_path_factory.mktemp("digits")
+    prepare("digits", ImageData(source=Digits(), keep=0.1), out, processes=1)
+    return out
+
+
+TIMM = TimmAugmentation(smallest_crop=0.5)
+TASKS = [
+    Classification(batch=8, augmentation=None),
+    Classification(batch=8, augmentation=Shift(pixels=2)),
+    Classification(batch=8, augmentation=TIMM, smoothing=0.1, mixup=0.8, cutmix=1.0),
+]
+
+
+def same(first, second):
+    return torch.equal(first.images, second.images) and torch.equal(first.targets, second.targets)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=["plain", "shift", "timm"])
+def test_a_batch_depends_on_seed_and_step_alone(task, digits):
+    first, second = task.load(digits, "train"), task.load(digits, "train")
+    for step in (0, 1):
+        task.step_batches(second, 0, step)  # what came before
+    random.seed(5), np.random.seed(6), torch.manual_seed(7)  # noqa: NPY002
+    late = task.step_batches(second, 3, 2)[0]
+    assert same(task.step_batches(first, 3, 2)[0], late)
+    assert not same(task.step_batches(first, 3, 3)[0], late)
+    assert not same(task.step_batches(first, 4, 2)[0], late)
+    assert late.images.shape == (8, 1, 8, 8)
+
+
+def test_worker_processes_make_the_same_batches(digits):
+    task = TASKS[2]
+    alone = task.load(digits, "train")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        shared = task.load(digits, "train")
+    finally:
+        torch.set_num_threads(before)
+    assert (alone.workers, shared.workers) == (0, 2)
+    for step in (5, 6, 2):  # on from a checkpoint, then elsewhere
+        assert same(alone.batch_of(1, step), shared.batch_of(1, step))
+
+
+def test_drawing_leaves_the_generators_as_they_were(digits):
+    states = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
+    TASKS[2].step_batches(TASKS[2].load(digits, "train"), 0, 0)
+    assert np.array_equal(np.random.get_state()[1], states[0])  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), states[1])
+
+
+@pytest.mark.parametrize(("count", "batch"), [(10, 4), (10, 25), (7, 7)])
+def test_an_epoch_shows_every_image_once(count, batch):
+    seen = np.concatenate([step_indices(0, step, batch, count) for step in range(2 * count)])
+    for epoch in range(len(seen) // count):
+        assert sorted(seen[epoch * count : (epoch + 1) * count]) == list(range(count))
+    assert not np.array_equal(seen[:count], seen[count : 2 * count])
+
+
+def test_parts_are_the_batch_cut(digits):
+    task = TASKS[1]
+    whole = task.step_batches(task.load(digits, "train"), 0, 0)[0]
+    parts = task.model_copy(update={"accumulate": 4}).step_batches(task.load(digits, "train"), 0, 0)
+    assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
+    assert [len(part.targets) for part in parts] == [2] * 4
+
+
+def test_pixels_are_normalised_to_mean_0_and_deviation_1(digits):
+    task, images = TASKS[0], load_images(digits, "train")
+    look = task.look(images, 1.0)
+    pixels = look.normalised(images.pixels(range(len(images))))
+    assert pixels.mean().item() == pytest.approx(0, abs=1e-5)
+    assert pixels.std(correction=0).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_a_shift_moves_and_mirrors():
+    images = np.zeros((400, 5, 5, 1), np.uint8)
+    images[:, 2, 3] = 255
+    moved = shifted(images, Shift(pixels=1), np.random.default_rng(0))
+    places = Counter((int(row), int(column)) for row, column in (np.argwhere(image[:, :, 0])[0] for image in moved))
+    assert set(places) == {(row, column) for row in (1, 2, 3) for column in (0, 1, 2, 3, 4)}
+    unflipped = shifted(images, Shift(pixels=0, flip=False), np.random.default_rng(0))
+    assert np.array_equal(unflipped, images)
+
+
+def test_the_published_recipe_is_timms_own_for_mae():
+    """MAE calls create_transform so (arXiv:2111.06377, official code, util/datasets.py)."""
+    from timm.data.transforms_factory import create_transform
+
+    look = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    theirs = create_transform(
+        input_size=224,
+        is_training=True,
+        color_jitter=None,
+        auto_augment="rand-m9-mstd0.5-inc1",
+        interpolation="bicubic",
+        re_prob=0.25,
+        re_mode="pixel",
+        re_count=1,
+        mean=look[0],
+        std=look[1],
+    )
+    assert str(TimmAugmentation().transform(224, *look)) == str(theirs)
+
+
+def test_mixing_gives_targets_that_sum_to_one_and_are_smoothed(digits):
+    task = TASKS[2]
+    batch = task.step_batches(task.load(digits, "train"), 0, 0)[0]
+    assert batch.targets.shape == (8, 10)
+    torch.testing.assert_close(batch.targets.sum(1), torch.ones(8))
+    assert batch.targets.min().item() == pytest.approx(0.1 / 10)
+
+
+def test_smoothing_is_the_cross_entropy_with_a_mixed_target(digits):
+    task = TASKS[0].model_copy(update={"smoothing": 0.1})
+    batch, model = task.step_batches(task.load(digits, "train"), 0, 0)[0], MODEL.build()
+    target = 0.9 * F.one_hot(batch.targets, 10) + 0.01
+    expected = -(target * model(batch.images).log_softmax(-1)).sum(1).mean()
+    torch.testing.assert_close(task.loss(model, batch), expected)
+
+
+def test_rows_of_the_test_images_say_what_was_predicted(digits):
+    task, model = TASKS[0], MODEL.build()
+    rows = [dict(zip(task.test_columns, row, strict=True)) for row in task.test_rows(model, digits)]
+    images = load_images(digits, "test")
+    assert [row["window"] for row in rows] == list(range(len(images)))
+    assert [row["label"] for row in rows] == images.labels.tolist()
+    look = task.look(images, 1.0)
+    with torch.no_grad():
+        probabilities = model(look.normalised(images.pixels(range(len(images))))).double().softmax(-1)
+    for row, p in zip(rows, probabilities, strict=True):
+        assert row["loss_nats"] == pytest.approx(-math.log(p[row["label"]]))
+        assert row["prediction"] == p.argmax()
+        assert row["confidence"] == pytest.approx(p.max().item())
+        assert row["rank"] == (p > p[row["label"]]).sum()
+
+
+def test_ties_count_against_the_model():
+    row = predictions(torch.zeros(1, 5), torch.tensor([0]))[0]
+    assert row.rank == 4
+    assert row.loss_nats == pytest.approx(math.log(5))
+
+
+def test_a_uniform_guess_has_the_loss_and_about_the_accuracy_of_chance(digits):
+    rows = TASKS[0].guessed_rows(MODEL, digits)
+    assert {len(row) for row in rows} == {len(TASKS[0].test_columns)}
+    assert {row[2] for row in rows} == {math.log(10)}
+    assert 0 <= np.mean([row[5] == 0 for row in rows]) < 0.25
+
+
+def test_validation_measures_what_its_columns_say(digits):
+    task, model = TASKS[0], MODEL.build()
+    batches = task.model_copy(update={"valid_images": 12}).valid_batches(load_images(digits, "valid"))
+    assert sum(len(batch.targets) for batch in batches) == 12
+    with torch.no_grad():
+        tokens, loss, top1, top5 = task.measure(model, batches[0])
+        logits = model(batches[0].images)
+    assert tokens == len(batches[0].targets)
+    assert loss == pytest.approx(F.cross_entropy(logits, batches[0].targets).item(), rel=1e-5)
+    assert top1 == pytest.approx((logits.argmax(-1) == batches[0].targets).float().mean().item())
+    assert top1 <= top5 <= 1
+
+
+def test_the_average_of_weights_is_timms():
+    from timm.utils import ModelEmaV3
+
+    model, average = MODEL.build(), {}
+    update_average(average, model, 0.9)
+    oracle = ModelEmaV3(model, decay=0.9)
+    for _ in range(3):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        update_average(average, model, 0.9)
+        oracle.update(model)
+    use_average(average, model)
+    for ours, theirs in zip(model.parameters(), oracle.module.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_loader_says_when_it_is_the_limit():
+    meter = Meter(workers=3, batch=64)
+    meter.batches, meter.waited = 101, 4.0
+    assert meter.report(10.0).startswith("warning: the loader, not the model, is the limit: images from 3 worker")
+    assert "640 images/s, 40% of the time" in meter.report(10.0)
+    assert meter.report(100.0).startswith("images from 3 worker processes: 64 images/s")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"batch": 8, "accumulate": 3}, "accumulate=3 does not divide task.batch=8"),
+        ({"batch": 7, "mixup": 0.8}, "batch=7 is odd"),
+        ({"normalise": "imagenet"}, "normalise=imagenet needs colour"),
+    ],
+)
+def test_what_does_not_fit_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Run(study="s", name="r", model=MODEL, task=Classification(**wrong))
+
+
+def test_shifts_need_pixels(tmp_path):
+    from PIL import Image
+
+    for name in ("cat", "dog"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for number in range(12):
+            Image.new("L", (9, 9), number).save(tmp_path / "in" / name / f"{number}.png")
+    source = {"kind": "folders", "train": str(tmp_path / "in")}
+    shares = {"valid_share": 0.3, "test_share": 0.3}
+    data = ImageData(source=source, side=8, channels=1, classes=2, storage="encoded", **shares)
+    prepare("x", data, tmp_path / "out", processes=1)
+    with pytest.raises(UserError, match="kind=shift is for images kept as pixels"):
+        Classification(augmentation=Shift()).load(tmp_path / "out", "train")
+    task = Classification(batch=4, augmentation=None)
+    assert task.step_batches(task.load(tmp_path / "out", "train"), 0, 0)[0].images.shape == (4, 1, 8, 8)
+
+
+def test_own_randomness_is_what_timm_draws_from():
+    with own_randomness() as reseed:
+        drawn = []
+        for _ in range(2):
+            reseed(3)
+            drawn.append((random.random(), np.random.rand(), torch.rand(()).item()))  # noqa: NPY002
+    assert drawn[0] == drawn[1]
+
+
+def test_a_look_can_crop():
+    look = Look(side=4, mean=(0.5,), std=(0.5,), crop=0.5)
+    assert look.normalised(np.full((1, 4, 4, 1), 255, np.uint8)).unique().tolist() == [1.0]

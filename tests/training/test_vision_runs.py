@@ -1,0 +1,164 @@
+"""Image models through the training stage: what they leave, resuming, growing."""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_runs import bits, interrupted, rows, trained
+
+from formerlab.data.images import ImageData
+from formerlab.data.images.prepare import prepare
+from formerlab.errors import UserError
+from formerlab.finished import load_model
+from formerlab.growth import Growth, grow, grown_spec
+from formerlab.layers import LayerNorm, Pattention
+from formerlab.models.vision import VisionTransformer
+from formerlab.run import Run
+from formerlab.tasks import Classification
+from formerlab.tasks.augmentation import TimmAugmentation
+from formerlab.training.optimizer import LayerwiseAdamW
+
+
+def tokenformer(attention, feedforward):
+    return VisionTransformer(
+        image=8,
+        channels=1,
+        classes=10,
+        patch=4,
+        layers=2,
+        width=16,
+        heads=2,
+        drop_path=0.2,
+        norm=LayerNorm(gain=False, bias=False),
+        projection=Pattention(tokens=attention),
+        feedforward=Pattention(tokens=feedforward),
+    )
+
+
+RUN = Run(
+    study="vision",
+    name="run",
+    data="digits",
+    model=tokenformer(6, 10),
+    task=Classification(batch=16, accumulate=2, valid_images=20, average=0.8, augmentation=None, smoothing=0.1),
+    optimizer=LayerwiseAdamW(lr=0.01, weight_decay=0.05),
+    steps=8,
+    log_every=2,
+    evaluate_every=4,
+)
+
+
+def changed(**fields):
+    return Run.model_validate({**dict(RUN), **fields})
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    out = tmp_path_factory.mktemp("digits")
+    prepare("digits", ImageData(keep=0.1), out, processes=1)
+    return out
+
+
+@pytest.fixture(scope="module")
+def finished(digits, tmp_path_factory):
+    out = tmp_path_factory.mktemp("finished")
+    trained(RUN, digits, out)
+    return out
+
+
+def test_the_test_rows_are_those_of_the_averaged_weights(finished, digits):
+    model, run = load_model(finished)
+    expected = [dict(zip(run.task.test_columns, row, strict=True)) for row in run.task.test_rows(model, digits)]
+    for row, wanted in zip(rows(finished, "test"), expected, strict=True):
+        assert row == pytest.approx(wanted, rel=1e-5)
+    evaluated = rows(finished, "eval")
+    assert {row["step"] for row in evaluated} == {0, 4, 8}
+    assert all(0 <= row["top1"] <= row["top5"] <= 1 for row in evaluated)
+    assert sum(row["tokens"] for row in evaluated if row["step"] == 8) == 20
+
+
+def test_the_record_counts_images(digits, tmp_path):
+    record = trained(RUN, digits, tmp_path)
+    assert record["tokens"] == 8 * 16
+    assert record["flops"] == 3 * 8 * 16 * RUN.model.flops()
+    assert record["parameters"] == RUN.model.params()
+
+
+@pytest.mark.parametrize("augmentation", [None, TimmAugmentation(smallest_crop=0.6)], ids=["plain", "timm"])
+def test_stopped_and_resumed_it_leaves_the_same_bits(augmentation, digits, tmp_path, monkeypatch):
+    mixing = {"augmentation": augmentation, "mixup": 0.8 if augmentation else 0.0}
+    run = changed(task=RUN.task.model_copy(update=mixing))
+    trained(run, digits, tmp_path / "whole")
+    interrupted(monkeypatch, 3, run, digits, tmp_path / "stopped")
+    trained(run, digits, tmp_path / "stopped")
+    assert bits(tmp_path / "stopped") == bits(tmp_path / "whole")
+
+
+def grown(growth, tokens=(9, 15)):
+    model = grown_spec(RUN.model, tokenformer(*tokens), growth)
+    return changed(name="grown", model=model, init="run", growth=growth)
+
+
+def test_growth_with_zero_keys_and_the_old_tau_keeps_the_function(finished, digits, tmp_path):
+    trained(grown(Growth(keys="zero", tau="keep")), digits, tmp_path, finished)
+    images = torch.randn(3, 1, 8, 8)
+    parent, _ = load_model(finished)
+    torch.testing.assert_close(grow(parent, 2, "zero", "keep")(images), parent(images))
+    assert not torch.allclose(grow(parent, 2, "random", "sqrt")(images), parent(images))
+    start = [row for row in rows(tmp_path, "eval") if row["step"] == 0]
+    task, data = RUN.task, RUN.task.load(digits, "valid")
+    expected = [task.measure(parent, batch)[1] for batch in task.valid_batches(data)]
+    assert [row["loss_nats"] for row in start] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_grown_run_holds_its_parents_rows(finished, digits, tmp_path):
+    record = trained(
+        changed(**dict(grown(Growth())) | {"steps": 1, "optimizer": LayerwiseAdamW(lr=1e-9)}),
+        digits,
+        tmp_path,
+        finished,
+    )
+    name = "blocks.0.attention.query.keys"
+    old, new = load_file(finished / "weights.safetensors")[name], load_file(tmp_path / "weights.safetensors")[name]
+    assert (len(old), len(new)) == (6, 9)
+    torch.testing.assert_close(new[:6], old)
+    assert record["flops_cumulative"] > record["flops"]
+
+
+def test_growth_in_width_and_between_kinds_is_refused():
+    with pytest.raises(UserError, match="only decoders grow in width"):
+        grown_spec(RUN.model, RUN.model, Growth(method="net2net"))
+    with pytest.raises(UserError, match="cannot grow image=8 into image=16"):
+        grown_spec(RUN.model, RUN.model.model_copy(update={"image": 16}), Growth())
+
+
+def test_a_diverged_run_counts_as_a_uniform_guess(digits, tmp_path):
+    run = changed(optimizer=LayerwiseAdamW(lr=1e30, clip=0.0))
+    assert trained(run, digits, tmp_path)["status"] == "diverged"
+    test = rows(tmp_path, "test")
+    assert {row["loss_nats"] for row in test} == {math.log(10)}
+    assert {row["confidence"] for row in test} == {0.1}
+
+
+def test_class_token_and_positions_are_not_decayed():
+    model = RUN.model.build()
+    for spec in (LayerwiseAdamW(weight_decay=0.3), LayerwiseAdamW(weight_decay=0.3, layer_decay=0.5)):
+        groups = spec.build(model).param_groups
+        decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+        undecayed = {name for name, parameter in model.named_parameters() if decay[id(parameter)] == 0}
+        vectors = {name for name, parameter in model.named_parameters() if parameter.ndim < 2}
+        assert undecayed == vectors | {"position.rows"}
+        assert "class_token.token" in vectors
+        assert len(decay) == sum(1 for _ in model.parameters())
+
+
+def test_the_learning_rate_falls_towards_the_first_layer():
+    model = RUN.model.build()
+    spec = LayerwiseAdamW(lr=1.0, layer_decay=0.5)
+    optimizer = spec.build(model)
+    spec.prepare(model, optimizer, 0, 0.1)
+    rates = {id(parameter): group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+    assert rates[id(model.head.weight)] == pytest.approx(0.1)
+    assert rates[id(model.blocks[1].attention.query.keys)] == pytest.approx(0.05)
+    assert rates[id(model.patch_embed.weight)] == pytest.approx(0.0125)
