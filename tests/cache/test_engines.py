@@ -116,6 +116,16 @@ def test_threads_change_no_bit(compiled):
     assert torch.equal(alone.last, together.last)
 
 
+@pytest.mark.parametrize("policy", [Decay(), KeyDiff(), Random()], ids=repr)
+def test_threads_share_the_sequences_in_torch(policy):
+    lengths = [70, 20, 50, 3, 64]
+    given = prompt(policy, 0.3, lengths, *tensors(5, 4, 2, 70, 16))
+    alone = loop.run(policy, given)
+    torch.set_num_threads(3)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        same(alone, loop.run(policy, given), lengths)
+
+
 def test_tensors_may_lie_in_memory_as_they_like(compiled):
     q, k, v = tensors(2, 4, 4, 33, 16)
     expected = compiled.run(Decay(), prompt(Decay(), 9, [33, 33], q, k, v)).out

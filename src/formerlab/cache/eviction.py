@@ -130,25 +130,28 @@ class Eviction(Policy):
         In the end `last` notes the last query that sees each key where one was evicted; its final column takes what is
         no key.
         """
-        shape, nothing, entry = rows.logits.shape, rows.logits.shape[-1] - 1, None
+        shape, entry = rows.logits.shape, None
         evicted: list[Positions] = []
         whole = self._before_evictions(rows, slots)
+        places = torch.arange(slots.positions.shape[-1], device=last.device).expand(slots.positions.shape)
         for row in range(shape[3]):
             query = rows.start + row
+            if row < len(whole):
+                slots.vacant = places[..., query : query + 1]
             own = slots.admit(query)
             if rows.entry is not None:
                 entry = rows.entry[..., query : query + 1].expand(own.shape)
-            column = slots.positions.clamp(max=nothing).long().expand(-1, shape[1], -1)
             if row < len(whole):
                 self.rescore(slots, whole[row], own, entry)
             else:
-                index = column[:, :, None].expand(-1, -1, shape[2], -1)
+                column = slots.positions.clamp(max=shape[-1] - 1).long()
+                index = column[:, :, None].expand(-1, shape[1], shape[2], -1)
                 attention = rows.logits[:, :, :, row].gather(-1, index).softmax(-1)
                 self.rescore(slots, attention, own, entry)
                 if rows.probabilities is not None:
                     rows.probabilities[:, :, :, row].scatter_(-1, index, attention)
             yield query
-            gone = slots.evict(query, self.rank(slots, _held(rows.keys, column), query))
+            gone = slots.evict(query, self.rank(slots, _held(rows.keys, slots.positions), query))
             if gone is not None:
                 evicted.append(gone.clamp(max=last.shape[-1] - 1))
         if evicted:
@@ -185,13 +188,13 @@ class Eviction(Policy):
 
 
 def _held(
-    keys: Float[Tensor, "batch key_heads time d_head"] | None, positions: Int[Tensor, "batch key_heads slots"]
+    keys: Float[Tensor, "batch key_heads time d_head"] | None, positions: Int[Tensor, "batch sets slots"]
 ) -> Float[Tensor, "batch key_heads slots d_head"] | None:
     """Return the keys in the slots; those of empty slots mean nothing."""
     if keys is None:
         return None
-    index = positions.clamp(max=keys.shape[2] - 1)[..., None]
-    return keys.gather(2, index.expand(-1, -1, -1, keys.shape[3]))
+    index = positions.clamp(max=keys.shape[2] - 1).long()[..., None]
+    return keys.gather(2, index.expand(-1, keys.shape[1], -1, keys.shape[3]))
 
 
 def _count(counts: Sequence[int], device: torch.device) -> int | Int[Tensor, "batch 1 1"]:

@@ -6,13 +6,35 @@ from torch import Tensor
 from formerlab.cache.engine import Prompt, Pruned
 from formerlab.cache.eviction import VECTOR, Eviction, Rows
 from formerlab.cache.policy import by_group
+from formerlab.cache.team import together
 
 QUERIES = 64  # whose logits against all keys are held at a time
 
 
-@torch.no_grad()
 def run(policy: Eviction, prompt: Prompt) -> Pruned:
-    """Simulate eviction over whole sequences."""
+    """Simulate eviction over whole sequences; on the CPU each thread takes some of them."""
+    batch = len(prompt.lengths)
+    threads = min(torch.get_num_threads(), batch) if prompt.q.device.type == "cpu" else 1
+    if threads == 1:
+        return _run(policy, prompt)
+    parts: dict[int, Pruned] = {}
+    numbers = iter(range(threads))
+
+    def work() -> None:
+        for number in numbers:
+            rows = slice(batch * number // threads, batch * (number + 1) // threads)
+            parts[number] = _run(policy, prompt.of(rows))
+
+    together(work, threads)
+    return Pruned(*(torch.cat(tensors) for tensors in zip(*(parts[number] for number in range(threads)), strict=True)))
+
+
+def _run(policy: Eviction, prompt: Prompt) -> Pruned:
+    with torch.no_grad(), torch.autocast(prompt.q.device.type, enabled=False):  # alike in all threads
+        return _simulate(policy, prompt)
+
+
+def _simulate(policy: Eviction, prompt: Prompt) -> Pruned:
     groups, time = prompt.q.shape[1] // prompt.k.shape[1], prompt.q.shape[2]
     q, k, v = by_group(prompt.q, groups), prompt.k, prompt.v.unsqueeze(2)
     keys = k.new_empty(*k.shape[:2], time + 1, k.shape[3])  # one more, which stands for no key
