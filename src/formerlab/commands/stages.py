@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formerlab.commands.context import add_config_arguments, job_of, load_plan, noted
+from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json
 from formerlab.rows import write_rows
 
 if TYPE_CHECKING:
     from formerlab.evaluation.questions import Questions
+    from formerlab.models.translator_model import TranslatorModel
 
 SCHEMA = 1
 
@@ -227,7 +229,6 @@ def translate(arguments: argparse.Namespace) -> None:
     from formerlab.data import load_tokenizer
     from formerlab.evaluation import translate as stage
     from formerlab.evaluation.bleu import METRICS, signature
-    from formerlab.finished import load_translator
 
     plan = load_plan(arguments)
     job = job_of(plan, "translate", arguments.id)
@@ -236,14 +237,24 @@ def translate(arguments: argparse.Namespace) -> None:
         _use_threads(plan)
         record, began = read_json(folder / "run.json"), time.monotonic()
         if record["status"] == "finished":
-            model, _ = load_translator(folder)
-            model, tokenizer = model.to(plan["device"]), load_tokenizer(data_folder)
+            model, tokenizer = _translator_in(folder).to(plan["device"]), load_tokenizer(data_folder)
             decoding = stage.Decoding.model_validate(job["settings"])
             stage.translate(model, data_folder, tokenizer, decoding, folder, f"translate {arguments.id}")
         else:
             stage.write_nothing(folder)
         extra = {"settings": job["settings"], "signatures": {metric: signature(metric) for metric in METRICS}}
         _write_sidecar(folder / "translate.json", job, record, began, extra)
+
+
+def _translator_in(folder: Path) -> "TranslatorModel":
+    """Return the final model of a finished run that trained a translator."""
+    from formerlab.finished import load_model
+    from formerlab.models.translator_model import TranslatorModel
+
+    model, run = load_model(folder)
+    if not isinstance(model, TranslatorModel):
+        raise UserError(f"{folder}: a {run.model.kind}, but only a translator can do this; name a run of translation")
+    return model
 
 
 def complexity(arguments: argparse.Namespace) -> None:
