@@ -58,8 +58,8 @@ assert len(load_stream(Path("data"), "train")) > 1000
 root = Path("results/live/smoke")
 for layers in (2, 4):
     make_run(root, "denseformer", f"plain-{layers}")
-assert len(draw_one("denseformer_speed", root, Path("figures"))) == 3
-assert "denseformer_speed" in plan["draw"]
+assert len(draw_one("denseformer_pace", root, Path("figures"))) == 3
+assert "denseformer_pace" in plan["draw"]
 """
 
 
@@ -108,4 +108,4 @@ def test_its_blocks_work(tmp_path):
     words = [sys.executable, "-c", USE, str(ROOT / "tests")]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "figures/denseformer_speed.png").stat().st_size > 1000
+    assert (tmp_path / "figures/denseformer_pace.png").stat().st_size > 1000
