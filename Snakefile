@@ -40,6 +40,8 @@ rule all:
         expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
         f"{FIGURES}/claims.csv",
         expand(f"{RESULTS}/{{id}}/flow.json", id=PLAN["flow"]),
+        expand(f"{RESULTS}/{{id}}/translate.json", id=PLAN["translate"]),
+        expand(f"{RESULTS}/{{id}}/complexity.json", id=PLAN["complexity"]),
         f"{RESULTS}/mlflow.json",
 
 

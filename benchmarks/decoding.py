@@ -45,6 +45,9 @@ class Transformers:
     """transformers' own model with its own cache."""
 
     def __init__(self, spec):
+        from formerlab.torchvision_shim import ensure_torchvision_imports
+
+        ensure_torchvision_imports()
         from transformers import DynamicCache, GPTNeoXConfig, GPTNeoXForCausalLM
 
         config = GPTNeoXConfig(
@@ -141,6 +144,7 @@ def main():
         )
     least = 1.2 if options.prompt >= 8192 or options.batch >= 16 else 1.0
     bars = [Bar("full cache", "DynamicCache", 1.2, "speed"), Bar("Decay 40%", "full cache", least, "speed")]
+    bars += [Bar("full cache", "transformers' model", 1.2, "speed")] if options.transformers else []
     for bar in bars:
         if bar.variant in times:
             print(f"  {bar.verdict(ratio(times[bar.yardstick], times[bar.variant]))}")

@@ -184,6 +184,9 @@ def measured(part: str, options: argparse.Namespace) -> dict[str, list[float]]:
         return {name: [_peak_of(name, options)] for name in variants(options.blocks, "cpu")}
     bench = Bench(options.blocks, options.device)
     names = [name for name in bench.mixers if part != "alone" or name != "plain"]
+    if options.variants:
+        chosen = {*options.variants, *(yardstick(part, name) for name in options.variants)}
+        names = [name for name in names if name in chosen]
     if part == "saved":
         return {name: [bench.saved(name)] for name in names}
     run: Callable[[str], None] = getattr(bench, part)
@@ -204,19 +207,25 @@ def print_peak(name: str, options: argparse.Namespace) -> None:
     print(peak_memory_bytes(options.device))
 
 
+def yardstick(part: str, name: str) -> str:
+    """Return what a variant is measured against."""
+    return f"{name.split()[0]} loop" if part == "alone" else "plain"
+
+
 def report(part: str, numbers: dict[str, list[float]]) -> None:
     """Print a table, and which bars are met."""
     in_bytes = part in ("saved", "peak")
     unit, factor = ("MB", 1e-6) if in_bytes else ("ms", 1e3 / (DECODED if part == "decode" else 1))
     print(f"\n### {part}\n\n| variant | {unit} | ratio | 95 % interval | to |\n|---|---|---|---|---|")
     for name, own in numbers.items():
-        yardstick = f"{name.split()[0]} loop" if part == "alone" else "plain"
-        middle, low, high = ratio(own, numbers[yardstick])
+        base = yardstick(part, name)
+        middle, low, high = ratio(own, numbers[base])
         spread = "" if in_bytes else f"{low:.3f} to {high:.3f}"
-        print(f"| {name} | {factor * statistics.median(own):.2f} | {middle:.3f} | {spread} | {yardstick} |")
+        print(f"| {name} | {factor * statistics.median(own):.2f} | {middle:.3f} | {spread} | {base} |")
     print()
     for bar in BARS.get(part, []):
-        print(bar.verdict(ratio(numbers[bar.variant], numbers[bar.yardstick])))
+        if bar.variant in numbers:
+            print(bar.verdict(ratio(numbers[bar.variant], numbers[bar.yardstick])))
 
 
 def main() -> None:
@@ -228,6 +237,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--blocks", type=int, help="default: 24, on a GPU 48")
     parser.add_argument("--only", choices=PARTS, action="append", help="may be repeated; default: all")
+    parser.add_argument("--variants", nargs="+", help='these and their yardsticks, for example "1x1 ours"')
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.blocks = options.blocks or (48 if options.device == "cuda" else 24)

@@ -5,11 +5,12 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.nn import functional as F
 from variation import counted_params, label, settings
 
 from formerlab.errors import UserError
-from formerlab.growth import grow, grow_optimizer_state
+from formerlab.growth import Growth, grow, grow_optimizer_state
 from formerlab.layers import DepthMixer, DepthWeightedAverage, LayerNorm, Learned, Linear, Pattention
 from formerlab.layers.pattention import PattentionLayer
 from formerlab.layers.score import SCORES
@@ -157,6 +158,22 @@ def test_new_rows_learn():
             old = len(layer.keys) // 2
             assert layer.keys.grad[old:].ne(0).any(dim=1).all()
             assert bool(layer.values.grad[old:].ne(0).any()) == values_move
+
+
+def test_zero_keys_with_zero_values_would_never_learn():
+    """Why no setting makes new values zero: without keys no score, without values no gradient of the keys."""
+    grown = grow(trained()[0])
+    for layer in pattentions(grown).values():
+        layer.values.detach()[len(layer.values) // 2 :] = 0.0
+    optimizer = torch.optim.AdamW(grown.parameters(), lr=0.01)
+    for _ in range(3):
+        step(grown, optimizer)
+        for layer in pattentions(grown).values():
+            old = len(layer.keys) // 2
+            assert layer.keys.grad[old:].eq(0).all()
+            assert layer.values.grad[old:].eq(0).all()
+    with pytest.raises(ValidationError, match="values"):
+        Growth.model_validate({"keys": "zero", "values": "zero"})
 
 
 @pytest.mark.parametrize("init", ["fan_in", "neox"])

@@ -99,7 +99,7 @@ def grow(
 def growable(spec: Spec) -> Growable:
     """Return the spec where its model can start from another's weights. Raises UserError where it cannot."""
     if not isinstance(spec, Decoder | VisionTransformer):
-        raise UserError("only decoders and vision transformers start from the weights of another run; leave init out")
+        raise UserError("cannot grow this kind of model: only decoders and vision transformers grow; leave init out")
     return spec
 
 
@@ -153,9 +153,7 @@ def _with_tau(parent: Growable, child: Growable, rule: TauRule) -> Growable:
     return child.model_copy(update=grown)
 
 
-def grow_into(
-    parent_state: dict[str, Tensor], parent: Growable, child: Growable, growth: Growth, seed: int
-) -> GrowableModel:
+def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth: Growth, seed: int) -> GrowableModel:
     """Return the child's model, started from the parent's weights; it takes their dtype and device.
 
     With method = tokens old keys and values become the leading rows and all other weights are copied. New rows are what
@@ -163,9 +161,10 @@ def grow_into(
     the new count under init = fan_in), except that keys = zero sets the new keys to zero. For the other methods see
     `growth_width.py`. Raises UserError as `grown_spec` does, and where the weights are not those of the parent's spec.
     """
-    child = grown_spec(parent, child, growth)
+    grown = grown_spec(parent, child, growth)
+    assert isinstance(parent, Growable)
     _check_weights(parent_state, parent)
-    model = child.build(seed).to(next(iter(parent_state.values())))
+    model = grown.build(seed).to(next(iter(parent_state.values())))
     if isinstance(model, DecoderModel) and isinstance(parent, Decoder) and growth.method != "tokens":
         widen(model, parent_state, parent, growth.method, growth.noise, seed)
         return model

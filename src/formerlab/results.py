@@ -31,6 +31,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("policy", "alpha", "recent", "budget", "realised_budget"),
         *("task", "task_version", "example", "metric", "value"),
     ),
+    "translate.csv": ("split", "sentence", "source_tokens", "reference_tokens", "tokens", "score", "exact"),
+    "bleu.csv": ("split", "sentence", "metric", *(f"{kind}_{n}" for kind in ("correct", "total") for n in range(1, 5))),
+    "attention.csv": ("sentence", "part", "layer", "head", "query", "key", "query_token", "key_token", "weight"),
+    "complexity.csv": ("operation", "axis", "n", "d", "k", "r", "multiply_adds", "path", "time_s", "memory_bytes"),
     "prune_masks.csv": ("policy", "alpha", "recent", "budget", "window", "metric", "value"),
     "prune_alphas.csv": ("budget", "choice", "layer", "head", "alpha", "distance_to_ideal"),
     "prune_calibrated.csv": ("budget", "choice", "realised_budget", "window", "tokens", "loss_nats"),
@@ -50,7 +54,12 @@ TRAINED = ("train.csv", "timing.csv", "eval.csv", "test.csv")
 _EXACT_FLOATS: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 )
-_TEXT = {"split", "policy", "task", "task_version", "metric", "example", "choice", "group", "kept", "run", "measure"}
+_TEXT = frozenset(
+    (
+        *("split", "policy", "task", "task_version", "metric", "example", "run", "measure", "choice", "group", "kept"),
+        *("part", "query_token", "key_token", "operation", "axis"),
+    )
+)
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
 _KEYS = ["study", "run", "seed"]
 

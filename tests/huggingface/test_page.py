@@ -7,7 +7,6 @@ from pathlib import Path
 import foreign
 import pytest
 from released import made_up, written
-from transformers import PreTrainedTokenizerFast
 
 from formerlab.__main__ import main
 
@@ -20,6 +19,8 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
 @pytest.fixture(scope="module")
 def place(finished, tokenizer, task, tmp_path_factory):
     """Return a folder with small models under the page's names."""
+    from transformers import PreTrainedTokenizerFast
+
     root = tmp_path_factory.mktemp("page")
     run = root / "results/live/laptop/denseformer/plain-4/seed0"
     run.parent.mkdir(parents=True)

@@ -17,8 +17,8 @@ from formerlab.models.vision import VisionTransformer
 from formerlab.run import Run
 from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import Look, Shift, TimmAugmentation, own_randomness, shifted
-from formerlab.tasks.averaging import update_average, use_average
 from formerlab.tasks.image_batches import Meter, step_indices
+from formerlab.tasks.moving_average import update_average, use_average
 
 MODEL = VisionTransformer(image=8, channels=1, classes=10, patch=4, layers=1, width=8, heads=2)
 

@@ -17,10 +17,7 @@ rule speed:
         slurm_extra="--exclusive",
     params:
         code=lambda wildcards: PLAN["speed"][wildcards.study]["code"],
-        configuration=lambda wildcards: PLAN["speed"][wildcards.study][
-            "configuration"
-        ],
-        threads=PLAN["threads"],
+        configuration=lambda wildcards: PLAN["speed"][wildcards.study]["configuration"],
     shell:
-        "FORMERLAB_LOG={log} OMP_NUM_THREADS={params.threads} "
-        "python -m formerlab speed {wildcards.study} 2>&1 | tee -i {log}"
+        # The threads that are measured are those of any other job, and the stage asks the plan for them.
+        "FORMERLAB_LOG={log} python -m formerlab speed {wildcards.study} 2>&1 | tee -i {log}"

@@ -20,6 +20,9 @@ LastQueries = Int[Tensor, "batch sets time_plus_1"]
 Columns = Float[Tensor, "batch key_heads groups time columns"]
 
 
+VECTOR = 16  # numbers; torch computes the softmax of shorter rows one number after another
+
+
 class Rows(NamedTuple):
     """Queries of whole sequences, and what they meet."""
 
@@ -90,15 +93,36 @@ class Eviction(Policy):
         held, sink, recent = (_count(counts, scores.device) for counts in zip(*bounds, strict=True))
         return Slots(positions, scores.new_zeros(shape), held, sink, recent, least=min(limits), most=max(limits))
 
-    def attend(self, slots: Slots, logits: Attention, own: Chosen, entry: Entry | None) -> Attention:
-        """Return softmax of one query's logits against every slot; `own` is the slot of its key, `entry` its score."""
-        attention = logits.softmax(-1)
+    def rescore(self, slots: Slots, attention: Attention, own: Chosen, entry: Entry | None) -> None:
+        """Score a query's attention to the first slots; `own` is the slot of its key, `entry` the score it enters with.
+
+        The other slots are empty.
+        """
         if entry is None:
             slots.scores.scatter_(-1, own, 0.0)
         else:
             slots.scores.scatter_(-1, own, entry)
-        slots.scores = self.score(slots.scores, self.together(attention))
-        return attention
+        received = self.together(attention)
+        if received.shape == slots.scores.shape:
+            slots.scores = self.score(slots.scores, received)
+        else:
+            first = slots.scores[..., : received.shape[-1]]
+            first.copy_(self.score(first, received))
+
+    def _before_evictions(self, rows: Rows, slots: Slots) -> Float[Tensor, "queries batch key_heads groups slots"]:
+        """Return the attention of the queries that see all keys before them, and take it to the probabilities.
+
+        Keys lie in the slots in their order as long as none has gone.
+        """
+        start, shape = rows.start, rows.logits.shape
+        end = max(start, min(slots.least + 1, start + shape[3]))
+        width = min(max(end, VECTOR), shape[-1])
+        later = torch.ones(end - start, width, dtype=torch.bool, device=rows.logits.device).triu(start + 1)
+        logits = rows.logits[:, :, :, : end - start, :width]
+        attention = logits.masked_fill(later, -torch.inf).softmax(-1)[..., :end]
+        if rows.probabilities is not None:
+            rows.probabilities[:, :, :, : end - start, :end] = attention
+        return attention.movedim(3, 0)
 
     def over(self, rows: Rows, slots: Slots, last: LastQueries) -> Iterator[int]:
         """Take the queries in turn; yield each one's position after scoring, before the eviction.
@@ -108,16 +132,21 @@ class Eviction(Policy):
         """
         shape, nothing, entry = rows.logits.shape, rows.logits.shape[-1] - 1, None
         evicted: list[Positions] = []
+        whole = self._before_evictions(rows, slots)
         for row in range(shape[3]):
             query = rows.start + row
             own = slots.admit(query)
-            column = slots.positions.clamp(max=nothing).long().expand(-1, shape[1], -1)
-            index = column[:, :, None].expand(-1, -1, shape[2], -1)
             if rows.entry is not None:
                 entry = rows.entry[..., query : query + 1].expand(own.shape)
-            attention = self.attend(slots, rows.logits[:, :, :, row].gather(-1, index), own, entry)
-            if rows.probabilities is not None:
-                rows.probabilities[:, :, :, row].scatter_(-1, index, attention)
+            column = slots.positions.clamp(max=nothing).long().expand(-1, shape[1], -1)
+            if row < len(whole):
+                self.rescore(slots, whole[row], own, entry)
+            else:
+                index = column[:, :, None].expand(-1, -1, shape[2], -1)
+                attention = rows.logits[:, :, :, row].gather(-1, index).softmax(-1)
+                self.rescore(slots, attention, own, entry)
+                if rows.probabilities is not None:
+                    rows.probabilities[:, :, :, row].scatter_(-1, index, attention)
             yield query
             gone = slots.evict(query, self.rank(slots, _held(rows.keys, column), query))
             if gone is not None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from formerlab.cache.engine import Prompt, Pruned
-from formerlab.cache.eviction import Eviction, Rows
+from formerlab.cache.eviction import VECTOR, Eviction, Rows
 from formerlab.cache.policy import by_group
 
 QUERIES = 64  # whose logits against all keys are held at a time
@@ -19,7 +19,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     torch.mul(k, k.shape[3] ** -0.5, out=keys[:, :, :time])
     keys[:, :, time] = 0
     precise = torch.promote_types(q.dtype, torch.float32)
-    capacity = min(max(policy.limit(budget) for budget in prompt.entries), time) + 1
+    capacity = max(min(max(policy.limit(budget) for budget in prompt.entries), time) + 1, VECTOR)
     slots = policy.slots(prompt.entries, k.shape[1], capacity, q.new_empty(0, dtype=precise))
     batch, sets, _ = slots.positions.shape
     last = torch.full((batch, sets, time + 1), time, dtype=torch.int32, device=q.device)

@@ -74,6 +74,7 @@ class Store:
         logits = (by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ self.keys.unsqueeze(2)).squeeze(3)
         empty = ~self.slots.filled.unsqueeze(2)
         logits = logits.to(self.slots.scores.dtype).masked_fill(empty, -torch.inf)
-        attention = policy.attend(self.slots, logits, taken, entry)
+        attention = logits.softmax(-1)
+        policy.rescore(self.slots, attention, taken, entry)
         self.slots.evict(now, policy.rank(self.slots, self.keys.transpose(-1, -2), now))
         return (attention.unsqueeze(3).to(v.dtype) @ self.values.unsqueeze(2)).flatten(1, 2)

@@ -1,4 +1,4 @@
-"""The verbs that make results: data, speed, train, zeroshot, prune, flow."""
+"""The verbs that make results: data, train, and what measures a finished run."""
 
 import argparse
 import os
@@ -62,6 +62,16 @@ def add_parsers(verbs: Any) -> None:
     add_config_arguments(parser)
     parser.set_defaults(function=flow)
 
+    parser = verbs.add_parser("translate", help="translate the held-out sentences with a finished run")
+    parser.add_argument("id", help="run")
+    add_config_arguments(parser)
+    parser.set_defaults(function=translate)
+
+    parser = verbs.add_parser("complexity", help="count and time the layers of Table 1 of the 2017 paper")
+    parser.add_argument("id", help="run beside whose rows they are written")
+    add_config_arguments(parser)
+    parser.set_defaults(function=complexity)
+
 
 def data(arguments: argparse.Namespace) -> None:
     """Prepare one data set of the plan."""
@@ -77,14 +87,15 @@ def data(arguments: argparse.Namespace) -> None:
 
 def speed(arguments: argparse.Namespace) -> None:
     """Time what the plan has timed of a study."""
+    plan = load_plan(arguments)
+    job = job_of(plan, "speed", arguments.study)
+    os.environ["OMP_NUM_THREADS"] = str(plan["threads"])  # the job holds more cores than it may use
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler counts memory, and would speak of it
     import torch
 
     from formerlab.evaluation import speed as stage
     from formerlab.run import Run
 
-    plan = load_plan(arguments)
-    job = job_of(plan, "speed", arguments.study)
     folder = Path(plan["results"], arguments.study)
     with noted("speed", folder):
         _use_threads(plan)
@@ -209,6 +220,44 @@ def flow(arguments: argparse.Namespace) -> None:
         else:
             write_rows(folder / "flow.csv", stage.COLUMNS, [])
         _write_sidecar(folder / "flow.json", job, record, began, {"settings": job["settings"]})
+
+
+def translate(arguments: argparse.Namespace) -> None:
+    """Translate what the plan asks for."""
+    from formerlab.data import load_tokenizer
+    from formerlab.evaluation import translate as stage
+    from formerlab.evaluation.bleu import METRICS, signature
+    from formerlab.finished import load_translator
+
+    plan = load_plan(arguments)
+    job = job_of(plan, "translate", arguments.id)
+    folder, data_folder = _folders(plan, arguments.id)
+    with noted("translate", folder):
+        _use_threads(plan)
+        record, began = read_json(folder / "run.json"), time.monotonic()
+        if record["status"] == "finished":
+            model, _ = load_translator(folder)
+            model, tokenizer = model.to(plan["device"]), load_tokenizer(data_folder)
+            decoding = stage.Decoding.model_validate(job["settings"])
+            stage.translate(model, data_folder, tokenizer, decoding, folder, f"translate {arguments.id}")
+        else:
+            stage.write_nothing(folder)
+        extra = {"settings": job["settings"], "signatures": {metric: signature(metric) for metric in METRICS}}
+        _write_sidecar(folder / "translate.json", job, record, began, extra)
+
+
+def complexity(arguments: argparse.Namespace) -> None:
+    """Measure the layers that the plan asks for."""
+    from formerlab.evaluation import complexity as stage
+
+    plan = load_plan(arguments)
+    job = job_of(plan, "complexity", arguments.id)
+    folder, _ = _folders(plan, arguments.id)
+    with noted("complexity", folder):
+        _use_threads(plan)
+        record, began = read_json(folder / "run.json"), time.monotonic()
+        stage.measure(stage.Complexity.model_validate(job["settings"]), folder)
+        _write_sidecar(folder / "complexity.json", job, record, began, {"settings": job["settings"]})
 
 
 def _questions(plan: dict[str, Any], names: Iterable[str], data_folder: Path, limit: int | None = None) -> "Questions":

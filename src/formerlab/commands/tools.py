@@ -1,4 +1,4 @@
-"""The verbs for people: demo, generate, ui."""
+"""The verbs for people: demo, generate, classify, ui."""
 
 import argparse
 import os
@@ -26,6 +26,17 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--top-k", type=int, help="draw from the k most probable tokens only")
     parser.add_argument("--seed", type=int, default=0)
     parser.set_defaults(function=generate)
+
+    parser = verbs.add_parser("classify", help="evaluate a finished run, or any model of timm, on prepared images")
+    parser.add_argument("model", help="folder of a finished run, or a name that timm knows")
+    parser.add_argument("data", type=Path, help="folder of prepared images, such as results/live/laptop/data/images")
+    parser.add_argument("--split", choices=("train", "valid", "test"), default="test")
+    parser.add_argument("--checkpoint", type=Path, help="weights for a model of timm")
+    parser.add_argument("--pretrained", action="store_true", help="take timm's published weights, from the hub")
+    parser.add_argument("--batch", type=int, default=64, help="images at a time; default 64")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; default cpu")
+    parser.add_argument("--out", type=Path, help="CSV file for a row per image")
+    parser.set_defaults(function=classify)
 
     parser = verbs.add_parser("ui", help="open the MLflow UI over all runs")
     add_config_arguments(parser)
@@ -61,6 +72,24 @@ def generate(arguments: argparse.Namespace) -> None:
         stream=lambda text: print(text, end="", flush=True),
     )
     print()
+
+
+def classify(arguments: argparse.Namespace) -> None:
+    """Print accuracy, loss, calibration and speed."""
+    from formerlab.evaluation.classify import classify_by_name
+
+    print(
+        classify_by_name(
+            arguments.model,
+            arguments.data,
+            split=arguments.split,
+            checkpoint=arguments.checkpoint,
+            pretrained=arguments.pretrained,
+            batch=arguments.batch,
+            device=arguments.device,
+            out=arguments.out,
+        )
+    )
 
 
 def ui(arguments: argparse.Namespace) -> None:

@@ -81,8 +81,9 @@ def against(results: Results, measured: DataFrame, run: str, reference: str) -> 
 
     With one shared seed it is a paired bootstrap over the test images, of these two models alone.
     """
-    values = measured.set_index("seed").groupby("run")["top1_percent"]
-    of = {name: group.to_dict() for name, group in values}
+    of: dict[str, dict[int, float]] = {}
+    for name, seed, value in measured[["run", "seed", "top1_percent"]].itertuples(index=False, name=None):
+        of.setdefault(str(name), {})[int(seed)] = float(value)
     if run == reference or reference not in of or run not in of:
         return {}
     interval = paired_student(of[run], of[reference])

@@ -20,6 +20,7 @@ from formerlab.plan.cost import run_cost, totals
 from formerlab.plan.forecast import forecast, price_evaluations
 from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.layers import Layer, Tree, place_of
+from formerlab.plan.measures import MEASURES, WRITES, measure_jobs
 from formerlab.plan.read import parse
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, Study, StudyScale
@@ -75,6 +76,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "suites": {name: {"spec": suite.plain(), "state": suite.state()} for name, suite in scale.suites.items()},
         "train": train,
         "flow": flow_jobs(runs, sources),
+        **{stage: measure_jobs(stage, runs, sources) for stage in MEASURES},
     }
     plan["zeroshot"] = _zeroshot_jobs(runs, sources, plan, root)
     plan["prune"] = _prune_jobs(runs, sources, plan, root)
@@ -265,4 +267,6 @@ def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:
         written.update(PRUNE_FILES)
         if not plan["prune"][run_id]["sweep"]["questions"]:
             written.remove("prune_questions.csv")
+    for stage in MEASURES:
+        written.update(WRITES[stage] if run_id in plan[stage] else ())
     return [f"{plan['results']}/{run_id}/{file}" for file in drawing.reads if file in written]

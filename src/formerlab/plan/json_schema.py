@@ -4,7 +4,7 @@ It is for editors, and more lenient than the plan: a file gives some keys of a r
 is required of a part, and a number or a choice may be a field of the run's name.
 """
 
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import create_model
 from pydantic.json_schema import models_json_schema
@@ -14,10 +14,13 @@ from formerlab.evaluation.equal_time import EqualTime
 from formerlab.evaluation.flow import Flow
 from formerlab.evaluation.prune import PruneSweep
 from formerlab.evaluation.speed import Speed
+from formerlab.models import Model
+from formerlab.plan.measures import MEASURES
 from formerlab.plan.schema import Config, Scale, Study, StudyScale
 from formerlab.plan.sources import RUN_KEYS
 from formerlab.run import Run
-from formerlab.spec import Spec
+from formerlab.spec import Spec, variants
+from formerlab.tasks import Task
 
 Schema = dict[str, Any]
 
@@ -34,6 +37,13 @@ EQUAL_TIME = {
     "default": None,
     "$ref": "#/$defs/EqualTime",
 }
+PARTS = {
+    "runs": ("PartOfRun",),
+    "prune": ("PruneSweep",),
+    "data": tuple(kind.__name__ for kind in variants(Data)),
+    **{stage: (settings.__name__,) for stage, settings in MEASURES.items()},
+}
+"""What the values of a mapping are, by its key."""
 ANNOTATIONS = ("title", "description", "default")
 
 
@@ -41,7 +51,7 @@ def json_schema() -> Schema:
     """Return one schema with a definition for each kind of file; the schema itself is that of config.yaml."""
     fields: Any = {name: (field.annotation, field) for name, field in Run.model_fields.items() if name in RUN_KEYS}
     part = create_model("PartOfRun", __base__=Spec, __doc__="Some keys of a run.", **fields)
-    described = (Config, Scale, Study, part, PruneSweep, Speed, EqualTime, Flow)
+    described = (Config, Scale, Study, part, PruneSweep, Speed, EqualTime, Flow, *MEASURES.values())
     kinds: list[tuple[type[Spec], Any]] = [(kind, "validation") for kind in described]
     _, schema = models_json_schema(kinds)
     definitions = schema["$defs"]
@@ -49,7 +59,12 @@ def json_schema() -> Schema:
         _describe_kind(definition)
         if name not in WHOLE:
             definitions[name] = _part(definition)
-    definitions["PartOfRun"]["properties"] |= {"grid": GRID, "equal_time": EQUAL_TIME}
+    of_run = definitions["PartOfRun"]["properties"]
+    of_run |= {"grid": GRID, "equal_time": EQUAL_TIME}
+    for key, union in (("model", Model), ("task", Task)):  # a part may leave its kind to another file
+        names = tuple(kind.__name__ for kind in variants(union))
+        annotations = {name: of_run[key][name] for name in ANNOTATIONS if name in of_run[key]}
+        of_run[key] = annotations | _one_of_kinds(names, definitions)
     _fill_in_parts(definitions)
     title = {"title": "formerlab", "description": "config.yaml, and in $defs the files of workflow/{studies,scales}"}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", **title, "$ref": "#/$defs/Config"}
@@ -87,11 +102,23 @@ def _fill_in_parts(definitions: Schema) -> None:
         for key, part in (("speed", "Speed"), ("flow", "Flow")):
             if key in properties:
                 properties[key] |= {"$ref": f"#/$defs/{part}"}
-        if "data" in properties:  # a file gives some keys of a data set and another file the rest
-            data = [{"$ref": f"#/$defs/{kind.__name__}"} for kind in get_args(get_args(Data)[0])]
-            properties["data"] = {key: properties["data"][key] for key in ANNOTATIONS if key in properties["data"]}
-            properties["data"] |= {"type": "object", "additionalProperties": {"anyOf": data}}
-        for key, part in (("runs", "PartOfRun"), ("prune", "PruneSweep")):
+        for key, parts in PARTS.items():
             if key in properties:
                 properties[key].pop("patternProperties", None)
-                properties[key]["additionalProperties"] = {"$ref": f"#/$defs/{part}"}
+                properties[key]["additionalProperties"] = _one_of_kinds(
+                    parts, definitions, {"$ref": f"#/$defs/{parts[0]}"}
+                )
+
+
+def _one_of_kinds(names: tuple[str, ...], definitions: Schema, default: Schema | None = None) -> Schema:
+    """Return the schema that the key `kind` chooses, so that errors keep their places; without it, the default's."""
+    if len(names) == 1:
+        return {"$ref": f"#/$defs/{names[0]}"}
+    kinds = {name: definitions[name]["properties"]["kind"]["const"] for name in names}
+    known = {"properties": {"kind": {"enum": list(kinds.values())}}, "required": ["kind"]}
+    chosen = [
+        {"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": {"$ref": f"#/$defs/{name}"}}
+        for name, kind in kinds.items()
+    ]
+    silent = default or {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names]}
+    return {"allOf": [*chosen, {"if": {"not": known}, "then": silent}]}

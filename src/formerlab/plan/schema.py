@@ -30,7 +30,7 @@ class Config(Spec):
 
     scale: ScaleName = "laptop"
     """How big the runs are and which data they read: a file of workflow/scales."""
-    studies: Studies = ("tokenformer", "denseformer", "decay", "vision")
+    studies: Studies = ("transformer", "tokenformer", "denseformer", "decay", "vision")
     """Which studies run: files of workflow/studies."""
     seeds: Seeds | None = None
     """Seeds of every run; null means those of the scale."""
@@ -79,6 +79,10 @@ class StudyScale(Spec):
     """Claims whose arms are other runs than the study says."""
     flow: dict[str, Any] = {}
     """Keys of how the flow of information over depth is looked at."""
+    translate: dict[str, dict[str, Any]] = {}
+    """How held-out sentences are translated, by pattern of run names."""
+    complexity: dict[str, dict[str, Any]] = {}
+    """Which layers of Table 1 of arXiv:1706.03762 are measured beside a run, by pattern of run names."""
 
 
 class Scale(Spec):
@@ -133,3 +137,7 @@ class Study(Spec):
     """Which runs stand for the arms of the registered claims (claims/claims.yaml), by the claim's id."""
     flow: dict[str, Any] = {}
     """Of which trained models the flow of information over depth is looked at, and how."""
+    translate: dict[str, dict[str, Any]] = {}
+    """How held-out sentences are translated, by pattern of run names."""
+    complexity: dict[str, dict[str, Any]] = {}
+    """Which layers of Table 1 of arXiv:1706.03762 are measured beside a run, by pattern of run names."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from formerlab.progress import short
 
-BESIDES = ("data", "speed", "zeroshot", "prune", "flow", "draw")
+BESIDES = ("data", "speed", "zeroshot", "prune", "flow", "translate", "complexity", "draw")
 SPARE_RETRIES = 3
 """Submissions of a cluster job beyond those that its length needs: for lost nodes, memory, preemption."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "hours", "starts from")
@@ -87,7 +87,7 @@ def shell(plan: dict[str, Any], path: Path) -> str:
     stages = [("data", name, Path(job["out"], "manifest.json")) for name, job in plan["data"].items()]
     stages += [("speed", study, results / study / "speed.json") for study in plan["speed"]]
     stages += [("train", run_id, results / run_id / "run.json") for run_id in plan["train"]]
-    for stage in ("zeroshot", "prune", "flow"):
+    for stage in ("zeroshot", "prune", "flow", "translate", "complexity"):
         stages += [(stage, run_id, results / run_id / f"{stage}.json") for run_id in plan[stage]]
     lines += [f"python -m formerlab {stage} {name}" for stage, name, product in stages if not product.exists()]
     lines += [

@@ -33,6 +33,8 @@ FINISHED = {
     "zeroshot": "zeroshot.json",
     "prune": "prune.json",
     "flow": "flow.json",
+    "translate": "translate.json",
+    "complexity": "complexity.json",
 }
 
 

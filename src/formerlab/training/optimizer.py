@@ -95,7 +95,7 @@ class LayerwiseAdamW(AdamW):
         return [{"params": group, "weight_decay": decay, "lr_factor": 1.0} for decay, group in groups.items()]
 
     def _by_layer(self, model: nn.Module, exempt: set[str]) -> list[dict[str, Any]]:
-        from timm.optim import param_groups_layer_decay
+        from timm.optim._param_groups import param_groups_layer_decay
 
         groups = param_groups_layer_decay(model, self.weight_decay, exempt, layer_decay=self.layer_decay)
         kept = ("params", "weight_decay")
