@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from formerlab.cache import Full, Simulation
@@ -35,10 +35,15 @@ class Followed(NamedTuple):
 
     scores: dict[float, Scores]
     """By alpha, with the sum of the weights divided out: a mean of attention whose memory alpha sets."""
-    missed: dict[float, Scores]
-    """1 where a token's score is not among the best of all tokens so far."""
+    missed: dict[float, Bool[Tensor, "sequences queries keys"]]
+    """Whether a token's score is not among the best of all tokens so far."""
     importance: Float[Tensor, "sequences keys"]
     """Mean attention from the second half."""
+
+    def packed(self) -> "Followed":
+        """Return the same in single precision, off the GPU: all layers of all windows are kept until the end."""
+        scores = {alpha: score.float().cpu() for alpha, score in self.scores.items()}
+        return Followed(scores, {alpha: lost.cpu() for alpha, lost in self.missed.items()}, self.importance.cpu())
 
 
 def follow(attention: Square) -> Followed:
@@ -59,7 +64,7 @@ def follow(attention: Square) -> Followed:
             if query >= half:
                 seen = total[:, : query + 1]
                 least = seen.kthvalue(query + 1 - max(1, round(KEPT * (query + 1))), dim=-1, keepdim=True).values
-                lost.append((seen[:, :half] <= least).double())
+                lost.append(seen[:, :half] <= least)
                 kept.append(total[:, :half] / weight[:half].to(total.device))
         scores[alpha], missed[alpha] = torch.stack(kept, 1), torch.stack(lost, 1)
     return Followed(scores, missed, rows[:, half:, :half].mean(1))
@@ -75,7 +80,7 @@ def dips(
     found: list[Followed] = []
 
     def observe(_: int, seen: Seen) -> None:
-        found.append(follow(seen.probabilities))
+        found.append(follow(seen.probabilities).packed())
 
     for _, tokens in window_batches(stream, context, windows, batch):
         with evaluating(model):
@@ -92,5 +97,5 @@ def dips(
             for step in range(scores.shape[1]):
                 values = scores[:, step][members]
                 low, high = torch.quantile(values[: 2**20], torch.tensor([0.1, 0.9], dtype=values.dtype)).tolist()
-                share = missed[:, step][members].mean().item()
+                share = missed[:, step][members].double().mean().item()
                 yield group, alpha, scores.shape[1] + step, values.mean().item(), low, high, share
