@@ -25,7 +25,9 @@ if name and name == os.environ.get("FAILING"):
     sys.exit("this one fails")
 train = "run.json run.yaml train.csv timing.csv eval.csv test.csv depth.csv weights.safetensors"
 prune = "prune.csv prune_questions.csv prune_masks.csv prune.json"
+translate = "translate.csv bleu.csv attention.csv translations.tsv translate.json"
 of_run = {{"train": train, "zeroshot": "zeroshot.csv zeroshot.json", "prune": prune}}
+of_run |= {{"translate": translate, "complexity": "complexity.csv complexity.json"}}
 if verb == "draw":
     paths = plan["draw"][name]["outputs"]
 elif verb == "data":
