@@ -28,6 +28,8 @@ if name and name == os.environ.get("FAILING"):
 train = "run.json run.yaml train.csv timing.csv eval.csv test.csv depth.csv weights.safetensors"
 prune = "{" ".join(FILES)} prune.json"
 of_run = {{"flow": "flow.csv flow.json", "train": train, "zeroshot": "zeroshot.csv zeroshot.json", "prune": prune}}
+translate = "translate.csv bleu.csv attention.csv translations.tsv translate.json"
+of_run |= {{"translate": translate, "complexity": "complexity.csv complexity.json"}}
 if verb == "draw":
     paths = plan["draw"][name]["outputs"]
 elif verb == "speed":

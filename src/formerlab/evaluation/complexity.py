@@ -22,7 +22,6 @@ from formerlab.spec import Spec
 LayerName = Literal["self_attention", "recurrent", "convolution", "restricted"]
 LAYERS: tuple[LayerName, ...] = ("self_attention", "recurrent", "convolution", "restricted")
 COLUMNS = ("operation", "axis", "n", "d", "k", "r", "multiply_adds", "path", "time_s", "memory_bytes")
-FILES = ("complexity.csv",)
 
 
 class Complexity(Spec):

@@ -12,6 +12,7 @@ from formerlab.evaluation.attention_maps import attention_maps, attention_rows
 from formerlab.evaluation.beam import Hypothesis, beam_search
 from formerlab.evaluation.bleu import COLUMNS as BLEU_COLUMNS
 from formerlab.evaluation.bleu import METRICS, statistics
+from formerlab.files import write_text
 from formerlab.models.translator_model import TranslatorModel
 from formerlab.progress import Progress
 from formerlab.rows import write_rows
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 COLUMNS = ("split", "sentence", "source_tokens", "reference_tokens", "tokens", "score", "exact")
-FILES = ("translate.csv", "bleu.csv", "attention.csv", "translations.tsv")
 
 
 class Decoding(Spec):
@@ -67,14 +67,14 @@ def translate(
     write_rows(out / "translate.csv", COLUMNS, sentences)
     write_rows(out / "bleu.csv", BLEU_COLUMNS, scored)
     write_rows(out / "attention.csv", ATTENTION_COLUMNS, _attention(model, data, tokenizer, decoding))
-    (out / "translations.tsv").write_text("".join(lines), encoding="utf-8")
+    write_text(out / "translations.tsv", "".join(lines))
 
 
 def write_nothing(out: Path) -> None:
     """Write the files of a run that diverged: headers alone."""
     for name, columns in (("translate", COLUMNS), ("bleu", BLEU_COLUMNS), ("attention", ATTENTION_COLUMNS)):
         write_rows(out / f"{name}.csv", columns, [])
-    (out / "translations.tsv").write_text("", encoding="utf-8")
+    write_text(out / "translations.tsv", "")
 
 
 def decode(model: TranslatorModel, pairs: PairStream, decoding: Decoding, label: str) -> list[Hypothesis]:
