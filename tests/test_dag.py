@@ -36,6 +36,10 @@ elif verb == "speed":
     paths = [f"{{plan['results']}}/{{name}}/speed.{{ending}}" for ending in ("csv", "json")]
 elif verb == "data":
     paths = [plan["data"][name]["out"] + "/manifest.json"]
+elif verb == "exact":
+    paths = [plan["results"] + "/exact.csv"]
+elif verb == "claims":
+    paths = [plan["figures"] + "/claims.csv", plan["figures"] + "/claims.md"]
 elif verb in of_run:
     paths = [f"{{plan['results']}}/{{name}}/{{file}}" for file in of_run[verb].split()]
 else:
