@@ -49,11 +49,12 @@ def table(results: Results) -> DataFrame:
 
 def _choices(record: dict[Any, Any]) -> dict[str, Any]:
     old = record.get("spec.growth.old_tokens")
+    slower = isinstance(old, float) and old == old  # NaN where no run of the table says anything
     return {
         "source": "ours",
         "run": record["run"],
         "keys": record["spec.growth.keys"],
         "tau": {"sqrt": "sqrt(n)", "keep": "kept"}[record["spec.growth.tau"]],
         "optimizer": {"fresh": "fresh", "carry": "carried"}[record["spec.growth.optimizer"]],
-        "old_tokens": {"train": "trained", "freeze": "frozen"}.get(str(old), f"at {old} of the learning rate"),
+        "old_tokens": f"at {old} of the learning rate" if slower else "frozen" if old == "freeze" else "trained",
     }

@@ -1,5 +1,7 @@
 """Growth by tokens against growth in width (Tokenformer, arXiv:2410.23168, Table 8)."""
 
+from typing import Any
+
 import pandas as pd
 from pandas import DataFrame
 
@@ -33,7 +35,7 @@ def table(results: Results) -> DataFrame:
 
 
 def _ours(losses: DataFrame) -> DataFrame:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for method, (start, pattern, _) in METHODS.items():
         before = held_out(losses, start)
         for stage in (1, *STAGES):
