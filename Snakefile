@@ -36,6 +36,8 @@ rule all:
         expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
         expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
         expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
+        expand(f"{RESULTS}/{{id}}/translate.json", id=PLAN["translate"]),
+        expand(f"{RESULTS}/{{id}}/complexity.json", id=PLAN["complexity"]),
         f"{RESULTS}/mlflow.json",
 
 

@@ -29,6 +29,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("policy", "alpha", "recent", "budget", "realised_budget"),
         *("task", "task_version", "example", "metric", "value"),
     ),
+    "translate.csv": ("split", "sentence", "source_tokens", "reference_tokens", "tokens", "score", "exact"),
+    "bleu.csv": ("split", "sentence", "metric", *(f"{kind}_{n}" for kind in ("correct", "total") for n in range(1, 5))),
+    "attention.csv": ("sentence", "part", "layer", "head", "query", "key", "query_token", "key_token", "weight"),
+    "complexity.csv": ("operation", "axis", "n", "d", "k", "r", "multiply_adds", "path", "time_s", "memory_bytes"),
     "prune_masks.csv": ("policy", "alpha", "recent", "budget", "window", "metric", "value"),
 }
 """Columns that each file must have (docs/architecture.md); more are allowed."""
@@ -41,6 +45,7 @@ _EXACT_FLOATS: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 )
 _TEXT = {"split", "policy", "task", "task_version", "metric", "example"}
+_TEXT |= {"part", "query_token", "key_token", "operation", "axis"}
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
 _KEYS = ["study", "run", "seed"]
 

@@ -14,6 +14,7 @@ from fixtures.rows import (
     make_denseformer,
     make_run,
     make_tokenformer,
+    make_transformer,
     make_vision,
     model,
     pattention,
@@ -36,6 +37,7 @@ def make_all(root, seeds):
     make_denseformer(root, seeds, depths=(8, 16))
     make_decay(root, seeds)
     make_vision(root, seeds)
+    make_transformer(root, seeds)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def test_without_rows_it_says_so(tmp_path, name):
 
 @pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=lambda drawing: drawing.name)
 def test_constants_fit_the_contract(drawing):
-    assert drawing.study in ("tokenformer", "denseformer", "decay", "vision")
+    assert drawing.study in ("transformer", "tokenformer", "denseformer", "decay", "vision")
     assert set(drawing.reads) <= {*COLUMNS, "run.json"}
     assert "run.json" in drawing.reads
     assert "To see" in drawing.caption or drawing.kind == "table"
@@ -259,7 +261,7 @@ def test_numbers_read_well():
 
 def test_the_headline_has_every_study_that_ran(place, tmp_path):
     text = headline(place / "results" / "live" / "three")
-    for word in ("Tokenformer", "grown-random-sqrt", "dwa-1x1-16", "Decay, alpha 0.2"):
+    for word in ("Transformer: translation", "Tokenformer", "grown-random-sqrt", "dwa-1x1-16", "Decay, alpha 0.2"):
         assert word in text
     (tmp_path / "empty").mkdir()
     assert "no finished runs" in headline(tmp_path / "empty")
@@ -282,3 +284,18 @@ def test_damaged_rows_stop_the_drawing(tmp_path):
         draw_one("tokenformer_zeroshot", tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     json.loads((folder / "run.json").read_text())
+
+
+def test_translation_scores_are_those_of_the_corpus(place):
+    """Equal sums of n-grams and lengths give the score, whatever the sentences; the exact share is a mean."""
+    rows = pd.read_csv(place / "figures" / "live" / "three" / "transformer_bleu.csv").query("source == 'ours'")
+    base = rows.set_index("run").loc["base"]
+    assert base["sacrebleu"] == pytest.approx(100 * (0.9 * 0.8 * 0.7 * 0.6) ** 0.25, abs=0.01)
+    assert base["exact_percent"] == 50
+    assert base["seeds"] == 3
+    table = pd.read_csv(place / "figures" / "live" / "one" / "transformer_layers.csv").query("source == 'ours'")
+    attention = table.set_index("layer").loc["self_attention"]
+    assert attention["counted_exponent_n"] == pytest.approx(2)
+    assert attention["counted_exponent_d"] == pytest.approx(1)
+    published = pd.read_csv(place / "figures" / "live" / "one" / "transformer_bleu.csv").query("source == 'published'")
+    assert published.set_index("run").loc["Transformer big", "bleu_en_de"] == 28.4

@@ -40,6 +40,8 @@ def test_every_key_has_a_description():
 
 def test_every_key_has_a_default_or_must_be_given():
     must = {("PartOfRun", "model"), ("Hub", "name"), ("TokenizerFile", "path"), ("TokenizerFile", "vocabulary")}
+    must |= {("LinePairs", "source"), ("LinePairs", "target"), ("LinePairs", "train")}
+    must |= {("HubPairs", "name"), ("HubPairs", "source"), ("HubPairs", "target")}
     required = {(name, key) for name in DEFINITIONS for key in DEFINITIONS[name].get("required", ())}
     assert {key for key in KEYS if "default" not in entry(*key)} == must | required
 
@@ -78,7 +80,12 @@ def test_the_files_of_the_small_project_fit(project):
         ("Study", "{title: x, paper: x, question: x, runs: {a: {name: b}}}", "runs.a"),
         ("Study", "{title: x, paper: x, question: x, runs: {a: {steps: many}}}", "runs.a.steps"),
         ("Study", "{title: x, paper: x, question: x, runs: {a: {optimizer: {lr: 1e-3}}}}", "runs.a.optimizer.lr"),
-        ("Study", "{title: x, paper: x, question: x, runs: {a: {model: {depth: {kind: dwaa}}}}}", "runs.a.model.depth"),
+        (
+            "Study",
+            "{title: x, paper: x, question: x, runs: {a: {model: {kind: decoder, depth: {kind: dwaa}}}}}",
+            "runs.a.model.depth",
+        ),
+        ("Study", "{title: x, paper: x, question: x, runs: {a: {model: {depth: {kind: dwaa}}}}}", "runs.a.model"),
         ("Study", "{title: x, paper: x, question: x, runs: {}, prune: {a: {budget: [1]}}}", "prune.a"),
         ("Scale", "{description: x, data: {}, defaults: {steps: 0}}", "defaults.steps"),
         ("Scale", "{description: x, data: {}, studies: {a: {onlyy: [b]}}}", "studies.a"),

@@ -6,6 +6,8 @@ rule track:
         expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
         expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
         expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
+        expand(f"{RESULTS}/{{id}}/translate.json", id=PLAN["translate"]),
+        expand(f"{RESULTS}/{{id}}/complexity.json", id=PLAN["complexity"]),
         [file for job in PLAN["draw"].values() for file in job["outputs"]],
     output:
         f"{RESULTS}/mlflow.json",

@@ -1,4 +1,4 @@
-"""The verbs that make results: data, train, zeroshot, prune."""
+"""The verbs that make results: data, train, and what measures a finished run."""
 
 import argparse
 import time
@@ -13,7 +13,7 @@ SCHEMA = 1
 
 
 def add_parsers(verbs: Any) -> None:
-    """Add the four verbs."""
+    """Add the verbs."""
     parser = verbs.add_parser("data", help="prepare a data set: tokenizer, token streams, questions, manifest")
     parser.add_argument("name", help="name of the data set, such as text")
     add_config_arguments(parser)
@@ -45,6 +45,16 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("id", help="run")
     add_config_arguments(parser)
     parser.set_defaults(function=prune)
+
+    parser = verbs.add_parser("translate", help="translate the held-out sentences with a finished run")
+    parser.add_argument("id", help="run")
+    add_config_arguments(parser)
+    parser.set_defaults(function=translate)
+
+    parser = verbs.add_parser("complexity", help="count and time the layers of Table 1 of the 2017 paper")
+    parser.add_argument("id", help="run beside whose rows they are written")
+    add_config_arguments(parser)
+    parser.set_defaults(function=complexity)
 
 
 def data(arguments: argparse.Namespace) -> None:
@@ -145,6 +155,44 @@ def prune(arguments: argparse.Namespace) -> None:
             stage.write_nothing(sweep, folder)
         extra = {"sweep": job["sweep"], "versions": {"lm_eval": harness_version()}}
         _write_sidecar(folder / "prune.json", job, record, began, extra)
+
+
+def translate(arguments: argparse.Namespace) -> None:
+    """Translate what the plan asks for."""
+    from formerlab.data import load_tokenizer
+    from formerlab.evaluation import translate as stage
+    from formerlab.evaluation.bleu import METRICS, signature
+    from formerlab.finished import load_translator
+
+    plan = load_plan(arguments)
+    job = job_of(plan, "translate", arguments.id)
+    folder, data_folder = _folders(plan, arguments.id)
+    with noted("translate", folder):
+        _use_threads(plan)
+        record, began = read_json(folder / "run.json"), time.monotonic()
+        if record["status"] == "finished":
+            model, _ = load_translator(folder)
+            model, tokenizer = model.to(plan["device"]), load_tokenizer(data_folder)
+            decoding = stage.Decoding.model_validate(job["settings"])
+            stage.translate(model, data_folder, tokenizer, decoding, folder, f"translate {arguments.id}")
+        else:
+            stage.write_nothing(folder)
+        extra = {"settings": job["settings"], "signatures": {metric: signature(metric) for metric in METRICS}}
+        _write_sidecar(folder / "translate.json", job, record, began, extra)
+
+
+def complexity(arguments: argparse.Namespace) -> None:
+    """Measure the layers that the plan asks for."""
+    from formerlab.evaluation import complexity as stage
+
+    plan = load_plan(arguments)
+    job = job_of(plan, "complexity", arguments.id)
+    folder, _ = _folders(plan, arguments.id)
+    with noted("complexity", folder):
+        _use_threads(plan)
+        record, began = read_json(folder / "run.json"), time.monotonic()
+        stage.measure(stage.Complexity.model_validate(job["settings"]), folder)
+        _write_sidecar(folder / "complexity.json", job, record, began, {"settings": job["settings"]})
 
 
 def _folders(plan: dict[str, Any], run_id: str) -> tuple[Path, Path]:

@@ -71,7 +71,9 @@ class MultiHead(nn.Module):
         mixed: Tensor = self.output(out.transpose(1, 2).flatten(2))
         return mixed
 
-    def weights(self, q: Heads, k: Heads, mask: Mask | None = None) -> Float[Tensor, "_ heads _ keys"]:
+    def weights(
+        self, q: Heads, k: Heads, mask: Bool[Tensor, "_ 1 _ _"] | None = None
+    ) -> Float[Tensor, "_ heads _ keys"]:
         """Return the attention probabilities themselves, for looking at them."""
         logits = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         return torch.softmax(logits if mask is None else logits.masked_fill(~mask, -math.inf), dim=-1)

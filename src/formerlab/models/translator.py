@@ -1,8 +1,10 @@
 """The encoder-decoder of the original Transformer, of the same parts as the decoder."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from formerlab.layers.connection import Order
@@ -18,6 +20,9 @@ from formerlab.layers.projection import Projection
 from formerlab.layers.sinusoidal import Sinusoidal
 from formerlab.models.translator_model import TranslatorModel
 from formerlab.spec import Spec
+
+Lengths = int | NDArray[np.int64]
+"""Tokens of a sentence, or of many."""
 
 
 class Translator(Spec):
@@ -110,10 +115,11 @@ class Translator(Spec):
             count += 2 * self.position.params(self.context, self.width)
         return count
 
-    def flops(self, source: int, target: int) -> int:
+    def flops(self, source: Lengths, target: Lengths) -> Any:
         """FLOPs of matrix products and attention in the forward pass of one pair of `source` and `target` tokens.
 
-        2 per multiply-add; attention counts full rectangles, although part of the target's is masked.
+        2 per multiply-add; an array where the lengths are arrays. Attention counts full rectangles, although part of
+        the target's is masked.
         """
         query, key, value, output = (self.projection.flops(*size) for size in self._projections)
         feedforward = self.feedforward.flops(self.width, self.width)
@@ -123,7 +129,7 @@ class Translator(Spec):
         tokens += (source + target) * self.depth.products(self.layers, self.width)
         return tokens + self.attention_flops(source, target)
 
-    def attention_flops(self, source: int, target: int) -> int:
+    def attention_flops(self, source: Lengths, target: Lengths) -> Any:
         """Return the token-token part of `flops`."""
         pairs = source * source + target * target + target * source
         return 2 * self.layers * self.heads * (self.key_width + self.value_width) * pairs

@@ -15,6 +15,7 @@ from formerlab.models import Decoder
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import run_cost, totals
 from formerlab.plan.layers import Layer, Tree, place_of
+from formerlab.plan.measures import MEASURES, WRITES, measure_jobs
 from formerlab.plan.read import parse
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, StudyScale
@@ -57,6 +58,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "train": train,
         "zeroshot": _zeroshot_jobs(runs, sources),
         "prune": _prune_jobs(runs, sources),
+        **{stage: measure_jobs(stage, runs, sources) for stage in MEASURES},
     }
     plan["draw"] = _drawings(plan)
     plan["totals"] = totals([job["cost"] for job in train.values()])
@@ -187,4 +189,6 @@ def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:
         written.add("prune.csv")
         if plan["prune"][run_id]["sweep"]["questions"]:
             written.add("prune_questions.csv")
+    for stage in MEASURES:
+        written.update(WRITES[stage] if run_id in plan[stage] else ())
     return [f"{plan['results']}/{run_id}/{file}" for file in drawing.reads if file in written]

@@ -11,10 +11,14 @@ from pydantic.json_schema import models_json_schema
 
 from formerlab.data.kinds import Data
 from formerlab.evaluation.prune import PruneSweep
+from formerlab.models import Model
+from formerlab.plan.measures import MEASURES
 from formerlab.plan.schema import Config, Scale, Study, StudyScale
 from formerlab.plan.sources import RUN_KEYS
 from formerlab.run import Run
 from formerlab.spec import Spec, variants
+from formerlab.tasks import Task
+from formerlab.training.optimizer import Optimizer
 
 Schema = dict[str, Any]
 
@@ -26,6 +30,13 @@ GRID = {
     "anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}],
     "default": None,
 }
+PARTS = {
+    "runs": ("PartOfRun",),
+    "prune": ("PruneSweep",),
+    "data": tuple(kind.__name__ for kind in variants(Data)),
+    **{stage: (settings.__name__,) for stage, settings in MEASURES.items()},
+}
+"""What the values of a mapping are, by its key."""
 ANNOTATIONS = ("title", "description", "default")
 
 
@@ -33,14 +44,25 @@ def json_schema() -> Schema:
     """Return one schema with a definition for each kind of file; the schema itself is that of config.yaml."""
     fields: Any = {name: (field.annotation, field) for name, field in Run.model_fields.items() if name in RUN_KEYS}
     part = create_model("PartOfRun", __base__=Spec, __doc__="Some keys of a run.", **fields)
-    kinds: list[tuple[type[Spec], Any]] = [(kind, "validation") for kind in (Config, Scale, Study, part, PruneSweep)]
+    kinds: list[tuple[type[Spec], Any]] = [
+        (kind, "validation") for kind in (Config, Scale, Study, part, PruneSweep, *MEASURES.values())
+    ]
     _, schema = models_json_schema(kinds)
     definitions = schema["$defs"]
     for name, definition in definitions.items():
         _describe_kind(definition)
         if name not in WHOLE:
             definitions[name] = _part(definition)
-    definitions["PartOfRun"]["properties"]["grid"] = GRID
+    of_run = definitions["PartOfRun"]["properties"]
+    of_run["grid"] = GRID
+    for key, union in (
+        ("model", Model),
+        ("task", Task),
+        ("optimizer", Optimizer),
+    ):  # a part may leave its kind to another file
+        names = tuple(kind.__name__ for kind in variants(union))
+        annotations = {name: of_run[key][name] for name in ANNOTATIONS if name in of_run[key]}
+        of_run[key] = annotations | _one_of_kinds(names, definitions)
     _fill_in_parts(definitions)
     title = {"title": "formerlab", "description": "config.yaml, and in $defs the files of workflow/{studies,scales}"}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", **title, "$ref": "#/$defs/Config"}
@@ -75,9 +97,23 @@ def _fill_in_parts(definitions: Schema) -> None:
         properties = definitions[name]["properties"]
         if "defaults" in properties:
             properties["defaults"] |= {"$ref": "#/$defs/PartOfRun"}
-        data = tuple(kind.__name__ for kind in variants(Data))
-        for key, parts in (("runs", ("PartOfRun",)), ("prune", ("PruneSweep",)), ("data", data)):
+        for key, parts in PARTS.items():
             if key in properties:
-                references = [{"$ref": f"#/$defs/{part}"} for part in parts]
                 properties[key].pop("patternProperties", None)
-                properties[key]["additionalProperties"] = references[0] if len(parts) == 1 else {"anyOf": references}
+                properties[key]["additionalProperties"] = _one_of_kinds(
+                    parts, definitions, {"$ref": f"#/$defs/{parts[0]}"}
+                )
+
+
+def _one_of_kinds(names: tuple[str, ...], definitions: Schema, default: Schema | None = None) -> Schema:
+    """Return the schema that the key `kind` chooses, so that errors keep their places; without it, the default's."""
+    if len(names) == 1:
+        return {"$ref": f"#/$defs/{names[0]}"}
+    kinds = {name: definitions[name]["properties"]["kind"]["const"] for name in names}
+    known = {"properties": {"kind": {"enum": list(kinds.values())}}, "required": ["kind"]}
+    chosen = [
+        {"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": {"$ref": f"#/$defs/{name}"}}
+        for name, kind in kinds.items()
+    ]
+    silent = default or {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names]}
+    return {"allOf": [*chosen, {"if": {"not": known}, "then": silent}]}

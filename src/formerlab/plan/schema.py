@@ -28,7 +28,7 @@ class Config(Spec):
 
     scale: ScaleName = "laptop"
     """How big the runs are and which data they read: a file of workflow/scales."""
-    studies: Studies = ("tokenformer", "denseformer", "decay", "vision")
+    studies: Studies = ("transformer", "tokenformer", "denseformer", "decay", "vision")
     """Which studies run: files of workflow/studies."""
     seeds: Seeds | None = None
     """Seeds of every run; null means those of the scale."""
@@ -66,6 +66,10 @@ class StudyScale(Spec):
     """Patterns of run names that answer the zero-shot questions; null means the study's."""
     prune: dict[str, dict[str, Any]] = {}
     """Keys of the cache-pruning sweeps, by pattern of run names."""
+    translate: dict[str, dict[str, Any]] = {}
+    """How held-out sentences are translated, by pattern of run names."""
+    complexity: dict[str, dict[str, Any]] = {}
+    """Which layers of Table 1 of arXiv:1706.03762 are measured beside a run, by pattern of run names."""
 
 
 class Scale(Spec):
@@ -108,3 +112,7 @@ class Study(Spec):
     """Patterns of run names that answer the zero-shot questions."""
     prune: dict[str, dict[str, Any]] = {}
     """Keys of the cache-pruning sweeps, by pattern of run names."""
+    translate: dict[str, dict[str, Any]] = {}
+    """How held-out sentences are translated, by pattern of run names."""
+    complexity: dict[str, dict[str, Any]] = {}
+    """Which layers of Table 1 of arXiv:1706.03762 are measured beside a run, by pattern of run names."""

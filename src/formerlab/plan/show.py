@@ -26,7 +26,9 @@ def table(plan: dict[str, Any]) -> str:
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    others = ", ".join(f"{len(plan[stage])} {stage}" for stage in ("data", "zeroshot", "prune", "draw"))
+    others = ", ".join(
+        f"{len(plan[stage])} {stage}" for stage in ("data", "zeroshot", "prune", "translate", "complexity", "draw")
+    )
     lines += ["", f"besides: {others} jobs; memory of a total is that of its largest run"]
     return "\n".join(lines)
 
@@ -48,7 +50,7 @@ def shell(plan: dict[str, Any], path: Path) -> str:
     lines = ["set -e", f"export FORMERLAB_PLAN={shlex.quote(str(path))}", f"export OMP_NUM_THREADS={plan['threads']}"]
     stages = [("data", name, Path(job["out"], "manifest.json")) for name, job in plan["data"].items()]
     stages += [("train", run_id, results / run_id / "run.json") for run_id in plan["train"]]
-    for stage in ("zeroshot", "prune"):
+    for stage in ("zeroshot", "prune", "translate", "complexity"):
         stages += [(stage, run_id, results / run_id / f"{stage}.json") for run_id in plan[stage]]
     lines += [f"python -m formerlab {stage} {name}" for stage, name, product in stages if not product.exists()]
     lines += [

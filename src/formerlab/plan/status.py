@@ -15,13 +15,16 @@ READABLE = {
     "spec_hash": "configuration",
     "recipe": "configuration",
     "sweep": "configuration",
+    "settings": "configuration",
     "code_hash": "code",
     "source_fingerprint": "text",
     "data.fingerprint": "data",
     "init.weights_sha256": "parent",
     "weights_sha256": "weights",
 }
-FINISHED = {"data": "manifest.json", "train": "run.json", "zeroshot": "zeroshot.json", "prune": "prune.json"}
+FINISHED = {"data": "manifest.json", "train": "run.json"} | {
+    stage: f"{stage}.json" for stage in ("zeroshot", "prune", "translate", "complexity")
+}
 
 
 def states(plan: dict[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -71,7 +74,8 @@ def _expected(stage: str, name: str, plan: dict[str, Any]) -> dict[str, Any]:
     if stage != "train":
         weights = _said_by(Path(plan["results"], name, "run.json"), "weights_sha256")
         sweep = {"sweep": job["sweep"]} if stage == "prune" else {}
-        return {"code_hash": job["code"], "weights_sha256": weights} | sweep
+        settings = {"settings": job["settings"]} if "settings" in job else {}
+        return {"code_hash": job["code"], "weights_sha256": weights} | sweep | settings
     expected = {"spec_hash": job["spec_hash"], "code_hash": job["code"]}
     expected["data.fingerprint"] = _said_by(Path(plan["data"][job["data"]]["out"], "manifest.json"), "fingerprint")
     if job["init"]:

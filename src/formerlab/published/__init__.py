@@ -7,6 +7,7 @@ from pandas import DataFrame
 
 TOKENFORMER = "TokenFormer (2410.23168)"
 DENSEFORMER = "DenseFormer (2402.02622)"
+TRANSFORMER = "Attention Is All You Need (1706.03762)"
 DECAY = "Accumulated Attention Score Decaying (Jo and Shin 2024)"
 
 

@@ -7,9 +7,10 @@ from pandas import DataFrame
 from formerlab.figures import catalogue
 from formerlab.figures._pruning import arms, main_arms
 from formerlab.results import Results
-from formerlab.tables import denseformer_table, tokenformer_table, vision_scores, vision_sizes
+from formerlab.tables import denseformer_table, tokenformer_table, transformer_bleu, vision_scores, vision_sizes
 from formerlab.tables._write import plain
 
+_TRANSLATION = ["run", "sacrebleu", "exact_percent", "perplexity", "parameters", "seeds"]
 _TOKENFORMER = ["run", "parameters", "flops_cumulative", "loss_nats", "perplexity", "seeds"]
 _DENSEFORMER = ["run", "layers", "perplexity", "loss_minus_plain_nats", "interval", "seeds"]
 _VISION = ["run", "parameters", "top1_percent", "top1_points", "compared_with", "interval", "seeds"]
@@ -23,6 +24,7 @@ def headline(root: Path) -> str:
     """Return the main numbers of every study with finished runs in `root` (results/<tree>/<scale>), as aligned text."""
     results = Results(root)
     blocks = [
+        ("Transformer: translation of the test sentences", transformer_bleu.table(results), _TRANSLATION),
         ("Tokenformer: held-out loss and cumulative training cost", tokenformer_table.table(results), _TOKENFORMER),
         ("DenseFormer: held-out loss against the plain Transformer", denseformer_table.table(results), _DENSEFORMER),
         ("Decay: held-out loss with a pruned cache against the whole one", _decay(results), _DECAY),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,9 +40,9 @@ class SentenceBatch:
         return SentenceBatch(*tensors, share=self.share)
 
 
-def sentence_batch(pairs: PairStream, numbers: Iterable[int], share: float | None = None) -> SentenceBatch:
+def sentence_batch(pairs: PairStream, numbers: Iterable[Any], share: float | None = None) -> SentenceBatch:
     """Return the pairs of these numbers as one batch; `share` defaults to its own target tokens."""
-    numbers = list(numbers)
+    numbers = [int(number) for number in numbers]
     source, real = padded([pairs.sentence(number, 0) for number in numbers], pairs.end)
     target, said = padded([pairs.sentence(number, 1) for number in numbers], pairs.end)
     first = torch.full((len(numbers), 1), pairs.end)

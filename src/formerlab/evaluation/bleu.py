@@ -1,0 +1,95 @@
+"""BLEU from rows: what each sentence contributes, and the score of any set of sentences. Nothing here imports torch."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEU
+
+Metric = Literal["sacrebleu", "compound_split", "tokenized_lowercase"]
+
+METRICS: dict[Metric, str] = {
+    "sacrebleu": "sacreBLEU, its own tokenisation (13a)",
+    "compound_split": "tokenised (13a), hyphenated compounds split, as in the 2017 paper (there with Moses' tokenizer)",
+    "tokenized_lowercase": "lower-cased and tokenised (13a), as most tutorials report it; no standard",
+}
+"""What each metric is. Only sacrebleu compares across papers; the others stand beside it, labelled."""
+
+COLUMNS = (
+    *("split", "sentence", "metric", "correct_1", "correct_2", "correct_3", "correct_4"),
+    *("total_1", "total_2", "total_3", "total_4", "length", "reference_length"),
+)
+"""Columns of bleu.csv."""
+_HYPHEN = re.compile(r"(?<=\S)-(?=\S)")
+
+
+class Statistics(NamedTuple):
+    """The n-grams of a translation that its reference has, all its n-grams (n = 1 to 4), and both lengths in words."""
+
+    correct: tuple[int, int, int, int]
+    total: tuple[int, int, int, int]
+    length: int
+    reference_length: int
+
+
+def statistics(metric: Metric, translation: str, reference: str) -> Statistics:
+    """Return what one sentence contributes to a corpus score."""
+    prepare = _prepared if metric != "sacrebleu" else _as_it_is
+    score = _scorer(metric).sentence_score(prepare(metric, translation), [prepare(metric, reference)])
+    return Statistics(tuple(score.counts), tuple(score.totals), score.sys_len, score.ref_len)
+
+
+def corpus_bleu(rows: Iterable[Sequence[int]]) -> float:
+    """Return BLEU (0 to 100) of rows of ten numbers: correct_1..4, total_1..4, length, reference_length."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    sums = [sum(column) for column in zip(*rows, strict=True)]
+    if not sums:
+        raise ValueError("BLEU of no sentence")
+    score: float = BLEU.compute_bleu(
+        correct=[int(value) for value in sums[:4]],
+        total=[int(value) for value in sums[4:8]],
+        sys_len=int(sums[8]),
+        ref_len=int(sums[9]),
+        smooth_method="exp",
+    ).score
+    return score
+
+
+def signature(metric: Metric) -> str:
+    """Return the signature of a metric: sacreBLEU's own, and for the others what was done to the text before."""
+    from sacrebleu import __version__
+
+    if metric == "sacrebleu":
+        return f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{__version__}"
+    what = "case:mixed|tok:13a+hyphen-split" if metric == "compound_split" else "case:lc|tok:13a"
+    return f"nrefs:1|{what}|eff:no|smooth:exp|not-sacreBLEU-default|version:{__version__}"
+
+
+def _as_it_is(metric: Metric, text: str) -> str:
+    del metric
+    return text
+
+
+def _prepared(metric: Metric, text: str) -> str:
+    """Return words between single spaces."""
+    if metric == "tokenized_lowercase":
+        return _tokenizer()(text.lower())
+    return _HYPHEN.sub(" ##AT##-##AT## ", _tokenizer()(text))
+
+
+@cache
+def _scorer(metric: Metric) -> "BLEU":
+    from sacrebleu.metrics.bleu import BLEU
+
+    # Counts do not depend on the effective order, which only keeps the library from warning about single sentences.
+    return BLEU(tokenize="13a" if metric == "sacrebleu" else "none", force=True, effective_order=True)
+
+
+@cache
+def _tokenizer() -> Callable[[str], str]:
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    return Tokenizer13a()  # type: ignore[no-any-return,no-untyped-call,unused-ignore]

@@ -1,0 +1,119 @@
+"""Parallel text: pairs stay pairs, splits stay apart, what does not fit is refused or counted."""
+
+import gzip
+
+import pytest
+
+from formerlab.data.kinds import data_spec
+from formerlab.data.line_pairs import read_pairs
+from formerlab.data.pair_stream import load_pairs
+from formerlab.data.parallel import prepare
+from formerlab.data.phrases import Phrases
+from formerlab.data.shards import SPLITS, Shares
+from formerlab.data.streams import load_tokenizer, read_manifest, verify
+from formerlab.errors import UserError
+
+SHARES = Shares(0.1, 0.1)
+WORDS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"]
+
+
+def write(path, lines):
+    text = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return str(path)
+
+
+def files(folder, **changes):
+    """Return a data set of 300 line pairs of which some are empty or long."""
+    source = [f"{WORDS[i % 10]} {WORDS[i // 10 % 10]} {i}" for i in range(300)]
+    target = [f"{i} {WORDS[i // 10 % 10]}" for i in range(300)]
+    source[7], target[9], source[11] = "", "  ", "lang " * 40
+    train = [write(folder / "train.de.gz", source), write(folder / "train.en", target)]
+    test = [write(folder / "test.de", ["eins zwei\u2028 drei", "vier"]), write(folder / "test.en", ["one two", "four"])]
+    spec = {"kind": "files", "source": "de", "target": "en", "train": train, "test": test}
+    rest = {"tokenizer": {"kind": "bpe", "vocabulary": 280}, "max_tokens": 40, "valid_share": 0.1}
+    return data_spec({"kind": "parallel", "source": spec, **rest, **changes})
+
+
+def test_phrases_are_distinct_exact_and_never_in_two_splits():
+    phrases = Phrases(count=300)
+    found = {split: list(phrases.pairs(split, SHARES)) for split in SPLITS}
+    sources = [source for pairs in found.values() for source, _ in pairs]
+    assert len(sources) == len(set(sources)) == 300
+    assert all(found.values())
+    assert found == {split: list(Phrases(count=300).pairs(split, SHARES)) for split in SPLITS}
+    months = {"March": "März", "May": "Mai", "October": "Oktober"}
+    dates = [(source.replace(",", "").split(), target) for source, target in found["train"]]
+    dates = [(words, target) for words, target in dates if words[0] in months and len(words) == 3]
+    assert dates
+    for (month, day, year), target in dates:
+        assert target == f"{day}. {months[month]} {year}"
+
+
+def test_prepared_pairs_are_the_lines(tmp_path):
+    data = files(tmp_path)
+    prepare("pairs", data, tmp_path / "out", code_hash="c")
+    manifest, tokenizer = read_manifest(tmp_path / "out"), load_tokenizer(tmp_path / "out")
+    verify(tmp_path / "out")
+    dropped = [manifest["splits"][split]["dropped"] for split in SPLITS]
+    assert sum(one["empty"] for one in dropped) == 2
+    assert sum(one["too_long"] for one in dropped) == 1
+    counts = {split: manifest["splits"][split]["pairs"] for split in SPLITS}
+    assert counts["train"] + counts["valid"] == 297
+    pairs = load_pairs(tmp_path / "out", "test")
+    assert len(pairs) == counts["test"] == 2
+    texts = [[tokenizer.decode(pairs.sentence(i, side)[:-1].tolist()) for side in (0, 1)] for i in range(2)]
+    assert texts == [["eins zwei\u2028 drei", "one two"], ["vier", "four"]]
+    assert all(pairs.sentence(i, side)[-1] == pairs.end for i in range(2) for side in (0, 1))
+
+
+def test_what_is_prepared_is_not_prepared_again(tmp_path, capsys):
+    data = files(tmp_path)
+    prepare("pairs", data, tmp_path / "out", code_hash="c")
+    before = read_manifest(tmp_path / "out")
+    prepare("pairs", data, tmp_path / "out", code_hash="c")
+    assert "already prepared" in capsys.readouterr().err
+    write(tmp_path / "test.en", ["one two", "five"])
+    prepare("pairs", data, tmp_path / "out", code_hash="c")
+    assert read_manifest(tmp_path / "out")["fingerprint"] != before["fingerprint"]
+
+
+def test_files_whose_lines_do_not_correspond_are_refused(tmp_path):
+    left, right = write(tmp_path / "a", ["x", "y", "z"]), write(tmp_path / "b", ["1", "2"])
+    with pytest.raises(UserError, match=r"b: ends after line 2, but .*a goes on"):
+        list(read_pairs(left, right))
+    with pytest.raises(UserError, match=r"b: ends after line 2, but .*a goes on"):
+        list(read_pairs(right, left))
+    (tmp_path / "c").write_bytes(b"ok\n\xff\n")
+    with pytest.raises(UserError, match=r"c: line 2 is not UTF-8"):
+        list(read_pairs(str(tmp_path / "c"), left))
+    with pytest.raises(UserError, match="cannot be read"):
+        list(read_pairs(str(tmp_path / "none"), left))
+
+
+def test_a_long_test_sentence_is_refused_and_not_left_out(tmp_path):
+    data = files(tmp_path, max_tokens=8)
+    with pytest.raises(UserError, match=r"a test pair has .* tokens .*raise max_tokens"):
+        prepare("pairs", data, tmp_path / "out")
+
+
+def test_the_hub_reads_the_two_languages_of_a_row(monkeypatch):
+    import datasets
+
+    rows = [{"translation": {"de": f"Satz {i}", "en": f"sentence {i}"}} for i in range(50)]
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **keys: asked.append((names, keys)) or rows)
+    source = {"kind": "hub", "name": "wmt/wmt14", "subset": "de-en", "source": "de", "target": "en", "valid": None}
+    data = data_spec({"kind": "parallel", "source": source})
+    assert list(data.source.pairs("test", SHARES)) == [(f"Satz {i}", f"sentence {i}") for i in range(50)]
+    assert asked == [(("wmt/wmt14", "de-en"), {"revision": None, "split": "test"})]
+    split = [list(data.source.pairs(name, SHARES)) for name in ("train", "valid")]
+    assert sorted(split[0] + split[1]) == sorted((f"Satz {i}", f"sentence {i}") for i in range(50))
+    wrong = data_spec({"kind": "parallel", "source": source | {"target": "fr"}})
+    with pytest.raises(UserError, match=r"no translation.de and translation.fr"):
+        list(wrong.source.pairs("test", SHARES))
+
+
+def test_an_unknown_locale_is_refused():
+    with pytest.raises(ValueError, match="no locale of CLDR"):
+        Phrases(source="xx_nowhere")

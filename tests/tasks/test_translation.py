@@ -1,0 +1,164 @@
+"""Translation: batches pure in (seed, step), each pair once an epoch, losses by definition, averages of snapshots."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formerlab.data.pair_stream import PairStream
+from formerlab.errors import StoppedEarly, UserError
+from formerlab.models import Translator
+from formerlab.run import Run
+from formerlab.tasks import Translation
+from formerlab.tasks.sentence_batch import NO_TARGET, sentence_batch
+from formerlab.tasks.translation import smoothed_loss
+from formerlab.training.loop import Hooks, train
+from formerlab.training.state import State
+
+MODEL = Translator(vocabulary=30, layers=1, width=8, heads=2, context=40, dropout=0.1)
+TASK = Translation(tokens=40, valid_pairs=7)
+
+
+def stream(pairs=60, seed=0):
+    """Return pairs of 1 to 12 and 1 to 12 tokens; token 0 ends a sentence."""
+    random = np.random.default_rng(seed)
+    sentences = [[*random.integers(1, 30, random.integers(1, 13)), 0] for _ in range(2 * pairs)]
+    return PairStream(np.concatenate(sentences).astype(np.uint16), 0)
+
+
+DATA = stream()
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 2**63), epoch=st.integers(0, 3))
+def test_an_epoch_takes_every_pair_once_within_the_budget(seed, epoch):
+    batches = stream().epoch(40, seed, epoch)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(60))
+    for numbers in batches:
+        longest = max(DATA.source_lengths[numbers].max(), DATA.target_lengths[numbers].max())
+        assert len(numbers) * longest <= 40
+    assert len(batches) == len(DATA.batches(40))
+
+
+def test_batches_are_pure_in_the_step_whatever_was_asked_before():
+    size = len(DATA.batches(40))
+    steps = [0, 1, size - 1, size, 3 * size + 2]
+    fresh = [TASK.step_batches(stream(), 5, step)[0] for step in steps]
+    used = stream()
+    for step, batch in sorted(zip(steps, fresh, strict=True), key=lambda item: -item[0]):
+        (again,) = TASK.step_batches(used, 5, step)
+        assert torch.equal(again.source, batch.source)
+        assert torch.equal(again.target_out, batch.target_out)
+    assert not torch.equal(TASK.step_batches(used, 6, 0)[0].source, fresh[0].source)
+
+
+def test_tokens_and_flops_until_a_step_are_those_of_its_batches():
+    size = len(DATA.batches(40))
+    for step in (0, 1, size, size + 3):
+        batches = [TASK.step_batches(DATA, 5, earlier)[0] for earlier in range(step)]
+        assert TASK.tokens_until(DATA, 5, step) == sum(batch.tokens for batch in batches)
+        lengths = [
+            (int(real.sum()), int((out != NO_TARGET).sum()))
+            for batch in batches
+            for real, out in zip(batch.real, batch.target_out, strict=True)
+        ]
+        assert TASK.flops_until(MODEL, DATA, 5, step) == 3 * sum(MODEL.flops(s, t) for s, t in lengths)
+
+
+def test_a_batch_holds_sources_and_shifted_targets():
+    batch = sentence_batch(DATA, [3, 8])
+    for row, pair in enumerate((3, 8)):
+        source, target = DATA.sentence(pair, 0), DATA.sentence(pair, 1)
+        assert batch.source[row][batch.real[row]].tolist() == source.tolist()
+        out = batch.target_out[row]
+        assert out[out != NO_TARGET].tolist() == target.tolist()
+        assert batch.target_in[row, : len(target)].tolist() == [0, *target[:-1].tolist()]
+    assert batch.tokens == batch.share == DATA.target_lengths[[3, 8]].sum()
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_gradients_of_the_parts_add_up_to_those_of_the_step(parts):
+    """Though the parts differ in tokens, their mean is the mean over the tokens of the step."""
+    model = MODEL.model_copy(update={"dropout": 0.0}).build(0)
+    whole = TASK.step_batches(DATA, 1, 4)[0]
+    split = TASK.model_copy(update={"accumulate": parts}).step_batches(DATA, 1, 4)
+    loss = sum(TASK.loss(model, part) for part in split) / len(split)
+    torch.testing.assert_close(loss, TASK.loss(model, whole))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
+def test_the_smoothed_loss_is_that_of_the_smoothed_distribution(smoothing):
+    logits, targets = torch.randn(5, 9, dtype=torch.float64), torch.tensor([0, 8, NO_TARGET, 3, 3])
+    log_probs, real = torch.log_softmax(logits, dim=-1), targets != NO_TARGET
+    for mass, rest in (("vocabulary", smoothing / 9), ("others", smoothing / 8)):
+        wanted = torch.full((5, 9), rest, dtype=torch.float64)
+        right = 1 - smoothing + (rest if mass == "vocabulary" else 0.0)
+        wanted[real.nonzero()[:, 0], targets[real]] = right
+        assert wanted[real].sum(1).tolist() == pytest.approx([1.0] * 4)
+        expected = -(wanted * log_probs)[real].sum()
+        torch.testing.assert_close(smoothed_loss(logits, targets, smoothing, mass), expected)
+
+
+def test_validation_is_never_smoothed():
+    model = MODEL.build(0).eval()
+    smooth = Translation(tokens=40, label_smoothing=0.4)
+    batch = sentence_batch(DATA, range(5))
+    tokens, loss = smooth.measure(model, batch)
+    plain = Translation(tokens=40, label_smoothing=0.0).loss(model, batch).item()
+    assert (tokens, loss) == (batch.tokens, pytest.approx(plain, rel=1e-5))
+    assert smooth.loss(model, batch).item() != pytest.approx(loss, rel=1e-3)
+
+
+def test_valid_batches_are_pairs_evenly_spread():
+    batches = TASK.valid_batches(DATA)
+    assert sum(len(batch.source) for batch in batches) == 7
+    assert [len(batch.source) for batch in batches] == [len(batch.source) for batch in TASK.valid_batches(stream())]
+
+
+def test_a_budget_below_the_longest_sentence_is_refused():
+    with pytest.raises(UserError, match=r"task.tokens=5 is less than the \d+ tokens of the longest sentence"):
+        DATA.batches(5)
+
+
+def run(**changes):
+    task = Translation(tokens=40, valid_pairs=5, **changes)
+    return Run(study="s", name="r", model=MODEL, task=task, steps=9, log_every=1, evaluate_every=9)
+
+
+def trained(run, stop_at=None, content=None):
+    model = run.model.build(run.seed)
+    state = State(model, run.optimizer.build(model))
+    if content is not None:
+        state.restore(content)
+    seen = {}
+
+    def stop():
+        seen[state.step] = {name: weight.clone() for name, weight in model.state_dict().items()}
+        return "told to" if state.step == stop_at else None
+
+    with contextlib.suppress(StoppedEarly):
+        train(run, state, stream(), stream(5, 1), Hooks(lambda _: None, stop))
+    return state, seen
+
+
+def test_averaged_weights_are_the_mean_of_the_snapshots_and_survive_a_stop():
+    plain, seen = trained(run())
+    averaged, _ = trained(run(average_last=3, average_every=2))
+    snapshots = [seen[5], seen[7], plain.model.state_dict()]
+    for name, weight in averaged.model.state_dict().items():
+        mean = torch.stack([one[name].double() for one in snapshots]).mean(0).float()
+        torch.testing.assert_close(weight, mean, rtol=1e-6, atol=1e-7)
+    stopped, _ = trained(run(average_last=3, average_every=2), stop_at=6)
+    resumed, _ = trained(run(average_last=3, average_every=2), content=stopped.dump())
+    for name, weight in averaged.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name])
+    assert averaged.rows["train"] == resumed.rows["train"]
+    assert averaged.rows["eval"] == plain.rows["eval"]
+
+
+def test_a_task_that_the_model_cannot_do_is_refused():
+    with pytest.raises(ValueError, match=r"task.kind=language_modeling trains model.kind=decoder, not translator"):
+        Run(study="s", name="r", model=MODEL)
