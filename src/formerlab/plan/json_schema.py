@@ -21,6 +21,7 @@ from formerlab.plan.sources import RUN_KEYS
 from formerlab.run import Run
 from formerlab.spec import Spec, variants
 from formerlab.tasks import Task
+from formerlab.training.optimizer import Optimizer
 
 Schema = dict[str, Any]
 
@@ -61,7 +62,7 @@ def json_schema() -> Schema:
             definitions[name] = _part(definition)
     of_run = definitions["PartOfRun"]["properties"]
     of_run |= {"grid": GRID, "equal_time": EQUAL_TIME}
-    for key, union in (("model", Model), ("task", Task)):  # a part may leave its kind to another file
+    for key, union in (("model", Model), ("task", Task), ("optimizer", Optimizer)):  # another file may say the kind
         names = tuple(kind.__name__ for kind in variants(union))
         annotations = {name: of_run[key][name] for name in ANNOTATIONS if name in of_run[key]}
         of_run[key] = annotations | _one_of_kinds(names, definitions)
