@@ -50,7 +50,7 @@ def test_costs_are_the_closed_forms(plan):
         assert cost["parameters_non_embedding"] == model.params(embedding=False)
         assert cost["tokens"] == run.steps * task.batch * task.context
         assert cost["flops"] == 3 * run.steps * task.batch * model.flops(task.context)
-        assert cost["disk_bytes"] == 4 * 4 * model.params()
+        assert cost["disk_bytes"] == 4 * (1 + 3 * 3) * model.params()
         assert cost["memory_bytes"] > 4 * 4 * model.params()
         assert cost["hours"] > cost["flops"] / 1e15 / 3600
 

@@ -1,11 +1,15 @@
 """The verbs that make results: data, train, zeroshot, prune."""
 
 import argparse
+import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from formerlab.commands.context import add_config_arguments, job_of, load_plan, noted
+from formerlab.commands.gpus import on_several, own_gpus
+from formerlab.commands.slurm import seconds_left
 from formerlab.files import read_json, write_json
 from formerlab.rows import write_rows
 
@@ -70,7 +74,7 @@ def train(arguments: argparse.Namespace) -> None:
     settings = Settings(
         threads=plan["threads"],
         device=plan["device"],
-        time_limit_s=arguments.time_limit,
+        time_limit_s=min((s for s in (arguments.time_limit, seconds_left()) if s is not None), default=None),
         margin_s=arguments.margin,
         checkpoint_seconds=arguments.checkpoint_seconds,
         on_mismatch=arguments.on_mismatch,
@@ -78,8 +82,14 @@ def train(arguments: argparse.Namespace) -> None:
         keep_optimizer=job["keep_optimizer"],
     )
     out = Path(plan["results"], arguments.id)
+    gpus = job.get("gpus", 1)
+    if gpus > 1 and "RANK" not in os.environ:
+        with own_gpus(plan["device"], gpus):
+            on_several(arguments, gpus, out)
+        return
     parent = Path(plan["results"], job["init"]) if job["init"] else None
-    with noted("train", out):
+    first = os.environ.get("RANK", "0") == "0"
+    with noted("train", out) if first else nullcontext(), own_gpus(plan["device"]):
         run = Run.model_validate(job["spec"])
         train_stage(run, Path(plan["data"][job["data"]]["out"]), out, parent=parent, settings=settings)
 
@@ -93,7 +103,7 @@ def zeroshot(arguments: argparse.Namespace) -> None:
     plan = load_plan(arguments)
     job = job_of(plan, "zeroshot", arguments.id)
     folder, data_folder = _folders(plan, arguments.id)
-    with noted("zeroshot", folder):
+    with noted("zeroshot", folder), own_gpus(plan["device"]):
         _use_threads(plan)
         record, began = read_json(folder / "run.json"), time.monotonic()
         if record["status"] == "finished":
@@ -124,7 +134,7 @@ def prune(arguments: argparse.Namespace) -> None:
     plan = load_plan(arguments)
     job = job_of(plan, "prune", arguments.id)
     folder, data_folder = _folders(plan, arguments.id)
-    with noted("prune", folder):
+    with noted("prune", folder), own_gpus(plan["device"]):
         _use_threads(plan)
         record, began = read_json(folder / "run.json"), time.monotonic()
         sweep = stage.PruneSweep.model_validate(job["sweep"])
