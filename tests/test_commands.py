@@ -201,7 +201,9 @@ def test_the_script_has_every_stage_after_what_it_needs(project, capsys):
     assert sorted(found[1:11]) == sorted(f"train {run}" for run in runs)
     for seed in (0, 1):
         assert found.index(f"train small/parent/seed{seed}") < found.index(f"train small/child/seed{seed}")
-    assert found[11:] == [f"{stage} small/plain/seed{seed}" for stage in ("zeroshot", "prune") for seed in (0, 1)]
+    evaluations = [f"{stage} small/plain/seed{seed}" for stage in ("zeroshot", "prune") for seed in (0, 1)]
+    assert found[11:15] == evaluations
+    assert found[-1] == "track"
 
 
 def test_the_script_leaves_out_what_is_there(project, capsys):

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import sqlite3
 
 import pytest
 from fixtures.rows import make_decay, make_run, make_tokenformer, model, write_csv
@@ -171,3 +172,28 @@ def test_there_is_one_writer(tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another sync"):
             sync(tmp_path / "laptop", f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def test_in_a_moved_folder_artifacts_are_found_again(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    make_run(old / "results/live/laptop", "denseformer", "plain")
+    assert len(synced(old)["created"]) == 3
+    old.rename(new)
+    assert len(synced(new)["created"]) == 3
+    assert synced(new)["created"] == []
+    client, runs = active(new)
+    run = runs["live/laptop/denseformer/plain/seed0"]
+    path = client.download_artifacts(run.info.run_id, "run.json")
+    assert path.startswith(str(new))
+
+
+def test_a_locked_database_is_a_warning_with_the_remedy(tmp_path):
+    make_run(tmp_path / "results/live/laptop", "denseformer", "plain")
+    synced(tmp_path)
+    make_run(tmp_path / "results/live/laptop", "denseformer", "another")
+    with sqlite3.connect(tmp_path / "mlflow.db") as other:
+        other.execute("begin exclusive")
+        with pytest.raises(UserError, match=r"database is locked.*sync again"):
+            synced(tmp_path)
+        other.rollback()
+    assert len(synced(tmp_path)["created"]) == 2

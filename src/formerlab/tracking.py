@@ -86,11 +86,19 @@ class _Store:
         self._known: dict[str, dict[str, Any]] = {}
 
     def experiment(self, name: str) -> str:
-        """Return the id of an experiment, made where there is none; read what it holds."""
+        """Return the id of an experiment, made where there is none; read what it holds.
+
+        MLflow keeps absolute places of artifacts, so in a folder that was moved they would all be missing: there the
+        experiment is made anew, and the old one, renamed, goes to MLflow's deleted ones.
+        """
+        # A server keeps artifacts itself; beside a file they lie in a folder, whatever the working directory is.
+        place = (self._database.parent / "mlartifacts" / name).as_uri() if self._database else None
         found = self._client.get_experiment_by_name(name)
+        if found is not None and place is not None and found.artifact_location != place:
+            self._client.rename_experiment(found.experiment_id, f"{name} (moved, {found.experiment_id})")
+            self._client.delete_experiment(found.experiment_id)
+            found = None
         if found is None:
-            # A server keeps artifacts itself; beside a file they lie in a folder, whatever the working directory is.
-            place = (self._database.parent / "mlartifacts" / name).as_uri() if self._database else None
             identity = str(self._client.create_experiment(name, artifact_location=place))
         else:
             identity = str(found.experiment_id)

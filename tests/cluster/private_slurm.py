@@ -5,6 +5,7 @@ no process behind. Node and jobs belong to root, which also makes the device fil
 """
 
 import contextlib
+import ctypes
 import os
 import secrets
 import shutil
@@ -196,7 +197,7 @@ class PrivateSlurm:
 
         self.wait_for(running)
 
-    def wait_for(self, condition, seconds=120):
+    def wait_for(self, condition, seconds=300):
         """Wait until the condition returns something true, and return that."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):
@@ -208,10 +209,11 @@ class PrivateSlurm:
     def _write(self):
         for name in ("run", "state", "spool", "dev", "bin"):
             (self.folder / name).mkdir(parents=True)
-        # Within a job the executor drops SLURM_CONF from the environment of srun, which then looks below /etc.
-        srun = shutil.which("srun", path=SEARCHED)
-        (self.folder / "bin/srun").write_text(f'#!/bin/sh\nSLURM_CONF="{self.folder}/slurm.conf" exec {srun} "$@"\n')
-        (self.folder / "bin/srun").chmod(0o755)
+        # Within a job the executor drops SLURM_CONF from the environment of srun and of the job itself.
+        for name in ("srun", "squeue"):
+            own, program = self.folder / "bin" / name, shutil.which(name, path=SEARCHED)
+            own.write_text(f'#!/bin/sh\nSLURM_CONF="{self.folder}/slurm.conf" exec {program} "$@"\n')
+            own.chmod(0o755)
         (self.folder / "slurm.conf").write_text(SLURM_CONF.format(**self.places))
         (self.folder / "slurmdbd.conf").write_text(SLURMDBD_CONF.format(**self.places))
         (self.folder / "slurmdbd.conf").chmod(0o600)
@@ -252,6 +254,7 @@ class PrivateSlurm:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
 
     def _until(self, what, *words, seconds=60):
@@ -260,6 +263,12 @@ class PrivateSlurm:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{what} did not start within {seconds} s; see the logs in {self.folder}")
             time.sleep(0.2)
+
+
+def _end_with_parent():
+    """Have the kernel end this process when the one that started it is gone, however that ended."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
 def _descendants(pid):

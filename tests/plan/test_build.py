@@ -53,7 +53,7 @@ def test_costs_are_the_closed_forms(plan):
         if isinstance(task, LanguageModeling):
             assert cost["tokens"] == run.steps * task.batch * task.context
             assert cost["flops"] == 3 * run.steps * task.batch * model.flops(task.context)
-        assert cost["disk_bytes"] == 4 * 4 * model.params()
+        assert cost["disk_bytes"] == 4 * (1 + 3 * 3) * model.params()
         assert cost["memory_bytes"] > 4 * 4 * model.params()
         assert cost["hours"] > cost["flops"] / 1e15 / 3600
 

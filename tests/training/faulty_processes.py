@@ -1,4 +1,6 @@
-"""Run `formerlab` in processes that send themselves a signal at a chosen place. A script: test_killed.py starts it.
+"""Run `formerlab` in processes that send themselves a signal at a chosen place, or that may write no large file.
+
+A script: test_killed.py starts it.
 
 It reads one order a line on stdin and answers each with one line on stdout, both JSON. Every order runs in a fork of
 this process, which has imported everything once and done nothing else.
@@ -6,6 +8,7 @@ this process, which has imported everything once and done nothing else.
 
 import json
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -44,6 +47,9 @@ def run_and_exit(order, calls):
             if counted == order["at_call"]:
                 os.kill(os.getpid(), signal.Signals[order["signal"]])
 
+    if order.get("largest_file") is not None:  # a write beyond it fails, as on a full disk
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"],) * 2)
     if order["at_call"] is not None:
         sys.setprofile(at_every_call)
     try:

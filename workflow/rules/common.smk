@@ -28,13 +28,18 @@ def mebibytes(wildcards, attempt):
     """Return the host memory that a run needs, half of it more at every attempt, up to three times."""
     cost = PLAN["train"][wildcards.id]["cost"]
     # On a GPU the host holds a copy of weights and moments while a checkpoint is written.
-    need = cost["memory_bytes"] if PLAN["device"] == "cpu" else cost["disk_bytes"]
+    need = cost["memory_bytes"] if PLAN["device"] == "cpu" else 4 * 4 * cost["parameters"]
     return grown(PLAN["memory_mb"] + 1.5 * need / 2**20, attempt)
 
 
 def grown(first, attempt):
     """Return a request for memory at its n-th attempt: a job killed for memory asks for more, but not without end."""
     return int(first * min(3, 1 + 0.5 * (attempt - 1)))
+
+
+def gpus(wildcards):
+    """Return the GPUs that a run asks for."""
+    return PLAN["train"][wildcards.id]["gpus"] if PLAN["device"] == "cuda" else 0
 
 
 def minutes(stage):

@@ -21,11 +21,11 @@ rule train:
     log:
         f"{LOGS}/train/{{id}}.log",
     priority: lambda wildcards: PLAN["train"][wildcards.id]["priority"]
-    threads: PLAN["threads"]
+    threads: lambda wildcards: PLAN["threads"] * PLAN["train"][wildcards.id]["gpus"]
     resources:
         mem_mb=mebibytes,
         runtime=minutes("train"),
-        gpu=1 if PLAN["device"] == "cuda" else 0,
+        gpu=gpus,
     params:
         spec=lambda wildcards: PLAN["train"][wildcards.id]["spec_hash"],
         code=lambda wildcards: PLAN["train"][wildcards.id]["code"],

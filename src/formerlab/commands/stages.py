@@ -5,10 +5,13 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formerlab.commands.context import add_config_arguments, job_of, load_plan, noted
+from formerlab.commands.gpus import on_several, own_gpus
+from formerlab.commands.slurm import seconds_left
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json
 from formerlab.rows import write_rows
@@ -120,7 +123,7 @@ def train(arguments: argparse.Namespace) -> None:
     settings = Settings(
         threads=plan["threads"],
         device=plan["device"],
-        time_limit_s=arguments.time_limit,
+        time_limit_s=min((s for s in (arguments.time_limit, seconds_left()) if s is not None), default=None),
         margin_s=arguments.margin,
         checkpoint_seconds=arguments.checkpoint_seconds,
         on_mismatch=arguments.on_mismatch,
@@ -128,14 +131,20 @@ def train(arguments: argparse.Namespace) -> None:
         keep_optimizer=job["keep_optimizer"],
     )
     out = Path(plan["results"], arguments.id)
+    gpus = job.get("gpus", 1)
+    if gpus > 1 and "RANK" not in os.environ:
+        with own_gpus(plan["device"], gpus):
+            on_several(arguments, gpus, out)
+        return
     parent = Path(plan["results"], job["init"]) if job["init"] else None
-    with noted("train", out):
+    first = os.environ.get("RANK", "0") == "0"
+    with noted("train", out) if first else nullcontext(), own_gpus(plan["device"]):
         run, matched = Run.model_validate(job["spec"]), dict[str, Any]()
         if job["equal_time"]:
             steps, matched = _steps_of_equal_time(plan, job)
             run = run.model_copy(update={"steps": steps})
         train_stage(run, Path(plan["data"][job["data"]]["out"]), out, parent=parent, settings=settings)
-        if matched:
+        if matched and first:
             write_json(out / "run.json", read_json(out / "run.json") | matched)
 
 
@@ -160,7 +169,7 @@ def zeroshot(arguments: argparse.Namespace) -> None:
     plan = load_plan(arguments)
     job = job_of(plan, "zeroshot", arguments.id)
     folder, data_folder = _folders(plan, arguments.id)
-    with noted("zeroshot", folder):
+    with noted("zeroshot", folder), own_gpus(plan["device"]):
         _use_threads(plan)
         record, began = read_json(folder / "run.json"), time.monotonic()
         extra: dict[str, Any] = {"suites": job["suites"], "versions": {"lm_eval": stage.harness_version()}}
@@ -186,7 +195,7 @@ def prune(arguments: argparse.Namespace) -> None:
     plan = load_plan(arguments)
     job = job_of(plan, "prune", arguments.id)
     folder, data_folder = _folders(plan, arguments.id)
-    with noted("prune", folder):
+    with noted("prune", folder), own_gpus(plan["device"]):
         _use_threads(plan)
         record, began = read_json(folder / "run.json"), time.monotonic()
         sweep = stage.PruneSweep.model_validate(job["sweep"])

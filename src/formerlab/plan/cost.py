@@ -3,6 +3,7 @@
 from math import ceil
 from typing import Any
 
+from formerlab.errors import UserError
 from formerlab.evaluation.prune import PruneSweep
 from formerlab.models import Decoder, Model
 from formerlab.plan.hardware import Hardware
@@ -14,12 +15,15 @@ from formerlab.tasks.task import TRAINING_PASSES
 BYTES_WEIGHT = 4
 STATE_WORDS = 4
 """Float32 numbers per parameter in memory: weight, gradient and AdamW's two moments."""
-CHECKPOINT_WORDS = 3
-"""Float32 numbers per parameter on disk: weight and two moments."""
+CHECKPOINT_WORDS = 3 * 3
+"""Float32 numbers per parameter on disk: weight and two moments in the last checkpoint, its forerunner, the next."""
 BYTES_PER_TOKEN = 3
 """Bytes of text per token, roughly, where only bytes are known."""
 QUESTION_TOKENS = 4 * 3 * 64
 """Tokens that one question of each of the three embedded tasks costs: its choices, each with its context."""
+
+SHARING = 0.9
+"""Speed of several GPUs over their number times that of one: the rest is the summing of gradients. Stated."""
 
 Cost = dict[str, Any]
 
@@ -58,9 +62,27 @@ def hours(run: Run, scale: Scale, hardware: Hardware) -> float:
     rate = scale.flops_per_s or hardware.flops_per_s(run.precision)
     trained, evaluated = run.tokens, evaluation_tokens(run, scale)
     around = (blocks(run.model) * hardware.block_us + hardware.part_us) / 1e6
-    parts = (trained + evaluated / TRAINING_PASSES) / run.task.part_tokens
-    products = (run.flops + evaluated * forward_flops(run)) / rate
-    return (hardware.start_s + products + parts * around) / 3600
+    count = gpus_of(run, scale)
+    sharing = count * (SHARING if count > 1 else 1.0)
+    parts = trained / sharing + evaluated / TRAINING_PASSES  # every process validates, all training is shared out
+    products = (run.flops / sharing + evaluated * forward_flops(run)) / rate
+    return (hardware.start_s + products + parts / run.task.part_tokens * around) / 3600
+
+
+def gpus_of(run: Run, scale: Scale) -> int:
+    """Return the number of GPUs that train a run.
+
+    Raises UserError where they cannot share out the parts of its steps.
+    """
+    at_scale = scale.studies.get(run.study)
+    count = (at_scale.gpus if at_scale else None) or scale.gpus
+    accumulate: int = getattr(run.task, "accumulate", count)
+    if accumulate % count:
+        raise UserError(
+            f"{run.id}: task.accumulate={accumulate} parts of a step cannot be shared out to gpus={count}; "
+            "make task.accumulate a multiple of gpus"
+        )
+    return count
 
 
 def blocks(model: Model) -> int:

@@ -1,6 +1,7 @@
 """What the YAML files may say: config.yaml, workflow/studies/*.yaml and workflow/scales/*.yaml."""
 
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
 
@@ -18,6 +19,17 @@ def _distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
         if values.count(value) > 1:
             raise ValueError(f"{value!r} stands here twice; keep one")
     return values
+
+
+def _without_credentials(uri: str) -> str:
+    """Refuse what would stand in plans, logs and reports for everyone to read."""
+    parts = urlsplit(uri)
+    if "@" in parts.netloc or parts.query:
+        raise ValueError(
+            "holds credentials, which would be written into plans and reports; "
+            "give MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
+        )
+    return uri
 
 
 Seeds = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), AfterValidator(_distinct)]
@@ -46,8 +58,9 @@ class Config(Spec):
     """Folder of the result tree."""
     figures: str = "figures"
     """Folder of figures and tables."""
-    tracking_uri: str | None = "sqlite:///mlflow.db"
-    """MLflow tracking server: a sqlite file, an http(s) address, or empty for none."""
+    tracking_uri: Annotated[str, AfterValidator(_without_credentials)] | None = "sqlite:///mlflow.db"
+    """MLflow tracking server: a sqlite file, an http(s) address, or empty for none. Credentials belong into the
+    environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD or MLFLOW_TRACKING_TOKEN)."""
     hardware: dict[str, dict[str, Any]] = {}
     """Laid over the table of processors that the estimates know (plan/hardware.py): prices, measured utilisation,
     your own machine."""
@@ -65,6 +78,8 @@ class StudyScale(Spec):
     """Patterns of run names that exist at this scale."""
     seeds: Seeds | None = None
     """Seeds, where they differ from the scale's."""
+    gpus: PositiveInt | None = None
+    """GPUs of a run, where they differ from the scale's."""
     defaults: dict[str, Any] = {}
     """Keys of every run of the study."""
     runs: dict[str, dict[str, Any]] = {}
@@ -100,6 +115,8 @@ class Scale(Spec):
     """Processor that the estimates, and from them the requests of cluster jobs, are made for."""
     flops_per_s: PositiveFloat | None = None
     """Measured speed of matrix products in training, FLOP/s of one job; null means that of the hardware."""
+    gpus: PositiveInt = 1
+    """GPUs (on a CPU, processes) that train one run together; results do not depend on it but for the order of sums."""
     runtime_minutes: PositiveInt = 1440
     """Longest time of one cluster job; training that takes longer goes on in the next submission."""
     seeds: Seeds = (0,)

@@ -1,5 +1,10 @@
-"""The checkpoint of a run in progress: one file, replaced whole, that says which run it belongs to."""
+"""The checkpoint of a run in progress: one file, replaced whole, that says which run it belongs to.
 
+The one before it is kept beside it, for the day on which a disk gives back something else than was written.
+"""
+
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +16,56 @@ from formerlab.files import replacing
 State = dict[str, Any]
 
 
+class DamagedFile(UserError):
+    """A file does not hold what was written into it."""
+
+
+def previous(path: Path) -> Path:
+    """Return where the checkpoint before that at `path` is kept."""
+    return path.with_name(f"previous{path.suffix}")
+
+
 def save_checkpoint(path: Path, state: State, belongs_to: dict[str, str]) -> None:
-    """Write a checkpoint; the one before it stays whole until the new one is."""
+    """Write a checkpoint; the one before it stays, whole.
+
+    Raises
+    ------
+    OSError
+        Where there is no room; the checkpoints that exist are untouched.
+    """
     with replacing(path) as temporary:
-        torch.save({"belongs_to": belongs_to, "state": state}, temporary)
+        try:
+            torch.save({"belongs_to": belongs_to, "state": state}, temporary)
+        except RuntimeError as error:  # the form in which torch's writer reports a failed write
+            raise OSError(f"{path}: could not be written, is the disk full? ({str(error).splitlines()[0]})") from None
+        if path.exists():
+            os.replace(path, previous(path))
 
 
 def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> State:
     """Read a checkpoint of exactly this run (same spec, data, code and initial weights).
 
+    Where the file is damaged or missing, the one before it is read, and that is said.
+
     Raises
     ------
     UserError
-        Where the file is broken, or belongs to something else; the message names what differs.
+        Where no whole one is left, or it belongs to something else; the message names what differs.
     """
+    before = previous(path)
+    if not before.exists():
+        return _load(path, belongs_to)
+    if not path.exists():  # a process was killed between the two renamings of a save
+        return _load(before, belongs_to)
+    try:
+        return _load(path, belongs_to)
+    except DamagedFile as error:
+        content = _load(before, belongs_to)
+        print(f"{error}; going on from the one before it, {before.name}", file=sys.stderr)
+        return content
+
+
+def _load(path: Path, belongs_to: dict[str, str]) -> State:
     content = load_tensors(path, {"belongs_to", "state"}, "delete it to train from the start")
     differing = differences(content["belongs_to"], belongs_to)
     if differing:
@@ -40,16 +81,16 @@ def load_tensors(path: Path, keys: set[str], remedy: str) -> dict[str, Any]:
 
     Raises
     ------
-    UserError
+    DamagedFile
         Where there is no whole file of that kind.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # what a damaged file makes of the reader is anybody's guess
         reason = (str(error) or type(error).__name__).partition("\n")[0].partition(". ")[0]
-        raise UserError(f"{path}: broken ({reason}); {remedy}") from None
+        raise DamagedFile(f"{path}: broken ({reason}); {remedy}") from None
     if not isinstance(content, dict) or content.keys() != keys:
-        raise UserError(f"{path}: broken (holds no {' and '.join(sorted(keys))}); {remedy}")
+        raise DamagedFile(f"{path}: broken (holds no {' and '.join(sorted(keys))}); {remedy}")
     return content
 
 

@@ -15,6 +15,7 @@ from formerlab.evaluation.cost import peak_memory_bytes
 from formerlab.progress import Progress
 from formerlab.run import Run
 from formerlab.seeding import mixed_seed
+from formerlab.training import parallel
 from formerlab.training.state import Row, State
 
 
@@ -49,8 +50,9 @@ def train(run: Run, state: State, train_data: Any, valid_data: Any, hooks: Hooks
     saved = time.monotonic()
     with Progress(run.steps, f"train {run.id}", start=state.step) as progress:
         while state.step < run.steps:
-            if (reason := hooks.stop()) is not None:
+            if (reason := parallel.any_says(hooks.stop(), _device(state))) is not None:
                 hooks.save(state)
+                parallel.wait_for_all()
                 done = f"stopped after step {state.step} of {run.steps}"
                 raise StoppedEarly(f"{run.id}: {done} ({reason}); run again to continue")
             started = time.perf_counter()
@@ -81,13 +83,16 @@ def _optimizer_step(run: Run, model: nn.Module, state: State, data: Any) -> tupl
     torch.manual_seed(mixed_seed(run.seed, state.step))  # dropout, pure in the step
     factor = run.schedule.factor(state.step, run.steps)
     run.optimizer.prepare(state.model, state.optimizer, state.step, factor)
-    parts: list[Any] = [part.to(device) for part in run.task.step_batches(data, run.seed, state.step)]
+    parts: Sequence[Any] = run.task.step_batches(data, run.seed, state.step)
     total = torch.zeros((), device=device)
-    for part in parts:
+    for index, part in parallel.share(parts):
+        if index > 0:
+            torch.manual_seed(mixed_seed(run.seed, state.step, index))  # whichever process has the part
         with _precision(run, device):
-            loss = run.task.loss(model, part) / len(parts)
+            loss = run.task.loss(model, part.to(device)) / len(parts)
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
+    parallel.add_gradients(state.model, total)
     limit = run.optimizer.clip or math.inf
     norm = nn.utils.clip_grad_norm_(state.model.parameters(), limit)
     if torch.isfinite(total) and torch.isfinite(norm):

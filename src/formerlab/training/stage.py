@@ -15,8 +15,8 @@ from formerlab.files import read_json, sha256, write_json, write_text
 from formerlab.finished import load_record
 from formerlab.growth import continued_spec, grow_into, grow_optimizer_state, growable, hold_old_tokens
 from formerlab.run import Run
-from formerlab.training import provenance
-from formerlab.training.checkpoint import differences, load_checkpoint, load_tensors, save_checkpoint
+from formerlab.training import parallel, provenance
+from formerlab.training.checkpoint import differences, load_checkpoint, load_tensors, previous, save_checkpoint
 from formerlab.training.loop import Hooks, train
 from formerlab.training.products import FILES, OPTIMIZER, WEIGHTS, write_results, write_weights
 from formerlab.training.record import Record, record_of
@@ -40,28 +40,35 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, setting
     StoppedEarly
         When a signal came or the time limit is near; the work is saved and the same call continues.
     """
-    with StopRequest(settings.time_limit_s, settings.margin_s) as stop:
+    with StopRequest(settings.time_limit_s, settings.margin_s) as stop, parallel.joined(settings.device) as device:
         manifest, parent_record = read_manifest(data), _parent_record(run, parent)
         belongs_to = _identity(run.fingerprint(), manifest, settings.code_hash, parent_record)
-        if _is_finished(run, out, belongs_to, settings):
+        with parallel.first_in_turn():
+            finished = _is_finished(run, out, belongs_to, settings)
+        if finished:
             return
         clock = time.monotonic()
         provenance.git_state()  # remembered from here on: files may be edited while a run trains
         torch.set_num_threads(settings.threads)
-        state = _initial_state(run, parent, parent_record, settings)
+        state = _initial_state(run, parent, parent_record, device)
         path = out / CHECKPOINT
-        _resume(path, state, belongs_to, settings)
+        with parallel.first_in_turn():
+            _resume(path, state, belongs_to, settings)
         clock -= state.wall_time_s
 
         def save(state: State) -> None:
-            state.wall_time_s = time.monotonic() - clock
-            save_checkpoint(path, state.dump(), belongs_to)
+            if parallel.rank() == 0:
+                state.wall_time_s = time.monotonic() - clock
+                save_checkpoint(path, state.dump(), belongs_to)
 
-        (out / "run.json").unlink(missing_ok=True)  # no old record speaks for new files
-        write_text(out / "run.yaml", yaml.safe_dump(run.plain(), sort_keys=False))
+        if parallel.rank() == 0:
+            (out / "run.json").unlink(missing_ok=True)  # no old record speaks for new files
+            write_text(out / "run.yaml", yaml.safe_dump(run.plain(), sort_keys=False))
         hooks = Hooks(save, stop, settings.checkpoint_seconds)
         examples = run.task.load(data, "train")
         diverged = train(run, state, examples, run.task.load(data, "valid"), hooks)
+        if parallel.rank() > 0:
+            return
         if diverged is not None:
             _explain_divergence(run, diverged, path)
         final = write_results(run, state, data, out, diverged)
@@ -117,19 +124,19 @@ def _is_finished(run: Run, out: Path, belongs_to: dict[str, str], settings: Sett
     return True
 
 
-def _initial_state(run: Run, parent: Path | None, parent_record: Record | None, settings: Settings) -> State:
+def _initial_state(run: Run, parent: Path | None, parent_record: Record | None, device: str) -> State:
     """Build model and optimizer at step 0, grown from the parent where there is one."""
     if parent is None or parent_record is None:
-        model = run.model.build(run.seed).to(settings.device)
+        model = run.model.build(run.seed).to(device)
         return State(model, run.optimizer.build(model), started=provenance.now())
     weights, spec = load_file(parent / WEIGHTS), growable(Run.model_validate(parent_record["spec"]).model)
     wanted = growable(run.model)
     if run.growth is None:
         model = continued_spec(spec, wanted).build(run.seed)
         model.load_state_dict(weights)
-        model.to(settings.device)
+        model.to(device)
         return State(model, run.optimizer.build(model), started=provenance.now())
-    model = grow_into(weights, spec, wanted, run.growth, run.seed).to(settings.device)
+    model = grow_into(weights, spec, wanted, run.growth, run.seed).to(device)
     optimizer = run.optimizer.build(model)
     hold_old_tokens(optimizer, model, weights, run.growth.old_tokens)
     if run.growth.optimizer == "carry":
@@ -143,7 +150,7 @@ def _resume(path: Path, state: State, belongs_to: dict[str, str], settings: Sett
     """Continue from a checkpoint where there is one; one of another run is refused or set aside."""
     for left in (*path.parent.glob(".*.tmp"), *path.parent.parent.glob(".*.tmp")):
         left.unlink(missing_ok=True)  # half a file of a killed process
-    if not path.exists():
+    if not path.exists() and not previous(path).exists():
         return
     try:
         content = load_checkpoint(path, belongs_to)

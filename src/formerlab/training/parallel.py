@@ -1,0 +1,90 @@
+"""Data parallel training: the parts of a step are shared out to processes that torchrun starts, one per GPU.
+
+Every process holds the whole model and draws the same batch; each works on its own parts, gradients are summed, and all
+take the same optimizer step. Global batch, learning rate, dropout and the order of the data are those of one process,
+so losses differ by the order of sums alone. Alone, every function here changes nothing.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import distributed, nn
+
+from formerlab.errors import UserError
+
+Part = TypeVar("Part")
+
+
+@contextmanager
+def joined(device: str) -> Iterator[str]:
+    """Join the processes that torchrun started, if it did, and yield this one's device."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield device
+        return
+    own = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
+    if device == "cuda":
+        torch.cuda.set_device(own)
+    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    try:
+        yield own
+    finally:
+        distributed.destroy_process_group()
+
+
+def count() -> int:
+    """Return the number of processes."""
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return the number of this process; the first, 0, writes the files."""
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
+def share(parts: Sequence[Part]) -> list[tuple[int, Part]]:
+    """Return this process's parts of a step, each with its number among all.
+
+    Raises UserError where they cannot be shared out evenly.
+    """
+    if len(parts) % count():
+        raise UserError(
+            f"{count()} processes cannot share a step of {len(parts)} parts; make task.accumulate a multiple of gpus"
+        )
+    return list(enumerate(parts))[rank() :: count()]
+
+
+def add_gradients(model: nn.Module, total: torch.Tensor) -> None:
+    """Replace every gradient, and the loss `total`, by its sum over the processes."""
+    if count() == 1:
+        return
+    tensors = [total, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+    for waiting in [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]:
+        waiting.wait()
+
+
+def any_says(reason: str | None, device: torch.device) -> str | None:
+    """Return this process's reason, or another's if only that has one: all stop after the same step."""
+    if count() == 1:
+        return reason
+    said = torch.tensor(float(reason is not None), device=device)
+    distributed.all_reduce(said, op=distributed.ReduceOp.MAX)
+    return reason or ("another process was asked to" if said.item() else None)
+
+
+@contextmanager
+def first_in_turn() -> Iterator[None]:
+    """Let the first process do the block before the others do it."""
+    if rank() > 0:
+        distributed.barrier()
+    yield
+    if rank() == 0 and count() > 1:
+        distributed.barrier()
+
+
+def wait_for_all() -> None:
+    """Wait until every process is here."""
+    if count() > 1:
+        distributed.barrier()
