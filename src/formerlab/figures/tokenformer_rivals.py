@@ -34,8 +34,9 @@ CAPTION = (
     "Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of Tokenformer "
     "(arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. Middle: what the "
     "held-out loss has gained on the family's own model before growth, after each stage, because the starts differ. "
-    "Right: the same gains out of the published perplexities. Padding is the form of Net2Net that the paper used; "
-    "Net2Net (2015) and HyperCloning copy units and keep the function where the factor is whole."
+    "To see: whose line lies highest has gained most from growing. Right: the same gains out of the published "
+    "perplexities. Padding is the form of Net2Net that the paper used; Net2Net (2015) and HyperCloning copy units and "
+    "keep the function where the factor is whole."
 )
 
 METHODS = {
