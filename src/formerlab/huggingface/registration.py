@@ -7,8 +7,8 @@ modules were imported earlier, they are added at once. Importing this module is 
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # `import formerlab` pays for what is imported here
     from importlib.abc import Loader
@@ -56,9 +56,7 @@ def register_when_imported() -> None:
 class _Note:
     """Finds nothing itself; of the modules waited for it has the found loader call `register` afterwards."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: "ModuleType | None" = None
-    ) -> "ModuleSpec | None":
+    def find_spec(self, fullname: str, path: Any, target: "ModuleType | None" = None) -> "ModuleSpec | None":
         """Return the spec that the other finders find, where the module is one waited for."""
         if fullname not in WAITING:
             return None
