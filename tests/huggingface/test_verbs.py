@@ -1,6 +1,7 @@
 """The verbs of interoperation."""
 
 import csv
+import json
 from types import SimpleNamespace
 
 import foreign
@@ -8,11 +9,13 @@ import pytest
 import torch
 import yaml
 from released import made_up, written
+from safetensors.torch import load_file
 
 from formerlab.__main__ import main
 from formerlab.errors import EXIT_USER_ERROR
 from formerlab.evaluation.zeroshot import evaluate_tasks, load_tasks
 from formerlab.huggingface import room
+from formerlab.huggingface.export import load_folder
 from formerlab.huggingface.load import load_any
 from formerlab.huggingface.neox import load_released
 
@@ -34,6 +37,16 @@ def test_a_finished_run_is_exported_with_its_tokenizer(finished, tmp_path, capsy
     assert tokenizer.decode(made[0]).startswith("the cat sat")
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 0
     assert torch.isfinite(model(made).logits).all()
+
+
+def test_a_run_is_exported_by_its_name_in_the_plan(finished, tmp_path, capsys):
+    plan = {"scale": "smoke", "results": str(finished.parents[2]), "train": {"study/run/seed0": {}}}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    words = ("--plan", str(tmp_path / "plan.json"), "--out", str(tmp_path / "out"))
+    assert main(["export-huggingface", "study/run/seed0", *words]) == 0
+    state = load_file(finished / "weights.safetensors")
+    assert all(torch.equal(state[name], tensor) for name, tensor in load_folder(tmp_path / "out").state_dict().items())
+    assert "no job 'study/run/seed1'" in refused(capsys, "export-huggingface", "study/run/seed1", *words)
 
 
 def test_export_refuses_what_is_not_there(finished, tmp_path, capsys):
@@ -85,11 +98,16 @@ def read(path):
 @pytest.mark.parametrize("kind", ["opt", "llama", "ours", "released"])
 def test_the_published_experiment_is_one_command(kind, folders, task, tmp_path, capsys):
     words = ["prune-folder", folders / kind, "--out", tmp_path, "--tasks", task, "--batch", "4"]
+    alphas = [n / 10 for n in range(10)]  # the default, for one of the models
+    if kind != "opt":
+        alphas = [0.2, 0.8]
+        (tmp_path / "sweep.yaml").write_text("{alphas: [0.2, 0.8]}")
+        words[1:1] = ["--sweep", tmp_path / "sweep.yaml"]
     assert main([*map(str, words)]) == 0
     printed = capsys.readouterr().out.splitlines()
     rows = read(tmp_path / "prune_questions.csv")
     arms = {(row["policy"], row["alpha"]) for row in rows}
-    assert arms == {("full", ""), ("h2o", "")} | {("decay", repr(n / 10)) for n in range(10)}
+    assert arms == {("full", ""), ("h2o", "")} | {("decay", repr(alpha)) for alpha in alphas}
     assert len(rows) == len(arms) * 10 * 2
     assert {row["budget"] for row in rows if row["policy"] != "full"} == {"0.4"}
     assert all(float(row["realised_budget"]) < 0.7 for row in rows if row["policy"] == "decay")

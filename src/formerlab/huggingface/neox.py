@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HEADS = {(12, 768): 12, (24, 1024): 16, (32, 1280): 16, (40, 1536): 16}
 """Attention heads by (layers, width) of the released sizes, 150M to 1.5B (arXiv:2410.23168, Table 9)."""
 SCORES: dict[str, ScoreName] = {"l2_norm_gelu": "l2_gelu", "gelu_l2_norm": "gelu_l2", "softmax": "exp_l1"}
-RELEASED = {"rotary_pct": 0.25, "max_position_embeddings": 2048, "norm": "layernorm_nonparam"}
+RELEASED = {"rotary_pct": 0.25, "max_position_embeddings": 2048, "final_norm": "layernorm"}
 """Settings of all released sizes, for a folder without a .yml file."""
 FIXED = {"norm": "layernorm_nonparam", "gpt_j_residual": False, "use_mup": False, "mlp_type": "regular"}
 """Settings that must have these values."""
@@ -86,15 +86,17 @@ def released_spec(weights: Weights, settings: dict[str, Any] | None, folder: Pat
     layers = max(blocks) - 1
     vocabulary, width = weights["sequential.0.word_embeddings.weight"].shape
     tokens, hidden = (len(weights[f"sequential.2.{part}.key_param_tokens"]) for part in ("attention.query", "mlp"))
-    given = settings if settings is not None else RELEASED | {"num_attention_heads": HEADS.get((layers, width))}
+    heads = HEADS.get((layers, width)) if tokens == width else None
+    given = settings if settings is not None else RELEASED | {"num_attention_heads": heads}
     if given.get("num_attention_heads") is None:
-        raise UserError(f"{folder}: {layers} layers of width {width} are no released size; give its .yml with --config")
+        size = f"{layers} layers of width {width} with {tokens} tokens"
+        raise UserError(f"{folder}: {size} are no released size of Table 9; give its .yml with --config")
     sizes = {"num_layers": layers, "hidden_size": width, "qkv_slot_num": tokens, "ffn_slot_num": hidden}
     for key, value in (FIXED | sizes | {"proj_slot_num": tokens}).items():
         if given.get(key, value) != value:
             raise UserError(f"{folder}: {key} is {given[key]!r} in the settings, but this import needs {value!r}")
     norm = {"eps": given.get("layernorm_epsilon", 1e-5)}
-    final = given.get("final_norm", "layernorm") == "layernorm"
+    final = given.get("final_norm") == "layernorm"  # without the setting it is as the other norms
     pattention = Pattention(tokens=tokens, score=_score(given, folder), init="neox")
     try:
         return Decoder(

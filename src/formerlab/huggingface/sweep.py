@@ -18,6 +18,7 @@ from formerlab.evaluation.scoring import AttendFor
 from formerlab.evaluation.zeroshot import evaluate_tasks, harness_version, load_tasks
 from formerlab.files import read_json, write_json
 from formerlab.huggingface.load import Loaded
+from formerlab.plan.code import code_hash
 from formerlab.progress import Progress
 from formerlab.rows import Cell, write_rows
 from formerlab.spec import Spec, fingerprint
@@ -76,7 +77,8 @@ def run_sweep(
     """Write prune_questions.csv and prune.json into `out`; return one row of means per policy.
 
     Pruning is simulated row by row, as if each sequence were fed token by token, with budgets of true lengths. What an
-    arm gave is kept in `out/arms`, so that a sweep that was stopped goes on; `identity` says which model it was.
+    arm gave is kept in `out/arms`, so that a sweep that was stopped goes on; it counts while the model (`identity`),
+    what is asked and the code are the same.
     """
     tasks = load_tasks([_task(name) for name in sweep.tasks], offline=not online)
     about = {"model": identity, "versions": {"lm_eval": harness_version()}}
@@ -115,8 +117,9 @@ def _ask(loaded: Loaded, sweep: QuestionSweep, tasks: Any, attend_for: AttendFor
 
 def _arm_rows(loaded: Loaded, sweep: QuestionSweep, arm: Arm, tasks: Any, folder: Path, about: dict[str, Any]) -> Rows:
     """Return (realised budget, task, version, example, metric, value, choices) of every example, from disk if there."""
-    asked = sweep.model_dump(mode="json", include={"tasks", "limit", "leading_token"})
-    path = folder / f"{fingerprint([about, asked, arm.policy.plain(), arm.budget])}.json"
+    asked = sweep.limit, sweep.leading_token, [_task(name) for name in sweep.tasks]
+    code = code_hash("formerlab.huggingface.load", "formerlab.huggingface.sweep", specs=[arm.policy])
+    path = folder / f"{fingerprint([about, asked, arm.policy.plain(), arm.budget, code])}.json"
     if path.is_file():
         known: Rows = read_json(path)["rows"]
         return known
