@@ -1,0 +1,103 @@
+"""What the figures and tables of the pruning study compute, on answers whose right results are known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from formerlab.figures._questions import MEAN, SUITES, accuracies, chance, metric_of, title
+from formerlab.figures.decay_bias import measured
+from formerlab.tables.decay_tasks_table import _judged, half_of
+
+
+def answered(task, policy, right, alpha=np.nan, examples=40, seeds=(0, 1), budget=0.4):
+    """Answers of which the first `right` are right, in every seed."""
+    cells = {"study": "decay", "run": "decoder", "policy": policy, "alpha": alpha, "recent": np.nan, "budget": budget}
+    return pd.DataFrame(
+        cells
+        | {"seed": seed, "realised_budget": budget, "task": task, "example": str(place), "choices": 4}
+        | {"metric": "acc", "value": float(place < right)}
+        for seed in seeds
+        for place in range(examples)
+    )
+
+
+def test_differences_are_paired_on_the_same_questions():
+    rows = pd.concat([answered("piqa", "full", 30, budget=1.0), answered("piqa", "h2o", 20)])
+    table = accuracies(rows, resamples=500).set_index("policy")
+    assert table.loc["full", ["accuracy", "difference", "difference_low", "difference_high"]].tolist() == [
+        0.75,
+        0,
+        0,
+        0,
+    ]
+    assert table.loc["h2o", "difference"] == pytest.approx(-0.25)
+    assert table.loc["h2o", "difference_low"] < -0.25 < table.loc["h2o", "difference_high"] < 0
+    assert table.loc["h2o", ["seeds", "questions"]].tolist() == [2, 40]
+
+
+def test_the_mean_weighs_suites_alike_however_many_questions_they_have():
+    parts = [
+        answered(f"{suite}_local", policy, 10 * place, examples=40 + 20 * place, budget=budget)
+        for place, suite in enumerate(SUITES)
+        for policy, budget in (("full", 1.0), ("decay", 0.4))
+    ]
+    table = accuracies(pd.concat(parts), resamples=200)
+    means = table[table["task"] == f"{MEAN} (local)"]
+    expected = np.mean([10 * place / (40 + 20 * place) for place in range(5)])
+    assert means["accuracy"].tolist() == pytest.approx([expected] * 2)
+    assert set(means["questions"]) == {sum(40 + 20 * place for place in range(5))}
+    assert (means["low"] < expected).all()
+    assert MEAN not in set(table["task"])  # local suites never count as the published ones
+    without = accuracies(pd.concat(parts[2:]), resamples=50)
+    assert f"{MEAN} (local)" not in set(without["task"])
+
+
+def test_questions_that_an_arm_lacks_do_not_count():
+    rows = pd.concat([answered("piqa", "full", 30, budget=1.0), answered("piqa", "h2o", 5, examples=10)])
+    table = accuracies(rows, resamples=50).set_index("policy")
+    assert table.loc["full", "accuracy"] == 1.0
+    assert table.loc["full", "questions"] == 10
+
+
+def test_every_task_counts_by_its_own_metric():
+    assert [metric_of(task) for task in ("piqa_local", "hellaswag", "embedded_summary")] == [
+        "acc",
+        "acc_norm",
+        "acc_mutual_info",
+    ]
+    assert title("arc_easy_local") == "ARC-e (local)"
+    assert chance(answered("piqa", "full", 3)) == {"piqa": 0.25}
+
+
+def test_alpha_per_task_is_judged_where_it_was_not_chosen():
+    halves = {task: np.arange(8) % 2 for task in ("a", "b")}
+    grids = {"a": np.zeros((2, 1, 8)), "b": np.zeros((2, 1, 8))}
+    grids["a"][0] = grids["b"][1] = 1.0  # each task has an alpha that is always right
+    judged = _judged(grids, halves)
+    assert [judged[task][0].mean() for task in "ab"] == [1.0, 1.0]
+    assert sorted(judged[task][1].mean() for task in "ab") == [0.0, 1.0]
+    noise = np.zeros((2, 1, 8))
+    noise[0, 0, halves["a"] == 0] = noise[1, 0, halves["a"] == 1] = 1.0  # each alpha is right on one half only
+    own, _, (chosen, _) = _judged({"a": noise}, halves)["a"]
+    assert own.mean() == 0.0  # what looked best on one half is wrong on the other
+    assert sorted(chosen) == [0, 1]
+
+
+def test_halves_are_even_and_follow_the_id_alone():
+    halves = [half_of(f"question-{number}") for number in range(400)]
+    assert 160 < sum(halves) < 240
+    assert halves == [half_of(f"question-{number}") for number in range(400)]
+
+
+def test_measures_have_a_row_per_arm():
+    rows = pd.DataFrame(
+        {"run": "decoder", "seed": seed, "policy": "decay", "alpha": alpha, "recent": 0.0, "budget": 0.4}
+        | {"window": window, "metric": "early_share", "value": alpha + window}
+        for seed in (0, 1)
+        for alpha in (0.2, 1.0)
+        for window in (0, 1, 2)
+    )
+    table = measured(rows, ["early_share"]).set_index("alpha")
+    assert table.loc[0.2, "value"] == pytest.approx(1.2)
+    assert (table["windows"] == 3).all()
+    assert table.loc[0.2, "value_low"] < 1.2 < table.loc[0.2, "value_high"]
