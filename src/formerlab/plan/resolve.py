@@ -4,6 +4,7 @@ from fnmatch import fnmatchcase
 
 from formerlab.errors import UserError
 from formerlab.growth import grown_spec
+from formerlab.models import Decoder
 from formerlab.plan.layers import Layer, Tree, fields, fill, grid_points, merge, merge_layers, place_of
 from formerlab.plan.read import near_misses, parse
 from formerlab.plan.schema import Scale, StudyScale
@@ -165,12 +166,18 @@ def _grow(study: str, ordered: list[Run]) -> list[Run]:
             if run.growth is None:
                 raise UserError(f"{place}.init: {run.init!r} needs the key growth; add growth: {{}} or remove init")
             try:
-                model = grown_spec(done[run.init].model, run.model, run.growth)
+                model = grown_spec(_decoder(done[run.init]), _decoder(run), run.growth)
             except UserError as error:
                 raise UserError(f"{place}.init: {run.init!r}: {error}") from None
             run = run.model_copy(update={"model": model})
         done[run.name] = run
     return list(done.values())
+
+
+def _decoder(run: Run) -> Decoder:
+    if not isinstance(run.model, Decoder):
+        raise UserError(f"model.kind={run.model.kind} does not grow; only decoders do")
+    return run.model
 
 
 def _check_overridden(study: str, names: list[str], sources: Sources) -> None:
