@@ -5,8 +5,8 @@ for that, so it leaves a note with Python's import system instead.
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # `import formerlab` pays for what is imported here
     from importlib.abc import Loader
@@ -42,7 +42,7 @@ class _Note:
     """Finds nothing itself; of the modules waited for it wraps the loader that the other finders find."""
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: "ModuleType | None" = None
+        self, fullname: str, path: Any, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         """Return the spec that the other finders find, where the module is one waited for."""
         if fullname not in WAITING:

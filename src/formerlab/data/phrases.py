@@ -20,7 +20,14 @@ Phrase = Callable[[str], str]
 """A value that a locale writes out."""
 
 CURRENCIES = ("USD", "EUR", "GBP", "JPY", "CHF", "SEK")
-UNITS = ("length-kilometer", "mass-kilogram", "duration-day", "duration-hour", "volume-liter", "temperature-celsius")
+UNITS: tuple[str, ...] = (
+    "length-kilometer",
+    "mass-kilogram",
+    "duration-day",
+    "duration-hour",
+    "volume-liter",
+    "temperature-celsius",
+)
 UNITS += ("area-square-meter", "speed-kilometer-per-hour", "duration-year", "length-meter")
 FIRST_DAY, DAYS = datetime.date(1900, 1, 1), 73049
 """1900 to 2099."""
@@ -97,7 +104,7 @@ def _date(random: Random) -> Phrase:
 
     form = ("full", "long")[random.integers(2)]
     day = FIRST_DAY + datetime.timedelta(days=int(random.integers(DAYS)))
-    return lambda locale: format_date(day, form, locale)  # type: ignore[arg-type]
+    return lambda locale: format_date(day, form, locale)
 
 
 def _time(random: Random) -> Phrase:

@@ -21,11 +21,11 @@ Map = tuple[str, int, Tensor]
 def attention_maps(model: TranslatorModel, batch: SentenceBatch) -> list[Map]:
     """Return the attention probabilities of every layer on a batch of one pair, without dropout."""
     found: list[Map] = []
-    places = {
-        **{block.attention: ("encoder", layer) for layer, block in enumerate(model.encoder)},
-        **{block.attention: ("decoder", layer) for layer, block in enumerate(model.decoder)},
-        **{block.cross: ("cross", layer) for layer, block in enumerate(model.decoder)},
-    }
+    places: dict[nn.Module, tuple[str, int]] = {}
+    for layer, (reading, writing) in enumerate(zip(model.encoder, model.decoder, strict=True)):
+        places[reading.get_submodule("attention")] = ("encoder", layer)
+        places[writing.get_submodule("attention")] = ("decoder", layer)
+        places[writing.get_submodule("cross")] = ("cross", layer)
 
     def look(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         assert isinstance(module, MultiHead)

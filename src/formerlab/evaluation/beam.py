@@ -31,7 +31,7 @@ class Best:
 
 def length_penalty(length: int, alpha: float) -> float:
     """Return ((5 + length) / 6)^alpha, where the length counts the end (arXiv:1609.08144, equation 14)."""
-    return ((5 + length) / 6) ** alpha
+    return float(((5 + length) / 6) ** alpha)
 
 
 @torch.no_grad()

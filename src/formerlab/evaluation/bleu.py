@@ -38,7 +38,12 @@ def statistics(metric: Metric, translation: str, reference: str) -> Statistics:
     """Return what one sentence contributes to a corpus score."""
     prepare = _prepared if metric != "sacrebleu" else _as_it_is
     score = _scorer(metric).sentence_score(prepare(metric, translation), [prepare(metric, reference)])
-    return Statistics(tuple(score.counts), tuple(score.totals), score.sys_len, score.ref_len)
+    return Statistics(_four(score.counts), _four(score.totals), score.sys_len, score.ref_len)
+
+
+def _four(values: Sequence[int]) -> tuple[int, int, int, int]:
+    one, two, three, four = values
+    return one, two, three, four
 
 
 def corpus_bleu(rows: Iterable[Sequence[int]]) -> float:

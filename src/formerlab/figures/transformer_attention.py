@@ -29,7 +29,8 @@ def data(results: Results) -> DataFrame:
     first = rows.iloc[0]
     rows = rows[(rows["seed"] == first["seed"]) & (rows["sentence"] == first["sentence"])]
     rows = rows[(rows["layer"] == rows["layer"].max()) & (rows["head"] < _MOST_HEADS)]
-    return rows.assign(source="ours").reset_index(drop=True)
+    shown: DataFrame = rows.assign(source="ours").reset_index(drop=True)
+    return shown
 
 
 def draw(data: DataFrame) -> Figure:

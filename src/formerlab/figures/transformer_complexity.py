@@ -30,7 +30,8 @@ def rows_of(results: Results) -> DataFrame:
     if rows.empty:
         return rows
     first = rows.iloc[0]
-    return rows[(rows["run"] == first["run"]) & (rows["seed"] == first["seed"])]
+    chosen: DataFrame = rows[(rows["run"] == first["run"]) & (rows["seed"] == first["seed"])]
+    return chosen
 
 
 def data(results: Results) -> DataFrame:

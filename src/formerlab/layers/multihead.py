@@ -31,15 +31,14 @@ class MultiHead(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        sizes = {
-            "query": (width, heads * d_key),
-            "key": (width, heads * d_key),
-            "value": (width, heads * d_value),
-            "output": (heads * d_value, width),
-        }
-        for name, (d_in, d_out) in sizes.items():
+
+        def built(d_in: int, d_out: int, *, residual: bool = False) -> nn.Module:
             spec = as_xavier(projection, d_in, d_out) if xavier else projection
-            self.add_module(name, spec.build(d_in, d_out, residual=name == "output"))
+            return spec.build(d_in, d_out, residual=residual)
+
+        self.query, self.key = (built(width, heads * d_key) for _ in range(2))
+        self.value = built(width, heads * d_value)
+        self.output = built(heads * d_value, width, residual=True)
 
     def queries(self, x: Stream, position: PositionEncoding | None = None, start: int = 0) -> Heads:
         """Return the queries of tokens at positions start, start + 1, ...; without positions in cross-attention."""

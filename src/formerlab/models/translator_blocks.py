@@ -117,7 +117,7 @@ def feedforward_of(spec: "Translator") -> nn.Module:
     if feedforward.kind == "mlp" and spec.initial == "xavier":
         std = xavier_std(spec.width, feedforward.width(spec.width))
         feedforward = feedforward.model_copy(update={"std": std})
-        layer = feedforward.build(spec.width, spec.width)
+        layer: nn.Module = feedforward.build(spec.width, spec.width)
     else:
         layer = feedforward.build(spec.width, spec.width, layers=spec.layers, residual=True)
     if spec.relu_dropout and isinstance(layer, MlpLayer):

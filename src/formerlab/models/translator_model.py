@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -74,7 +74,8 @@ class TranslatorModel(nn.Module):
         for index, block in enumerate(self.encoder):
             x = self.mixer.encoder.mix(index + 1, block(x, self.source_position, mask, index, add), history)
         x = self.encoder_norm(x)
-        return Encoded([block.cross.memory(x) for block in self.decoder], mask)
+        blocks = cast("list[DecoderBlock]", list(self.decoder))
+        return Encoded([block.cross.memory(x) for block in blocks], mask)
 
     def decode(
         self, target: Int[Tensor, "rows time"], encoded: Encoded, start: int = 0, extend: Extend | None = None

@@ -35,9 +35,10 @@ def _published() -> DataFrame:
     rows = published(TRANSFORMER, "Table 2")
     names = {("bleu", True): "bleu_en_de", ("bleu", False): "bleu_en_fr"}
     found: dict[str, dict[str, object]] = {}
-    for row in rows.itertuples():
-        place = found.setdefault(row.model, {"source": "published", "run": row.model})
-        name = "flops" if row.metric == "training_cost" else names[row.metric, "En-De" in row.setting]
-        if name != "flops" or "En-De" in row.setting or "flops" not in place:
-            place[name] = float(row.value)
+    for row in rows[["model", "setting", "metric", "value"]].astype(str).to_dict("records"):
+        place = found.setdefault(row["model"], {"source": "published", "run": row["model"]})
+        to_german = "En-De" in row["setting"]
+        name = "flops" if row["metric"] == "training_cost" else names[row["metric"], to_german]
+        if name != "flops" or to_german or "flops" not in place:
+            place[name] = float(row["value"])
     return DataFrame(list(found.values()))

@@ -36,8 +36,10 @@ class SentenceBatch:
 
     def to(self, device: torch.device) -> "SentenceBatch":
         """Return the same batch on a device."""
-        tensors = (tensor.to(device) for tensor in (self.source, self.real, self.target_in, self.target_out))
-        return SentenceBatch(*tensors, share=self.share)
+        source, real, target_in, target_out = (
+            tensor.to(device) for tensor in (self.source, self.real, self.target_in, self.target_out)
+        )
+        return SentenceBatch(source, real, target_in, target_out, self.share)
 
 
 def sentence_batch(pairs: PairStream, numbers: Iterable[Any], share: float | None = None) -> SentenceBatch:

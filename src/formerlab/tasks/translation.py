@@ -50,7 +50,7 @@ class Translation(TaskSpec):
         """Return the pairs of a split."""
         return load_pairs(folder, split)
 
-    def step_batches(self, data: PairStream, seed: int, step: int) -> list[SentenceBatch]:
+    def step_batches(self, data: PairStream, seed: int, step: int) -> list[Any]:
         """Return the sentences of a step; every epoch takes each pair once."""
         epoch, place = data.epoch_of(self.tokens, step)
         numbers = data.epoch(self.tokens, seed, epoch)[place]
@@ -58,14 +58,14 @@ class Translation(TaskSpec):
         share = float(data.target_lengths[numbers].sum()) / len(parts)
         return [sentence_batch(data, part, share) for part in parts]
 
-    def valid_batches(self, data: PairStream) -> list[SentenceBatch]:
+    def valid_batches(self, data: PairStream) -> list[Any]:
         """Return the fixed validation pairs in batches of like length."""
         count = min(self.valid_pairs, len(data))
         chosen = np.unique(np.linspace(0, len(data) - 1, count).round().astype(np.int64))
         batches = (np.intersect1d(batch, chosen) for batch in data.batches(max(self._part, _longest(data))))
         return [sentence_batch(data, batch) for batch in batches if len(batch)]
 
-    def loss(self, model: nn.Module, batch: SentenceBatch) -> Float[Tensor, ""]:
+    def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
         """Return the smoothed loss of a part, in nats per target token of the step."""
         logits = model(batch.source, batch.real, batch.target_in).flatten(0, 1).float()
         return (
