@@ -41,9 +41,7 @@ def after_import(name: str, after: Callable[[], None], before: Callable[[], None
 class _Note:
     """Finds nothing itself; of the modules waited for it wraps the loader that the other finders find."""
 
-    def find_spec(
-        self, fullname: str, path: Any, target: "ModuleType | None" = None
-    ) -> "ModuleSpec | None":
+    def find_spec(self, fullname: str, path: Any, target: "ModuleType | None" = None) -> "ModuleSpec | None":
         """Return the spec that the other finders find, where the module is one waited for."""
         if fullname not in WAITING:
             return None
