@@ -161,8 +161,8 @@ def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth
     the new count under init = fan_in), except that keys = zero sets the new keys to zero. For the other methods see
     `growth_width.py`. Raises UserError as `grown_spec` does, and where the weights are not those of the parent's spec.
     """
-    grown = grown_spec(parent, child, growth)
-    assert isinstance(parent, Growable)
+    parent = growable(parent)
+    grown = grown_spec(parent, growable(child), growth)
     _check_weights(parent_state, parent)
     model = grown.build(seed).to(next(iter(parent_state.values())))
     if isinstance(model, DecoderModel) and isinstance(parent, Decoder) and growth.method != "tokens":

@@ -9,7 +9,7 @@ from formerlab.data.hub_pairs import HubPairs
 from formerlab.data.line_pairs import LinePairs
 from formerlab.data.phrases import Phrases
 from formerlab.data.shards import Shares
-from formerlab.data.tokenizer import BytePairs, Tokenizer
+from formerlab.data.tokenizer import BytePairs, TokenizerFile
 
 Share = Annotated[float, Field(gt=0, lt=0.5)]
 
@@ -27,7 +27,7 @@ class ParallelData(DataSpec):
     kind: Literal["parallel"] = "parallel"
     source: Pairs = Phrases()
     """Where the pairs come from."""
-    tokenizer: Tokenizer = BytePairs(vocabulary=512)
+    tokenizer: BytePairs | TokenizerFile = Field(default=BytePairs(vocabulary=512), discriminator="kind")
     """What turns both languages into tokens; bpe is learned from the training pairs of both."""
     valid_share: Share = 0.025
     """Share of the pairs that become validation pairs, where the source does not say which."""

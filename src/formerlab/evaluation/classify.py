@@ -48,6 +48,7 @@ def timm_classifier(name: str, images: ImageSet, *, checkpoint: Path | None, pre
     in the size they have. Raises UserError where timm cannot build it.
     """
     import timm
+    from timm.data.config import resolve_model_data_config
 
     known = timm.get_pretrained_cfg(name, allow_unregistered=True)
     fixed = images.whole and known is not None and known.fixed_input_size
@@ -58,7 +59,7 @@ def timm_classifier(name: str, images: ImageSet, *, checkpoint: Path | None, pre
     except (RuntimeError, TypeError, ValueError, OSError) as error:
         reason = (str(error) or type(error).__name__).partition("\n")[0]
         raise UserError(f"timm cannot build {name!r} for these images: {reason}") from None
-    config = timm.data.resolve_model_data_config(model)
+    config = resolve_model_data_config(model)  # type: ignore[no-untyped-call]
     side, crop = (images.form["side"], 1.0) if images.whole else (config["input_size"][-1], config["crop_pct"])
     channels = images.form["channels"]
     mean, std = (tuple(config[key])[:channels] for key in ("mean", "std"))

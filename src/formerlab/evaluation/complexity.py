@@ -58,7 +58,7 @@ def multiply_adds(name: LayerName, n: int, d: int, spec: Complexity) -> int:
     """Return the multiply-adds of the mixing operation, counted by PyTorch while it runs without data."""
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         _layer(name, n, d, spec)()
-    return counter.get_total_flops() // 2
+    return int(counter.get_total_flops()) // 2
 
 
 def longest_path(name: LayerName, n: int, spec: Complexity) -> int:
@@ -112,7 +112,7 @@ def _layer(name: LayerName, n: int, d: int, spec: Complexity) -> Callable[[], Te
 
     def recur() -> Tensor:
         h = torch.zeros(1, d)
-        for row in x.split(1):
+        for row in x.split(1):  # type: ignore[no-untyped-call]
             h = torch.tanh(row + h @ w)
         return h
 

@@ -1,6 +1,7 @@
 """What figures and tables know of questions answered under pruning: the metric that counts, and paired accuracies."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -82,11 +83,12 @@ def accuracies(rows: DataFrame, against: str = "full", resamples: int = RESAMPLE
         for task, replicates in drawn.items():
             table = arms.assign(task=task, accuracy=means[task])
             table["low"], table["high"] = np.quantile(replicates, [0.025, 0.975], axis=0)
-            ends: tuple[object, ...] = (np.nan, np.nan, np.nan)
+            ends: tuple[Any, ...] = (np.nan, np.nan, np.nan)
             if len(base):
                 low, high = np.quantile(replicates - replicates[:, base[:1]], [0.025, 0.975], axis=0)
                 ends = means[task] - means[task][base[0]], low, high
-            table["difference"], table["difference_low"], table["difference_high"] = ends
+            for name, end in zip(("difference", "difference_low", "difference_high"), ends, strict=True):
+                table[name] = end
             sizes = [found[name].shape[2] for name in found if task in (name, *_label_of(name))]
             tables.append(
                 table.assign(questions=sum(sizes), seeds=mine["seed"].nunique(), run=run).merge(budgets, on=ARM)

@@ -31,7 +31,7 @@ def data(results: Results) -> DataFrame:
     counts = sweep.groupby("budget")["alpha"].nunique()
     if counts.empty or counts.max() < 2:
         return DataFrame(columns=["source"])
-    budget = counts.idxmax()
+    budget = float(str(counts.idxmax()))
     plain = rows["policy"].eq("decay") & rows["recent"].eq(0) | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)
     table = accuracies(rows[(plain & rows["budget"].eq(budget)) | rows["policy"].eq("full")])
     return table.assign(chance=table["task"].map(chance(rows)))

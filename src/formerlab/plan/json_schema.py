@@ -52,7 +52,17 @@ def json_schema() -> Schema:
     """Return one schema with a definition for each kind of file; the schema itself is that of config.yaml."""
     fields: Any = {name: (field.annotation, field) for name, field in Run.model_fields.items() if name in RUN_KEYS}
     part = create_model("PartOfRun", __base__=Spec, __doc__="Some keys of a run.", **fields)
-    described = (Config, Scale, Study, part, PruneSweep, Speed, EqualTime, Flow, *MEASURES.values())
+    described: tuple[type[Spec], ...] = (
+        Config,
+        Scale,
+        Study,
+        part,
+        PruneSweep,
+        Speed,
+        EqualTime,
+        Flow,
+        *MEASURES.values(),
+    )
     kinds: list[tuple[type[Spec], Any]] = [(kind, "validation") for kind in described]
     _, schema = models_json_schema(kinds)
     definitions = schema["$defs"]

@@ -32,8 +32,8 @@ def table(results: Results) -> DataFrame:
         alphas = tuple(sorted(group["alpha"].unique()))
         if len(alphas) < 2:
             continue
-        tasks = {str(task): _grid(block) for task, block in group.groupby("task", sort=False)}
-        tasks = {task: grid for task, grid in tasks.items() if grid is not None}
+        found_grids = {str(task): _grid(block) for task, block in group.groupby("task", sort=False)}
+        tasks = {task: grid for task, grid in found_grids.items() if grid is not None}
         judged = _judged({task: grid for task, (grid, _) in tasks.items()}, {t: half for t, (_, half) in tasks.items()})
         for task, (own, common, places) in judged.items():
             gain = bootstrap(own - common)
@@ -73,7 +73,7 @@ def _judged(
 ) -> dict[str, tuple[np.ndarray, np.ndarray, tuple[list[int], list[int]]]]:
     """Return by task the answers with its own and with the common alpha (seeds x examples), and which were chosen."""
     seeds = min((grid.shape[1] for grid in grids.values()), default=0)
-    result = {
+    result: dict[str, tuple[np.ndarray, np.ndarray, tuple[list[int], list[int]]]] = {
         task: (np.zeros(grid.shape[1:])[:seeds], np.zeros(grid.shape[1:])[:seeds], ([], []))
         for task, grid in grids.items()
     }

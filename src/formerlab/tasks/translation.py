@@ -68,9 +68,8 @@ class Translation(TaskSpec):
     def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
         """Return the smoothed loss of a part, in nats per target token of the step."""
         logits = model(batch.source, batch.real, batch.target_in).flatten(0, 1).float()
-        return (
-            smoothed_loss(logits, batch.target_out.flatten(), self.label_smoothing, self.smoothing_mass) / batch.share
-        )
+        total: Tensor = smoothed_loss(logits, batch.target_out.flatten(), self.label_smoothing, self.smoothing_mass)
+        return total / float(batch.share)
 
     def measure(self, model: nn.Module, batch: SentenceBatch) -> tuple[int | float, ...]:
         """Return the number of target tokens and their mean loss, without smoothing."""

@@ -17,7 +17,7 @@ SIZES = {
 
 def parameter_counts() -> dict[str, float]:
     """Count the parameters of models built without storage, beside the printed ones."""
-    numbers = {}
+    numbers: dict[str, float] = {}
     for item, (layers, width, heads, tokens, printed) in SIZES.items():
         bare = LayerNorm(gain=False, bias=False, eps=1e-6)
         spec = VisionTransformer(
