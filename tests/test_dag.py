@@ -79,7 +79,7 @@ def looked_at():
 def following(*runs):
     """Return the jobs that train runs, look at them, draw from them, and end every call."""
     flow = {f"flow {run}" for run in runs if run.rpartition("/")[0] in looked_at()}
-    return {f"train {run}" for run in runs} | flow | drawn_from(*runs) | {"track", "all"}
+    return {f"train {run}" for run in runs} | flow | drawn_from(*runs) | {"claims", "track", "all"}
 
 
 def test_a_failed_run_stops_only_what_hangs_on_it(acted):
@@ -108,16 +108,18 @@ def test_a_changed_child_leaves_its_parent_and_siblings(acted):
 
 def test_a_changed_sweep_trains_nothing(acted):
     changed = acted.to_do(config={"set": {"scale.studies.decay.prune.decoder.mask_windows": 3}})
-    assert changed == {"prune decay/decoder/seed0", *drawn_from("decay/decoder"), "track", "all"}
+    assert changed == {"prune decay/decoder/seed0", *drawn_from("decay/decoder"), "claims", "track", "all"}
 
 
 def test_an_added_seed_leaves_the_runs_of_the_first(acted):
     runs = [run.replace("seed0", "seed1") for run in of_study(acted, "denseformer")]
-    assert acted.to_do("denseformer", config={"seeds": [0, 1]}) == following(*runs) - {"track", "all"} | {"denseformer"}
+    assert acted.to_do("denseformer", config={"seeds": [0, 1]}) == following(*runs) - {"claims", "track", "all"} | {
+        "denseformer"
+    }
 
 
 def test_edited_code_runs_exactly_what_uses_it(acted):
-    dense = [run for run, job in acted.jobs.items() if job["spec"]["model"]["depth"]["kind"] == "dwa"]
+    dense = [run for run, job in acted.jobs.items() if job["spec"]["model"].get("depth", {}).get("kind") == "dwa"]
     layer = "class DepthWeightedAverageLayer"
     acted.edit("src/formerlab/layers/dwa.py", layer, f"CHANGED = 1\n\n\n{layer}")
     try:

@@ -102,7 +102,7 @@ def test_mixers_as_wide_as_the_model_are_refused(method, mixer):
     "changes",
     [
         *({"norm": norm} for norm in settings(Norm)),
-        *({"position": position} for position in settings(Position)),
+        *({"position": position} for position in settings(Position) if position.kind != "sinusoidal"),
         *({"depth": depth} for depth in [*MIXERS_OF_NO_WIDTH, DepthWeightedAverage(dilation=2)]),
         *({"feedforward": Mlp(activation=activation, hidden=5)} for activation in ("gelu", "relu", "swiglu")),
     ],
@@ -111,6 +111,13 @@ def test_mixers_as_wide_as_the_model_are_refused(method, mixer):
 def test_every_part_may_be_copied(method, changes):
     model = drawn(spec(**changes))
     assert distance(grown(model, wider(model.spec, 2), method=method), model) < 1e-10
+
+
+@pytest.mark.parametrize("method", KEEPING)
+def test_fixed_channels_are_no_copies(method):
+    model = drawn(spec(position=Sinusoidal()))
+    with pytest.raises(UserError, match="cannot grow position.kind=sinusoidal"):
+        grown(model, wider(model.spec, 2), method=method)
 
 
 def test_hidden_units_may_be_copied_unequally():

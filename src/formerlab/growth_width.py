@@ -28,6 +28,7 @@ from torch import Tensor
 from formerlab.errors import UserError
 from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp
+from formerlab.layers.sinusoidal import Sinusoidal
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.seeding import mixed_seed
 
@@ -97,6 +98,11 @@ def _check_copies(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
         raise UserError(
             f"cannot grow depth.kind={mixer.kind} by method={method}: its weights are as wide as the model, and no "
             "rule says how to copy them; use method=net2net_pad or another depth mixer"
+        )
+    if isinstance(child.position, Sinusoidal):
+        raise UserError(
+            f"cannot grow position.kind=sinusoidal by method={method}: its channels are fixed and no copies of each "
+            "other; use method=net2net_pad or another position encoding"
         )
     if child.tied and not child.final_norm.gain:
         raise UserError(

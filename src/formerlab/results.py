@@ -56,10 +56,12 @@ _EXACT_FLOATS: dict[str, Any] = (
 )
 _TEXT = frozenset(
     (
-        *("split", "policy", "task", "task_version", "metric", "example", "run", "measure", "choice", "group", "kept"),
+        *("split", "policy", "task", "task_version", "metric", "example", "run", "measure", "choice", "group"),
         *("part", "query_token", "key_token", "operation", "axis"),
     )
 )
+_TEXT_OF_FILE = {"prune_pictures.csv": {"kept"}}
+"""Columns that are text in one file and a number in another."""
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
 _KEYS = ["study", "run", "seed"]
 
@@ -164,12 +166,13 @@ def read_rows(path: Path) -> DataFrame:
         text = path.read_text(encoding="utf-8")
         _check_shape(path, text)
         header = next(csv.reader(io.StringIO(text)))
-        kinds = {column: "str" for column in header if column in _TEXT}
+        words = _TEXT | _TEXT_OF_FILE.get(path.name, set())
+        kinds = {column: "str" for column in header if column in words}
         frame: DataFrame = pd.read_csv(io.StringIO(text), dtype=kinds, **_EXACT_FLOATS)
     except (ValueError, csv.Error) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path}: cannot be read ({reason}); delete it and run its stage again") from None
-    for column in frame.columns.difference(list(_TEXT)) if len(frame) else []:
+    for column in frame.columns.difference(list(words)) if len(frame) else []:
         if column in COLUMNS.get(path.name, ()) and not pd.api.types.is_numeric_dtype(frame[column]):
             raise UserError(f"{path}: column '{column}' holds text; delete it and run its stage again")
     return frame

@@ -1,6 +1,6 @@
 """Run: everything that `train` needs to know."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt, StringConstraints, model_validator
 
@@ -49,6 +49,16 @@ class Run(Spec):
     growth: Growth | None = None
     """How the weights of `init` grow to this run's sizes; empty means that they go on as they are, with a fresh
     optimizer. Needs `init`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_kinds(cls, values: Any) -> Any:
+        """Take a model for a decoder and a task for language modelling where they do not say their kind."""
+        if not isinstance(values, dict):
+            return values
+        usual = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}}
+        said = {key: values[key] for key in usual if isinstance(values.get(key), dict)}
+        return values | {key: usual[key] | value for key, value in said.items()}
 
     @property
     def id(self) -> str:

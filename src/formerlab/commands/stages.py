@@ -140,7 +140,7 @@ def train(arguments: argparse.Namespace) -> None:
     first = os.environ.get("RANK", "0") == "0"
     with noted("train", out) if first else nullcontext(), own_gpus(plan["device"]):
         run, matched = Run.model_validate(job["spec"]), dict[str, Any]()
-        if job["equal_time"]:
+        if job.get("equal_time"):
             steps, matched = _steps_of_equal_time(plan, job)
             run = run.model_copy(update={"steps": steps})
         train_stage(run, Path(plan["data"][job["data"]]["out"]), out, parent=parent, settings=settings)

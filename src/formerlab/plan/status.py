@@ -78,7 +78,7 @@ def _bases(stage: str, name: str, plan: dict[str, Any]) -> list[tuple[str, str]]
         return [("train", name)]
     job = plan["train"][name]
     bases = [("data", job["data"]), *([("train", job["init"])] if job["init"] else [])]
-    return [*bases, *([("speed", job["study"])] if job["equal_time"] else [])]
+    return [*bases, *([("speed", job["study"])] if job.get("equal_time") else [])]
 
 
 def _expected(stage: str, name: str, plan: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _expected(stage: str, name: str, plan: dict[str, Any]) -> dict[str, Any]:
         asked = {key: job[key] for key in ("sweep", "settings", "suites") if job.get(key)}
         return {"code_hash": job["code"], "weights_sha256": weights} | asked
     expected = {"spec_hash": job["spec_hash"], "code_hash": job["code"]}
-    if job["equal_time"]:  # the record's own spec has the steps that equal time bought
+    if job.get("equal_time"):  # the record's own spec has the steps that equal time bought
         expected["equal_time.spec_hash"] = expected.pop("spec_hash")
         rows = _said_by(Path(plan["results"], job["study"], "speed.json"), "rows_sha256")
         expected["equal_time.rows_sha256"] = rows
