@@ -17,6 +17,7 @@ from formerlab.layers import (
     Pattention,
     Position,
     RMSNorm,
+    Sinusoidal,
 )
 from formerlab.models import Decoder
 
@@ -116,7 +117,7 @@ def test_every_part_may_be_copied(method, changes):
 @pytest.mark.parametrize("method", KEEPING)
 def test_fixed_channels_are_no_copies(method):
     model = drawn(spec(position=Sinusoidal()))
-    with pytest.raises(UserError, match="cannot grow position.kind=sinusoidal"):
+    with pytest.raises(UserError, match=r"cannot grow position\.kind=sinusoidal"):
         grown(model, wider(model.spec, 2), method=method)
 
 
