@@ -90,7 +90,7 @@ def published_gains() -> DataFrame:
         for size, model, value in zip(STAGES, group["model"].to_list()[1:], values[1:], strict=True):
             shared = {"source": "published", "part": "gain", "method": _PRINTED[str(name)]}
             rows.append(shared | {"run": model, "size": size, "gain_nats": float(np.log(values[0] / value))})
-    return DataFrame(rows)
+    return DataFrame(rows).assign(gain_nats_low=np.nan, gain_nats_high=np.nan)
 
 
 def draw(data: DataFrame) -> Figure:
