@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 from pandas import DataFrame
 
 from formerlab.figures._questions import answers, title
@@ -22,6 +23,9 @@ CAPTION = (
     "itself would make it differ between tasks by chance. The grid is that of the sweep, without a recent part."
 )
 
+Grid = NDArray[np.float64]
+Halves = NDArray[np.int_]
+
 
 def table(results: Results) -> DataFrame:
     """Return a row per run, budget and task, and their mean."""
@@ -33,7 +37,11 @@ def table(results: Results) -> DataFrame:
         if len(alphas) < 2:
             continue
         found_grids = {str(task): _grid(block) for task, block in group.groupby("task", sort=False)}
+<<<<<<< HEAD
         tasks = {task: grid for task, grid in found_grids.items() if grid is not None}
+=======
+        tasks = {task: pair for task, pair in found_grids.items() if pair is not None}
+>>>>>>> decay
         judged = _judged({task: grid for task, (grid, _) in tasks.items()}, {t: half for t, (_, half) in tasks.items()})
         for task, (own, common, places) in judged.items():
             gain = bootstrap(own - common)
@@ -52,7 +60,7 @@ def table(results: Results) -> DataFrame:
     return DataFrame(found) if found else DataFrame(columns=["source"])
 
 
-def _grid(block: DataFrame) -> tuple[np.ndarray, np.ndarray] | None:
+def _grid(block: DataFrame) -> tuple[Grid, Halves] | None:
     """Return answers (alphas x seeds x examples) and the half of each example; none where either half is empty."""
     table = block.pivot_table("value", ["alpha", "seed"], "example").dropna(axis=1).sort_index()
     alphas = table.index.get_level_values("alpha").nunique()
@@ -69,11 +77,15 @@ def half_of(example: str) -> int:
 
 
 def _judged(
-    grids: Mapping[str, np.ndarray], halves: Mapping[str, np.ndarray]
-) -> dict[str, tuple[np.ndarray, np.ndarray, tuple[list[int], list[int]]]]:
+    grids: Mapping[str, Grid], halves: Mapping[str, Halves]
+) -> dict[str, tuple[Grid, Grid, tuple[list[int], list[int]]]]:
     """Return by task the answers with its own and with the common alpha (seeds x examples), and which were chosen."""
     seeds = min((grid.shape[1] for grid in grids.values()), default=0)
+<<<<<<< HEAD
     result: dict[str, tuple[np.ndarray, np.ndarray, tuple[list[int], list[int]]]] = {
+=======
+    result: dict[str, tuple[Grid, Grid, tuple[list[int], list[int]]]] = {
+>>>>>>> decay
         task: (np.zeros(grid.shape[1:])[:seeds], np.zeros(grid.shape[1:])[:seeds], ([], []))
         for task, grid in grids.items()
     }
