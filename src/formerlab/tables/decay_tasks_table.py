@@ -37,11 +37,7 @@ def table(results: Results) -> DataFrame:
         if len(alphas) < 2:
             continue
         found_grids = {str(task): _grid(block) for task, block in group.groupby("task", sort=False)}
-<<<<<<< HEAD
-        tasks = {task: grid for task, grid in found_grids.items() if grid is not None}
-=======
         tasks = {task: pair for task, pair in found_grids.items() if pair is not None}
->>>>>>> decay
         judged = _judged({task: grid for task, (grid, _) in tasks.items()}, {t: half for t, (_, half) in tasks.items()})
         for task, (own, common, places) in judged.items():
             gain = bootstrap(own - common)
@@ -81,11 +77,7 @@ def _judged(
 ) -> dict[str, tuple[Grid, Grid, tuple[list[int], list[int]]]]:
     """Return by task the answers with its own and with the common alpha (seeds x examples), and which were chosen."""
     seeds = min((grid.shape[1] for grid in grids.values()), default=0)
-<<<<<<< HEAD
-    result: dict[str, tuple[np.ndarray, np.ndarray, tuple[list[int], list[int]]]] = {
-=======
     result: dict[str, tuple[Grid, Grid, tuple[list[int], list[int]]]] = {
->>>>>>> decay
         task: (np.zeros(grid.shape[1:])[:seeds], np.zeros(grid.shape[1:])[:seeds], ([], []))
         for task, grid in grids.items()
     }
