@@ -197,7 +197,7 @@ class PrivateSlurm:
 
         self.wait_for(running)
 
-    def wait_for(self, condition, seconds=300):
+    def wait_for(self, condition, seconds=600):
         """Wait until the condition returns something true, and return that."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):

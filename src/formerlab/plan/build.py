@@ -136,9 +136,11 @@ def _train_job(run: Run, data: Tree, scale: Scale, hardware: Hardware, *, keep_o
 
 def _set_priorities(train: Tree) -> None:
     """Give every run the predicted seconds until the last of its descendants ends: long chains start first."""
-    for job in reversed(train.values()):
-        longest = max((child["priority"] for child in train.values() if child["init"] == _id(job)), default=0)
-        job["priority"] = longest + max(1, round(3600 * job["cost"]["hours"]))
+    longest: dict[str, int] = {}
+    for run_id, job in reversed(train.items()):
+        job["priority"] = longest.get(run_id, 0) + max(1, round(3600 * job["cost"]["hours"]))
+        if job["init"]:
+            longest[job["init"]] = max(longest.get(job["init"], 0), job["priority"])
 
 
 def _id(job: Tree) -> str:

@@ -33,8 +33,11 @@ def forecast(runs: list[Run], scale: Scale, table: dict[str, Hardware]) -> dict[
 
 
 def _on(hardware: Hardware, runs: list[Run], scale: Scale) -> Plan:
-    time = {run.id: hours(run, scale, hardware) for run in runs}
-    memory = {run.id: memory_bytes(run, hardware) for run in runs}
+    first = {(run.study, run.name): run for run in runs}  # seeds cost the same
+    hours_of = {name: hours(run, scale, hardware) for name, run in first.items()}
+    bytes_of = {name: memory_bytes(run, hardware) for name, run in first.items()}
+    time = {run.id: hours_of[run.study, run.name] for run in runs}
+    memory = {run.id: bytes_of[run.study, run.name] for run in runs}
     total = sum(time.values())
     return {
         "hours": {study: sum(time[run.id] for run in runs if run.study == study) for study in _studies(runs)},
