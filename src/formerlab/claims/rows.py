@@ -9,6 +9,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.claims.arms import Arm, ClaimArms
+from formerlab.claims.bleu import STATISTICS, corpus_bleu
 from formerlab.claims.bootstrap import Examples
 from formerlab.claims.quantity import Seeds
 from formerlab.results import Results, read_rows
@@ -47,6 +48,9 @@ class Rows:
             return Seeds({seed: float((group["rank"] > 0).mean()) for seed, group in _seeds(rows)})
         if metric in ("embedding_weight_first_third", "embedding_weight_last_third"):
             return self._embedding_weight(run, last=metric.endswith("last_third"))
+        if metric in ("bleu", "bleu_compound_split"):
+            sentences = self._sentences(run, metric)
+            return Seeds({seed: float(corpus_bleu(sums)) for seed, sums in sentences.items()})
         raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")
 
     def examples(self, arm: Arm, metric: str, like: "Examples | None" = None) -> Examples:
@@ -70,6 +74,13 @@ class Rows:
             rows = rows[rows["task"].isin(self.arms.suites)] if self.arms.suites else rows
             rows = rows.assign(value=1 / rows["choices"]) if arm.chance else rows
             return _grouped(rows, "example", run)
+        if metric == "bleu":
+            rows = self._rows("bleu.csv", run)
+            rows = rows[(rows["metric"] == "sacrebleu") & (rows["split"] == "valid")].sort_values("sentence")
+            stacked = [group[list(STATISTICS)].to_numpy(float) for _, group in _seeds(rows)]
+            if len({len(group) for group in stacked}) != 1:
+                raise MissingRowsError(f"the seeds of {run} translated different sentences")
+            return Examples((np.stack(stacked),), corpus_bleu)
         raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")
 
     def realised_budget(self, arm: Arm) -> float:
@@ -129,6 +140,13 @@ class Rows:
     def _last_valid(self, run: str) -> Seeds:
         steps = self._valid(run)
         return Seeds({seed: float(group["loss_nats"].iloc[-1]) for seed, group in _seeds(steps)})
+
+    def _sentences(self, run: str, metric: str) -> dict[int, np.ndarray]:
+        """Return the summed statistics of the held-out sentences by seed."""
+        name = "compound_split" if metric == "bleu_compound_split" else "sacrebleu"
+        rows = self._rows("bleu.csv", run)
+        rows = rows[(rows["metric"] == name) & (rows["split"] == "test")]
+        return {seed: group[list(STATISTICS)].to_numpy(float).sum(axis=0) for seed, group in _seeds(rows)}
 
     def _policy(self, rows: DataFrame, arm: Arm) -> DataFrame:
         wanted = rows["policy"] == arm.policy
