@@ -42,6 +42,7 @@ def test_every_key_has_a_default_or_must_be_given():
     must = {("PartOfRun", "model"), ("Hub", "name"), ("TokenizerFile", "path"), ("TokenizerFile", "vocabulary")}
     must |= {("LinePairs", "source"), ("LinePairs", "target"), ("LinePairs", "train")}
     must |= {("HubPairs", "name"), ("HubPairs", "source"), ("HubPairs", "target")}
+    must |= {("ImageFolders", "train"), ("ImageHub", "name")}
     required = {(name, key) for name in DEFINITIONS for key in DEFINITIONS[name].get("required", ())}
     assert {key for key in KEYS if "default" not in entry(*key)} == must | required
 
@@ -79,7 +80,7 @@ def test_the_files_of_the_small_project_fit(project):
         ("Study", "{title: x, paper: x, question: x, runs: {a: {stepps: 3}}}", "runs.a"),
         ("Study", "{title: x, paper: x, question: x, runs: {a: {name: b}}}", "runs.a"),
         ("Study", "{title: x, paper: x, question: x, runs: {a: {steps: many}}}", "runs.a.steps"),
-        ("Study", "{title: x, paper: x, question: x, runs: {a: {optimizer: {lr: 1e-3}}}}", "runs.a.optimizer.lr"),
+        ("Study", "{title: x, paper: x, question: x, runs: {a: {optimizer: {kind: adamw, lr: 1e-3}}}}", "runs.a.optimizer.lr"),
         (
             "Study",
             "{title: x, paper: x, question: x, runs: {a: {model: {kind: decoder, depth: {kind: dwaa}}}}}",
