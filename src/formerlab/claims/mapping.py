@@ -7,18 +7,18 @@ from formerlab.claims.book import Claim, read_claims
 from formerlab.errors import UserError
 from formerlab.plan.layers import Layer
 from formerlab.plan.read import near_misses, parse, read_yaml
-from formerlab.plan.schema import Scale, Study
+from formerlab.plan.schema import Study, StudyScale
 
 
 def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
     """Return the arms by study and claim. Raises UserError for claims, arms and items that are not registered."""
     found = {}
     place = f"workflow/scales/{scale}.yaml"
-    at_scale = parse(Scale, [Layer(place, read_yaml(root, place))]).studies
+    studies = read_yaml(root, place).get("studies", {})
     for path in sorted((root / "workflow" / "studies").glob("*.yaml")):
         own = f"workflow/studies/{path.name}"
         arms = parse(Study, [Layer(own, read_yaml(root, own))]).claims
-        differing = at_scale[path.stem].claims if path.stem in at_scale else {}
+        differing = parse(StudyScale, [Layer(place, studies.get(path.stem, {}))], f"studies.{path.stem}").claims
         for file, claims in ((own, arms), (place, differing)):
             _check(file, claims)
         found[path.stem] = arms | differing

@@ -1,5 +1,6 @@
 """claims.csv and claims.md: the verdicts on all claims at one scale."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -147,9 +148,9 @@ def markdown(found: list[Verdict], results: Results) -> str:
 
 
 def _counts(found: list[Verdict]) -> str:
-    rows = frame(found)
-    whole = rows.drop_duplicates("claim")["verdict"].str.replace(r" at .*| \\(.*", "", regex=True).value_counts()
-    return "Of " + str(len(found)) + " claims: " + ", ".join(f"{count} {name}" for name, count in whole.items()) + "."
+    rows = frame(found).drop_duplicates("claim")
+    words = Counter(str(verdict).split(" at ")[0].split(" (")[0] for verdict in rows["verdict"])
+    return f"Of {len(found)} claims: " + ", ".join(f"{count} {word}" for word, count in words.most_common()) + "."
 
 
 def _block(found: list[Verdict], *, with_p: bool) -> str:
