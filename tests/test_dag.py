@@ -125,7 +125,9 @@ def test_edited_code_runs_exactly_what_uses_it(acted):
     try:
         # What is timed beside them is timed again, and so is trained what trains for the time of one of them.
         equal = [run for run, job in acted.jobs.items() if job["equal_time"]]
-        assert acted.to_do() == following(*dense, *equal) | {"speed denseformer"}
+        looked = [run for run in acted.jobs if run.rpartition("/")[0] in looked_at()]
+        expected = following(*dense, *equal, *looked) - {f"train {run}" for run in looked if run not in dense}
+        assert acted.to_do() == expected | {"speed denseformer"}
     finally:
         acted.edit("src/formerlab/layers/dwa.py", "CHANGED = 1\n\n\n", "")
 
@@ -158,7 +160,12 @@ def test_a_mistake_stops_before_any_job(acted, key):
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_other_scale_has_a_dag(acted, scale):
     found = acted.to_do(config={"scale": scale})
-    assert {f"draw_{name}" for name in catalogue()} | {"track", "all"} <= found
+    assert {"exact", "claims", "track", "all"} <= found
+    drawn = {name for name in catalogue() if f"draw_{name}" in found}
+    studies = {drawing.study for drawing in catalogue().values()}
+    assert {catalogue()[name].study for name in drawn} == studies
+    if scale in ("workstation", "paper"):
+        assert drawn == set(catalogue())
     for rule, least in (("data", 1), ("train", 8), ("prune", 1)):
         assert len([job for job in found if job.startswith(f"{rule} ")]) >= least
 

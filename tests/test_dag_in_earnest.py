@@ -63,5 +63,5 @@ def test_after_a_failure_the_rest_is_finished_drawn_and_the_failure_is_named(tin
     assert not (tiny.root / "results/live/smoke" / RUNS[2] / "run.json").exists()
     assert (tiny.root / "figures/live/smoke/tokenformer_table.csv").read_text().count("ours") == 2
     weights.write_bytes(intact)
-    rest = {f"train {RUNS[2]}", *drawn_from("tokenformer/grown-zero-keep-2"), "track", "all"}
+    rest = {f"train {RUNS[2]}", *drawn_from("tokenformer/grown-zero-keep-2"), "claims", "track", "all"}
     assert tiny.to_do(config={"set": changes}) == rest

@@ -53,10 +53,10 @@ class Run(Spec):
     @model_validator(mode="before")
     @classmethod
     def _usual_kinds(cls, values: Any) -> Any:
-        """Take a model for a decoder and a task for language modelling where they do not say their kind."""
+        """Take a model for a decoder, a task for language modelling and AdamW where they do not say their kind."""
         if not isinstance(values, dict):
             return values
-        usual = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}}
+        usual = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}, "optimizer": {"kind": "adamw"}}
         said = {key: values[key] for key in usual if isinstance(values.get(key), dict)}
         return values | {key: usual[key] | value for key, value in said.items()}
 

@@ -91,7 +91,7 @@ def test_captions_of_the_report_are_those_of_the_modules(tmp_path, pytestconfig)
     for path in tmp_path.iterdir():
         assert (folder / path.name).read_text() == path.read_text(), f"{path.name}: run write_captions"
         publish_doctree(path.read_text(), settings_overrides={"halt_level": 2, "report_level": 2})
-    assert {path.stem for path in folder.glob("*.rst")} == {*DRAWINGS, "workflow"}
+    assert {path.stem for path in folder.glob("*.rst")} == {*DRAWINGS, "workflow", "claims"}
 
 
 def test_an_unknown_name_names_the_near_one(tmp_path):

@@ -82,7 +82,7 @@ def test_the_files_of_the_small_project_fit(project):
         ("Study", "{title: x, paper: x, question: x, runs: {a: {stepps: 3}}}", "runs.a"),
         ("Study", "{title: x, paper: x, question: x, runs: {a: {name: b}}}", "runs.a"),
         ("Study", "{title: x, paper: x, question: x, runs: {a: {steps: many}}}", "runs.a.steps"),
-        ("Study", "{title: x, paper: x, question: x, runs: {a: {optimizer: {lr: 1e-3}}}}", "runs.a.optimizer.lr"),
+        ("Study", "{title: x, paper: x, question: x, runs: {a: {optimizer: {lr: 1e-3}}}}", "runs.a.optimizer"),
         (
             "Study",
             "{title: x, paper: x, question: x, runs: {a: {model: {kind: decoder, depth: {kind: dwaa}}}}}",

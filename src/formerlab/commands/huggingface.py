@@ -58,6 +58,7 @@ def export(arguments: argparse.Namespace) -> None:
     from formerlab.data import load_tokenizer
     from formerlab.finished import load_model
     from formerlab.huggingface.export import save_folder
+    from formerlab.models.decoder import DecoderModel
 
     folder = run_folder(arguments)
     model, run = load_model(folder)
