@@ -148,8 +148,9 @@ def _initial_state(run: Run, parent: Path | None, parent_record: Record | None, 
 
 def _resume(path: Path, state: State, belongs_to: dict[str, str], settings: Settings) -> None:
     """Continue from a checkpoint where there is one; one of another run is refused or set aside."""
-    for left in (*path.parent.glob(".*.tmp"), *path.parent.parent.glob(".*.tmp")):
-        left.unlink(missing_ok=True)  # half a file of a killed process
+    if parallel.rank() == 0:  # it writes already when the others come here
+        for left in (*path.parent.glob(".*.tmp"), *path.parent.parent.glob(".*.tmp")):
+            left.unlink(missing_ok=True)  # half a file of a killed process
     if not path.exists() and not previous(path).exists():
         return
     try:
