@@ -28,7 +28,9 @@ def mebibytes(wildcards, attempt):
     """Return the host memory that a run needs, half of it more at every attempt, up to three times."""
     cost = PLAN["train"][wildcards.id]["cost"]
     # On a GPU the host holds a copy of weights and moments while a checkpoint is written.
-    need = cost["memory_bytes"] if PLAN["device"] == "cpu" else 4 * 4 * cost["parameters"]
+    need = (
+        cost["memory_bytes"] if PLAN["device"] == "cpu" else 4 * 4 * cost["parameters"]
+    )
     return grown(PLAN["memory_mb"] + 1.5 * need / 2**20, attempt)
 
 

@@ -7,9 +7,9 @@ rule data_only:
 
 
 rule plan:
-    localrule: True
     log:
         f"{LOGS}/plan.log",
+    localrule: True
     shell:
         "python -m formerlab plan --plan $FORMERLAB_PLAN 2>&1 | tee {log}"
 
