@@ -7,8 +7,8 @@ Speed does not depend on what a model has learned, so nothing needs to be traine
 import io
 import os
 import time
-from collections.abc import Callable
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,20 +57,28 @@ def measure(runs: list[Run], speed: Speed, device: torch.device, path: Path) -> 
     """Write a row per repetition, run and measure, seconds and bytes being those of one step, pass or token.
 
     `memory_bytes` is the most that tensors hold at one time, weights and (in training) gradients and AdamW's moments
-    included. Seconds and bytes are never measured in the same pass.
+    included. It is counted, not sampled: the same in every repetition, so it is taken once, in the warm-up, and never
+    in a pass that is timed.
     """
     if any(run.compile for run in runs):
         _let_all_compile()
     models = {run.name: run.model.build(run.seed) for run in runs}
+    held: dict[str, dict[str, int]] = {}
     rows: list[list[Cell]] = []
     with Progress(len(runs) * (WARM_UP + speed.repetitions), f"speed {runs[0].study}", unit="turn") as progress:
         for repetition in range(1 - WARM_UP, speed.repetitions + 1):
             shift = repetition % len(runs)
             for place, run in enumerate(runs[shift:] + runs[:shift], start=1):
                 turn = Turn(run, models[run.name].to(device), speed, device)
-                taken = turn.measures()
-                if repetition > 0:
-                    rows += [[run.name, measure, repetition, place, *row] for measure, row in taken.items()]
+                taken = turn.seconds()
+                if repetition <= 0:
+                    held[run.name] = turn.bytes()
+                else:
+                    sizes = turn.sizes().items()
+                    rows += [
+                        [run.name, unit, repetition, place, *size, taken[unit], held[run.name][unit]]
+                        for unit, size in sizes
+                    ]
                 models[run.name].to("cpu")
                 progress.advance()
     write_rows(path, COLUMNS, rows)
@@ -107,20 +115,30 @@ class Turn:
         self.weights = sum(parameter.nbytes for parameter in model.parameters())
         self.decoded = min(speed.decoded_tokens, self.task.context)
 
-    def measures(self) -> dict[str, list[Cell]]:
-        """Return, by measure, the sequences, tokens, seconds and bytes of its unit."""
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Return, by measure, the sequences and tokens of its unit."""
         task, sequences = self.task, self.speed.forward_sequences
-        self.model.train()
-        training = [self._training_seconds(), self._bytes(lambda: self._train(2))]
-        self.model.eval()
-        with torch.no_grad(), self._precision():
-            forward = [self._seconds(self._forward), self._bytes(self._forward)]
-            decode = [self._seconds(self._decode) / self.decoded, self._bytes(self._decode)]
         return {
-            TRAINING: [task.batch, task.batch * task.context, *training],
-            FORWARD: [sequences, sequences * task.context, *forward],
-            DECODE: [1, 1, *decode],
+            TRAINING: (task.batch, task.batch * task.context),
+            FORWARD: (sequences, sequences * task.context),
+            DECODE: (1, 1),
         }
+
+    def seconds(self) -> dict[str, float]:
+        """Return, by measure, the seconds of its unit."""
+        training = self._training_seconds()
+        with self._inference():
+            return {
+                TRAINING: training,
+                FORWARD: self._seconds(self._forward),
+                DECODE: self._seconds(self._decode) / self.decoded,
+            }
+
+    def bytes(self) -> dict[str, int]:
+        """Return, by measure, the most bytes held at one time."""
+        training = self._bytes(lambda: self._train(2))
+        with self._inference():
+            return {TRAINING: training, FORWARD: self._bytes(self._forward), DECODE: self._bytes(self._decode)}
 
     def _training_seconds(self) -> float:
         """Return the seconds of one optimizer step, as training itself counts them."""
@@ -129,6 +147,7 @@ class Turn:
 
     def _train(self, steps: int) -> list[float]:
         """Train the model for some steps; return the seconds spent before each step, and at the end."""
+        self.model.train()
         task = self.task.model_copy(update={"valid_windows": 1})
         changes = {"task": task, "steps": steps, "evaluate_every": steps, "log_every": steps}
         state = State(self.model, self.run.optimizer.build(self.model))
@@ -167,9 +186,12 @@ class Turn:
         generator = torch.Generator().manual_seed(self.run.seed)
         return torch.randint(self.model.spec.vocabulary, (sequences, length), generator=generator)
 
-    def _precision(self) -> torch.autocast:
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        self.model.eval()
         wanted = self.run.precision == "bfloat16"
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=wanted)
+        with torch.no_grad(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=wanted):
+            yield
 
     def _synchronise(self) -> None:
         if self.device.type == "cuda":
