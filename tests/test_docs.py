@@ -13,7 +13,7 @@ from formerlab.figures import catalogue
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
-PLACES = (ROOT, ROOT / "src/formerlab", ROOT / "docs", ROOT / "workflow", ROOT / "src/formerlab/layers")
+PLACES = tuple(ROOT / name for name in ("", "src/formerlab", "docs", "workflow", "src/formerlab/layers", "tests"))
 """Folders that a path in the text may be relative to."""
 MADE = ("results/", "figures/", "logs/", "data/", "models/", "checkpoint/", "plans/", "live/", "questions/", "piqa/")
 """Beginnings of what is made or brought by the user."""
