@@ -20,7 +20,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 unexport TOKENIZERS_PARALLELISM
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo figures plan status ui test test-fast lint format lock results-export unlock clean distclean
+.PHONY: help setup demo figures readme plan status ui test test-fast lint format lock results-export results-archive results-import unlock clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +41,9 @@ demo: $(READY) ## every study, small, on this machine's CPU: tables, figures, re
 
 figures: $(READY) ## redraw every figure and table from the cached results, training nothing
 	@$(FORMERLAB) figures --tree cached
+
+readme: $(READY) ## write what the cached results say of the claims into README.md and docs/claims.md
+	@$(FORMERLAB) readme
 
 plan: $(READY) ## every job with its cost, before anything runs
 	@$(FORMERLAB) plan $(SCALE_OPTION)
@@ -77,6 +80,12 @@ lock: ## write requirements.lock anew from pyproject.toml; UPGRADE=1 moves every
 
 results-export: $(READY) ## copy the finished, checked live results to results/cached, which `make figures` reads
 	@$(FORMERLAB) export $(SCALE_OPTION)
+
+results-archive: $(READY) ## pack live results of SCALE, weights too, into one zip with a manifest of hashes
+	@$(FORMERLAB) archive $(SCALE_OPTION) $(if $(OUT),--out $(OUT))
+
+results-import: $(READY) ## verify the zip FILE=<path> of results-archive and unpack it into results/live
+	@$(FORMERLAB) import-archive $(if $(FILE),$(FILE),$(error name the archive: make results-import FILE=formerlab-overnight.zip))
 
 unlock: $(READY) ## after Snakemake was killed: let it work in this folder again
 	@$(BIN)/python -m snakemake --unlock

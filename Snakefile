@@ -39,6 +39,7 @@ rule all:
         expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
         expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
         f"{FIGURES}/claims.csv",
+        f"{FIGURES}/runs.csv",
         expand(f"{RESULTS}/{{id}}/flow.json", id=PLAN["flow"]),
         expand(f"{RESULTS}/{{id}}/translate.json", id=PLAN["translate"]),
         expand(f"{RESULTS}/{{id}}/complexity.json", id=PLAN["complexity"]),

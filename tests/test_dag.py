@@ -17,6 +17,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dag")]
 
 SCALES = sorted({path.stem for path in (ROOT / "workflow/scales").glob("*.yaml")} - {"smoke"})
 
+ENDING = {"claims", "runs", "track", "all"}
+"""What follows from any run."""
+
 STAND_IN = f"""#!{sys.executable} -IS
 import json, os, pathlib, sys, time
 
@@ -39,7 +42,9 @@ elif verb == "data":
 elif verb == "exact":
     paths = [plan["results"] + "/exact.csv"]
 elif verb == "claims":
-    paths = [plan["figures"] + "/claims.csv", plan["figures"] + "/claims.md"]
+    paths = [f"{plan["figures"]}/claims.{ending}" for ending in ("csv", "md", "html")]
+elif verb == "runs":
+    paths = [f"{plan["figures"]}/runs.{ending}" for ending in ("csv", "html")]
 elif verb in of_run:
     paths = [f"{{plan['results']}}/{{name}}/{{file}}" for file in of_run[verb].split()]
 else:
@@ -79,7 +84,7 @@ def looked_at():
 def following(*runs):
     """Return the jobs that train runs, look at them, draw from them, and end every call."""
     flow = {f"flow {run}" for run in runs if run.rpartition("/")[0] in looked_at()}
-    return {f"train {run}" for run in runs} | flow | drawn_from(*runs) | {"claims", "track", "all"}
+    return {f"train {run}" for run in runs} | flow | drawn_from(*runs) | ENDING
 
 
 def test_a_failed_run_stops_only_what_hangs_on_it(acted):
@@ -113,9 +118,7 @@ def test_a_changed_sweep_trains_nothing(acted):
 
 def test_an_added_seed_leaves_the_runs_of_the_first(acted):
     runs = [run.replace("seed0", "seed1") for run in of_study(acted, "denseformer")]
-    assert acted.to_do("denseformer", config={"seeds": [0, 1]}) == following(*runs) - {"claims", "track", "all"} | {
-        "denseformer"
-    }
+    assert acted.to_do("denseformer", config={"seeds": [0, 1]}) == following(*runs) - ENDING | {"denseformer"}
 
 
 def test_edited_code_runs_exactly_what_uses_it(acted):
@@ -159,7 +162,7 @@ def test_a_mistake_stops_before_any_job(acted, key):
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_other_scale_has_a_dag(acted, scale):
     found = acted.to_do(config={"scale": scale})
-    assert {"exact", "claims", "track", "all"} <= found
+    assert {"exact", *ENDING} <= found
     drawn = {name for name in catalogue() if f"draw_{name}" in found}
     studies = {drawing.study for drawing in catalogue().values()}
     assert {catalogue()[name].study for name in drawn} == studies

@@ -1,10 +1,12 @@
 """A few jobs of the DAG in earnest, and what is left when one of them fails."""
 
+import base64
 import json
 import shutil
 
 import pytest
 from fixtures.checkout import Checkout, drawn_from
+from fixtures.chromium import browser, needed
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dag_in_earnest")]
 
@@ -45,6 +47,69 @@ def test_a_real_run_leaves_every_file_and_then_nothing_to_do(tiny):
     assert tiny.to_do() == set()
 
 
+@pytest.fixture(scope="module")
+def report(tiny, tmp_path_factory):
+    """The report of these runs, opened from its file."""
+    needed()
+    done = tiny.snakemake("--report", "report.html")
+    assert done.returncode == 0, done.stderr
+    with browser(tmp_path_factory.mktemp("profile")) as page:
+        page.open((tiny.root / "report.html").as_uri())
+        page.wait("typeof results === 'object' && document.querySelector('#app').innerText.length > 0")
+        yield page
+
+
+def content(report, name):
+    """Return the text of a page within the report."""
+    uri = report.evaluate(f"Object.values(results).find(result => result.name === '{name}').data_uri")
+    return base64.b64decode(uri.partition("base64,")[2]).decode()
+
+
+def test_the_report_asks_nothing_of_the_network(report):
+    assert [url for url in report.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert report.problems == []
+
+
+def test_every_picture_of_the_report_can_be_seen(report):
+    widths = report.evaluate(
+        "Promise.all(Object.values(results).filter(result => result.mime_type === 'image/png').map(result =>"
+        " new Promise(done => { const image = new Image(); image.onload = () => done(image.naturalWidth);"
+        " image.onerror = () => done(0); image.src = result.data_uri; })))"
+    )
+    assert len(widths) > 3
+    assert min(widths) > 300
+    path = report.evaluate("Object.keys(results).find(path => path.endsWith('tokenformer_growth.png'))")
+    report.evaluate(f"app.setView({{content: 'img', contentPath: results['{path}'].data_uri, resultPath: '{path}'}})")
+    report.wait("[...document.images].some(image => image.complete && image.naturalWidth > 300)")
+
+
+def test_the_report_has_studies_claims_costs_and_the_graph(report):
+    categories = report.evaluate("Object.keys(categories)")
+    assert {"Claims", "Provenance and cost"} < set(categories)
+    assert any(category.startswith("Tokenformer") for category in categories)
+    for category in categories:
+        report.evaluate(f"app.showCategory({json.dumps(category)})")
+        report.wait(f"document.body.innerText.toLowerCase().includes({json.dumps(category.lower()[:30])})")
+    assert "tokenformer-growth-equal-total-flops" in content(report, "claims.html")
+    ledger = content(report, "runs.html")
+    assert all(word in ledger for word in ("grown-zero-keep-2", "cumulative FLOPs", "commit, code, spec"))
+    report.evaluate("app.setView({content: 'rulegraph'})")
+    report.wait("document.querySelector('#rulegraph canvas, #rulegraph svg')")
+    rules = report.evaluate("rulegraph_spec.data.find(data => data.name === 'node-data').values.map(node => node.rule)")
+    assert {"train", "claims", "runs", "draw_tokenformer_growth"} <= set(rules)
+
+
+def test_every_result_of_the_report_names_its_command_and_its_runs(report):
+    for path, caption in report.evaluate("Object.entries(results).map(([path, result]) => [path, result.caption])"):
+        assert "python -m formerlab" in caption, path
+        if "/tokenformer_" in path:
+            assert "Runs behind it" in caption, path
+            assert "tokenformer/" in caption, path
+    caption = report.evaluate("Object.values(results).find(r => r.name === 'tokenformer_growth.png').caption")
+    assert "python -m formerlab draw tokenformer_growth --scale smoke" in caption
+    assert "tokenformer/grown-zero-keep-2 (seed 0)" in caption
+
+
 def test_after_a_failure_the_rest_is_finished_drawn_and_the_failure_is_named(tiny):
     weights = tiny.root / "results/live/smoke" / RUNS[1] / "weights.safetensors"
     intact = weights.read_bytes()
@@ -63,5 +128,5 @@ def test_after_a_failure_the_rest_is_finished_drawn_and_the_failure_is_named(tin
     assert not (tiny.root / "results/live/smoke" / RUNS[2] / "run.json").exists()
     assert (tiny.root / "figures/live/smoke/tokenformer_table.csv").read_text().count("ours") == 2
     weights.write_bytes(intact)
-    rest = {f"train {RUNS[2]}", *drawn_from("tokenformer/grown-zero-keep-2"), "claims", "track", "all"}
+    rest = {f"train {RUNS[2]}", *drawn_from("tokenformer/grown-zero-keep-2"), "claims", "runs", "track", "all"}
     assert tiny.to_do(config={"set": changes}) == rest

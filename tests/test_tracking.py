@@ -95,6 +95,32 @@ def test_a_run_has_its_numbers_tags_and_data(place):
     assert "prune/h2o variant_local_statistics/recent 0.5/budget 0.1/loss_nats" in metrics
 
 
+def test_verdicts_can_be_searched(place):
+    """They are tags and metrics of the study, beside the page itself; other studies' claims are not."""
+    from mlflow import MlflowClient
+
+    figures = place / "figures/live/laptop"
+    columns = "claim,verdict,ours,holm_p"
+    rows = [
+        "denseformer-a,holds at laptop (provisional),gap = 0.1,0.03",
+        "denseformer-b,not judged,,",
+        "decay-c,fails,,",
+    ]
+    (figures / "claims.csv").write_text("\n".join([columns, *rows]) + "\n")
+    (figures / "claims.html").write_text("<p>claims</p>")
+    assert "live/laptop/denseformer" in synced(place)["replaced"]
+    client = MlflowClient(tracking_uri=f"sqlite:///{place}/mlflow.db")
+    experiment = client.get_experiment_by_name("formerlab/laptop/denseformer").experiment_id
+    (top,) = client.search_runs([experiment], filter_string="tags.`claim.denseformer-a` = 'holds'")
+    assert top.data.tags["claim.denseformer-a.ours"] == "gap = 0.1"
+    assert "claim.decay-c" not in top.data.tags
+    assert top.data.metrics == {"claims/holds": 1.0, "claims/not_judged": 1.0, "claims/denseformer-a/holm_p": 0.03}
+    assert {"claims.csv", "claims.html"} <= {file.path for file in client.list_artifacts(top.info.run_id)}
+    for name in ("claims.csv", "claims.html"):
+        (figures / name).unlink()
+    synced(place)
+
+
 def test_a_changed_run_replaces_its_old_one(place):
     _, before = active(place)
     folder = place / "results" / "live" / "laptop" / "denseformer" / "plain-8" / "seed0"

@@ -16,6 +16,7 @@ from pandas import DataFrame
 
 from formerlab.results import Results, flatten
 from formerlab.statistics import student
+from formerlab.tracked_claims import claim_files, claim_tags
 
 MOST_PARAMS = 100
 LONGEST_PARAM = 500
@@ -51,19 +52,22 @@ class Entry:
 
 
 def study_entry(results: Results, records: Sequence[dict[str, Any]], figures: Path) -> Entry:
-    """Return the MLflow run of a study, which holds its figures and tables."""
+    """Return the MLflow run of a study, which holds its figures, tables and the verdicts on its claims."""
     from formerlab.figures import catalogue
 
     study = records[0]["study"]
     names = [name for drawing in catalogue().values() if drawing.study == study for name in drawing.outputs]
-    files = [path for name in names if (path := figures / name).exists()]
+    files = [path for name in names if (path := figures / name).exists()] + claim_files(figures)
+    tags, metrics = claim_tags(figures, study)
+    finished = max(_milliseconds(record["finished"]) for record in records)
     return Entry(
         key=_key(results, study),
         name=study,
         content=_hash_files(files),
         started_ms=min(_milliseconds(record["started"]) for record in records),
-        finished_ms=max(_milliseconds(record["finished"]) for record in records),
-        tags=_place(results, study) | {"formerlab.level": "study"},
+        finished_ms=finished,
+        tags=_place(results, study) | {"formerlab.level": "study"} | tags,
+        points=[(name, value, finished, 0) for name, value in metrics.items()],
         files=files,
     )
 

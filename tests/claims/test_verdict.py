@@ -5,7 +5,8 @@ import pytest
 
 from formerlab.claims.arms import Arm, ClaimArms
 from formerlab.claims.book import Claim, read_claims
-from formerlab.claims.bootstrap import Examples
+from formerlab.claims.bootstrap import Examples, paired_replicates
+from formerlab.claims.evidence import Evidence
 from formerlab.claims.quantity import Seeds
 from formerlab.claims.rows import MissingRowsError
 from formerlab.claims.verdict import holm, judge, p_value
@@ -45,7 +46,11 @@ def claim_of(name) -> Claim:
 
 def outcome(name, numbers=None, examples=None, scale="workstation", constants=None):
     claim = claim_of(name)
-    return judge(claim, BOOK.protocol, scale, Planted(claim, numbers or {}, examples, constants), {}).outcome
+    return judge(evidence(claim, Planted(claim, numbers or {}, examples, constants)), scale).outcome
+
+
+def evidence(claim, rows, numbers=None):
+    return Evidence(claim, BOOK.protocol, rows, numbers or {})
 
 
 LOSSES = {("grown", "loss_nats"): [3.001, 3.0, 3.002], ("scratch", "loss_nats"): [3.0, 3.001, 3.0]}
@@ -93,26 +98,49 @@ def test_bootstrap_replicates_are_paired():
     claim = claim_of("decay-beats-h2o")
     same = kept(0.7, 3)
     planted = {(arm, "accuracy"): same for arm in ("decay", "h2o")} | {("full", "accuracy"): np.ones((3, 400))}
-    verdict = judge(claim, BOOK.protocol, "workstation", Planted(claim, {}, planted), {})
+    verdict = judge(evidence(claim, Planted(claim, {}, planted)), "workstation")
     assert verdict.items[0].values["effect"] == "0 [0, 0]"
+
+
+def test_tasks_of_different_size_share_the_draw_of_seeds():
+    """Two tasks whose differences depend on the seed alone, and cancel: so do they in every replicate."""
+    by_seed = np.array([0.1, -0.3, 0.5])[:, None, None]
+    sizes = (3, 300_000)  # the second is resampled in chunks
+    groups = (np.tile(by_seed, (1, sizes[0], 1)), np.tile(-by_seed, (1, sizes[1], 1)))
+    other = Examples(tuple(np.zeros_like(group) for group in groups))
+    assert np.abs(paired_replicates(Examples(groups), other, 20).values).max() < 1e-12
+
+
+def test_levels_of_confidence_share_one_bootstrap(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "formerlab.claims.evidence.paired_replicates", lambda *given: calls.append(1) or paired_replicates(*given)
+    )
+    claim = claim_of("decay-beats-h2o")
+    planted = {(arm, "accuracy"): kept(share, 1) for arm, share in (("full", 1.0), ("h2o", 0.6), ("decay", 0.9))}
+    shared = evidence(claim, Planted(claim, {}, planted))
+    assert judge(shared, "workstation").outcome == "holds"
+    before = len(calls)
+    assert 0 < p_value(shared) < 0.05
+    assert len(calls) == before == 2
 
 
 def test_standing_follows_the_scale():
     claim = claim_of("decay-mask-closer-to-ideal")
     rows = Planted(claim, {})
-    standings = {s: judge(claim, BOOK.protocol, s, rows, {}).standing for s in ("smoke", "laptop", "overnight")}
+    standings = {s: judge(evidence(claim, rows), s).standing for s in ("smoke", "laptop", "overnight")}
     assert standings == {"smoke": "indicative", "laptop": "judged", "overnight": "judged"}
     other = claim_of("decay-beats-h2o")
-    assert judge(other, BOOK.protocol, "overnight", Planted(other, {}), {}).standing == "provisional"
+    assert judge(evidence(other, Planted(other, {})), "overnight").standing == "provisional"
 
 
 def test_an_exact_claim_is_decided_by_its_numbers():
     claim = claim_of("tokenformer-zero-keys-kept-tau")
     names = ("growth_zero_keys_tau_keep_relative", "gradient_norm_new_keys")
     for numbers, expected in (((0.0, 1.0), "holds"), ((1e-3, 1.0), "fails"), ((0.0, 0.0), "fails")):
-        verdict = judge(claim, BOOK.protocol, "smoke", None, dict(zip(names, numbers, strict=True)))
+        verdict = judge(evidence(claim, None, dict(zip(names, numbers, strict=True))), "smoke")
         assert verdict.outcome == expected
-    assert judge(claim, BOOK.protocol, "smoke", None, {}).outcome == "not judged"
+    assert judge(evidence(claim, None), "smoke").outcome == "not judged"
 
 
 def test_p_is_where_the_claim_stops_to_hold():
@@ -122,7 +150,7 @@ def test_p_is_where_the_claim_stops_to_hold():
     claim = claim_of("tokenformer-growth-equal-total-flops")
     gaps = np.array([-0.03, -0.01, -0.05])
     numbers = {("grown", "loss_nats"): list(3 + gaps), ("scratch", "loss_nats"): [3.0, 3.0, 3.0]}
-    p = p_value(claim, BOOK.protocol, Planted(claim, numbers), {})
+    p = p_value(evidence(claim, Planted(claim, numbers)))
     assert p is not None
     assert 0 < p < 1
     limit = BOOK.protocol.equivalence_nats
@@ -141,4 +169,4 @@ def test_unknown_arms_and_metrics_name_the_claim():
         update={"criterion": claim.criterion.model_copy(update={"let": {"gap": "diff('x', 'scratch', 'loss_nats')"}})}
     )
     with pytest.raises(UserError, match=r"tokenformer-growth-equal-total-flops: unknown arm 'x'"):
-        judge(broken, BOOK.protocol, "workstation", Planted(claim, LOSSES), {})
+        judge(evidence(broken, Planted(claim, LOSSES)), "workstation")

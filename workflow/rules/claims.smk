@@ -22,12 +22,13 @@ rule claims:
         expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
         expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
     output:
-        f"{PLAN['figures']}/claims.csv",
+        f"{FIGURES}/claims.csv",
+        f"{FIGURES}/claims.md",
         report(
-            f"{PLAN['figures']}/claims.md",
+            f"{FIGURES}/claims.html",
             caption="../report/claims.rst",
             category="Claims",
-            labels={"what": "claims", "kind": "table"},
+            labels={"what": "claims", "as": "table"},
         ),
     log:
         f"{LOGS}/claims.log",

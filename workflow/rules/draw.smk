@@ -1,5 +1,7 @@
 # Rows to figures and tables: one small rule each, which runs where Snakemake runs and never trains anything.
 
+REPORTED = {"png": "picture", "html": "table", "csv": "its numbers (CSV file)"}
+
 for name, job in PLAN["draw"].items():
 
     rule:
@@ -14,11 +16,12 @@ for name, job in PLAN["draw"].items():
                         file,
                         caption=f"{ROOT}/workflow/report/{name}.rst",
                         category=PLAN["studies"][job["study"]]["title"],
-                        labels={"what": name, "kind": job["kind"]},
+                        labels={
+                            "what": name,
+                            "as": REPORTED[file.rpartition(".")[2]],
+                        },
                     )
-                    if file.endswith(
-                        (".png", ".csv") if job["kind"] == "table" else ".png"
-                    )
+                    if file.rpartition(".")[2] in REPORTED
                     else file
                 )
                 for file in job["outputs"]
@@ -29,5 +32,28 @@ for name, job in PLAN["draw"].items():
         params:
             code=job["code"],
             name=name,
+            runs=job["runs"],
+            command=f"python -m formerlab draw {name} --scale {PLAN['scale']}",
         shell:
             "FORMERLAB_LOG={log} python -m formerlab draw {params.name} > {log} 2>&1 || (cat {log}; exit 1)"
+
+
+# Every finished run with what it cost and what it came from.
+rule runs:
+    input:
+        expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
+    output:
+        f"{FIGURES}/runs.csv",
+        report(
+            f"{FIGURES}/runs.html",
+            caption="../report/runs.rst",
+            category="Provenance and cost",
+            labels={"what": "runs", "as": "table"},
+        ),
+    log:
+        f"{LOGS}/runs.log",
+    localrule: True
+    params:
+        code=PLAN["ledger"],
+    shell:
+        "FORMERLAB_LOG={log} python -m formerlab runs > {log} 2>&1 || (cat {log}; exit 1)"

@@ -9,6 +9,7 @@ rule track:
         expand(f"{RESULTS}/{{id}}/flow.json", id=PLAN["flow"]),
         expand(f"{RESULTS}/{{id}}/translate.json", id=PLAN["translate"]),
         expand(f"{RESULTS}/{{id}}/complexity.json", id=PLAN["complexity"]),
+        f"{FIGURES}/claims.csv",
         [file for job in PLAN["draw"].values() for file in job["outputs"]],
     output:
         f"{RESULTS}/mlflow.json",

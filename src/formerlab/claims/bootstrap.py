@@ -40,18 +40,19 @@ class Examples:
 def paired_replicates(a: Examples, b: Examples, resamples: int) -> Replicates:
     """Return replicates of metric(a) - metric(b), averaged over tasks without weights.
 
-    Both have the same tasks, seeds and examples. The resamples depend on the counts alone.
+    Both have the same tasks, seeds and examples. The resamples depend on the counts alone, so all comparisons of a
+    claim share them; all tasks of a replicate share its draw of seeds.
     """
+    drawn_seeds = resample_counts(np.random.default_rng(11), resamples, a.seeds) / a.seeds
     differences = np.zeros(resamples)
     for index, (left, right) in enumerate(zip(a.groups, b.groups, strict=True)):
-        seeds, examples, _ = left.shape
+        examples = left.shape[1]
         random = np.random.default_rng([7, index])
         chunk = max(1, 2_000_000 // max(1, examples))
         for start in range(0, resamples, chunk):
-            count = min(chunk, resamples - start)
-            drawn_seeds = resample_counts(np.random.default_rng([11, start]), count, seeds) / seeds
-            drawn = resample_counts(random, count, examples) / examples
+            part = slice(start, min(start + chunk, resamples))
+            drawn = resample_counts(random, part.stop - start, examples) / examples
             for group, reduce, sign in ((left, a.reduce, 1.0), (right, b.reduce, -1.0)):
                 means = np.einsum("re,sek->rsk", drawn, group, optimize=True)
-                differences[start : start + count] += sign * (reduce(means) * drawn_seeds).sum(axis=1)
+                differences[part] += sign * (reduce(means) * drawn_seeds[part]).sum(axis=1)
     return Replicates(differences / len(a.groups), a.seeds, a.examples)

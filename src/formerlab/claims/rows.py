@@ -1,20 +1,20 @@
 """From result rows to the quantities that expressions ask for."""
 
-import math
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from pandas import DataFrame
 
 from formerlab.claims.arms import Arm, ClaimArms
 from formerlab.claims.bleu import STATISTICS, corpus_bleu
 from formerlab.claims.bootstrap import Examples
 from formerlab.claims.quantity import Seeds
-from formerlab.results import Results, read_rows
+from formerlab.results import Results
 
-RUN_KEYS = {"flops_cumulative": "flops_cumulative", "training_time_s": "training_time_s", "flops": "flops"}
+RUN_KEYS = ("flops", "flops_cumulative", "training_time_s")
 """Metrics that stand in run.json."""
 MASK_METRICS = ("early_share", "distance_to_ideal")
 
@@ -42,15 +42,15 @@ class Rows:
             return self._loss(run, arm)
         if metric in RUN_KEYS:
             records = self.results.runs(self.study, [run])
-            return _by_seed(records, records[RUN_KEYS[metric]])
+            return _by_seed(records, records[metric])
         if metric == "error_rate":
             rows = self._rows("test.csv", run)
             return Seeds({seed: float((group["rank"] > 0).mean()) for seed, group in _seeds(rows)})
         if metric in ("embedding_weight_first_third", "embedding_weight_last_third"):
             return self._embedding_weight(run, last=metric.endswith("last_third"))
         if metric in ("bleu", "bleu_compound_split"):
-            sentences = self._sentences(run, metric)
-            return Seeds({seed: float(corpus_bleu(sums)) for seed, sums in sentences.items()})
+            sentences = self._sentences(run, metric, "test")
+            return Seeds({seed: float(corpus_bleu(group.sum(axis=0))) for seed, group in sentences.items()})
         raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")
 
     def examples(self, arm: Arm, metric: str, like: "Examples | None" = None) -> Examples:
@@ -75,9 +75,7 @@ class Rows:
             rows = rows.assign(value=1 / rows["choices"]) if arm.chance else rows
             return _grouped(rows, "example", run)
         if metric == "bleu":
-            rows = self._rows("bleu.csv", run)
-            rows = rows[(rows["metric"] == "sacrebleu") & (rows["split"] == "valid")].sort_values("sentence")
-            stacked = [group[list(STATISTICS)].to_numpy(float) for _, group in _seeds(rows)]
+            stacked = list(self._sentences(run, metric, "valid").values())
             if len({len(group) for group in stacked}) != 1:
                 raise MissingRowsError(f"the seeds of {run} translated different sentences")
             return Examples((np.stack(stacked),), corpus_bleu)
@@ -141,19 +139,18 @@ class Rows:
         steps = self._valid(run)
         return Seeds({seed: float(group["loss_nats"].iloc[-1]) for seed, group in _seeds(steps)})
 
-    def _sentences(self, run: str, metric: str) -> dict[int, np.ndarray]:
-        """Return the summed statistics of the held-out sentences by seed."""
+    def _sentences(self, run: str, metric: str, split: str) -> dict[int, Float[np.ndarray, "sentences statistics"]]:
+        """Return what each sentence of a split contributes to corpus BLEU, by seed."""
         name = "compound_split" if metric == "bleu_compound_split" else "sacrebleu"
         rows = self._rows("bleu.csv", run)
-        rows = rows[(rows["metric"] == name) & (rows["split"] == "test")]
-        return {seed: group[list(STATISTICS)].to_numpy(float).sum(axis=0) for seed, group in _seeds(rows)}
+        rows = rows[(rows["metric"] == name) & (rows["split"] == split)].sort_values("sentence")
+        return {seed: group[list(STATISTICS)].to_numpy(float) for seed, group in _seeds(rows)}
 
     def _policy(self, rows: DataFrame, arm: Arm) -> DataFrame:
         wanted = rows["policy"] == arm.policy
-        for column, value in (("alpha", arm.alpha), ("recent", arm.recent)):
-            wanted &= rows[column].isna() if value is None and column == "alpha" else True
-            if value is not None:
-                wanted &= np.isclose(rows[column].fillna(math.nan), value)
+        wanted &= rows["alpha"].isna() if arm.alpha is None else np.isclose(rows["alpha"], arm.alpha)
+        if arm.recent is not None:
+            wanted &= np.isclose(rows["recent"], arm.recent)
         if arm.budget is not None and arm.policy != "full":
             wanted &= np.isclose(rows["budget"], arm.budget)
         if not wanted.any():
@@ -171,10 +168,9 @@ class Rows:
 
     def _timing(self, arm: Arm, metric: str) -> Seeds:
         """Return seconds or bytes of a run by repetition, which stands for the seed."""
-        path = self.results.root / self.study / "speed.csv"
-        rows = read_rows(path) if path.exists() and arm.measure else None
-        chosen = None if rows is None else rows[(rows["run"] == arm.run) & (rows["measure"] == arm.measure)]
-        if chosen is None or chosen.empty:
+        rows = self.results.rows_of_study("speed.csv", self.study)
+        chosen = rows[(rows["run"] == arm.run) & (rows["measure"] == arm.measure)]
+        if chosen.empty:
             raise MissingRowsError(f"no timing of {arm.run}")
         self.used.add(str(arm.run))
         return Seeds({int(n): float(value) for n, value in zip(chosen["repetition"], chosen[metric], strict=True)})

@@ -1,6 +1,5 @@
-"""claims.csv and claims.md: the verdicts on all claims at one scale."""
+"""claims.csv: the verdicts on all claims at one scale."""
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,8 +8,10 @@ from pandas import DataFrame
 
 from formerlab.claims.arms import ClaimArms
 from formerlab.claims.book import Book, Claim, read_claims
+from formerlab.claims.evidence import Numbers
+from formerlab.claims.judgement import ItemVerdict
 from formerlab.claims.rows import Rows
-from formerlab.claims.verdict import ItemVerdict, Numbers, Verdict, judge_all
+from formerlab.claims.verdict import Verdict, judge_all
 from formerlab.files import replacing, write_text
 from formerlab.results import Results
 from formerlab.rows import write_rows
@@ -117,61 +118,13 @@ def write_exact(path: Path) -> None:
 
 
 def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], out: Path) -> list[Path]:
-    """Write claims.csv (everything) and claims.md (for people) into `out`; return their paths."""
+    """Write claims.csv (everything), claims.md and claims.html (for people) into `out`; return their paths."""
+    from formerlab.claims.readable import html, markdown
+
     found = verdicts(results, arms)
-    paths = [out / "claims.csv", out / "claims.md"]
+    paths = [out / f"claims.{ending}" for ending in ("csv", "md", "html")]
     with replacing(paths[0]) as temporary:
         frame(found).to_csv(temporary, index=False, lineterminator="\n")
-    write_text(paths[1], markdown(found, results))
+    write_text(paths[1], markdown(found, results.scale))
+    write_text(paths[2], html(found, results.scale))
     return paths
-
-
-def markdown(found: list[Verdict], results: Results) -> str:
-    """Return the verdicts as Markdown: headline claims first, then by paper."""
-    heads = [verdict for verdict in found if verdict.claim.headline]
-    parts = [
-        f"# Claims at scale {results.scale}",
-        "Each claim was registered with its criterion before any model was trained. *holds* and *fails* follow from "
-        "the 95 % interval over seeds (or of a paired bootstrap over examples) and a minimal effect; *undecided* is "
-        "all else; *indicative*: this scale shows numbers only; *provisional*: real data, but smaller than the claim "
-        "asks.",
-        _counts(found),
-        "## Headline claims",
-        _block(heads, with_p=True),
-    ]
-    for prefix in STUDY_OF:
-        block = [
-            verdict for verdict in found if verdict.claim.id.startswith(f"{prefix}-") and not verdict.claim.headline
-        ]
-        parts += [f"## {prefix}", _block(block, with_p=False)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _counts(found: list[Verdict]) -> str:
-    rows = frame(found).drop_duplicates("claim")
-    words = Counter(str(verdict).split(" at ")[0].split(" (")[0] for verdict in rows["verdict"])
-    return f"Of {len(found)} claims: " + ", ".join(f"{count} {word}" for word, count in words.most_common()) + "."
-
-
-def _block(found: list[Verdict], *, with_p: bool) -> str:
-    lines = ["| claim | verdict | ours | published | n |" + (" p (Holm) |" if with_p else "")]
-    lines.append("|---|---|---|---|---|" + ("---|" if with_p else ""))
-    for verdict in found:
-        claim, rows = verdict.claim, frame([verdict])
-        reasons = [reason for reason in dict.fromkeys(rows["reason"]) if reason]
-        ours = "<br>".join(
-            (f"{item}: " if item else "") + text
-            for item, text in zip(rows["item"].fillna(""), rows["ours"], strict=True)
-            if text
-        )
-        shown = rows["verdict"].iloc[0] + (f" ({'; '.join(reasons)})" if reasons else "")
-        seeds = f"{rows['seeds'].max():.0f} seeds" if rows["seeds"].notna().any() else ""
-        examples = f", {rows['examples'].max():.0f} examples" if rows["examples"].notna().any() else ""
-        p = "" if verdict.holm_p is None else f"{verdict.holm_p:.3g}"
-        cells = [f"**{claim.id}** {claim.statement}", shown, ours, claim.published, seeds + examples]
-        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |" + (f" {p} |" if with_p else ""))
-    return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,4 +1,4 @@
-"""The verbs that read results: draw, figures, exact, claims, headline, track, export, compare."""
+"""The verbs that read results: draw, figures, exact, claims, readme, runs, headline, track, export."""
 
 import argparse
 import sys
@@ -30,6 +30,14 @@ def add_parsers(verbs: Any) -> None:
     parser = verbs.add_parser("claims", help="judge the registered claims by the live results")
     add_config_arguments(parser)
     parser.set_defaults(function=claims)
+
+    parser = verbs.add_parser("readme", help="write the claims of the cached results into README.md and docs/claims.md")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the README is not up to date")
+    parser.set_defaults(function=readme)
+
+    parser = verbs.add_parser("runs", help="list every finished run with its cost and what it came from")
+    add_config_arguments(parser)
+    parser.set_defaults(function=runs)
 
     parser = verbs.add_parser("headline", help="print the headline table of every study")
     add_config_arguments(parser)
@@ -66,6 +74,7 @@ def figures(arguments: argparse.Namespace) -> None:
     if Path("workflow", "studies").is_dir():
         for scale in sorted({path.parent.name for path in written}):
             written += _write_claims(arguments.results / arguments.tree / scale, out / scale)
+            written += _write_runs(arguments.results / arguments.tree / scale, out / scale)
     print(f"{len(written)} files in {out}")
 
 
@@ -80,6 +89,29 @@ def claims(arguments: argparse.Namespace) -> None:
     """Write claims.csv and claims.md of the plan's scale."""
     plan = load_plan(arguments)
     print(*_write_claims(Path(plan["results"]), Path(plan["figures"])), sep="\n")
+
+
+def readme(arguments: argparse.Namespace) -> None:
+    """Write what README.md and docs/claims.md have from cached rows and scales, or see that it is up to date."""
+    from formerlab.claims.readme import outdated, write
+
+    if not arguments.check:
+        print("rewritten: " + (", ".join(write(Path())) or "nothing, all was up to date"))
+    elif names := list(outdated(Path())):
+        raise UserError(f"{names[0]}: its claims are not those of results/cached and workflow; run make readme")
+
+
+def runs(arguments: argparse.Namespace) -> None:
+    """Write runs.csv and runs.html of the plan's scale."""
+    plan = load_plan(arguments)
+    print(*_write_runs(Path(plan["results"]), Path(plan["figures"])), sep="\n")
+
+
+def _write_runs(results: Path, out: Path) -> list[Path]:
+    from formerlab.ledger import write_ledger
+    from formerlab.results import Results
+
+    return write_ledger(Results(results), out)
 
 
 def _write_claims(results: Path, out: Path) -> list[Path]:

@@ -23,6 +23,12 @@ if TYPE_CHECKING:  # pandas takes a second to import; the plan reads the catalog
 
 _CONSTANTS = ("STUDY", "READS", "RUNS", "CAPTION", "CATEGORY")
 _PACKAGE = Path(__file__).parent.parent
+_BEHIND = """
+
+Command: ``{{ snakemake.params.command }}``
+
+Runs behind it: {% for run in snakemake.params.runs %}``{{ run }}``{{ ", " if not loop.last }}{% endfor %}
+"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Drawing:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the files that drawing writes."""
-        endings = ("pdf", "png", "csv") if self.kind == "figure" else ("csv", "md")
+        endings = ("pdf", "png", "csv") if self.kind == "figure" else ("csv", "md", "html")
         return tuple(f"{self.name}.{ending}" for ending in endings)
 
 
@@ -110,6 +116,9 @@ def draw_all(tree_root: Path, out_root: Path) -> list[Path]:
 
 
 def write_captions(folder: Path) -> None:
-    """Write the caption of every figure and table as `<name>.rst`, the form in which Snakemake's report wants them."""
+    """Write the caption of every figure and table as `<name>.rst`, the form in which Snakemake's report wants them.
+
+    Below it stand the command that draws it and the runs behind it, which the report fills in.
+    """
     for drawing in catalogue().values():
-        write_text(folder / f"{drawing.name}.rst", drawing.caption + "\n")
+        write_text(folder / f"{drawing.name}.rst", drawing.caption + _BEHIND)

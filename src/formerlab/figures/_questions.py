@@ -17,6 +17,11 @@ SUITES = ("openbookqa", "winogrande", "arc_easy", "arc_challenge", "piqa")
 LOCAL = "_local"
 MEAN = "mean of the five suites"
 
+BARS = (
+    "Bars: 95 % bootstrap interval of an accuracy over questions, seeds resampled first; arms answer the same "
+    "questions, so their differences are surer than the bars."
+)
+
 Grid = NDArray[np.float64]
 """Seeds x examples."""
 

@@ -51,6 +51,10 @@ _LEAST_FACTOR = 2.5
 """The ends of a logarithmic axis are at least this factor apart."""
 
 
+_COLUMN = 0.1
+"""Share of the axes' width within which labels share a column."""
+
+
 class Look(NamedTuple):
     """How a variant is drawn, in every figure."""
 
@@ -147,28 +151,36 @@ class Label(NamedTuple):
 def label_directly(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> None:
     """Write each text to the right of its point, moved up or down so that no two overlap and none leaves the axes.
 
-    Call it last, when the limits of the axes are final.
+    Texts of points at almost the same place of x stand in one column. Call it last, when the limits are final.
     """
     figure = axes.figure
     axes.autoscale_view()  # limits are otherwise found only when the figure is drawn
     gap = size * 1.3 * figure.dpi / 72
-    heights = axes.transData.transform([(label.x, label.y) for label in labels])[:, 1]
+    places, heights = axes.transData.transform([(label.x, label.y) for label in labels]).T
+    asides = _columns(places, _COLUMN * axes.bbox.width) * 72 / figure.dpi
     placed = _spread(heights, gap, (axes.bbox.y0 + gap / 2, axes.bbox.y1 - gap / 2))
     halo = [withStroke(linewidth=2.5, foreground=axes.get_facecolor())]
-    for label, old, new in zip(labels, heights, placed, strict=True):
+    for label, old, new, right in zip(labels, heights, placed, asides, strict=True):
         offset = (new - old) * 72 / figure.dpi
-        arrow = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+        # The line ends at the left edge of the text, so that it crosses no other.
+        arrow = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 3}
+        arrow |= {"relpos": (0.0, 0.5)}
         axes.annotate(
             label.text,
             (label.x, label.y),
-            xytext=(9, offset),
+            xytext=(9 + right, offset),
             textcoords="offset points",
             va="center",
             fontsize=size,
             color=label.colour,
             path_effects=halo,
-            arrowprops=arrow if abs(offset) > size / 3 else None,
+            arrowprops=arrow if abs(offset) > size / 3 or right > size else None,
         )
+
+
+def _columns(places: Heights, width: float) -> Heights:
+    """Return how far each x is left of the rightmost one that is at most `width` away from it."""
+    return np.array([places[(places >= x) & (places <= x + width)].max() - x for x in places])
 
 
 def _spread(heights: Heights, gap: float, bounds: tuple[float, float]) -> Heights:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.figures._pruning import PUBLISHED_ALPHA
-from formerlab.figures._questions import SUITES, accuracies, answers, chance, title
+from formerlab.figures._questions import BARS, MEAN, SUITES, accuracies, answers, chance, title
 from formerlab.figures._runs import missing_note
 from formerlab.figures._style import GREY, canvas, look, mark_published
 from formerlab.published import DECAY, published
@@ -62,7 +62,7 @@ def draw(data: DataFrame) -> Figure:
     realised = f"realised budgets {100 * held.min():.1f} to {100 * held.max():.1f} %" if len(held) else ""
     size = f"Budget {100 * budget.iloc[0]:g} %" if len(budget) else "No pruned arm"
     notes = [
-        f"{size}, {realised}; n = {seeds} seed(s). Grey ticks: chance.",
+        f"{size}, {realised}; n = {seeds} seed(s). Grey ticks: chance. {BARS}",
         *missing_note(list(ours["series"]), list(ARMS)),
     ]
     widths = [max(2.6, 0.5 * rows["task"].nunique()) for _, rows in (*panels, *theirs)]
@@ -74,6 +74,11 @@ def draw(data: DataFrame) -> Figure:
         else:
             panel.set_title(f"Run {run}")
     return figure
+
+
+def _tick(task: str) -> str:
+    """Return the name of a task, short enough to stand below an axis."""
+    return title(task).replace(MEAN, "mean of five")
 
 
 def _draw(axes: Axes, rows: DataFrame) -> None:
@@ -94,6 +99,6 @@ def _draw(axes: Axes, rows: DataFrame) -> None:
         guesses = rows.dropna(subset=["chance"]).drop_duplicates("task")
         for task, guess in zip(guesses["task"], guesses["chance"], strict=True):
             axes.hlines(100 * guess, places[task] - 0.35, places[task] + 0.35, color=GREY, linewidth=1)
-    axes.set_xticks(range(len(tasks)), [title(task) for task in tasks], rotation=35, ha="right", fontsize=7.5)
+    axes.set_xticks(range(len(tasks)), [_tick(task) for task in tasks], rotation=35, ha="right", fontsize=7.5)
     axes.set_ylabel("accuracy (%)")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7.5)

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.figures._pruning import PUBLISHED_ALPHA
-from formerlab.figures._questions import accuracies, answers, chance, title
+from formerlab.figures._questions import BARS, accuracies, answers, chance, title
 from formerlab.figures._runs import missing_note
 from formerlab.figures._style import GREY, Label, canvas, label_directly, look, widen
 from formerlab.results import Results
@@ -43,7 +43,8 @@ def draw(data: DataFrame) -> Figure:
     budget, seeds = data.loc[data["budget"] != 1, "budget"].iloc[0], int(data["seeds"].max())
     names = ["Full" if policy == "full" else "H2O" for policy in data["policy"] if policy != "decay"]
     notes = [
-        f"Budget {100 * budget:g} % of the tokens; n = {seeds} seed(s). Dotted: the published alpha. Grey: chance.",
+        f"Budget {100 * budget:g} % of the tokens; n = {seeds} seed(s). Dotted: the published alpha. Grey: chance. "
+        f"{BARS}",
         *missing_note(names, ["Full", "H2O"]),
     ]
     figure, axes = canvas([2.4] * len(tasks), notes, height=2.2, right=0.95, columns=4)
@@ -72,5 +73,7 @@ def _draw(axes: Axes, rows: DataFrame) -> None:
         axes.axhline(100 * rows["chance"].dropna().iloc[0], color=GREY, linewidth=0.8)
     axes.set_xlabel("alpha")
     axes.set_ylabel("accuracy (%)")
+    if not y.any():  # no answer is right: an axis around zero would show accuracies that cannot be
+        axes.set_ylim(-0.5, 10)
     widen(axes, 0.03)
     label_directly(axes, labels)

@@ -60,7 +60,12 @@ def draw(data: DataFrame) -> Figure:
     data = data[data["budget"] == budget]
     shown = [metric for metric in PANELS if metric in set(data["metric"])]
     seeds, windows = int(data["seeds"].max()), int(data["windows"].max())
-    notes = [f"Budget {100 * budget:g} % of the tokens, n = {seeds} seed(s), {windows} windows, unpruned attention."]
+    bars = "bars: 95 % bootstrap interval over windows" + (", seeds resampled first" if seeds > 1 else "")
+    notes = [
+        f"Budget {100 * budget:g} % of the tokens, n = {seeds} seed(s), {windows} windows, unpruned attention; {bars}. "
+        "Shares and positions: 0 is the first token, 1 the last so far; distance: 1 - cosine similarity. "
+        "Dotted: alpha 0.2, the published choice; what an even choice would give."
+    ]
     figure, axes = canvas([2.5] * len(shown), notes, height=2.4, right=1.35, columns=3)
     for panel, metric in zip(axes, shown, strict=True):
         heading, even = PANELS[metric]

@@ -34,7 +34,8 @@ def draw(data: DataFrame) -> Figure:
     """Draw a panel of scores per alpha, and one of misses."""
     alphas = sorted(data["alpha"].unique())
     seeds = int(data["seeds"].iloc[0])
-    note = f"Unpruned attention, mean over layers, heads, windows and n = {seeds} seed{'s' if seeds > 1 else ''}."
+    note = f"Unpruned attention, mean over layers, heads, windows and n = {seeds} seed{'s' if seeds > 1 else ''}; "
+    note += "bands: the middle 80 % of tokens. Right: mean over 5 queries."
     figure, axes = canvas([2.3] * len(alphas) + [3.0], [note], height=2.5, right=0.75, columns=5)
     for panel, alpha in zip(axes, alphas, strict=False):
         _draw_scores(panel, data[data["alpha"] == alpha])
@@ -52,12 +53,12 @@ def draw(data: DataFrame) -> Figure:
 def _draw_scores(axes: Axes, rows: DataFrame) -> None:
     for group, colour in (("important", BLUE), ("unimportant", GREY)):
         points = rows[rows["group"] == group].sort_values("query")
-        axes.plot(points["query"], points["mean"], color=colour)
+        axes.plot(points["query"], points["mean"], color=colour, label=group)
         axes.fill_between(points["query"], points["low"].clip(lower=1e-6), points["high"], color=colour, alpha=0.18)
-        axes.annotate(group, (points["query"].iloc[0], points["mean"].iloc[0]), color=colour, fontsize=8)
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(1e-5, rows["low"].clip(lower=1e-5).min()))
     axes.set_xlabel("query")
+    axes.legend(loc="lower left", fontsize=7.5, labelcolor="linecolor", handlelength=1.2)
 
 
 def _draw_misses(axes: Axes, rows: DataFrame) -> None:

@@ -82,6 +82,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     plan["prune"] = _prune_jobs(runs, sources, plan, root)
     plan["draw"] = _drawings(plan)
     plan["claims"] = _claims(sources)
+    plan["ledger"] = code_hash("formerlab.ledger")
     plan["totals"] = totals([job["cost"] for job in train.values()])
     price_evaluations(plan, runs, scale, hardware)
     plan["forecast"] = forecast(runs, scale, table)
@@ -251,10 +252,20 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
                 "study": drawing.study,
                 "category": drawing.category,
                 "inputs": inputs,
+                "runs": _runs_behind(drawing, plan),
                 "outputs": [f"{plan['figures']}/{file}" for file in drawing.outputs],
                 "code": code_hash(f"{package}.{name}", f"{package}._write"),
             }
     return jobs
+
+
+def _runs_behind(drawing: Drawing, plan: dict[str, Any]) -> list[str]:
+    """Return the runs that a drawing reads, for readers: `denseformer/plain-8 (seed 0, 1, 2)`."""
+    seeds: dict[str, list[str]] = {}
+    for job in plan["train"].values():
+        if _inputs(drawing, job, plan):
+            seeds.setdefault(f"{job['study']}/{job['run']}", []).append(str(job["seed"]))
+    return [f"{run} (seed {', '.join(found)})" for run, found in seeds.items()]
 
 
 def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:

@@ -93,6 +93,9 @@ def shell(plan: dict[str, Any], path: Path) -> str:
     lines += [
         f"python -m formerlab draw {name}" for name, job in plan["draw"].items() if not _all_exist(job["outputs"])
     ]
+    if not (results / "exact.csv").exists():
+        lines.append("python -m formerlab exact")
+    lines += [f"python -m formerlab {verb}" for verb in ("claims", "runs")]
     if not (results / "mlflow.json").exists():
         lines.append("python -m formerlab track")
     return "\n".join(lines)

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab import pages
 from formerlab.figures import Drawing
 from formerlab.figures._runs import quantity
 from formerlab.files import replacing, write_text
@@ -32,26 +33,42 @@ _SUFFIXES = ("_low", "_high", "_se")
 
 
 def write_table(drawing: Drawing, table: DataFrame, results: Results, out: Path) -> list[Path]:
-    """Write `<name>.csv` and `<name>.md`; without rows of ours, the Markdown says what is missing."""
+    """Write `<name>.csv`, `<name>.md` and `<name>.html`; without rows of ours, the latter say what is missing."""
     paths = [out / name for name in drawing.outputs]
     with replacing(paths[0]) as temporary:
         table.to_csv(temporary, index=False, lineterminator="\n")
     write_text(paths[1], markdown(drawing, table, results))
+    write_text(paths[2], html(drawing, table, results))
     return paths
 
 
 def markdown(drawing: Drawing, table: DataFrame, results: Results) -> str:
     """Return caption and blocks of a table."""
-    ours = table[table["source"] == "ours"] if len(table) else table
-    theirs = table[table["source"] == "published"] if len(table) else table
+    ours, theirs = _blocks(table)
     parts = [f"# {drawing.name}", drawing.caption, f"**Ours** (scale {results.scale}, {results.tree} results)"]
-    if ours.empty:
-        parts.append(f"No finished run of study '{drawing.study}' has {', '.join(drawing.reads)} yet.")
-    else:
-        parts.append(_text(ours, "pipe"))
+    parts.append(_missing(drawing) if ours.empty else _text(ours, "pipe"))
     if len(theirs):
         parts += ["**Published, not ours**", _text(theirs, "pipe")]
     return "\n\n".join(parts) + "\n"
+
+
+def html(drawing: Drawing, table: DataFrame, results: Results) -> str:
+    """Return the same as a page."""
+    ours, theirs = _blocks(table)
+    parts = [pages.paragraph(drawing.caption), pages.heading(f"Ours (scale {results.scale}, {results.tree} results)")]
+    parts.append(pages.paragraph(_missing(drawing)) if ours.empty else pages.table(readable(ours)))
+    if len(theirs):
+        parts += [pages.heading("Published, not ours"), pages.table(readable(theirs))]
+    return pages.page(drawing.name, parts)
+
+
+def _blocks(table: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """Return the rows of ours and the published ones."""
+    return tuple(table[table["source"] == source] if len(table) else table for source in ("ours", "published"))  # type: ignore[return-value]
+
+
+def _missing(drawing: Drawing) -> str:
+    return f"No finished run of study '{drawing.study}' has {', '.join(drawing.reads)} yet."
 
 
 def readable(table: DataFrame) -> DataFrame:

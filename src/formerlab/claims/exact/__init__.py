@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from formerlab.claims.exact import decay, denseformer, tokenformer, transformer, vision
+from formerlab.claims.exact import decay, denseformer, layer_costs, tokenformer, transformer, vision
 
 CHECKS: dict[str, Callable[[], dict[str, float]]] = {
     "transformer-parameter-counts": transformer.parameter_counts,
+    "transformer-complexity-table1": layer_costs.complexity,
     "transformer-sinusoid-linear-shift": transformer.sinusoid_linear_shift,
     "transformer-training-flops": dict,  # its expressions hold the numbers
     "tokenformer-parameter-counts": tokenformer.parameter_counts,

@@ -27,6 +27,9 @@ SIZES = {
 TRANSFORMER_WIDTHS = (768, 1416, 2104)
 """Widths of the 12-layer Transformers behind the token-token constants of Table 8."""
 
+TIMES = (128, 4096)
+"""Lengths at which FLOPs are counted. They have no constant part, so two tell the one that grows with their square."""
+
 
 def parameter_counts() -> dict[str, float]:
     """Count the parameters of models built without storage, beside the closed form and the printed sizes."""
@@ -48,15 +51,15 @@ def parameter_counts() -> dict[str, float]:
 def flops_formula() -> dict[str, float]:
     """Count the FLOPs of a forward pass without logits, beside 2 N T + 4 L d T^2; and the token-token part."""
     original, grown = (_tokenformer(12, 768, tokens, 4 * tokens, 12) for tokens in (576, 4850))
+    counted = {spec: _counted_flops(spec) for spec in (original, grown)}
     worst = 0.0
-    for spec in (original, grown):
-        for time in (128, 512, 4096):
+    for spec, counts in counted.items():
+        for time, flops in zip(TIMES, counts, strict=True):
             closed = 2 * spec.params(embedding=False) * time + 4 * spec.layers * spec.width * time**2
-            worst = max(worst, abs(_counted_flops(spec, time) / closed - 1))
-    # The quadratic coefficient of the counted FLOPs, from three lengths.
+            worst = max(worst, abs(flops / closed - 1))
     coefficients = {
-        "token_token_flops_original": _quadratic(original),
-        "token_token_flops_grown": _quadratic(grown),
+        "token_token_flops_original": _quadratic(counted[original]),
+        "token_token_flops_grown": _quadratic(counted[grown]),
     }
     for width in TRANSFORMER_WIDTHS:
         heads = width // (64 if width % 64 == 0 else 8)
@@ -64,7 +67,7 @@ def flops_formula() -> dict[str, float]:
             layers=12, width=width, heads=heads, context=4096, norm=_BARE, final_norm=_BARE,
             projection=Linear(), feedforward=Mlp(),
         )  # fmt: skip
-        coefficients[f"token_token_coefficient_{width}"] = _quadratic(spec)
+        coefficients[f"token_token_coefficient_{width}"] = _quadratic(_counted_flops(spec))
     return {"flops_closed_form_minus_counted_relative": worst} | coefficients
 
 
@@ -134,20 +137,23 @@ def _tokenformer(layers: int, width: int, attention: int, feedforward: int, head
     )  # fmt: skip
 
 
-def _counted_flops(spec: Decoder, time: int) -> int:
-    """Count matrix products and attention of a forward pass without storage; the logits' product is taken off."""
+def _counted_flops(spec: Decoder) -> list[int]:
+    """Count matrix products and attention of a forward pass at TIMES, without storage and without the logits."""
     with torch.device("meta"):
         model = DecoderModel(spec)
-        tokens = torch.zeros(1, time, dtype=torch.long)
+    counts = []
+    for time in TIMES:
+        tokens = torch.zeros(1, time, dtype=torch.long, device="meta")
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model(tokens)
-    return int(counter.get_total_flops()) - 2 * time * spec.vocabulary * spec.width
+        counts.append(int(counter.get_total_flops()) - 2 * time * spec.vocabulary * spec.width)
+    return counts
 
 
-def _quadratic(spec: Decoder) -> float:
-    """Return the coefficient of T^2 in the counted FLOPs, by second differences."""
-    a, b, c = (_counted_flops(spec, time) for time in (1024, 2048, 3072))
-    return (a - 2 * b + c) / (2 * 1024**2)
+def _quadratic(counts: list[int]) -> float:
+    """Return the coefficient of T^2 in counts a T + b T^2 at TIMES."""
+    (first, second), (short, long) = counts, TIMES
+    return (second / long - first / short) / (long - short)
 
 
 def _small_model() -> tuple[DecoderModel, torch.Tensor]:

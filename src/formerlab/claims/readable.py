@@ -1,0 +1,118 @@
+"""The verdicts for people: claims.md, claims.html, and the block of README.md. Headline claims come first."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab import pages
+from formerlab.claims.table import STUDY_OF, frame, worded
+from formerlab.claims.verdict import Verdict
+
+RULES = (
+    "Each claim was registered with its criterion before any model was trained. Holds and fails follow from the 95 % "
+    "interval over seeds (or of a paired bootstrap over examples) and a minimal effect; undecided is all else; "
+    "indicative: this scale shows numbers only; provisional: real data, but smaller than the claim asks. p is that of "
+    "`holds`, with Holm's correction for the headline claims that have rows at this scale."
+)
+
+
+def markdown(found: list[Verdict], scale: str) -> str:
+    """Return all verdicts as Markdown, by paper below the headline claims."""
+    parts = [f"# Claims at scale {scale}", RULES, counts(found)]
+    for title, verdicts in _groups(found):
+        parts += [f"## {title}", pipes(readable(verdicts))]
+    return "\n\n".join(parts) + "\n"
+
+
+def html(found: list[Verdict], scale: str) -> str:
+    """Return the same as a page, with sources, runs and traps."""
+    parts = [pages.paragraph(RULES), pages.paragraph(counts(found))]
+    for title, verdicts in _groups(found):
+        more = DataFrame(
+            {
+                "source": [verdict.claim.source for verdict in verdicts],
+                "runs": [", ".join(verdict.runs) for verdict in verdicts],
+                "traps": ["\n".join(verdict.claim.traps) for verdict in verdicts],
+            }
+        )
+        parts += [pages.heading(title), pages.table(pd.concat([readable(verdicts), more], axis=1))]
+    return pages.page(f"Claims at scale {scale}", parts)
+
+
+def readme_block(found: list[Verdict], scale: str) -> str:
+    """Return the headline claims, what else has a verdict, and what has none, as Markdown for the README."""
+    decided = [verdict for verdict in found if not verdict.claim.headline and verdict.outcome != "not judged"]
+    waiting = Counter(STUDY_OF[v.claim.id.split("-")[0]] for v in found if v.outcome == "not judged")
+    missing = ", ".join(f"{study} {count}" for study, count in waiting.items())
+    parts = [
+        f"Scale `{scale}`. {counts(found)} {RULES}",
+        pipes(_short(readable([verdict for verdict in found if verdict.claim.headline]))),
+        f"<details><summary>The other {len(decided)} claims that have rows at this scale</summary>",
+        pipes(_short(readable(decided).drop(columns="published"))),
+        "</details>",
+    ]
+    return "\n\n".join([*parts, f"Not judged here, for want of runs: {missing}."] if missing else parts)
+
+
+def counts(found: Sequence[Verdict]) -> str:
+    """Return how many claims have which verdict."""
+    words = Counter(worded(verdict.outcome, verdict).split(" at ")[0].split(" (")[0] for verdict in found)
+    order = ("holds", "fails", "undecided", "indicative", "not judged")
+    return f"Of {len(found)} claims: " + ", ".join(f"{word} {words[word]}" for word in order if words[word]) + "."
+
+
+def readable(found: Sequence[Verdict]) -> DataFrame:
+    """Return a row per claim as text; p where any of them is a headline claim."""
+    rows = [_row(verdict) for verdict in found]
+    columns = ["claim", "verdict", "ours", "published", "n", "p (Holm)"]
+    table = DataFrame(rows, columns=columns)
+    return table if any(verdict.claim.headline for verdict in found) else table.drop(columns="p (Holm)")
+
+
+def _short(table: DataFrame) -> DataFrame:
+    """Return the table without conditions spelled out: claims.csv and claims.html have them."""
+    shorter = table["verdict"].str.replace(r"requires .*\)$", "what it requires is not met)", regex=True)
+    return table.assign(verdict=shorter)
+
+
+def _row(verdict: Verdict) -> dict[str, str]:
+    claim, rows = verdict.claim, frame([verdict])
+    reasons = [reason for reason in dict.fromkeys(rows["reason"]) if reason]
+    ours = [
+        (f"{item}: " if item else "") + text
+        for item, text in zip(rows["item"].fillna(""), rows["ours"], strict=True)
+        if text
+    ]
+    seeds = f"{rows['seeds'].max():.0f} seeds" if rows["seeds"].notna().any() else ""
+    examples = f", {rows['examples'].max():.0f} examples" if rows["examples"].notna().any() else ""
+    return {
+        "claim": f"{claim.id}\n{claim.statement}",
+        "verdict": rows["verdict"].iloc[0] + (f" ({'; '.join(reasons)})" if reasons else ""),
+        "ours": "\n".join(ours),
+        "published": claim.published,
+        "n": seeds + examples,
+        "p (Holm)": "" if verdict.holm_p is None else f"{verdict.holm_p:.3g}",
+    }
+
+
+def pipes(table: DataFrame) -> str:
+    """Return a table as Markdown; the first line of its first column is bold."""
+    first = table.columns[0]
+    table = table.assign(**{first: table[first].str.replace(r"^(.*)", r"**\1**", n=1, regex=True)})
+    lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", "<br>")
+
+
+def _groups(found: list[Verdict]) -> list[tuple[str, list[Verdict]]]:
+    """Return headline claims, then the others by paper, in the order of the book."""
+    groups = [("Headline claims", [verdict for verdict in found if verdict.claim.headline])]
+    for prefix in STUDY_OF:
+        others = [v for v in found if v.claim.id.startswith(f"{prefix}-") and not v.claim.headline]
+        groups.append((prefix, others))
+    return [(title, verdicts) for title, verdicts in groups if verdicts]

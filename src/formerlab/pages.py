@@ -1,0 +1,39 @@
+"""Pages of HTML that need nothing but themselves: no script, no font, no picture from elsewhere."""
+
+from collections.abc import Sequence
+from html import escape
+
+from pandas import DataFrame
+
+STYLE = """
+body { font: 14px/1.45 system-ui, sans-serif; color: #222; margin: 1.5em; }
+h1 { font-size: 1.3em; } h2 { font-size: 1.1em; margin-top: 1.6em; }
+p { max-width: 62em; }
+table { border-collapse: collapse; font-size: 13px; }
+th, td { padding: .25em .6em; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top; }
+th { border-bottom: 2px solid #888; white-space: nowrap; }
+td { font-variant-numeric: tabular-nums; }
+"""
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """Return a whole page; `parts` are HTML."""
+    head = f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>'
+    body = "\n".join([f"<h1>{escape(title)}</h1>", *parts])
+    return f"{head}<style>{STYLE}</style></head>\n<body>\n{body}\n</body>\n</html>\n"
+
+
+def heading(text: str) -> str:
+    """Return a heading of a part."""
+    return f"<h2>{escape(text)}</h2>"
+
+
+def paragraph(text: str) -> str:
+    """Return a paragraph."""
+    return f"<p>{escape(text)}</p>"
+
+
+def table(frame: DataFrame) -> str:
+    """Return a table; a line feed in a cell begins a new line."""
+    cells = frame.astype(object).where(frame.notna(), "").map(lambda value: escape(str(value)).replace("\n", "<br>"))
+    return str(cells.to_html(index=False, escape=False, border=0, justify="left"))

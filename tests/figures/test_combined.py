@@ -1,0 +1,89 @@
+"""The factorial contrasts find planted effects and nothing else; the combined study compares like with like."""
+
+import numpy as np
+import pytest
+from fixtures.checkout import ROOT
+from fixtures.rows import make_run, write_csv
+
+from formerlab.figures import draw_one
+from formerlab.figures._combined import MODELS, cells, contrasts
+from formerlab.plan.resolve import resolve_study
+from formerlab.plan.sources import read_sources
+from formerlab.results import COLUMNS, Results
+
+
+def make_combined(root, seeds=(0, 1, 2), noise=1e-4, **planted):
+    """Write rows in which each named effect has its planted size."""
+    hardness = np.random.default_rng(0).normal(0, 0.3, 8)
+    for seed in seeds:
+        for run, (p, d) in MODELS.items():
+            folder = make_run(root, "combined", run, seed)
+            random = np.random.default_rng([seed, p + 1, d + 1])
+            level = 4 + 0.1 * seed + planted.get("Pattention", 0) * p / 2 + planted.get("DWA", 0) * d / 2
+            level += planted.get("Pattention x DWA", 0) * p * d / 4
+            rows = []
+            for policy, alpha, recent, cost in (
+                ("full", None, None, 0.0),
+                ("h2o", None, 0.5, planted.get("H2O", 0) + planted.get("DWA x H2O", 0) * d / 2),
+                ("decay", 0.2, 0.0, planted.get("Decay", 0) + planted.get("Pattention x DWA x Decay", 0) * p * d / 4),
+            ):
+                budget = 1.0 if policy == "full" else 0.4
+                losses = level + cost + hardness + random.normal(0, noise)
+                rows += [(policy, alpha, recent, budget, budget, w, 64, float(loss)) for w, loss in enumerate(losses)]
+            write_csv(folder / "prune.csv", COLUMNS["prune.csv"], rows)
+
+
+PLANTED = {
+    "Pattention": 0.05,
+    "DWA": -0.03,
+    "H2O": 0.01,
+    "Decay": 0.02,
+    "Pattention x DWA": 0.04,
+    "DWA x H2O": -0.006,
+    "Pattention x DWA x Decay": 0.008,
+}
+
+
+def test_contrasts_are_the_planted_effects(tmp_path):
+    make_combined(tmp_path / "live/smoke", **PLANTED)
+    found = contrasts(cells(Results(tmp_path / "live/smoke"))).set_index("name")
+    assert len(found) == 11
+    for name, row in found.iterrows():
+        assert row["effect_nats"] == pytest.approx(PLANTED.get(name, 0.0), abs=5e-4), name
+        assert row["effect_nats_low"] < row["effect_nats"] < row["effect_nats_high"]
+        if name in PLANTED:
+            assert abs(row["effect_nats"]) > row["effect_nats_high"] - row["effect_nats"], name
+
+
+def test_a_seed_without_all_cells_does_not_count(tmp_path):
+    make_combined(tmp_path / "live/smoke")
+    (tmp_path / "live/smoke/combined/linear-dwa/seed1/prune.csv").unlink()
+    assert sorted(cells(Results(tmp_path / "live/smoke"))) == [0, 2]
+
+
+def test_figure_and_table_are_drawn_with_three_seeds_with_one_and_with_none(tmp_path):
+    make_combined(tmp_path / "live/three", **PLANTED)
+    make_combined(tmp_path / "live/one", seeds=(0,), **PLANTED)
+    make_run(tmp_path / "live/none", "combined", "linear-plain")
+    for scale in ("three", "one", "none"):
+        for name in ("combined_effects", "combined_table"):
+            draw_one(name, tmp_path / "live" / scale, tmp_path / "figures" / scale)
+    text = (tmp_path / "figures/three/combined_table.md").read_text()
+    assert "Pattention x DWA x Decay" in text
+    assert "No finished run of study 'combined'" in (tmp_path / "figures/none/combined_table.md").read_text()
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "overnight", "workstation", "paper"])
+def test_the_four_models_differ_in_the_two_factors_alone(scale):
+    sources = read_sources(ROOT, {"scale": scale, "studies": ["combined"], "seeds": [0]})
+    runs = {run.name: run for run in resolve_study("combined", sources)}
+    assert set(runs) == set(MODELS)
+    plain = runs["linear-plain"]
+    products = plain.model.layers * 12 * plain.model.width**2
+    for run in runs.values():
+        assert (run.tokens, run.optimizer, run.schedule, run.task, run.data) == (
+            *(plain.tokens, plain.optimizer, plain.schedule, plain.task, plain.data),
+        )
+        inner = run.model.params(embedding=False)
+        assert inner == pytest.approx(products, rel=0.01 if scale != "smoke" else 0.1)
+        assert run.model.depth.kind == ("dwa" if run.name.endswith("dwa") else "identity")

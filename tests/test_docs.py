@@ -1,0 +1,124 @@
+"""README and docs name what exists: make targets, verbs and their options, Snakemake targets, files, links."""
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from formerlab.__main__ import build_parser
+from formerlab.figures import catalogue
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+PLACES = tuple(ROOT / name for name in ("", "src/formerlab", "docs", "workflow", "src/formerlab/layers", "tests"))
+"""Folders that a path in the text may be relative to."""
+MADE = ("results/", "figures/", "logs/", "data/", "models/", "checkpoint/", "plans/", "live/", "questions/", "piqa/")
+"""Beginnings of what is made or brought by the user."""
+ENDINGS = (".py", ".md", ".yaml", ".yml", ".smk", ".sh", ".cff", ".lock", ".toml", ".rst", ".smk")
+CODE = re.compile(r"```[a-z]*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
+
+
+def code(page):
+    """Return every code block and every word in code of a page, as lines."""
+    text = page.read_text(encoding="utf-8")
+    lines = []
+    for block, inline in CODE.findall(text):
+        lines += [inline] if inline else block.replace("\\\n", " ").splitlines()
+    return lines
+
+
+def commands(page, name):
+    """Return the words after `name` wherever a page calls it."""
+    for line in code(page):
+        for part in re.split(r"&&|\||;| > ", line.partition(" #")[0]):
+            found = re.search(rf"(?:^|\s){re.escape(name)}(?:\s+(.*))?$", part.strip())
+            if found and not part.strip().startswith("#"):
+                yield shlex.split(found[1].replace("...", "") if found[1] else "", posix=True)
+
+
+def verbs():
+    parser = build_parser()
+    (choices,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return choices.choices
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_targets_exist(page):
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for words in commands(page, "make"):
+        named = [word for word in words if "=" not in word]
+        assert set(named) <= targets, named
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_verbs_and_their_options_exist(page):
+    known = verbs()
+    for words in [*commands(page, "python -m formerlab"), *commands(page, "formerlab")]:
+        verb = words[0] if words else "<verb>"
+        if verb.startswith("<"):
+            continue
+        assert verb in known, words
+        options = {option for action in known[verb]._actions for option in action.option_strings}
+        assert {word.partition("=")[0] for word in words[1:] if word.startswith("--")} <= options, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_snakemake_is_given_targets_and_profiles_that_exist(page):
+    rules = set(
+        re.findall(r"^rule (\w+):", "".join(p.read_text() for p in (ROOT / "workflow/rules").glob("*.smk")), re.M)
+    )
+    known = rules | {path.stem for path in (ROOT / "workflow/studies").glob("*.yaml")}
+    taking = {"--cores", "--config", "--profile", "--report", "--jobs", "--omit-from", "--configfile"}
+    for words in commands(page, "snakemake"):
+        values = {index + 1 for index, word in enumerate(words) if word in taking}
+        values |= {index for index, word in enumerate(words) if "=" in word}
+        for index, word in enumerate(words):
+            if words[index - 1] == "--profile" and index in values:
+                assert (ROOT / word / "config.yaml").exists(), words
+            if not word.startswith("-") and index not in values and "/" not in word:
+                assert word in known, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_exist(page):
+    missing = []
+    for line in code(page):
+        for word in re.findall(r"[\w./-]+", line):
+            if not word.endswith(ENDINGS) or "/" not in word or word.startswith(("/", "../", *MADE)) or "http" in line:
+                continue
+            if not any((place / word).exists() for place in PLACES):
+                missing.append(word)
+    allowed = new_files() if page.name == "extending.md" else set()
+    assert set(missing) <= allowed
+
+
+def new_files():
+    """Return the files that docs/extending.md tells a reader to write."""
+    return set(re.findall(r"^# (\S+\.py)$", (ROOT / "docs/extending.md").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_figures_and_tables_exist(page):
+    studies = [path.stem for path in (ROOT / "workflow/studies").glob("*.yaml")]
+    pattern = re.compile(rf"^(?:{'|'.join(studies)})_[a-z_]+$")
+    named = {line for line in code(page) if pattern.match(line)}
+    assert named <= set(catalogue()) | {"denseformer_pace"}
+
+
+def test_every_study_has_a_page_and_is_named_in_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    for path in (ROOT / "workflow/studies").glob("*.yaml"):
+        study = yaml.safe_load(path.read_text())
+        assert f"docs/{path.stem}.md" in readme
+        assert (ROOT / "docs" / f"{path.stem}.md").exists()
+        assert study["question"].endswith("?")

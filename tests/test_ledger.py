@@ -1,0 +1,33 @@
+"""The ledger lists every finished run with what it cost and what it came from."""
+
+import pandas as pd
+from fixtures.rows import make_run
+
+from formerlab.ledger import COLUMNS, costs, ledger, write_ledger
+from formerlab.results import Results
+
+
+def test_every_run_is_a_row_and_every_study_a_sum(tmp_path):
+    root = tmp_path / "results/live/laptop"
+    for seed in (0, 1):
+        make_run(root, "denseformer", "plain-8", seed, flops=1e12)
+    make_run(root, "denseformer", "plain-16", status="diverged")
+    make_run(root, "tokenformer", "grown", init="tokenformer-1", flops=2e12, inherited=3e12)
+    rows = ledger(Results(root))
+    assert tuple(rows.columns) == COLUMNS
+    assert len(rows) == 4
+    by_study = costs(rows).set_index("study")
+    assert by_study.loc["denseformer", ["runs", "diverged", "FLOPs"]].tolist() == [3, 1, "3e+12"]
+    assert by_study.loc["tokenformer", "FLOPs"] == "2e+12", "ancestors are counted where they ran"
+    csv, page = write_ledger(Results(root), tmp_path)
+    assert pd.read_csv(csv)["git.commit"].tolist() == ["a" * 40] * 4
+    text = page.read_text()
+    assert "synthetic processor" in text
+    assert "aaaaaaaaaa" in text
+    assert "diverged" in text
+
+
+def test_without_runs_it_is_empty(tmp_path):
+    (tmp_path / "live/smoke").mkdir(parents=True)
+    assert len(ledger(Results(tmp_path / "live/smoke"))) == 0
+    write_ledger(Results(tmp_path / "live/smoke"), tmp_path)
