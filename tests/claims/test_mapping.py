@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from formerlab.claims.book import read_claims
+from formerlab.claims.coverage import missing_arms
 from formerlab.claims.mapping import read_arms
 from formerlab.errors import UserError
 
@@ -23,6 +24,15 @@ def test_studies_map_registered_claims(scale):
         for name, mapped in claims.items():
             assert registered[name].kind == "measured"
             assert set(mapped.items) <= set(registered[name].criterion.for_each)
+
+
+NEVER = {"decay-h2o-nearly-lossless-long-prompts"}  # five-shot prompts: for published models (docs/decay.md)
+RIVAL = "tokenformer-growth-beats-width-growth"  # HyperCloning needs whole factors, which paper's sizes are not
+
+
+@pytest.mark.parametrize(("scale", "but"), [("workstation", NEVER), ("paper", NEVER | {RIVAL})])
+def test_claims_find_all_their_arms_where_they_are_judged(scale, but):
+    assert {claim for claim, missing in missing_arms(ROOT, scale).items() if missing} == but
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import pytest
 
 from formerlab.figures._questions import MEAN, SUITES, accuracies, chance, metric_of, title
 from formerlab.figures.decay_bias import measured
-from formerlab.tables.decay_tasks_table import _judged, half_of
 
 
 def answered(task, policy, right, alpha=np.nan, examples=40, seeds=(0, 1), budget=0.4):
@@ -67,26 +66,6 @@ def test_every_task_counts_by_its_own_metric():
     ]
     assert title("arc_easy_local") == "ARC-e (local)"
     assert chance(answered("piqa", "full", 3)) == {"piqa": 0.25}
-
-
-def test_alpha_per_task_is_judged_where_it_was_not_chosen():
-    halves = {task: np.arange(8) % 2 for task in ("a", "b")}
-    grids = {"a": np.zeros((2, 1, 8)), "b": np.zeros((2, 1, 8))}
-    grids["a"][0] = grids["b"][1] = 1.0  # each task has an alpha that is always right
-    judged = _judged(grids, halves)
-    assert [judged[task][0].mean() for task in "ab"] == [1.0, 1.0]
-    assert sorted(judged[task][1].mean() for task in "ab") == [0.0, 1.0]
-    noise = np.zeros((2, 1, 8))
-    noise[0, 0, halves["a"] == 0] = noise[1, 0, halves["a"] == 1] = 1.0  # each alpha is right on one half only
-    own, _, (chosen, _) = _judged({"a": noise}, halves)["a"]
-    assert own.mean() == 0.0  # what looked best on one half is wrong on the other
-    assert sorted(chosen) == [0, 1]
-
-
-def test_halves_are_even_and_follow_the_id_alone():
-    halves = [half_of(f"question-{number}") for number in range(400)]
-    assert 160 < sum(halves) < 240
-    assert halves == [half_of(f"question-{number}") for number in range(400)]
 
 
 def test_measures_have_a_row_per_arm():

@@ -28,7 +28,9 @@ class Arm(Spec):
     alpha: float | None = None
     """Decay factor of the policy."""
     alphas: tuple[float, ...] = ()
-    """Several decay factors, whose mean is taken example by example."""
+    """Several decay factors, whose mean is taken example by example, or among which `chosen` chooses."""
+    chosen: Literal["own", "common"] | None = None
+    """Which of `alphas` counts: the best on the other half of the questions of the same task, or of all tasks."""
     recent: float | None = None
     """Share of the budget for the newest tokens."""
     budget: float | None = None
@@ -43,6 +45,8 @@ class Arm(Spec):
             raise ValueError(f"an arm names one of run, best_of and constant, not {', '.join(given) or 'none'}")
         if self.alpha is not None and self.alphas:
             raise ValueError("alpha and alphas exclude each other")
+        if self.chosen and len(self.alphas) < 2:
+            raise ValueError(f"chosen: {self.chosen} needs two alphas to choose among")
         return self
 
 

@@ -12,6 +12,7 @@ from formerlab.claims.arms import Arm, ClaimArms
 from formerlab.claims.bleu import STATISTICS, corpus_bleu
 from formerlab.claims.bootstrap import Examples
 from formerlab.claims.quantity import Seeds
+from formerlab.halves import half_of, judged
 from formerlab.results import Results
 
 RUN_KEYS = ("flops", "flops_cumulative", "training_time_s")
@@ -60,18 +61,13 @@ class Rows:
                 raise MissingRowsError("a constant is compared with rows, not with a constant")
             return Examples(tuple(np.full_like(group, arm.constant) for group in like.groups))
         if arm.alphas:
-            parts = [self.examples(arm.model_copy(update={"alpha": a, "alphas": ()}), metric) for a in arm.alphas]
-            stacks = zip(*(part.groups for part in parts), strict=True)
-            return Examples(tuple(np.mean(np.stack(groups), axis=0) for groups in stacks))
+            return self._over_alphas(arm, metric)
         run = self._run(arm)
         if metric in MASK_METRICS:
             rows = self._policy(self._rows("prune_masks.csv", run), arm)
             return _grouped(rows[rows["metric"] == metric].assign(task=metric), "window", run)
         if metric == "accuracy":
-            rows = self._rows("prune_questions.csv" if arm.policy else "zeroshot.csv", run)
-            rows = self._policy(rows, arm) if arm.policy else rows
-            rows = rows[rows["metric"] == self.arms.metric]
-            rows = rows[rows["task"].isin(self.arms.suites)] if self.arms.suites else rows
+            rows = self._answers(arm, run)
             rows = rows.assign(value=1 / rows["choices"]) if arm.chance else rows
             return _grouped(rows, "example", run)
         if metric == "bleu":
@@ -94,6 +90,31 @@ class Rows:
             raise MissingRowsError("a correlation between seeds needs two of them")
         correlations = np.corrcoef(wide.to_numpy().T)
         return float(correlations[np.triu_indices(len(correlations), 1)].min())
+
+    def _answers(self, arm: Arm, run: str) -> DataFrame:
+        rows = self._rows("prune_questions.csv" if arm.policy else "zeroshot.csv", run)
+        rows = self._policy(rows, arm) if arm.policy else rows
+        rows = rows[rows["metric"] == self.arms.metric]
+        return rows[rows["task"].isin(self.arms.suites)] if self.arms.suites else rows
+
+    def _over_alphas(self, arm: Arm, metric: str) -> Examples:
+        """Return the mean over the alphas, or each example under the alpha that the other half chose."""
+        single = [arm.model_copy(update={"alpha": alpha, "alphas": (), "chosen": None}) for alpha in arm.alphas]
+        stacks = [
+            np.stack(groups) for groups in zip(*(self.examples(one, metric).groups for one in single), strict=True)
+        ]
+        if arm.chosen is None:
+            return Examples(tuple(stack.mean(axis=0) for stack in stacks))
+        rows = self._answers(single[0], self._run(arm))
+        tasks = sorted(str(task) for task in rows["task"].unique())
+        halves = {
+            task: np.array(
+                [half_of(str(example)) for example in sorted(rows.loc[rows["task"] == task, "example"].unique())]
+            )
+            for task in tasks
+        }
+        found = judged({task: stack[..., 0] for task, stack in zip(tasks, stacks, strict=True)}, halves)
+        return Examples(tuple(getattr(found[task], arm.chosen)[:, :, None] for task in tasks))
 
     def _run(self, arm: Arm) -> str:
         names = list(self.results.runs(self.study)["run"].unique())
