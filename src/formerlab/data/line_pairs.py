@@ -58,7 +58,7 @@ class LinePairs(PairSource):
 
     def split_rule(self, shares: Shares) -> str:
         """Say how pairs are divided."""
-        named = {split: "the files named" if getattr(self, split) else None for split in SPLITS}
+        named: dict[str, str | None] = {split: "the files named" if getattr(self, split) else None for split in SPLITS}
         return rule_of(named, shares, "by a hash of the source line")
 
     def licence_notice(self) -> str:

@@ -55,7 +55,7 @@ class ImageFolders(ImageSource):
 
     def split_rule(self, shares: Shares) -> str:
         """Say how images are divided."""
-        named = {split: getattr(self, split) and "the folder named" for split in SPLITS}
+        named: dict[str, str | None] = {split: getattr(self, split) and "the folder named" for split in SPLITS}
         return rule_of(named, shares, "by image: BLAKE2b of its name")
 
     def licence_notice(self) -> str:
