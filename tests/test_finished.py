@@ -6,10 +6,11 @@ from safetensors.torch import save_file
 
 from formerlab.errors import UserError
 from formerlab.files import sha256, write_json
-from formerlab.finished import load_model, load_record
+from formerlab.finished import load_model
 from formerlab.layers import DepthWeightedAverage, Pattention
 from formerlab.models import Decoder
 from formerlab.run import Run
+from formerlab.training.record import load_record
 
 MODELS = {
     "plain": Decoder(vocabulary=11, layers=2, width=8, heads=2, context=6, dropout=0.5),

@@ -4,7 +4,7 @@ import argparse
 import sys
 import traceback
 
-from formerlab.commands import archive, check, huggingface, plan, results, stages, tools
+from formerlab.commands import archive, check, huggingface, measures, plan, results, stages, timings, tools
 from formerlab.errors import EXIT_FAILED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, StoppedEarly, UserError
 
 
@@ -12,7 +12,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser with all verbs."""
     parser = argparse.ArgumentParser(prog="formerlab", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="<verb>")
-    for module in (plan, stages, results, archive, check, tools, huggingface):
+    for module in (plan, stages, timings, measures, results, archive, check, tools, huggingface):
         module.add_parsers(verbs)
     return parser
 

@@ -1,26 +1,15 @@
 """The model of a finished run."""
 
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file
 from torch import nn
 
 from formerlab.errors import UserError
-from formerlab.files import read_json, sha256
 from formerlab.models.decoder import DecoderModel
+from formerlab.models.translator_model import TranslatorModel
 from formerlab.run import Run
-
-
-def load_record(folder: Path) -> dict[str, Any]:
-    """Read run.json and check that the weights beside it are those it describes."""
-    record: dict[str, Any] = read_json(folder / "run.json")
-    weights = folder / "weights.safetensors"
-    if not weights.is_file():
-        raise UserError(f"{weights}: no such file; train {record['id']} again")
-    if sha256(weights) != record["weights_sha256"]:
-        raise UserError(f"{weights}: not the weights that run.json describes; train {record['id']} again")
-    return record
+from formerlab.training.record import load_record
 
 
 def load_model(folder: Path) -> tuple[nn.Module, Run]:
@@ -38,4 +27,12 @@ def load_decoder(folder: Path) -> tuple[DecoderModel, Run]:
         raise UserError(
             f"{folder}: a {run.model.kind}, but only a decoder can do this; name a run of language modelling"
         )
+    return model, run
+
+
+def load_translator(folder: Path) -> tuple[TranslatorModel, Run]:
+    """Return the final model of a finished run that trained a translator, and the run."""
+    model, run = load_model(folder)
+    if not isinstance(model, TranslatorModel):
+        raise UserError(f"{folder}: a {run.model.kind}, but only a translator can do this; name a run of translation")
     return model, run

@@ -157,6 +157,8 @@ def new_code(text):
         ("plan/code.py", set()),
         ("plan/build.py", set()),
         ("commands/stages.py", set()),
+        ("commands/measures.py", set()),
+        ("finished.py", set()),
         ("training/provenance.py", set()),
         ("__main__.py", set()),
     ],

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from formerlab.commands.context import add_config_arguments, load_plan
+from formerlab.commands.context import add_verb, load_plan
 from formerlab.errors import UserError
 from formerlab.progress import short
 
@@ -16,13 +16,8 @@ SPARE_BYTES = 1_000_000_000
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
-    parser = verbs.add_parser("check", help="check before a start that the disk has room for the plan")
-    add_config_arguments(parser)
-    parser.set_defaults(function=check)
-
-    parser = verbs.add_parser("rescue", help="after a failure: draw what can be drawn, list what failed and its logs")
-    add_config_arguments(parser)
-    parser.set_defaults(function=rescue)
+    add_verb(verbs, "check", check, "check before a start that the disk has room for the plan")
+    add_verb(verbs, "rescue", rescue, "after a failure: draw what can be drawn, list what failed and its logs")
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,16 @@ from formerlab.files import write_json
 from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan
 
 Plan = dict[str, Any]
+Verb = Callable[[argparse.Namespace], None]
+
+
+def add_verb(verbs: Any, name: str, function: Verb, text: str, *, configured: bool = True) -> argparse.ArgumentParser:
+    """Add a verb with one line of help, by default one that works on a configuration; return its parser."""
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text)
+    if configured:
+        add_config_arguments(parser)
+    parser.set_defaults(function=function)
+    return parser
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from formerlab.commands.context import add_config_arguments, job_of, load_plan
+from formerlab.commands.context import add_verb, job_of, load_plan
 from formerlab.errors import UserError
 from formerlab.files import read_json
 from formerlab.rows import write_rows
@@ -15,29 +15,23 @@ if TYPE_CHECKING:
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
-    parser = verbs.add_parser("export-huggingface", help="write a finished run as a Hugging Face folder")
+    parser = add_verb(verbs, "export-huggingface", export, "write a finished run as a Hugging Face folder")
     parser.add_argument("run", help="a run, such as tokenformer/transformer/seed0, or the folder of a finished run")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    add_config_arguments(parser)
-    parser.set_defaults(function=export)
 
-    parser = verbs.add_parser("import-tokenformer", help="write a released Tokenformer checkpoint as our model")
+    text = "write a released Tokenformer checkpoint as our model"
+    parser = add_verb(verbs, "import-tokenformer", import_tokenformer, text, configured=False)
     parser.add_argument("checkpoint", type=Path, help="folder with pytorch_model.bin (or its like) and tokenizer.json")
     parser.add_argument("--out", type=Path, required=True, help="Hugging Face folder to write")
     parser.add_argument("--config", type=Path, help="the official code's .yml; default: the one in the folder, if any")
     parser.add_argument("--tokenizer", type=Path, help="GPT-NeoX-20B's tokenizer.json; default: the one in the folder")
-    parser.set_defaults(function=import_tokenformer)
 
-    parser = verbs.add_parser("zeroshot-folder", help="answer zero-shot questions with a model folder")
-    _add_model_arguments(parser)
-    parser.set_defaults(function=zeroshot)
+    text = "answer zero-shot questions with a model folder"
+    _add_model_arguments(add_verb(verbs, "zeroshot-folder", zeroshot, text, configured=False))
 
-    parser = verbs.add_parser(
-        "prune-folder", help="answer zero-shot questions with a model folder under cache policies"
-    )
+    parser = add_verb(verbs, "prune-folder", prune, f"{text} under cache policies", configured=False)
     _add_model_arguments(parser)
     parser.add_argument("--sweep", type=Path, help="YAML file of a sweep; default: that of the Decay article")
-    parser.set_defaults(function=prune)
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,35 +5,27 @@ import json
 from pathlib import Path
 from typing import Any
 
-from formerlab.commands.context import add_config_arguments, find_plan, given_values, load_plan
+from formerlab.commands.context import add_verb, find_plan, given_values, load_plan
 from formerlab.files import write_json
 from formerlab.plan.locate import ensure_plan, read_plan
 
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
-    parser = verbs.add_parser("plan", help="show every job with its size, FLOPs, memory, disk and time, and the totals")
-    add_config_arguments(parser)
+    parser = add_verb(verbs, "plan", plan, "show every job with its size, FLOPs, memory, disk and time, and the totals")
     parser.add_argument("--shell", action="store_true", help="print the stage commands in order, for use without a DAG")
     parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
-    parser.set_defaults(function=plan)
 
-    parser = verbs.add_parser("predicted", help="set the cost model beside what finished runs of a scale took")
-    add_config_arguments(parser)
+    parser = add_verb(verbs, "predicted", predicted, "set the cost model beside what finished runs of a scale took")
     parser.add_argument("--tree", choices=("cached", "live"), default="cached", help="which runs; default: cached")
-    parser.set_defaults(function=predicted)
 
-    parser = verbs.add_parser(
-        "schema", help="write what is made from code: the YAML files' schema, for editors, and the report's captions"
-    )
+    text = "write what is made from code: the YAML files' schema, for editors, and the report's captions"
+    parser = add_verb(verbs, "schema", schema, text, configured=False)
     parser.add_argument("--out", type=Path, default=Path("workflow/config.schema.json"))
-    parser.set_defaults(function=schema)
 
-    parser = verbs.add_parser("status", help="list finished, running, stopped, failed, stale and missing jobs")
-    add_config_arguments(parser)
+    parser = add_verb(verbs, "status", status, "list finished, running, stopped, failed, stale and missing jobs")
     parser.add_argument("--problems", action="store_true", help="only failed, killed and stopped jobs, with their logs")
-    parser.set_defaults(function=status)
 
 
 def plan(arguments: argparse.Namespace) -> None:

@@ -5,56 +5,37 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from formerlab.commands.context import add_config_arguments, load_plan
+from formerlab.commands.context import add_verb, load_plan
 from formerlab.errors import UserError
 from formerlab.files import write_json
 
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
-    parser = verbs.add_parser("draw", help="draw one figure or table of the live results")
+    parser = add_verb(verbs, "draw", draw, "draw one figure or table of the live results")
     parser.add_argument("name", help="figure or table, such as denseformer_depth")
-    add_config_arguments(parser)
-    parser.set_defaults(function=draw)
 
-    parser = verbs.add_parser("figures", help="draw every figure and table from rows that exist; trains nothing")
+    text = "draw every figure and table from rows that exist; trains nothing"
+    parser = add_verb(verbs, "figures", figures, text, configured=False)
     parser.add_argument("--tree", choices=("cached", "live"), default="cached", help="which rows; default: cached")
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--figures", type=Path, default=Path("figures"))
-    parser.set_defaults(function=figures)
 
-    parser = verbs.add_parser("exact", help="run the numeric checks of the exact claims")
-    add_config_arguments(parser)
-    parser.set_defaults(function=exact)
+    add_verb(verbs, "exact", exact, "run the numeric checks of the exact claims")
+    add_verb(verbs, "claims", claims, "judge the registered claims by the live results")
+    add_verb(verbs, "runs", runs, "list every finished run with its cost and what it came from")
+    add_verb(verbs, "headline", headline, "print the headline table of every study")
+    add_verb(verbs, "track", track, "bring all finished runs into MLflow; running it again duplicates nothing")
+    add_verb(verbs, "export", export, "copy the rows of finished live runs to results/cached, checked")
 
-    parser = verbs.add_parser("claims", help="judge the registered claims by the live results")
-    add_config_arguments(parser)
-    parser.set_defaults(function=claims)
-
-    parser = verbs.add_parser("readme", help="write the claims of the cached results into README.md and docs/claims.md")
+    text = "write the claims of the cached results into README.md and docs/claims.md"
+    parser = add_verb(verbs, "readme", readme, text, configured=False)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the README is not up to date")
-    parser.set_defaults(function=readme)
 
-    parser = verbs.add_parser("runs", help="list every finished run with its cost and what it came from")
-    add_config_arguments(parser)
-    parser.set_defaults(function=runs)
-
-    parser = verbs.add_parser("headline", help="print the headline table of every study")
-    add_config_arguments(parser)
-    parser.set_defaults(function=headline)
-
-    parser = verbs.add_parser("track", help="bring all finished runs into MLflow; running it again duplicates nothing")
-    add_config_arguments(parser)
-    parser.set_defaults(function=track)
-
-    parser = verbs.add_parser("export", help="copy the rows of finished live runs to results/cached, checked")
-    add_config_arguments(parser)
-    parser.set_defaults(function=export)
-
-    parser = verbs.add_parser("compare", help="compare two runs: specs, curves, paired test on the held-out windows")
+    text = "compare two runs: specs, curves, paired test on the held-out windows"
+    parser = add_verb(verbs, "compare", compare, text, configured=False)
     parser.add_argument("first", type=Path, help="folder of a run")
     parser.add_argument("second", type=Path, help="folder of another run on the same data")
-    parser.set_defaults(function=compare)
 
 
 def draw(arguments: argparse.Namespace) -> None:

@@ -6,28 +6,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from formerlab.commands.context import add_config_arguments, load_plan
+from formerlab.commands.context import add_verb, load_plan
 from formerlab.errors import UserError
 from formerlab.files import read_json
 
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
-    parser = verbs.add_parser("demo", help="run the whole DAG and show what came out")
-    add_config_arguments(parser)
+    parser = add_verb(verbs, "demo", demo, "run the whole DAG and show what came out")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
-    parser.set_defaults(function=demo)
 
-    parser = verbs.add_parser("generate", help="continue a prompt with a finished run")
+    parser = add_verb(verbs, "generate", generate, "continue a prompt with a finished run", configured=False)
     parser.add_argument("checkpoint", type=Path, help="folder of a finished run")
     parser.add_argument("prompt")
     parser.add_argument("--tokens", type=int, default=100, help="tokens to add; default 100")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most probable token; default 0.8")
     parser.add_argument("--top-k", type=int, help="draw from the k most probable tokens only")
     parser.add_argument("--seed", type=int, default=0)
-    parser.set_defaults(function=generate)
 
-    parser = verbs.add_parser("classify", help="evaluate a finished run, or any model of timm, on prepared images")
+    text = "evaluate a finished run, or any model of timm, on prepared images"
+    parser = add_verb(verbs, "classify", classify, text, configured=False)
     parser.add_argument("model", help="folder of a finished run, or a name that timm knows")
     parser.add_argument("data", type=Path, help="folder of prepared images, such as results/live/laptop/data/images")
     parser.add_argument("--split", choices=("train", "valid", "test"), default="test")
@@ -36,12 +34,9 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--batch", type=int, default=64, help="images at a time; default 64")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default cpu")
     parser.add_argument("--out", type=Path, help="CSV file for a row per image")
-    parser.set_defaults(function=classify)
 
-    parser = verbs.add_parser("ui", help="open the MLflow UI over all runs")
-    add_config_arguments(parser)
+    parser = add_verb(verbs, "ui", ui, "open the MLflow UI over all runs")
     parser.add_argument("--port", type=int, default=5000)
-    parser.set_defaults(function=ui)
 
 
 def demo(arguments: argparse.Namespace) -> None:

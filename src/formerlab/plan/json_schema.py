@@ -110,7 +110,7 @@ def _fill_in_parts(definitions: Schema) -> None:
         properties = definitions[name]["properties"]
         if "defaults" in properties:
             properties["defaults"] |= {"$ref": "#/$defs/PartOfRun"}
-        for key, part in (("speed", "Speed"), ("flow", "Flow")):
+        for key, part in (("speed", "Speed"), ("decode", "DecodeSettings"), ("flow", "Flow")):
             if key in properties:
                 properties[key] |= {"$ref": f"#/$defs/{part}"}
         for key, parts in PARTS.items():

@@ -7,15 +7,12 @@ from formerlab.data.dataset import DataSpec
 from formerlab.errors import UserError
 from formerlab.evaluation.equal_time import EqualTime
 from formerlab.growth import continued_spec, growable, grown_spec
-from formerlab.plan.layers import Layer, Tree, fields, fill, grid_points, merge, merge_layers, place_of
+from formerlab.plan.layers import Layer, Tree, fields, fill, grid_points, merge_layers, place_of
 from formerlab.plan.read import near_misses, parse
 from formerlab.plan.schema import Scale, StudyScale
 from formerlab.plan.sources import RUN_KEYS, Sources, part, study_place
 from formerlab.plan.tokenizers import same_tokenizer
 from formerlab.run import Run
-
-KINDS: Tree = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}, "optimizer": {"kind": "adamw"}}
-"""What a run means that does not say it."""
 
 EQUAL = "equal_time"
 """The key of a run that is no part of its spec: the steps follow from it."""
@@ -117,17 +114,15 @@ def _parse_run(study: str, name: str, layers: list[Layer], scale: Scale) -> Run:
     if not isinstance(data, str) or data not in scale.data:
         near = near_misses(str(data), list(scale.data))
         raise UserError(f"{place_of(layers, ('data',))}: {subject}.data: no data set {data!r} at this scale{near}")
-    of_data = scale.data[data].known(task if isinstance(task, dict) else {})
-    known, named = merge(KINDS, of_data), {"study": study, "name": name} | of_data
-    run = parse(
-        Run, [Layer(study_place(study), named), *layers, Layer(study_place(study), _unsaid(known, tree))], subject
-    )
+    known, place = scale.data[data].known(task if isinstance(task, dict) else {}), study_place(study)
+    named = Layer(place, {"study": study, "name": name} | known)
+    run = parse(Run, [named, *layers, Layer(place, _unsaid(known, tree))], subject)
     if run.task.reads != scale.data[data].kind:
         raise UserError(
             f"{place_of(layers, ('data',))}: {subject}.data: {data!r} is {scale.data[data].kind}, but "
             f"task.kind={run.task.kind} reads {run.task.reads}; name another data set or task"
         )
-    vocabulary, given = known["model"].get("vocabulary", 0), getattr(run.model, "vocabulary", 0)
+    vocabulary, given = known.get("model", {}).get("vocabulary", 0), getattr(run.model, "vocabulary", 0)
     if given < vocabulary:
         raise UserError(
             f"{place_of(layers, ('model', 'vocabulary'))}: {subject}.model.vocabulary: {given} is less "

@@ -1,10 +1,13 @@
 """The record of a run: what it was, what it cost and where it comes from."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from formerlab.errors import UserError
 from formerlab.evaluation.cost import flops_utilisation, matmul_flops_per_s, peak_memory_bytes
+from formerlab.files import read_json, sha256
 from formerlab.run import Run
 from formerlab.training import provenance
 from formerlab.training.settings import Settings
@@ -65,3 +68,14 @@ def record_of(
         "started": state.started,
         "finished": provenance.now(),
     }
+
+
+def load_record(folder: Path) -> Record:
+    """Read run.json and check that the weights beside it are those it describes."""
+    record: Record = read_json(folder / "run.json")
+    weights = folder / "weights.safetensors"
+    if not weights.is_file():
+        raise UserError(f"{weights}: no such file; train {record['id']} again")
+    if sha256(weights) != record["weights_sha256"]:
+        raise UserError(f"{weights}: not the weights that run.json describes; train {record['id']} again")
+    return record

@@ -12,14 +12,13 @@ from safetensors.torch import load_file
 from formerlab.data.streams import read_manifest
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json, write_text
-from formerlab.finished import load_record
 from formerlab.growth import continued_spec, grow_into, grow_optimizer_state, growable, hold_old_tokens
 from formerlab.run import Run
 from formerlab.training import parallel, provenance
 from formerlab.training.checkpoint import differences, load_checkpoint, load_tensors, previous, save_checkpoint
 from formerlab.training.loop import Hooks, train
 from formerlab.training.products import FILES, OPTIMIZER, WEIGHTS, write_results, write_weights
-from formerlab.training.record import Record, record_of
+from formerlab.training.record import Record, load_record, record_of
 from formerlab.training.settings import Settings
 from formerlab.training.state import State
 from formerlab.training.stop import StopRequest
