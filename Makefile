@@ -20,7 +20,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 unexport TOKENIZERS_PARALLELISM
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo figures readme plan status ui test test-fast lint format lock results-export results-archive results-import unlock clean distclean
+.PHONY: help setup demo figures readme plan status ui test test-fast test-cluster lint format lock results-export results-archive results-import unlock clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -55,13 +55,17 @@ ui: $(READY) ## the MLflow UI over all runs
 	@$(FORMERLAB) ui
 
 # One thread per process: the tests share the cores already, and sums keep their order.
-test test-fast: export OMP_NUM_THREADS := 1
+test test-fast test-cluster: export OMP_NUM_THREADS := 1
+test test-fast: export PYTEST_ADDOPTS := --ignore=tests/cluster
 
-test: $(READY) ## all tests
+test: $(READY) ## all tests but those of test-cluster
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 test-fast: $(READY) ## the tests without those marked slow
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow"
+
+test-cluster: $(READY) ## jobs of a real, private Slurm and what may happen to them; minutes, needs root and Slurm
+	@$(BIN)/python -m pytest tests/cluster -rs
 
 lint: $(READY) ## ruff, mypy, snakefmt, snakemake --lint
 	$(BIN)/python -m ruff check .

@@ -4,7 +4,10 @@ Every job is replaced by a stand-in that only writes the files the job would wri
 """
 
 import functools
+import os
+import subprocess
 import sys
+import time
 
 import pytest
 from fixtures.checkout import ROOT, Checkout, drawn_from, jobs
@@ -28,6 +31,9 @@ plan = json.load(open(os.environ["FORMERLAB_PLAN"]))
 name = names[0] if names else ""
 if name and name == os.environ.get("FAILING"):
     sys.exit("this one fails")
+while "UNTIL" in os.environ and verb != "check" and not os.path.exists(os.environ["UNTIL"]):
+    pathlib.Path("waiting").touch()
+    time.sleep(0.05)
 train = "run.json run.yaml train.csv timing.csv eval.csv test.csv depth.csv weights.safetensors"
 prune = "{" ".join(FILES)} prune.json"
 of_run = {{"flow": "flow.csv flow.json", "train": train, "zeroshot": "zeroshot.csv zeroshot.json", "prune": prune}}
@@ -68,6 +74,10 @@ def acted(tmp_path_factory):
     checkout.left = checkout.to_do()
     assert checkout.snakemake("--cores", "2").returncode == 0
     return checkout
+
+
+def results(acted):
+    return build_plan(acted.root, {})["results"]
 
 
 def of_study(acted, study):
@@ -181,3 +191,36 @@ def test_the_cluster_profile_plans_the_whole_programme(acted):
     found = jobs(done.stdout)
     assert not any(name.endswith("seed1") for name in found)
     assert {"track", "all"} <= found
+
+
+def test_of_two_at_once_in_one_folder_the_second_is_refused_and_the_first_finishes(acted, tmp_path):
+    words = (sys.executable, "-m", "snakemake", "--cores", "1", "--force", f"{results(acted)}/exact.csv")
+    first = subprocess.Popen(
+        words,
+        cwd=acted.root,
+        env=acted.environment | {"UNTIL": str(tmp_path / "go on")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not (acted.root / "waiting").exists():
+        assert first.poll() is None
+        time.sleep(0.05)
+    second = acted.snakemake("--cores", "1", "--forceall")
+    (tmp_path / "go on").touch()
+    assert second.returncode == 1
+    assert "locked" in second.stderr.lower()
+    assert jobs(second.stdout + second.stderr) == set()
+    assert first.wait() == 0
+    assert acted.snakemake("--cores", "1").returncode == 0  # what follows from the forced one
+    assert acted.to_do() == set()
+
+
+def test_modification_times_an_hour_ahead_run_nothing(acted):
+    ahead = time.time() + 3600
+    for path in (acted.root / "results").rglob("*"):
+        os.utime(path, (ahead, ahead))
+    assert acted.to_do() == set()
+    run = next(iter(of_study(acted, "vision")))
+    (acted.root / results(acted) / run / "run.json").unlink()
+    assert acted.snakemake("--cores", "1").returncode == 0  # its products are older than what it reads
+    assert acted.to_do() == set()

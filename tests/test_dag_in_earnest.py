@@ -130,3 +130,18 @@ def test_after_a_failure_the_rest_is_finished_drawn_and_the_failure_is_named(tin
     weights.write_bytes(intact)
     rest = {f"train {RUNS[2]}", *drawn_from("tokenformer/grown-zero-keep-2"), "claims", "runs", "track", "all"}
     assert tiny.to_do(config={"set": changes}) == rest
+
+
+def test_moved_elsewhere_nothing_runs_again_and_figures_are_redrawn_from_what_is_there(tiny, monkeypatch):
+    done = tiny.snakemake("--cores", "2")
+    assert done.returncode == 0, done.stderr
+    elsewhere = tiny.root.with_name("elsewhere")
+    tiny.root.rename(elsewhere)
+    monkeypatch.setattr(tiny, "root", elsewhere)
+    monkeypatch.setitem(tiny.environment, "PYTHONPATH", str(elsewhere / "src"))
+    assert tiny.to_do() == set()
+    drawing = elsewhere / "figures/live/smoke/tokenformer_growth.pdf"
+    drawing.unlink()
+    assert tiny.snakemake("--cores", "1").returncode == 0
+    assert drawing.exists()
+    assert tiny.to_do() == set()

@@ -1,4 +1,7 @@
-"""A private Slurm for the tests of this folder, which take minutes: they run where FORMERLAB_TEST_SLURM is set."""
+"""A private Slurm for the tests of this folder. They take minutes: `make test-cluster` runs them, `make test` does not.
+
+Where something of it is missing they skip and say what, but for `.ci/run`, which sets FORMERLAB_CI: there they fail.
+"""
 
 import os
 
@@ -6,13 +9,13 @@ import pytest
 from private_slurm import PrivateSlurm, missing
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
-    """Start a Slurm for the tests of a file and stop it after them, whatever happens in between."""
-    if not os.environ.get("FORMERLAB_TEST_SLURM"):
-        pytest.skip("a private Slurm takes minutes: set FORMERLAB_TEST_SLURM=1")
+    """Start a Slurm and stop it after the last test, whatever happens in between."""
     if reason := missing():
-        pytest.fail(f"FORMERLAB_TEST_SLURM is set, but {reason}")
+        if os.environ.get("FORMERLAB_CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
     cluster = PrivateSlurm(tmp_path_factory.mktemp("slurm"))
     try:
         cluster.start()

@@ -16,7 +16,17 @@ import sys
 import time
 from pathlib import Path
 
-PROGRAMS = ("munged", "mysql_install_db", "mysqld", "mysql", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacctmgr")
+PROGRAMS = (
+    "munged",
+    "mariadb-install-db",
+    "mariadbd",
+    "mariadb",
+    "slurmdbd",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "sacctmgr",
+)
 SEARCHED = os.pathsep.join(("/usr/sbin", "/usr/local/sbin", os.environ.get("PATH", os.defpath)))
 NVIDIA = 195
 """Major number of NVIDIA's character devices."""
@@ -60,8 +70,8 @@ AccountingStorageTRES=gres/gpu
 GresTypes=gpu
 DefMemPerCPU=500
 NodeName=localhost CPUs={cpus} RealMemory=16000 Gres=gpu:2
-PartitionName=main Nodes=localhost Default=YES PriorityTier=1 MaxTime=120 DefaultTime=10
-PartitionName=urgent Nodes=localhost PriorityTier=10 PreemptMode=OFF MaxTime=120 DefaultTime=10
+PartitionName=main Nodes=localhost Default=YES PriorityTier=1 MaxTime=INFINITE DefaultTime=10
+PartitionName=urgent Nodes=localhost PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE DefaultTime=10
 """
 
 SLURMDBD_CONF = """
@@ -84,7 +94,7 @@ def missing():
     """Say why no private Slurm can run here, or nothing."""
     absent = [name for name in PROGRAMS if shutil.which(name, path=SEARCHED) is None]
     if absent:
-        return f"no {', '.join(absent)}: apt-get install slurm-wlm slurmdbd munge mariadb-server"
+        return f"no {', '.join(absent)} here: apt-get install slurm-wlm slurmdbd munge mariadb-server"
     if os.geteuid() != 0:
         return "a private Slurm makes device files, which needs root"
     return None
@@ -149,29 +159,34 @@ class PrivateSlurm:
 
     def kill_node(self):
         """Let the node's daemon and everything it runs die at once, as at a power failure."""
-        running = self.run("squeue", "--noheader", "--format=%A").split()
-        steps = [int(pid) for job in running for pid in self.run("scontrol", "listpids", job).split() if pid.isdigit()]
-        for pid in {self.daemons["slurmd"].pid, *_descendants(self.daemons["slurmd"].pid), *steps}:
-            _kill(pid)
-        self.daemons.pop("slurmd").wait()
+        slurmd = self.daemons.pop("slurmd")
+        slurmd.kill()
+        self._kill_jobs()
+        slurmd.wait()
 
     def stop(self):
         """End every daemon, the last started first, and whatever its jobs left running."""
-        if "slurmctld" in self.daemons:
-            subprocess.run(
-                ["scancel", "--signal=KILL", "--full", "--user=root"], env=self.environment, capture_output=True
-            )
-        for name, process in reversed(self.daemons.items()):
-            orphans = _descendants(process.pid) if name == "slurmd" else []
+        for process in reversed(self.daemons.values()):
             process.terminate()
             try:
                 process.wait(timeout=15)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            for pid in orphans:
-                _kill(pid)
         self.daemons.clear()
+        self._kill_jobs()
+
+    def _kill_jobs(self):
+        """Kill what runs in jobs: the daemons of their steps, which outlive that of the node, and all they started."""
+        import psutil
+
+        for process in psutil.process_iter(["name"]):
+            with contextlib.suppress(psutil.Error):
+                ours = process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
+                if ours and "slurmstepd" in process.name():
+                    for one in (process, *process.children(recursive=True)):
+                        with contextlib.suppress(psutil.Error):
+                            one.kill()
 
     def run(self, *words):
         done = subprocess.run(words, env=self.environment, capture_output=True, text=True)
@@ -234,11 +249,13 @@ class PrivateSlurm:
     def _database(self):
         where, sock = f"--datadir={self.folder}/mysql", f"--socket={self.folder}/run/mysql.sock"
         owner = ("--user=root", "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve")
-        self.run("mysql_install_db", "--no-defaults", where, *owner)
+        self.run("mariadb-install-db", "--no-defaults", where, *owner)
         small = ("--innodb-buffer-pool-size=128M", "--innodb-log-file-size=16M", "--innodb-flush-log-at-trx-commit=0")
         pid = f"--pid-file={self.folder}/run/mysql.pid"
-        self._daemon("mysqld", "mysqld", "--no-defaults", "--user=root", where, sock, pid, "--skip-networking", *small)
-        ask = ("mysql", "--no-defaults", "--user=root", sock, "--execute")
+        self._daemon(
+            "mariadbd", "mariadbd", "--no-defaults", "--user=root", where, sock, pid, "--skip-networking", *small
+        )
+        ask = ("mariadb", "--no-defaults", "--user=root", sock, "--execute")
         self._until("the database", *ask, "select 1")
         self.run(
             *ask, "create database slurm_acct_db; grant all on slurm_acct_db.* to slurm@localhost identified by 'slurm'"
@@ -269,17 +286,3 @@ def _end_with_parent():
     """Have the kernel end this process when the one that started it is gone, however that ended."""
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-
-
-def _descendants(pid):
-    import psutil
-
-    try:
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _kill(pid):
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

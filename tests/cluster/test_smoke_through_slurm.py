@@ -1,28 +1,53 @@
-"""The whole smoke scale as jobs of a real Slurm, by the cluster profile as it stands."""
+"""A run of every kind and every stage of the smoke scale as jobs of a real Slurm, by the cluster profile as it is."""
 
 import json
+import time
 from datetime import datetime
 
 import pytest
 from fixtures.checkout import Checkout
 
-from formerlab.plan.locate import read_plan
+from formerlab.plan.build import build_plan
 
 pytestmark = pytest.mark.slow
+
+STAGES = ("data", "speed", "train", "zeroshot", "prune", "flow", "translate", "complexity")
+RUNS = {
+    "tokenformer": ["transformer-2", "tokenformer-1", "grown-random-sqrt-2"],
+    "denseformer": ["plain-*", "dwa-2x1-*", "equal-time-*"],
+    "decay": ["decoder"],
+    "vision": ["vit"],
+    "transformer": ["base"],
+}
+CONFIG = {
+    "scale": "smoke",
+    "set": {f"scale.studies.{study}.only": names for study, names in RUNS.items()},
+}
+LAST = {"speed": "speed.json", "train": "run.json"}
+"""The file that each stage writes last; of the others it bears their name."""
+
+
+def targets(plan):
+    """Return the products of all jobs; drawing, claims and tracking are no jobs, and other tests have them."""
+    names = [f"{name}/{LAST.get(stage, f'{stage}.json')}" for stage in STAGES[1:] for name in plan[stage]]
+    return [f"{plan['results']}/{name}" for name in (*names, "exact.csv")]
 
 
 @pytest.fixture(scope="module")
 def done(slurm, tmp_path_factory):
-    """Every job of the smoke scale; trainings ask for a GPU, which here is a name without a device behind it."""
+    """Every job of these; trainings ask for a GPU, which here is a name without a device behind it."""
     checkout = Checkout(tmp_path_factory.mktemp("checkout"))
     quick = ("--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "5")
     words = ("--profile", "slurm", *quick, "--set-resources", "train:gpu=1")
-    done = checkout.snakemake(*words, config={"scale": "smoke"}, **slurm.variables())
+    checkout.plan = build_plan(checkout.root, CONFIG)
+    began = time.monotonic()
+    done = checkout.snakemake(*words, *targets(checkout.plan), config=CONFIG, **slurm.variables())
     assert done.returncode == 0, done.stderr
-    (plan,) = (checkout.root / ".formerlab/plans").iterdir()
-    checkout.plan = read_plan(plan)
+    print(f"{len(targets(checkout.plan))} targets through Slurm: {time.monotonic() - began:.0f} s")
     fields = ("JobID", "State", "AllocTRES", "Start", "End")
-    checkout.accounts = [dict(zip(fields, row, strict=True)) for row in slurm.accounts(*fields)]
+    mine = {path.stem for path in (checkout.root / "logs/slurm").rglob("*.log")}
+    accounts = [dict(zip(fields, row, strict=True)) for row in slurm.accounts(*fields)]
+    checkout.accounts = [account for account in accounts if account["JobID"] in mine]
     return checkout
 
 
@@ -34,14 +59,15 @@ def logs(checkout, rule, name):
 
 
 def test_every_job_that_computes_went_through_slurm_once(done):
-    stages = ("data", "train", "zeroshot", "prune")
-    found = [logs(done, stage, name) for stage in stages for name in done.plan[stage]]
+    assert all(done.plan[stage] for stage in STAGES)
+    found = [logs(done, stage, name) for stage in STAGES for name in done.plan[stage]]
+    found.append([path.stem for path in (done.root / "logs/slurm/rule_exact").rglob("*.log")])
     assert sorted(found) == sorted([account["JobID"]] for account in done.accounts)
     assert {account["State"] for account in done.accounts} == {"COMPLETED"}
 
 
 def test_nothing_is_left_to_do(done):
-    assert done.to_do(config={"scale": "smoke"}) == set()
+    assert done.to_do(*targets(done.plan), config=CONFIG) == set()
     results = done.root / done.plan["results"]
     assert {json.loads((results / run / "run.json").read_text())["status"] for run in done.plan["train"]} == {
         "finished"
@@ -49,6 +75,9 @@ def test_nothing_is_left_to_do(done):
 
 
 def test_every_stage_has_its_own_log(done):
+    for stage in STAGES:
+        for name in done.plan[stage]:
+            assert (done.root / f"logs/smoke/{stage}/{name}.log").stat().st_size > 0
     for run in done.plan["train"]:
         assert "step 20/20" in (done.root / f"logs/smoke/train/{run}.log").read_text()
 

@@ -52,9 +52,10 @@ def test_a_price_is_multiplied_and_ones_own_machine_is_known(project):
     plan = project.plan(hardware=own)
     mine = plan["forecast"]["mine"]
     assert mine["price"] == pytest.approx(2 * mine["hours_total"])
-    assert mine["too_large"] == list(plan["train"])
+    assert mine["too_large"] == dict.fromkeys(plan["train"])
     text = table(plan)
-    assert f"{len(plan['train'])}: small/" in text
+    assert f"  {len(plan['train'])} runs\n" in text
+    assert "too large for one mine, fit on no number of them: small/plain, small/parent" in text
     hours = project.plan(hardware=own, set={"scale.hardware": "mine"})["totals"]["hours"]
     assert hours == pytest.approx(mine["hours_total"])
 
@@ -97,3 +98,27 @@ def test_a_run_longer_than_its_job_needs_several(project):
 def test_the_profile_has_retries_for_the_longest_published_run():
     profile = yaml.safe_load((ROOT / "slurm/config.yaml").read_text())
     assert profile["retries"] >= submissions(build_plan(ROOT, {"scale": "paper"})) + SPARE_RETRIES
+
+
+def test_a_run_that_does_not_fit_is_split_and_the_plan_says_what_fits_where(project):
+    own = {"little": {"memory_gb": 0.00092, "float32_tflops": 1.0, "bfloat16_tflops": 2.0, "memory_base_mb": 0.0}}
+    several = {"scale.hardware": "little", "scale.gpus": 2, "small.task.accumulate": 2}
+    plan = project.plan(hardware=own, set=several)
+    too_large = plan["forecast"]["little"]["too_large"]
+    assert set(too_large.values()) == {2}
+    assert {run for run, job in plan["train"].items() if job["sharded"]} == set(too_large)
+    assert 0 < len(too_large) < len(plan["train"])
+    names = ", ".join(dict.fromkeys(run.rpartition("/")[0] for run in too_large))
+    assert f"too large for one little, fit on 2 that split them (gpus: 2): {names}\n" in table(plan)
+    whole = project.plan(hardware=own, set=several | {"scale.sharded": False})
+    assert not any(job["sharded"] for job in whole["train"].values())
+    for run, job in plan["train"].items():
+        assert (job["cost"]["memory_bytes"] < whole["train"][run]["cost"]["memory_bytes"]) == job["sharded"]
+
+
+def test_processes_that_cannot_be_spread_or_split_are_named(project):
+    uneven = {"scale.gpus": 2, "scale.nodes": 3, "small.task.accumulate": 2}
+    assert "gpus=2 are not spread evenly over nodes=3; make gpus a multiple of it" in project.mistake(set=uneven)
+    both = {"scale.gpus": 2, "scale.sharded": True, "small.task.accumulate": 2}
+    held = both | {"small.runs.child.growth.old_tokens": "freeze"}
+    assert "sharded=true, but growth.old_tokens needs whole tensors" in project.mistake(set=held)

@@ -21,14 +21,24 @@ RUN = small(
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"} | {"OMP_NUM_THREADS": "1"}
 
 
+SRUN = """#!/bin/sh
+# Slurm's srun in this test: starts what it is given once for each of two machines, which are both this one.
+echo "$@" >>"$SRUN_CALLS"
+while [ "${1#--}" != "$1" ]; do shift; done
+"$@" & first=$!
+"$@"; second=$?
+wait $first && exit $second
+"""
+
+
 @pytest.fixture
 def train(data, tmp_path):
     """Return a function that trains the run with two processes in `results`."""
-    plan = write_plan(RUN, data, tmp_path, gpus=2)
 
-    def call(*words):
+    def call(*words, environment=(), **job):
+        plan = write_plan(RUN, data, tmp_path, gpus=2, **job)
         command = [sys.executable, "-m", "formerlab", "train", RUN.id, "--plan", str(plan), *words]
-        return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+        return subprocess.run(command, env=ENVIRONMENT | dict(environment), capture_output=True, text=True)
 
     return call
 
@@ -41,6 +51,25 @@ def test_two_processes_stopped_once_learn_what_one_does_alone(train, data, tmp_p
     assert (out / "checkpoint/last.pt").exists()
     done = train()
     assert done.returncode == 0, done.stderr
+    learned_as_alone(out, data, tmp_path)
+
+
+def test_on_two_machines_of_a_cluster_job_that_split_it_they_do_so_too(train, data, tmp_path):
+    (tmp_path / "bin").mkdir()
+    srun, calls = tmp_path / "bin/srun", tmp_path / "calls"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    path = f"{srun.parent}:{os.environ['PATH']}"
+    environment = {"SLURM_JOB_ID": "7", "PATH": path, "SRUN_CALLS": str(calls)}
+    done = train(nodes=2, sharded=True, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert calls.read_text().count("\n") == 1
+    asked = "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --kill-on-bad-exit=1"
+    assert calls.read_text().startswith(asked)
+    learned_as_alone(tmp_path / "results" / RUN.id, data, tmp_path)
+
+
+def learned_as_alone(out, data, tmp_path):
     assert not (out / ".train.state.json").exists()
     alone = trained(RUN, data, tmp_path / "alone")
     record = json.loads((out / "run.json").read_text())

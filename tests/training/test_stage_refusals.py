@@ -72,6 +72,15 @@ def test_a_broken_checkpoint_is_refused_or_kept_aside(finished, data, tmp_path, 
     assert not (tmp_path / "checkpoint.superseded").exists()
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_truncated_manifest_of_the_data_is_named(share, data, tmp_path):
+    shutil.copytree(data, tmp_path / "data")
+    manifest = tmp_path / "data/manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[: int(share * manifest.stat().st_size)])
+    with pytest.raises(UserError, match=r"manifest\.json: not valid JSON .*delete it and run the stage"):
+        trained(RUN, tmp_path / "data", tmp_path / "run")
+
+
 @pytest.mark.parametrize("on_mismatch", ["refuse", "restart"])
 def test_a_finished_run_is_not_trained_again(own, data, on_mismatch, monkeypatch, capsys):
     monkeypatch.delattr(stage, "train")

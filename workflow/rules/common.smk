@@ -43,7 +43,9 @@ def mebibytes(wildcards, attempt):
     cost = PLAN["train"][wildcards.id]["cost"]
     # On a GPU the host holds a copy of weights and moments while a checkpoint is written.
     need = (
-        cost["memory_bytes"] if PLAN["device"] == "cpu" else 4 * 4 * cost["parameters"]
+        cost["memory_bytes"] * on_a_node(wildcards)
+        if PLAN["device"] == "cpu"
+        else 4 * 4 * cost["parameters"]
     )
     return grown(PLAN["memory_mb"] + 1.5 * need / 2**20, attempt)
 
@@ -53,9 +55,33 @@ def grown(first, attempt):
     return int(first * min(3, 1 + 0.5 * (attempt - 1)))
 
 
+def on_a_node(wildcards):
+    """Return the processes of a run on each of its machines."""
+    job = PLAN["train"][wildcards.id]
+    return job["gpus"] // job["nodes"]
+
+
 def gpus(wildcards):
-    """Return the GPUs that a run asks for."""
-    return PLAN["train"][wildcards.id]["gpus"] if PLAN["device"] == "cuda" else 0
+    """Return the GPUs that a run asks for on one machine; on several, `spread` asks for them."""
+    job = PLAN["train"][wildcards.id]
+    return job["gpus"] if PLAN["device"] == "cuda" and job["nodes"] == 1 else 0
+
+
+def nodes(wildcards):
+    """Return the machines of a run that has several; Slurm has a task on each, in which torchrun starts."""
+    count = PLAN["train"][wildcards.id]["nodes"]
+    return count if count > 1 else None
+
+
+def launcher(wildcards):
+    """Return what starts a run on several machines: with it the executor leaves the job's step to the command."""
+    return "srun" if nodes(wildcards) else None
+
+
+def spread(wildcards):
+    """Return how many GPUs are asked for on each of several machines."""
+    several = nodes(wildcards) and PLAN["device"] == "cuda"
+    return f"--gpus-per-node={on_a_node(wildcards)}" if several else None
 
 
 def minutes(stage):

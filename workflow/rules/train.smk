@@ -21,11 +21,15 @@ rule train:
     log:
         f"{LOGS}/train/{{id}}.log",
     priority: lambda wildcards: PLAN["train"][wildcards.id]["priority"]
-    threads: lambda wildcards: PLAN["threads"] * PLAN["train"][wildcards.id]["gpus"]
+    threads: lambda wildcards: PLAN["threads"] * on_a_node(wildcards)
     resources:
         mem_mb=mebibytes,
         runtime=minutes("train"),
         gpu=gpus,
+        nodes=nodes,
+        tasks=nodes,
+        mpi=launcher,
+        slurm_extra=spread,
     params:
         spec=lambda wildcards: PLAN["train"][wildcards.id]["spec_hash"],
         code=lambda wildcards: PLAN["train"][wildcards.id]["code"],

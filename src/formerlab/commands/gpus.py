@@ -14,8 +14,11 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
-from formerlab.commands.context import find_plan, read_note
+from formerlab.commands.context import find_plan, job_of, read_note
+from formerlab.commands.torchrun import torchrun
 from formerlab.errors import StoppedEarly
+from formerlab.plan.locate import read_plan
+from formerlab.training.settings import SHARDED
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = "FORMERLAB_GPU_LOCKS"
@@ -86,12 +89,15 @@ def on_several(arguments: argparse.Namespace, count: int, out: Path) -> None:
     StoppedEarly
         Where the processes stopped themselves, saved.
     """
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    words += ["--local-ranks-filter=0", "-m", "formerlab", "train", arguments.id, "--plan", str(find_plan(arguments))]
+    path = find_plan(arguments)
+    plan = read_plan(path)
+    job = job_of(plan, "train", arguments.id)
+    words = torchrun(count, job.get("nodes", 1), plan["threads"])
+    words += ["-m", "formerlab", "train", arguments.id, "--plan", str(path)]
     words += [f"--margin={arguments.margin}", f"--checkpoint-seconds={arguments.checkpoint_seconds}"]
     words += [f"--on-mismatch={arguments.on_mismatch}"]
     words += [] if arguments.time_limit is None else [f"--time-limit={arguments.time_limit}"]
-    process = subprocess.Popen(words)
+    process = subprocess.Popen(words, env=os.environ | ({SHARDED: "1"} if job.get("sharded") else {}))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
     status = process.wait()

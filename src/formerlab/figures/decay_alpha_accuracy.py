@@ -52,8 +52,8 @@ def draw(data: DataFrame) -> Figure:
         for guess in rows["chance"].dropna()[:1]:
             panel.axhline(100 * guess, color=GREY, linewidth=0.8)
         panel.set_ylabel("accuracy (%)")
-        draw_alphas(panel, rows.assign(**percent), "percent")
         if not rows["accuracy"].any():  # no answer is right: an axis around zero would show accuracies that cannot be
             panel.set_ylim(-0.5, 10)
+        draw_alphas(panel, rows.assign(**percent), "percent")
         panel.set_title(f"{title(task)} (n = {int(rows['questions'].iloc[0])})", fontsize=8.5)
     return figure

@@ -12,12 +12,13 @@ from formerlab.evaluation.prune import FILES as PRUNE_FILES
 from formerlab.figures import Drawing, catalogue
 from formerlab.files import read_json
 from formerlab.plan.code import code_hash
-from formerlab.plan.cost import gpus_of, run_cost, totals
+from formerlab.plan.cost import run_cost, totals
 from formerlab.plan.evaluations import prune_jobs, zeroshot_jobs
 from formerlab.plan.forecast import forecast, price_evaluations
 from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.layers import Tree
 from formerlab.plan.measures import MEASURES, WRITES, measure_jobs
+from formerlab.plan.processes import processes_of
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources
@@ -124,7 +125,7 @@ def _train_job(run: Run, data: Tree, scale: Scale, hardware: Hardware, *, keep_o
         "data_version": data[run.data]["version"],
         "init": run.init_id,
         "keep_optimizer": keep_optimizer,
-        "gpus": gpus_of(run, scale),
+        **processes_of(run, scale, hardware)._asdict(),
         "cost": run_cost(run, scale, hardware),
     }
 

@@ -3,18 +3,16 @@
 from math import ceil
 from typing import Any
 
-from formerlab.errors import UserError
 from formerlab.evaluation.prune import PruneSweep
-from formerlab.models import Decoder, Model
+from formerlab.models import Model
 from formerlab.plan.hardware import Hardware
+from formerlab.plan.memory import BYTES_WEIGHT, memory_bytes
+from formerlab.plan.processes import gpus_of, processes_of
 from formerlab.plan.schema import Scale
 from formerlab.run import Run
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.task import TRAINING_PASSES
 
-BYTES_WEIGHT = 4
-STATE_WORDS = 4
-"""Float32 numbers per parameter in memory: weight, gradient and AdamW's two moments."""
 CHECKPOINT_WORDS = 3 * 3
 """Float32 numbers per parameter on disk: weight and two moments in the last checkpoint, its forerunner, the next."""
 BYTES_PER_TOKEN = 3
@@ -37,7 +35,7 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware) -> Cost:
         "tokens": run.tokens,
         "flops": run.flops,
         "evaluation_flops": evaluation_tokens(run, scale) * forward_flops(run),
-        "memory_bytes": memory_bytes(run, hardware),
+        "memory_bytes": memory_bytes(run, hardware, processes_of(run, scale, hardware).shards),
         "disk_bytes": parameters * (1 + CHECKPOINT_WORDS) * BYTES_WEIGHT,
         "hours": hours(run, scale, hardware),
     }
@@ -69,51 +67,9 @@ def hours(run: Run, scale: Scale, hardware: Hardware) -> float:
     return (hardware.start_s + products + parts / run.task.part_tokens * around) / 3600
 
 
-def gpus_of(run: Run, scale: Scale) -> int:
-    """Return the number of GPUs that train a run.
-
-    Raises UserError where they cannot share out the parts of its steps.
-    """
-    at_scale = scale.studies.get(run.study)
-    count = (at_scale.gpus if at_scale else None) or scale.gpus
-    accumulate: int = getattr(run.task, "accumulate", count)
-    if accumulate % count:
-        raise UserError(
-            f"{run.id}: task.accumulate={accumulate} parts of a step cannot be shared out to gpus={count}; "
-            "make task.accumulate a multiple of gpus"
-        )
-    return count
-
-
 def blocks(model: Model) -> int:
     """Return the number of blocks of a model."""
     return int(getattr(model, "layers", 0))
-
-
-def memory_bytes(run: Run, hardware: Hardware) -> int:
-    """Return the peak on the processor that trains: state and activations of a part, and what surrounds them."""
-    bytes_activation = BYTES_WEIGHT // 2 if run.precision == "bfloat16" else BYTES_WEIGHT
-    activations = run.task.part_tokens * activation_words(run.model) * bytes_activation
-    state = run.model.params() * STATE_WORDS * BYTES_WEIGHT
-    return int(hardware.memory_base_mb * 2**20 + hardware.memory_factor * (state + activations))
-
-
-def activation_words(model: Model) -> int:
-    """Return an estimate of the numbers kept per token for the backward pass.
-
-    A block keeps about ten vectors of the model's width (inputs of norms and projections, queries, keys, values,
-    attention's output), what its projections keep inside (two numbers per parameter token or hidden unit), and the
-    depth mixer one vector per block; the logits are kept twice, in their own type and in float32. Other models than
-    decoders say it themselves.
-    """
-    if not isinstance(model, Decoder):
-        return model.activation_words()
-    width = model.width
-    inner = 2 * (model.feedforward.flops(width, width) // (4 * width))
-    if model.projection.kind == "pattention":
-        inner += 4 * 2 * model.projection.tokens
-    mixing = width if model.depth.kind != "identity" else 0
-    return model.layers * (10 * width + inner + mixing) + 2 * model.vocabulary
 
 
 def zeroshot_cost(run: Run, scale: Scale, hardware: Hardware) -> Cost:

@@ -3,8 +3,10 @@
 from typing import Any
 
 from formerlab.evaluation.prune import PruneSweep
-from formerlab.plan.cost import hours, memory_bytes, prune_cost, zeroshot_cost
+from formerlab.plan.cost import hours, prune_cost, zeroshot_cost
 from formerlab.plan.hardware import Hardware
+from formerlab.plan.memory import memory_bytes
+from formerlab.plan.processes import enough
 from formerlab.plan.schema import Scale
 from formerlab.run import Run
 
@@ -22,7 +24,9 @@ def price_evaluations(plan: Plan, runs: list[Run], scale: Scale, hardware: Hardw
 
 
 def forecast(runs: list[Run], scale: Scale, table: dict[str, Hardware]) -> dict[str, Plan]:
-    """Return hours per study, peak memory, price and the runs that do not fit, for training on each processor.
+    """Return hours per study, peak memory, price and the runs too large for one, for training on each processor.
+
+    A run that is too large has the number of processors that hold it together, null where 1024 do not.
 
     A measured speed of the scale (`flops_per_s`) speaks for its own processor alone.
     """
@@ -36,6 +40,7 @@ def _on(hardware: Hardware, runs: list[Run], scale: Scale) -> Plan:
     first = {(run.study, run.name): run for run in runs}  # seeds cost the same
     hours_of = {name: hours(run, scale, hardware) for name, run in first.items()}
     bytes_of = {name: memory_bytes(run, hardware) for name, run in first.items()}
+    needed = {name: enough(run, hardware) for name, run in first.items()}
     time = {run.id: hours_of[run.study, run.name] for run in runs}
     memory = {run.id: bytes_of[run.study, run.name] for run in runs}
     total = sum(time.values())
@@ -44,7 +49,7 @@ def _on(hardware: Hardware, runs: list[Run], scale: Scale) -> Plan:
         "hours_total": total,
         "memory_bytes": max(memory.values(), default=0),
         "price": None if hardware.price is None else total * hardware.price,
-        "too_large": [run.id for run in runs if memory[run.id] > hardware.memory_gb * 1e9],
+        "too_large": {run.id: needed[run.study, run.name] for run in runs if needed[run.study, run.name] != 1},
     }
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_text
-from formerlab.plan.cost import hours, memory_bytes
+from formerlab.plan.cost import hours
 from formerlab.plan.hardware import Hardware, choose, hardware_table
+from formerlab.plan.memory import memory_bytes
 from formerlab.plan.show import aligned
 from formerlab.plan.sources import Sources
 from formerlab.rows import write_rows

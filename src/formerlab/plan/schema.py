@@ -97,6 +97,10 @@ class StudyScale(Measured):
     """Seeds, where they differ from the scale's."""
     gpus: PositiveInt | None = None
     """GPUs of a run, where they differ from the scale's."""
+    nodes: PositiveInt | None = None
+    """Machines of a run, where they differ from the scale's."""
+    sharded: bool | None = None
+    """Whether the GPUs of a run split its tensors, where that differs from the scale's."""
     defaults: dict[str, Any] = {}
     """Keys of every run of the study."""
     runs: dict[str, dict[str, Any]] = {}
@@ -124,6 +128,10 @@ class Scale(Spec):
     """Measured speed of matrix products in training, FLOP/s of one job; null means that of the hardware."""
     gpus: PositiveInt = 1
     """GPUs (on a CPU, processes) that train one run together; results do not depend on it but for the order of sums."""
+    nodes: PositiveInt = 1
+    """Machines that the GPUs of a run are on, as many on each, in a cluster job; elsewhere all are on one."""
+    sharded: bool | None = None
+    """Split weights, gradients and moments of a run over its GPUs; null means where it does not fit on one of them."""
     runtime_minutes: PositiveInt = 1440
     """Longest time of one cluster job; training that takes longer goes on in the next submission."""
     seeds: Seeds = (0,)

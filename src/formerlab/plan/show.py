@@ -3,7 +3,6 @@
 import shlex
 from math import ceil
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 from formerlab.evaluation.measures import TIMED
@@ -33,22 +32,36 @@ def table(plan: dict[str, Any]) -> str:
 
 
 def _hardware(plan: dict[str, Any]) -> list[str]:
-    """Return what training takes on each processor of the table, and what its cluster jobs ask for."""
-    rows = [("all training on", *plan["studies"], "hours", "memory", "price", "too large for it")]
+    """Return what training takes on each processor of the table, what does not fit, and what cluster jobs ask for."""
+    rows = [("all training on", *plan["studies"], "hours", "memory", "price", "too large for one")]
     for name, found in plan["forecast"].items():
         price = "" if found["price"] is None else f"{found['price']:,.0f}"
-        too_large = f"{len(found['too_large'])}: {', '.join(found['too_large'])}" if found["too_large"] else ""
+        too_large = f"{len(found['too_large'])} runs" if found["too_large"] else ""
         per_study = (f"{found['hours'].get(study, 0):.3g}" for study in plan["studies"])
         memory = f"{short(found['memory_bytes'])}B"
-        rows.append((name, *per_study, f"{found['hours_total']:.3g}", memory, price, shorten(too_large, 80)))
+        rows.append((name, *per_study, f"{found['hours_total']:.3g}", memory, price, too_large))
     need = submissions(plan)
     return [
         *aligned(rows, left=(0, len(rows[0]) - 1)),
         "",
+        *_too_large(plan),
         f"hours and memory above are for {plan['hardware']} (scale.hardware); a cluster job runs at most "
         f"{plan['runtime_minutes']} minutes, the longest run needs {need}, so the profile needs retries of at least "
         f"{need + SPARE_RETRIES}",
     ]
+
+
+def _too_large(plan: dict[str, Any]) -> list[str]:
+    """Return the runs that do not fit on one processor, a line per processor and number of them that hold a run."""
+    lines = []
+    for name, found in plan["forecast"].items():
+        by_need: dict[int | None, dict[str, None]] = {}
+        for run_id, needed in found["too_large"].items():
+            by_need.setdefault(needed, {})[run_id.rpartition("/")[0]] = None  # seeds are alike
+        for needed, runs in by_need.items():
+            where = f"fit on {needed} that split them (gpus: {needed})" if needed else "fit on no number of them"
+            lines.append(f"too large for one {name}, {where}: {', '.join(runs)}")
+    return [*lines, ""] if lines else []
 
 
 def submissions(plan: dict[str, Any]) -> int:

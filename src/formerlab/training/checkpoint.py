@@ -1,9 +1,12 @@
 """The checkpoint of a run in progress: one file, replaced whole, that says which run it belongs to.
 
+Where tensors are split over processes, a folder stands in its place (`sharded_checkpoint.py`).
+
 The one before it is kept beside it, for the day on which a disk gives back something else than was written.
 """
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,10 @@ import torch
 
 from formerlab.errors import UserError
 from formerlab.files import replacing
+from formerlab.training.sharded_checkpoint import PARTS, REST, find_damage
 
 State = dict[str, Any]
+REMEDY = "delete it to train from the start"
 
 
 class DamagedFile(UserError):
@@ -38,8 +43,23 @@ def save_checkpoint(path: Path, state: State, belongs_to: dict[str, str]) -> Non
             torch.save({"belongs_to": belongs_to, "state": state}, temporary)
         except RuntimeError as error:  # the form in which torch's writer reports a failed write
             raise OSError(f"{path}: could not be written, is the disk full? ({str(error).splitlines()[0]})") from None
-        if path.exists():
-            os.replace(path, previous(path))
+        keep_before(path)
+
+
+def keep_before(path: Path) -> None:
+    """Keep the checkpoint at `path`, if there is one, as the one before the next."""
+    if path.exists():
+        if path.is_dir() or previous(path).is_dir():
+            remove(previous(path))
+        os.replace(path, previous(path))
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> State:
@@ -66,7 +86,7 @@ def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> State:
 
 
 def _load(path: Path, belongs_to: dict[str, str]) -> State:
-    content = load_tensors(path, {"belongs_to", "state"}, "delete it to train from the start")
+    content = _load_parts(path) if path.is_dir() else load_tensors(path, {"belongs_to", "state"}, REMEDY)
     differing = differences(content["belongs_to"], belongs_to)
     if differing:
         raise UserError(
@@ -74,6 +94,14 @@ def _load(path: Path, belongs_to: dict[str, str]) -> State:
             "go on with --on-mismatch restart, which keeps it as checkpoint.superseded"
         )
     return dict(content["state"])
+
+
+def _load_parts(folder: Path) -> dict[str, Any]:
+    content = load_tensors(folder / REST, {"belongs_to", "processes", "state"}, f"delete {folder.name}: {REMEDY}")
+    if damage := find_damage(folder, content["processes"]):
+        raise DamagedFile(f"{folder}: broken ({damage}); {REMEDY}")
+    content["state"][PARTS] = str(folder)
+    return content
 
 
 def load_tensors(path: Path, keys: set[str], remedy: str) -> dict[str, Any]:

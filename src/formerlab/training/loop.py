@@ -57,7 +57,7 @@ def train(run: Run, state: State, train_data: Any, valid_data: Any, hooks: Hooks
                 raise StoppedEarly(f"{run.id}: {done} ({reason}); run again to continue")
             started = time.perf_counter()
             loss, norm = _optimizer_step(run, model, state, train_data)
-            weights = nn.utils.get_total_norm(state.model.parameters()).item()
+            weights = parallel.complete(nn.utils.get_total_norm(state.model.parameters())).item()
             if not all(map(math.isfinite, (loss, norm, weights))):
                 return state.step + 1
             state.training_time_s += time.perf_counter() - started
@@ -67,7 +67,8 @@ def train(run: Run, state: State, train_data: Any, valid_data: Any, hooks: Hooks
             due = state.step % run.evaluate_every == 0 or state.step == run.steps
             if due and not _validate(run, model, state, valid):
                 return state.step
-            if time.monotonic() - saved >= hooks.checkpoint_seconds:
+            time_to_save = "it is time" if time.monotonic() - saved >= hooks.checkpoint_seconds else None
+            if parallel.any_says(time_to_save, _device(state)) is not None:
                 hooks.save(state)
                 saved = time.monotonic()
     run.task.finish(state.model, state.kept)
@@ -94,7 +95,7 @@ def _optimizer_step(run: Run, model: nn.Module, state: State, data: Any) -> tupl
         total += loss.detach()
     parallel.add_gradients(state.model, total)
     limit = run.optimizer.clip or math.inf
-    norm = nn.utils.clip_grad_norm_(state.model.parameters(), limit)
+    norm = parallel.complete(nn.utils.clip_grad_norm_(state.model.parameters(), limit))
     if torch.isfinite(total) and torch.isfinite(norm):
         state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
@@ -130,7 +131,7 @@ def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) 
 
 
 def _device(state: State) -> torch.device:
-    return next(state.model.parameters()).device
+    return parallel.device_of(state.model)
 
 
 def _precision(run: Run, device: torch.device) -> torch.autocast:

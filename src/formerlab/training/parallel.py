@@ -57,10 +57,13 @@ def share(parts: Sequence[Part]) -> list[tuple[int, Part]]:
 
 
 def add_gradients(model: nn.Module, total: torch.Tensor) -> None:
-    """Replace every gradient, and the loss `total`, by its sum over the processes."""
+    """Replace every gradient, and the loss `total`, by its sum over the processes; split ones are summed already."""
     if count() == 1:
         return
-    tensors = [total, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+    from torch.distributed.tensor import DTensor
+
+    gradients = (parameter.grad for parameter in model.parameters())
+    tensors = [total, *(grad for grad in gradients if grad is not None and not isinstance(grad, DTensor))]
     for waiting in [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]:
         waiting.wait()
 
@@ -72,6 +75,20 @@ def any_says(reason: str | None, device: torch.device) -> str | None:
     said = torch.tensor(float(reason is not None), device=device)
     distributed.all_reduce(said, op=distributed.ReduceOp.MAX)
     return reason or ("another process was asked to" if said.item() else None)
+
+
+def complete(number: torch.Tensor) -> torch.Tensor:
+    """Return a number whole, where each process holds what its parts of the tensors add to it."""
+    if count() == 1:
+        return number
+    from torch.distributed.tensor import DTensor
+
+    return number.full_tensor() if isinstance(number, DTensor) else number
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return where a model is."""
+    return next(model.parameters()).device
 
 
 @contextmanager

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+SHARDED = "FORMERLAB_SHARDED"
+"""Variable that is 1 in processes which split the tensors of their run (sharded.py)."""
+
 
 @dataclass(frozen=True)
 class Settings:

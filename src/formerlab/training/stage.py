@@ -4,6 +4,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -14,12 +15,21 @@ from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json, write_text
 from formerlab.growth import continued_spec, grow_into, grow_optimizer_state, growable, hold_old_tokens
 from formerlab.run import Run
-from formerlab.training import parallel, provenance
-from formerlab.training.checkpoint import differences, load_checkpoint, load_tensors, previous, save_checkpoint
+from formerlab.training import parallel, provenance, sharded
+from formerlab.training.checkpoint import (
+    differences,
+    keep_before,
+    load_checkpoint,
+    load_tensors,
+    previous,
+    remove,
+    save_checkpoint,
+)
 from formerlab.training.loop import Hooks, train
 from formerlab.training.products import FILES, OPTIMIZER, WEIGHTS, write_results, write_weights
 from formerlab.training.record import Record, load_record, record_of
 from formerlab.training.settings import Settings
+from formerlab.training.sharded_checkpoint import in_one_piece, restore, save_parts
 from formerlab.training.state import State
 from formerlab.training.stop import StopRequest
 
@@ -40,6 +50,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, setting
         When a signal came or the time limit is near; the work is saved and the same call continues.
     """
     with StopRequest(settings.time_limit_s, settings.margin_s) as stop, parallel.joined(settings.device) as device:
+        sharded.check(run, keep_optimizer=settings.keep_optimizer)
         manifest, parent_record = read_manifest(data), _parent_record(run, parent)
         belongs_to = _identity(run.fingerprint(), manifest, settings.code_hash, parent_record)
         with parallel.first_in_turn():
@@ -52,13 +63,14 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, setting
         state = _initial_state(run, parent, parent_record, device)
         path = out / CHECKPOINT
         with parallel.first_in_turn():
-            _resume(path, state, belongs_to, settings)
+            content = _read_checkpoint(path, belongs_to, settings)
+        if content is not None:
+            _resume(path, state, content)
         clock -= state.wall_time_s
 
         def save(state: State) -> None:
-            if parallel.rank() == 0:
-                state.wall_time_s = time.monotonic() - clock
-                save_checkpoint(path, state.dump(), belongs_to)
+            state.wall_time_s = time.monotonic() - clock
+            _save(path, state, belongs_to)
 
         if parallel.rank() == 0:
             (out / "run.json").unlink(missing_ok=True)  # no old record speaks for new files
@@ -66,6 +78,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, setting
         hooks = Hooks(save, stop, settings.checkpoint_seconds)
         examples = run.task.load(data, "train")
         diverged = train(run, state, examples, run.task.load(data, "valid"), hooks)
+        state = sharded.gathered(state) if sharded.wanted() else state
         if parallel.rank() > 0:
             return
         if diverged is not None:
@@ -126,16 +139,16 @@ def _is_finished(run: Run, out: Path, belongs_to: dict[str, str], settings: Sett
 def _initial_state(run: Run, parent: Path | None, parent_record: Record | None, device: str) -> State:
     """Build model and optimizer at step 0, grown from the parent where there is one."""
     if parent is None or parent_record is None:
-        model = run.model.build(run.seed).to(device)
+        model = sharded.placed(run.model.build(run.seed), device)
         return State(model, run.optimizer.build(model), started=provenance.now())
     weights, spec = load_file(parent / WEIGHTS), growable(Run.model_validate(parent_record["spec"]).model)
     wanted = growable(run.model)
     if run.growth is None:
         model = continued_spec(spec, wanted).build(run.seed)
         model.load_state_dict(weights)
-        model.to(device)
+        model = sharded.placed(model, device)
         return State(model, run.optimizer.build(model), started=provenance.now())
-    model = grow_into(weights, spec, wanted, run.growth, run.seed).to(device)
+    model = sharded.placed(grow_into(weights, spec, wanted, run.growth, run.seed), device)
     optimizer = run.optimizer.build(model)
     hold_old_tokens(optimizer, model, weights, run.growth.old_tokens)
     if run.growth.optimizer == "carry":
@@ -145,15 +158,28 @@ def _initial_state(run: Run, parent: Path | None, parent_record: Record | None, 
     return State(model, optimizer, started=provenance.now())
 
 
-def _resume(path: Path, state: State, belongs_to: dict[str, str], settings: Settings) -> None:
-    """Continue from a checkpoint where there is one; one of another run is refused or set aside."""
+def _save(path: Path, state: State, belongs_to: dict[str, str]) -> None:
+    """Write a checkpoint; where tensors are split all processes do, else the first."""
+    if sharded.wanted():
+        folder = path.with_name(f".{path.name}.parts.tmp")
+        save_parts(folder, state, belongs_to)
+        if parallel.rank() == 0:
+            keep_before(path)
+            folder.rename(path)
+        parallel.wait_for_all()
+    elif parallel.rank() == 0:
+        save_checkpoint(path, state.dump(), belongs_to)
+
+
+def _read_checkpoint(path: Path, belongs_to: dict[str, str], settings: Settings) -> dict[str, Any] | None:
+    """Read a checkpoint where there is one; one of another run is refused or set aside."""
     if parallel.rank() == 0:  # it writes already when the others come here
         for left in (*path.parent.glob(".*.tmp"), *path.parent.parent.glob(".*.tmp")):
-            left.unlink(missing_ok=True)  # half a file of a killed process
+            remove(left)  # half a file of a killed process
     if not path.exists() and not previous(path).exists():
-        return
+        return None
     try:
-        content = load_checkpoint(path, belongs_to)
+        return load_checkpoint(path, belongs_to)
     except UserError as error:
         if settings.on_mismatch != "restart":
             raise
@@ -161,8 +187,15 @@ def _resume(path: Path, state: State, belongs_to: dict[str, str], settings: Sett
         shutil.rmtree(aside, ignore_errors=True)
         path.parent.rename(aside)
         print(f"starting from step 0: {error}", file=sys.stderr)
-        return
-    state.restore(content)
+        return None
+
+
+def _resume(path: Path, state: State, content: dict[str, Any]) -> None:
+    """Take over what a checkpoint holds, in whichever form."""
+    if sharded.wanted():
+        restore(state, content)
+    else:
+        state.restore(in_one_piece(content))
     print(f"continuing after step {state.step} of {path}", file=sys.stderr)
 
 

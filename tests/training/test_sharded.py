@@ -1,0 +1,110 @@
+"""Processes that split a run's tensors learn what one process does alone, and go on from each other's checkpoints."""
+
+import multiprocessing
+import os
+import socket
+import time
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_runs import MODEL, TOKENFORMER, rows, small, trained
+
+from formerlab.errors import StoppedEarly, UserError
+from formerlab.growth import Growth
+from formerlab.layers.dwa import DepthWeightedAverage
+from formerlab.tasks import LanguageModeling
+from formerlab.training import sharded
+from formerlab.training.optimizer import AdamW
+from formerlab.training.settings import SHARDED, Settings
+from formerlab.training.stage import CHECKPOINT, train_stage
+from formerlab.training.stop import StopRequest
+
+pytestmark = pytest.mark.xdist_group("parallel")
+
+TASK = LanguageModeling(context=8, batch=6, accumulate=6, valid_windows=6)
+RUNS = (
+    small(model=MODEL.model_copy(update={"dropout": 0.1, "depth": DepthWeightedAverage()}), task=TASK),
+    small(model=TOKENFORMER, task=TASK),
+)
+PHASES = ((2, 0, 4), (3, 4, 7), (1, 7, 9), (3, 9, None))
+"""Processes, the step from which they go on, and the one after which they stop."""
+
+
+def one_of_three(rank, ports, data, folder):
+    """Take part in every phase that has a place for this rank; the next begins when all have done with one."""
+    torch.set_num_threads(1)
+    for phase, (count, first, last) in enumerate(PHASES):
+        for index, run in enumerate(RUNS):
+            port = ports[len(RUNS) * phase + index]
+            environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port, SHARDED: 1}
+            os.environ.update({name: str(value) for name, value in environment.items()}, MASTER_ADDR="localhost")
+            if rank < count:
+                train_until(last, first, run, data, folder / str(index))
+        (folder / f"{first}-{rank}").touch()
+        while len(list(folder.glob(f"{first}-*"))) < 3:
+            time.sleep(0.05)
+
+
+def train_until(last, first, run, data, out):
+    if last is None:
+        train_stage(run, data, out, parent=None, settings=Settings(code_hash="code"))
+        return
+    checks = iter(range(first, last + 1))
+    stop = patch.object(StopRequest, "__call__", lambda self: "a test" if next(checks) == last else None)
+    with stop, pytest.raises(StoppedEarly, match=f"after step {last} of 12"):
+        train_stage(run, data, out, parent=None, settings=Settings(code_hash="code"))
+    assert (out / CHECKPOINT).is_dir() == (os.environ["WORLD_SIZE"] != "1")
+
+
+def numbers(row):
+    return [value for value in row.values() if not isinstance(value, str)]
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
+def test_on_two_three_one_and_three_processes_it_learns_what_one_does_alone(data, tmp_path):
+    ports = free_ports(len(PHASES) * len(RUNS))
+    forked = multiprocessing.get_context("fork")  # what is imported already need not be again
+    processes = [forked.Process(target=one_of_three, args=(rank, ports, data, tmp_path)) for rank in range(3)]
+    for process in processes:
+        process.start()
+    while any(process.is_alive() for process in processes):
+        if any(process.exitcode for process in processes):  # the others would wait for it
+            for process in processes:
+                process.kill()
+        time.sleep(0.1)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    for index, run in enumerate(RUNS):
+        alone, together = tmp_path / f"alone-{index}", tmp_path / str(index)
+        trained(run, data, alone)
+        assert not (together / "checkpoint").exists()
+        for name in ("train", "eval", "test"):
+            for one, other in zip(rows(alone, name), rows(together, name), strict=True):
+                assert numbers(other) == pytest.approx(numbers(one), rel=1e-4, abs=1e-6), name
+        expected, found = (load_file(out / "weights.safetensors") for out in (alone, together))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"optimizer": AdamW(mixing_start_step=2)}, "optimizer.mixing_start_step"),
+        ({"init": "parent", "growth": Growth(optimizer="carry")}, "growth.optimizer=carry"),
+        ({"init": "parent", "growth": Growth(old_tokens="freeze")}, "growth.old_tokens"),
+    ],
+)
+def test_what_needs_whole_tensors_is_refused_by_its_key(changes, reason, monkeypatch):
+    run = small(**changes)
+    sharded.check(run, keep_optimizer=False)
+    monkeypatch.setattr(sharded, "wanted", lambda: True)
+    with pytest.raises(UserError, match=rf"study/run/seed3: {reason} needs whole tensors; leave sharded out"):
+        sharded.check(run, keep_optimizer=False)
