@@ -42,7 +42,7 @@ def draw(data: DataFrame) -> Figure:
     budgets = sorted((budget for budget in data["budget"].unique() if budget != 1.0), reverse=True)
     lines = {1.0: "-"} | {budget: _LINES[place % len(_LINES)] for place, budget in enumerate(budgets)}
     for place, ((run, sequences), rows) in enumerate(panels):
-        several = f"{sequences} sequences" if sequences > 1 else "one sequence"
+        several = "one sequence" if sequences == 1 else f"{sequences} sequences"
         axes[2 * place].set_title(f"Run {run}, {several}")
         _draw_speeds(axes[2 * place], rows, lines)
         _draw_bytes(axes[2 * place + 1], rows, lines)

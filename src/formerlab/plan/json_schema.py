@@ -10,6 +10,7 @@ from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
 from formerlab.data.kinds import Data
+from formerlab.evaluation.decode import DecodeSettings
 from formerlab.evaluation.equal_time import EqualTime
 from formerlab.evaluation.flow import Flow
 from formerlab.evaluation.prune import PruneSweep
@@ -59,6 +60,7 @@ def json_schema() -> Schema:
         part,
         PruneSweep,
         Speed,
+        DecodeSettings,
         EqualTime,
         Flow,
         *MEASURES.values(),
