@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from formerlab.data.contents import contents
+from formerlab.data.origin import rule_of
 from formerlab.data.readers import Documents, Format, format_of, read_jsonl, read_parquet, read_text
 from formerlab.data.shards import SPLITS, Shard, Shares, Split, digest
 from formerlab.data.source import Corpus, TextSource
@@ -81,10 +82,8 @@ class Files(TextSource):
     def split_rule(self, shares: Shares) -> str:
         """Say how documents are divided."""
         what = "by document: BLAKE2b of its content" if self.split_by == "document" else "by file: BLAKE2b of its name"
-        return "; ".join(
-            f"{split}: the files named" if getattr(self, split) and split != "train" else f"{split} {what}, {share:g}"
-            for split, share in (("test", shares.test), ("valid", shares.valid))
-        )
+        named = {split: "the files named" if getattr(self, split) else None for split in ("test", "valid")}
+        return rule_of(named, shares, what)
 
     def licence_notice(self) -> str:
         """Return the licence that the config states."""

@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from formerlab.data.hub_splits import named_splits, reading
+from formerlab.data.origin import rule_of
 from formerlab.data.readers import text_of
 from formerlab.data.shards import SPLITS, Shard, Shares, Split
 from formerlab.data.source import Corpus, TextSource
@@ -52,12 +54,7 @@ class Hub(TextSource):
 
     def split_rule(self, shares: Shares) -> str:
         """Say how documents are divided."""
-        return "; ".join(
-            f"{split}: the data set's split '{getattr(self, split)}'"
-            if getattr(self, split)
-            else f"{split} by document: BLAKE2b of its content, {share:g}"
-            for split, share in (("test", shares.test), ("valid", shares.valid))
-        )
+        return rule_of(named_splits(self), shares, "by document: BLAKE2b of its content")
 
     def licence_notice(self) -> str:
         """Return the licence that the config states."""
@@ -73,7 +70,7 @@ class Hub(TextSource):
     def _texts(self, split: str) -> Iterator[str]:
         import datasets
 
-        try:
+        with reading(self.name, split):
             rows = datasets.load_dataset(
                 self.name, self.subset, revision=self.revision, split=split, streaming=self.streaming
             )
@@ -81,13 +78,6 @@ class Hub(TextSource):
             for batch in rows.select_columns([self.column]).iter(ROWS):
                 for value in batch[self.column]:
                     yield text_of(value, f"hub {self.name}", self.column)
-        except UserError:
-            raise
-        except Exception as error:  # the libraries below raise errors of many families
-            offline = datasets.config.HF_HUB_OFFLINE
-            remedy = "offline mode is on, so run this once where there is network" if offline else "check the name"
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"hub {self.name}, split '{split}': {reason}; {remedy}") from None
 
     def _check_column(self, rows: Any) -> None:
         names = rows.column_names or list(next(iter(rows), {}))

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from formerlab.data.hub_splits import named_splits, reading
+from formerlab.data.origin import rule_of
 from formerlab.data.pairs import Pair, PairSource, divided
 from formerlab.data.shards import SPLITS, Shares, Split
 from formerlab.errors import UserError
@@ -45,12 +47,7 @@ class HubPairs(PairSource):
 
     def split_rule(self, shares: Shares) -> str:
         """Say how pairs are divided."""
-        return "; ".join(
-            f"{split}: the data set's split '{getattr(self, split)}'"
-            if getattr(self, split)
-            else f"{split} by a hash of the source sentence, {share:g}"
-            for split, share in (("test", shares.test), ("valid", shares.valid))
-        )
+        return rule_of(named_splits(self), shares, "by a hash of the source sentence")
 
     def licence_notice(self) -> str:
         """Return the licence that the config states."""
@@ -66,13 +63,8 @@ class HubPairs(PairSource):
     def _rows(self, split: str) -> Iterator[Pair]:
         import datasets
 
-        try:
+        with reading(self.name, split):
             rows = datasets.load_dataset(self.name, self.subset, revision=self.revision, split=split)
-        except Exception as error:  # the libraries below raise errors of many families
-            offline = datasets.config.HF_HUB_OFFLINE
-            remedy = "offline mode is on, so run this once where there is network" if offline else "check the name"
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"hub {self.name}, split '{split}': {reason}; {remedy}") from None
         for row in rows:
             try:
                 pair = row[self.column]

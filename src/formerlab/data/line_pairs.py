@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from formerlab.data.contents import contents
+from formerlab.data.origin import rule_of
 from formerlab.data.pairs import Pair, PairSource, divided
 from formerlab.data.shards import SPLITS, Shares, Split
 from formerlab.errors import UserError
@@ -57,10 +58,8 @@ class LinePairs(PairSource):
 
     def split_rule(self, shares: Shares) -> str:
         """Say how pairs are divided."""
-        return "; ".join(
-            f"{split}: the files named" if getattr(self, split) else f"{split} by a hash of the source line, {share:g}"
-            for split, share in (("test", shares.test), ("valid", shares.valid))
-        )
+        named: dict[str, str | None] = {split: "the files named" if getattr(self, split) else None for split in SPLITS}
+        return rule_of(named, shares, "by a hash of the source line")
 
     def licence_notice(self) -> str:
         """Return the licence that the config states."""

@@ -4,13 +4,9 @@ The stream of a split holds, for every pair, the tokens of the source sentence a
 followed by `<|endoftext|>`, which occurs nowhere else.
 """
 
-import platform
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from formerlab import __version__
 from formerlab.data.contents import CONTENTS
 from formerlab.data.encoding import Encoded, stream_type
+from formerlab.data.manifest import are_whole, current_manifest, made_from, write_manifest
 from formerlab.data.pairs import Pair
 from formerlab.data.parallel_spec import ParallelData
 from formerlab.data.shards import SPLITS, Split
-from formerlab.data.streams import SCHEMA, load_stream, load_tokenizer, read_manifest, writing
-from formerlab.data.tokenizer import TokenizerFile, read_tokenizer
+from formerlab.data.streams import writing
+from formerlab.data.tokenizer import read_tokenizer, with_tokenizer_file, write_tokenizer
 from formerlab.errors import UserError
-from formerlab.files import replacing, sha256, write_json
+from formerlab.files import sha256
 from formerlab.spec import fingerprint
 
 if TYPE_CHECKING:
@@ -39,11 +35,7 @@ BATCH = 4096
 
 def source_fingerprint(data: ParallelData, cache: Path | None = None) -> str | None:
     """Return 16 hexadecimal digits that change when source or tokenizer file do; None where they cannot be seen now."""
-    state = data.source.state(cache)
-    if state is None or not isinstance(data.tokenizer, TokenizerFile):
-        return state
-    path = Path(data.tokenizer.path).expanduser()
-    return fingerprint([state, sha256(path)]) if path.is_file() else None
+    return with_tokenizer_file(data.source.state(cache), data.tokenizer)
 
 
 def prepare(name: str, data: ParallelData, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
@@ -53,56 +45,16 @@ def prepare(name: str, data: ParallelData, out: Path, *, code_hash: str = "", pr
     split without pairs.
     """
     del processes  # the tokenizers library has threads of its own
-    source = source_fingerprint(data, out / CONTENTS)
-    if _is_current(out, data, source, code_hash):
+    origin = made_from(data, source_fingerprint(data, out / CONTENTS), code_hash)
+    if current_manifest(out, origin) is not None and are_whole(out):
         print(f"{out}: already prepared", file=sys.stderr)
         return
     (out / "manifest.json").unlink(missing_ok=True)  # no old one vouches for new files
-    tokenizer = _write_tokenizer(data, out)
+    tokenizer = write_tokenizer(data.tokenizer, out / "tokenizer.json", lambda size: _sample(data, size))
     splits = {split: _write_split(split, data, out, tokenizer) for split in SPLITS}
     files = [tokenizer["sha256"], *(entry["sha256"] for entry in splits.values())]
-    manifest = {
-        "schema": SCHEMA,
-        "name": name,
-        "spec": data.plain(),
-        "recipe": fingerprint(data.recipe()),
-        "fingerprint": fingerprint(files),
-        "source_fingerprint": source,
-        "code_hash": code_hash,
-        "tokenizer": tokenizer,
-        "splits": splits,
-        "split_rule": data.source.split_rule(data.shares),
-        "licence": data.source.licence_notice(),
-        "questions": [],
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": _versions() | data.source.versions(),
-    }
-    write_json(out / "manifest.json", manifest)
-
-
-def _is_current(out: Path, data: ParallelData, source: str | None, code_hash: str) -> bool:
-    try:
-        manifest = read_manifest(out)
-        for split in SPLITS:
-            load_stream(out, split)
-        load_tokenizer(out)
-    except UserError:
-        return False
-    known = (manifest.get("recipe"), manifest.get("code_hash"))
-    return source in (None, manifest.get("source_fingerprint")) and known == (fingerprint(data.recipe()), code_hash)
-
-
-def _write_tokenizer(data: ParallelData, out: Path) -> dict[str, Any]:
-    spec, path = data.tokenizer, out / "tokenizer.json"
-    with replacing(path) as temporary:
-        if isinstance(spec, TokenizerFile):
-            tokenizer = spec.load()
-            shutil.copyfile(Path(spec.path).expanduser(), temporary)
-        else:
-            tokenizer = spec.train(_sample(data, spec.training_bytes))
-            tokenizer.save(str(temporary))
-    end = tokenizer.token_to_id(spec.end_of_text)
-    return {"kind": spec.kind, "vocabulary": spec.vocabulary, "sha256": sha256(path), "end_of_text": end}
+    content = {"fingerprint": fingerprint(files), "tokenizer": tokenizer, "splits": splits}
+    write_manifest(out, name, data, origin, content, ("tokenizers", "numpy"))
 
 
 def _sample(data: ParallelData, size: int) -> Iterator[str]:
@@ -165,8 +117,3 @@ def _reason(split: Split, pair: Pair, ids: tuple[np.ndarray, np.ndarray], data: 
         return "too_long"
     too_uneven = data.max_ratio is not None and lengths[1] > data.max_ratio * lengths[0]
     return "ratio" if split == "train" and too_uneven else None
-
-
-def _versions() -> dict[str, str]:
-    packages = {package: version(package) for package in ("tokenizers", "numpy")}
-    return {"python": platform.python_version(), "formerlab": __version__, **packages}

@@ -1,29 +1,27 @@
 """The data stage: from a source to token streams, tokenizer, questions and, last, the manifest."""
 
-import platform
 import shutil
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from formerlab import __version__
 from formerlab.data.contents import CONTENTS
 from formerlab.data.encoding import Encoding, encode, stream_type
 from formerlab.data.intake import Intake, batches, training_sample
+from formerlab.data.manifest import are_whole, current_manifest, made_from, write_manifest
 from formerlab.data.questions import FOLDER, write_questions
 from formerlab.data.shards import SPLITS, Split
 from formerlab.data.source import Corpus
 from formerlab.data.spec import TextData
-from formerlab.data.streams import SCHEMA, Stream, load_stream, load_tokenizer, read_manifest, writing
-from formerlab.data.tokenizer import TokenizerFile, TokenizerOf
+from formerlab.data.streams import Stream, load_tokenizer, read_manifest, writing
+from formerlab.data.tokenizer import TokenizerFile, TokenizerOf, with_tokenizer_file, write_tokenizer
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
-from formerlab.files import replacing, sha256, write_json
+from formerlab.files import replacing, sha256
 from formerlab.spec import fingerprint
 
 
@@ -34,11 +32,7 @@ def source_fingerprint(data: TextData, cache: Path | None = None) -> str | None:
     moving them together changes nothing. `cache` names a file that saves reading unchanged files again; the data
     stage keeps its own in `contents.json`.
     """
-    state = data.source.state(cache)
-    if state is None or not isinstance(data.tokenizer, TokenizerFile):
-        return state
-    path = Path(data.tokenizer.path).expanduser()
-    return fingerprint([state, sha256(path)]) if path.is_file() else None
+    return with_tokenizer_file(data.source.state(cache), data.tokenizer)
 
 
 def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
@@ -48,8 +42,8 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
     core available; the result does not depend on it. Raises UserError naming the file, column or setting that is wrong;
     what is half written is removed. Where the source is gone, data prepared before with the same settings stay valid.
     """
-    source = source_fingerprint(data, out / CONTENTS)
-    if _is_current(out, data, source, code_hash):
+    origin = made_from(data, source_fingerprint(data, out / CONTENTS), code_hash)
+    if _is_current(out, data, origin):
         print(f"{out}: already prepared", file=sys.stderr)
         return
     with Workers(processes) as workers:
@@ -63,41 +57,23 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
         tokenizer = _write_tokenizer(data, out, corpus)
         splits, duplicates = _write_streams(data, out, corpus, tokenizer, workers)
     files = [tokenizer["sha256"], *(entry["sha256"] for entry in (*splits.values(), *questions))]
-    manifest = {
-        "schema": SCHEMA,
-        "name": name,
-        "spec": data.plain(),
-        "recipe": fingerprint(data.recipe()),
+    content = {
         "fingerprint": fingerprint(files),
-        "source_fingerprint": source,
-        "code_hash": code_hash,
         "tokenizer": tokenizer,
         "splits": splits,
         "duplicates_removed": duplicates,
-        "split_rule": data.source.split_rule(data.shares),
-        "licence": data.source.licence_notice(),
         "questions": questions,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": _versions() | data.source.versions(),
     }
-    write_json(out / "manifest.json", manifest)
+    write_manifest(out, name, data, origin, content, ("tokenizers", "regex", "numpy"))
 
 
-def _is_current(out: Path, data: TextData, source: str | None, code_hash: str) -> bool:
-    try:
-        manifest = read_manifest(out)
-        for split in SPLITS:
-            load_stream(out, split)
-        load_tokenizer(out)
-    except UserError:
-        return False
-    if source is not None and source != manifest.get("source_fingerprint"):
+def _is_current(out: Path, data: TextData, origin: dict[str, Any]) -> bool:
+    manifest = current_manifest(out, origin)
+    if manifest is None or not are_whole(out):
         return False
     if isinstance(data.tokenizer, TokenizerOf) and manifest["tokenizer"] != _borrowed(data.tokenizer, out):
         return False
-    questions = all((out / entry["file"]).is_file() for entry in manifest["questions"])
-    known = (manifest.get("recipe"), manifest.get("code_hash"))
-    return questions and known == (fingerprint(data.recipe()), code_hash)
+    return all((out / entry["file"]).is_file() for entry in manifest["questions"])
 
 
 def _clear(out: Path) -> None:
@@ -114,16 +90,11 @@ def _write_tokenizer(data: TextData, out: Path, corpus: Corpus) -> dict[str, Any
         with replacing(path) as temporary:
             shutil.copyfile(out.parent / spec.data / path.name, temporary)
         return _borrowed(spec, out)
-    with replacing(path) as temporary:
-        if isinstance(spec, TokenizerFile):
-            tokenizer = spec.load()
-            shutil.copyfile(Path(spec.path).expanduser(), temporary)
-        else:
-            size = min(spec.training_bytes, data.max_bytes or spec.training_bytes)
-            tokenizer = spec.train(training_sample(corpus.shards, data, size))
-            tokenizer.save(str(temporary))
-    end = tokenizer.token_to_id(spec.end_of_text)
-    return {"kind": spec.kind, "vocabulary": spec.vocabulary, "sha256": sha256(path), "end_of_text": end}
+
+    def sample(size: int) -> Iterator[str]:
+        return training_sample(corpus.shards, data, min(size, data.max_bytes or size))
+
+    return write_tokenizer(spec, path, sample)
 
 
 def _borrowed(spec: TokenizerOf, out: Path) -> dict[str, Any]:
@@ -174,8 +145,3 @@ def _no_documents(split: Split, data: TextData, documents: int) -> str:
         return "no document is left for training: all are held out or repeat held-out ones; name more text"
     share = getattr(data, f"{split}_share")
     return f"none of {documents} documents is left for '{split}': raise {split}_share={share:g} or name source.{split}"
-
-
-def _versions() -> dict[str, str]:
-    packages = {package: version(package) for package in ("tokenizers", "regex", "numpy")}
-    return {"python": platform.python_version(), "formerlab": __version__, **packages}

@@ -1,13 +1,15 @@
 """Tokenizers: byte-level BPE trained on the training text, a tokenizer file, or that of another data set."""
 
-from collections.abc import Iterable
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt
 
 from formerlab.errors import UserError
-from formerlab.spec import Spec
+from formerlab.files import replacing, sha256
+from formerlab.spec import Spec, fingerprint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -89,6 +91,29 @@ class TokenizerOf(Spec):
 
 
 Tokenizer = Annotated[BytePairs | TokenizerFile | TokenizerOf, Field(discriminator="kind")]
+
+
+def with_tokenizer_file(state: str | None, tokenizer: Spec) -> str | None:
+    """Return the state of a source with that of a tokenizer file; None where one of them cannot be seen now."""
+    if state is None or not isinstance(tokenizer, TokenizerFile):
+        return state
+    path = Path(tokenizer.path).expanduser()
+    return fingerprint([state, sha256(path)]) if path.is_file() else None
+
+
+def write_tokenizer(
+    spec: BytePairs | TokenizerFile, path: Path, sample: Callable[[int], Iterable[str]]
+) -> dict[str, Any]:
+    """Write `tokenizer.json`, copied or learned from a sample of so many bytes; return what the manifest says of it."""
+    with replacing(path) as temporary:
+        if isinstance(spec, TokenizerFile):
+            tokenizer = spec.load()
+            shutil.copyfile(Path(spec.path).expanduser(), temporary)
+        else:
+            tokenizer = spec.train(sample(spec.training_bytes))
+            tokenizer.save(str(temporary))
+    end = tokenizer.token_to_id(spec.end_of_text)
+    return {"kind": spec.kind, "vocabulary": spec.vocabulary, "sha256": sha256(path), "end_of_text": end}
 
 
 def read_tokenizer(path: Path) -> "HuggingFaceTokenizer":

@@ -1,6 +1,7 @@
 """Handwritten digits that come with scikit-learn: real images without a download."""
 
 from importlib.metadata import version
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ class Digits(ImageSource):
 
     kind: Literal["digits"] = "digits"
 
-    def state(self) -> str | None:
+    def state(self, cache: Path | None = None) -> str | None:
         """Return the fingerprint of the name: the images have not changed in any release of scikit-learn."""
         return fingerprint("scikit-learn digits")
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from formerlab.data.images.source import Gallery, ImageSource, Picture, by_name
+from formerlab.data.images.source import Gallery, ImageSource, Picture
+from formerlab.data.origin import rule_of
 from formerlab.data.shards import SPLITS, Shares, Split
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
@@ -29,7 +30,7 @@ class ImageFolders(ImageSource):
     licence: str = "not stated"
     """The licence of the images, for the manifest."""
 
-    def state(self) -> str | None:
+    def state(self, cache: Path | None = None) -> str | None:
         """Return the fingerprint of names and sizes of all files; None where a folder is missing.
 
         The files' contents are not read for it: there may be millions. An image that is replaced by another of the
@@ -54,7 +55,8 @@ class ImageFolders(ImageSource):
 
     def split_rule(self, shares: Shares) -> str:
         """Say how images are divided."""
-        return by_name({split: getattr(self, split) and "the folder named" for split in SPLITS}, shares)
+        named: dict[str, str | None] = {split: getattr(self, split) and "the folder named" for split in SPLITS}
+        return rule_of(named, shares, "by image: BLAKE2b of its name")
 
     def licence_notice(self) -> str:
         """Return the licence that the config states."""

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from formerlab.data.images.source import Gallery, ImageSource, Picture, by_name
+from formerlab.data.hub_splits import named_splits
+from formerlab.data.images.source import Gallery, ImageSource, Picture
+from formerlab.data.origin import rule_of
 from formerlab.data.shards import SPLITS, Shares
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
@@ -40,7 +42,7 @@ class ImageHub(ImageSource):
     licence: str = "as stated on the data set's page"
     """The licence of the images, for the manifest."""
 
-    def state(self) -> str | None:
+    def state(self, cache: Path | None = None) -> str | None:
         """Return the fingerprint of name, revision and the files' names and sizes; the hub is not looked up."""
         stamps = [(path.name, path.stat().st_size) for path in self._paths()]
         return fingerprint([self.name, self.subset, self.revision, stamps])
@@ -58,10 +60,7 @@ class ImageHub(ImageSource):
 
     def split_rule(self, shares: Shares) -> str:
         """Say how images are divided."""
-        named = {split: getattr(self, split) for split in SPLITS}
-        return by_name(
-            {split: f"the data set's split '{name}'" if name else None for split, name in named.items()}, shares
-        )
+        return rule_of(named_splits(self), shares, "by image: BLAKE2b of its name")
 
     def licence_notice(self) -> str:
         """Return the licence that the config states."""

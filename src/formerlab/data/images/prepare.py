@@ -1,27 +1,23 @@
 """The data stage of images: from a source to one file of bytes per split, labels and, last, the manifest."""
 
-import platform
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from formerlab import __version__
 from formerlab.data.images.decode import Decoded, Form, decode_all
 from formerlab.data.images.source import Gallery, Picture
 from formerlab.data.images.spec import ImageData
 from formerlab.data.images.store import load_images
+from formerlab.data.manifest import current_manifest, made_from, write_manifest
 from formerlab.data.shards import SPLITS, Split, digest
-from formerlab.data.streams import SCHEMA, read_manifest
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
-from formerlab.files import replacing, sha256, write_json
+from formerlab.files import replacing, sha256
 from formerlab.progress import short
 from formerlab.spec import fingerprint
 
@@ -48,8 +44,7 @@ class Growing:
 
 def source_fingerprint(data: ImageData, cache: Path | None = None) -> str | None:
     """Return 16 hexadecimal digits that change when the source does; None where it cannot be seen now."""
-    del cache
-    return data.source.state()
+    return data.source.state(cache)
 
 
 def prepare(name: str, data: ImageData, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
@@ -59,8 +54,8 @@ def prepare(name: str, data: ImageData, out: Path, *, code_hash: str = "", proce
     Raises UserError for a missing source, for another number of classes than the config says, for a split without
     images, and where more images than `most_corrupt` cannot be decoded.
     """
-    state = data.source.state()
-    if _is_current(out, data, state, code_hash):
+    origin = made_from(data, data.source.state(), code_hash)
+    if current_manifest(out, origin) is not None and _are_whole(out):
         print(f"{out}: already prepared", file=sys.stderr)
         return
     gallery = data.source.open()
@@ -72,38 +67,24 @@ def prepare(name: str, data: ImageData, out: Path, *, code_hash: str = "", proce
     with Workers(processes) as workers:
         splits, corrupt, sums = _write(data, gallery, out, workers)
     mean, square = sums / splits["train"]["images"]
-    manifest = {
-        "schema": SCHEMA,
-        "name": name,
-        "spec": data.plain(),
-        "recipe": fingerprint(data.recipe()),
+    content = {
         "fingerprint": fingerprint([[entry["sha256"], entry["labels_sha256"]] for entry in splits.values()]),
-        "source_fingerprint": state,
-        "code_hash": code_hash,
         "classes": gallery.classes,
         "mean": mean.tolist(),
         "std": np.sqrt(square - mean**2).tolist(),
         "splits": splits,
         "corrupt": corrupt,
-        "split_rule": data.source.split_rule(data.shares),
-        "licence": data.source.licence_notice(),
-        "questions": [],
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": _versions() | data.source.versions(),
     }
-    write_json(out / "manifest.json", manifest)
+    write_manifest(out, name, data, origin, content, ("pillow", "numpy"))
 
 
-def _is_current(out: Path, data: ImageData, state: str | None, code_hash: str) -> bool:
+def _are_whole(out: Path) -> bool:
     try:
-        manifest = read_manifest(out)
         for split in SPLITS:
             load_images(out, split)
     except UserError:
         return False
-    if state is not None and state != manifest.get("source_fingerprint"):
-        return False
-    return (manifest.get("recipe"), manifest.get("code_hash")) == (fingerprint(data.recipe()), code_hash)
+    return True
 
 
 def _write(
@@ -190,8 +171,3 @@ def _entry(out: Path, split: str, files: Growing, data: ImageData) -> dict[str, 
         with replacing(out / entry[name]) as temporary, open(temporary, "wb") as file:
             np.save(file, np.asarray(values, dtype=np.int64))
     return entry | {"sha256": sha256(out / entry["file"]), "labels_sha256": sha256(out / entry["labels"])}
-
-
-def _versions() -> dict[str, str]:
-    packages = {package: version(package) for package in ("pillow", "numpy")}
-    return {"python": platform.python_version(), "formerlab": __version__, **packages}

@@ -1,0 +1,87 @@
+"""What the manifests of all kinds of data sets have in common, and whether prepared data are still what they say."""
+
+import platform
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+from formerlab import __version__
+from formerlab.data.origin import Origin
+from formerlab.data.shards import SPLITS, Shares
+from formerlab.data.streams import SCHEMA, load_stream, load_tokenizer, read_manifest
+from formerlab.errors import UserError
+from formerlab.files import write_json
+from formerlab.spec import fingerprint
+
+
+class Divided(Protocol):
+    """The spec of data that are divided into splits."""
+
+    @property
+    def source(self) -> Origin:
+        """Where they come from."""
+
+    @property
+    def shares(self) -> Shares:
+        """How they are divided where the source does not say."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the spec as JSON values."""
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what shapes the data, without the places they lie at."""
+
+
+def made_from(data: Divided, source: str | None, code_hash: str) -> dict[str, Any]:
+    """Return what data are made from; where a manifest says the same, they need not be prepared again."""
+    return {"recipe": fingerprint(data.recipe()), "source_fingerprint": source, "code_hash": code_hash}
+
+
+def current_manifest(out: Path, origin: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the manifest in `out` where it says that the data are made from `origin`, else nothing.
+
+    A source that cannot be seen now counts as unchanged.
+    """
+    try:
+        manifest = read_manifest(out)
+    except UserError:
+        return None
+    seen = {key: value for key, value in origin.items() if key != "source_fingerprint" or value is not None}
+    return manifest if all(manifest.get(key) == value for key, value in seen.items()) else None
+
+
+def are_whole(out: Path) -> bool:
+    """Say whether the token streams of all splits and their tokenizer can be loaded."""
+    try:
+        for split in SPLITS:
+            load_stream(out, split)
+        load_tokenizer(out)
+    except UserError:
+        return False
+    return True
+
+
+def write_manifest(
+    out: Path, name: str, data: Divided, origin: dict[str, Any], content: dict[str, Any], packages: Iterable[str]
+) -> None:
+    """Write the manifest, which stands for finished data, and so comes last.
+
+    `content` is what this kind of data says of its files, with a `fingerprint` of them all; `packages` are those whose
+    version may matter.
+    """
+    versions = {"python": platform.python_version(), "formerlab": __version__}
+    manifest = {
+        "schema": SCHEMA,
+        "name": name,
+        "spec": data.plain(),
+        **origin,
+        **content,
+        "split_rule": data.source.split_rule(data.shares),
+        "licence": data.source.licence_notice(),
+        "questions": content.get("questions", []),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions | {package: version(package) for package in packages} | data.source.versions(),
+    }
+    write_json(out / "manifest.json", manifest)
