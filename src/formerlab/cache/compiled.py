@@ -12,6 +12,7 @@ from torch import Tensor
 from formerlab.cache import kernel
 from formerlab.cache.engine import Prompt, Pruned
 from formerlab.cache.eviction import Eviction, coefficients
+from formerlab.cache.kernel_data import Held, Rule
 from formerlab.cache.lanes import LANES, Strided
 from formerlab.cache.slots import EMPTY, Scores
 from formerlab.cache.store import Store
@@ -58,7 +59,7 @@ class Step:
         batch, key_heads, d_head, capacity = store.keys.shape
         sets = store.slots.positions.shape[1]
         self._units = batch * sets
-        self._held = kernel.Held(
+        self._held = Held(
             store.keys.view(self._units, -1, d_head, capacity).numpy(),
             store.values.view(self._units, -1, capacity, d_head).numpy(),
             _flat(store.slots.positions),
@@ -93,9 +94,9 @@ def _token(x: Float[Tensor, "batch heads one d_head"]) -> Strided:
     return Strided(x.reshape(-1).numpy(), heads * d_head, d_head, 0)
 
 
-def _rule(policy: Eviction, d_head: int) -> kernel.Rule:
+def _rule(policy: Eviction, d_head: int) -> Rule:
     decay, gain = coefficients(policy) or (0.0, 0.0)
-    return kernel.Rule(decay, gain, d_head**-0.5)
+    return Rule(decay, gain, d_head**-0.5)
 
 
 def _bounds(policy: Eviction, entries: list[int]) -> Array:

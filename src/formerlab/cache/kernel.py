@@ -5,84 +5,19 @@ and not once per query; then the rule acts row by row. Sums run in a fixed order
 All that numba keeps on disk stands in this file, because its file cache looks at no other.
 """
 
-from typing import NamedTuple, no_type_check
+from typing import no_type_check
 
 import numpy as np
 
+from formerlab.cache.kernel_data import Bounds, Heads, Held, Room, Rule, Shape, Tensors
 from formerlab.cache.lanes import LANES, TILE, Array, Strided, compiled, oldest, product, rescore, softmax, vector
 from formerlab.cache.slots import EMPTY
 
-LANES_SHA256 = "1656ab191c3e995e"
-"""Start of the hash of lanes.py, so that a change there changes this file too and outdates what numba kept."""
+PARTS_SHA256 = "d33efe984ab73f5c"
+"""Start of the hash of kernel_data.py and lanes.py, so that a change there changes this file too and outdates what
+numba kept."""
 BLOCK = 16
 """Most queries of a block."""
-
-
-class Rule(NamedTuple):
-    """S <- decay S + gain p."""
-
-    decay: float
-    gain: float
-    scale: float
-    """Factor of q k^T."""
-
-
-class Heads(NamedTuple):
-    """Heads that choose together, and where they stand in the tensors."""
-
-    batch: int
-    head: int
-    """First query head."""
-    key_head: int
-    """First key head."""
-    number: int
-    """Query heads."""
-    share: int
-    """Query heads per key head."""
-    origin: int
-    """Position of the tensors' first token."""
-
-
-class Bounds(NamedTuple):
-    """Keys that may stay, first and last positions that are not evicted."""
-
-    limit: int
-    sink: int
-    recent: int
-
-
-class Held(NamedTuple):
-    """What such heads hold."""
-
-    keys: Array
-    """(key heads, channels, slots)"""
-    values: Array
-    """(key heads, slots, channels)"""
-    positions: Array
-    """(slots,)"""
-    scores: Array
-    """(slots,)"""
-
-
-class Room(NamedTuple):
-    """Work space of a thread."""
-
-    logits: Array
-    """(heads, rows, slots)"""
-    queries: Array
-    """(rows, channels)"""
-    outputs: Array
-    """(rows, channels)"""
-    received: Array
-    """(slots,)"""
-    free: Array
-    """Slots of the block's own keys (rows,)"""
-
-
-Tensors = tuple[Strided, Strided, Strided, Strided]
-"""Queries, keys, values, outputs."""
-Shape = tuple[int, int, int, int, int]
-"""Sets per sequence, query heads per set, query heads per key head, channels, most keys that may stay."""
 
 
 @compiled

@@ -1,6 +1,5 @@
 """Build the plan: every job with its resolved spec, code hash, inputs and cost, as one JSON value."""
 
-from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -8,23 +7,19 @@ from typing import Any
 from formerlab.data.contents import CONTENTS
 from formerlab.data.dataset import DataSpec
 from formerlab.data.kinds import source_state
-from formerlab.errors import UserError
 from formerlab.evaluation.prune import FILES as PRUNE_FILES
-from formerlab.evaluation.prune import PruneSweep
-from formerlab.evaluation.suites import Suite
 from formerlab.figures import Drawing, catalogue
 from formerlab.files import read_json
-from formerlab.models import Decoder
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import gpus_of, run_cost, totals
+from formerlab.plan.evaluations import prune_jobs, zeroshot_jobs
 from formerlab.plan.forecast import forecast, price_evaluations
 from formerlab.plan.hardware import Hardware, choose, hardware_table
-from formerlab.plan.layers import Layer, Tree, place_of
+from formerlab.plan.layers import Tree
 from formerlab.plan.measures import MEASURES, WRITES, measure_jobs
-from formerlab.plan.read import parse
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, Study, StudyScale
-from formerlab.plan.sources import Sources, read_sources, study_place
+from formerlab.plan.sources import Sources, read_sources
 from formerlab.plan.speed import flow_jobs, match_times, speed_jobs
 from formerlab.plan.tokenizers import chain, tokenizer_of
 from formerlab.run import Run
@@ -78,8 +73,8 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "flow": flow_jobs(runs, sources),
         **{stage: measure_jobs(stage, runs, sources) for stage in MEASURES},
     }
-    plan["zeroshot"] = _zeroshot_jobs(runs, sources, plan, root)
-    plan["prune"] = _prune_jobs(runs, sources, plan, root)
+    plan["zeroshot"] = zeroshot_jobs(runs, sources, plan, root)
+    plan["prune"] = prune_jobs(runs, sources, plan, root)
     plan["draw"] = _drawings(plan)
     plan["claims"] = _claims(sources)
     plan["totals"] = totals([job["cost"] for job in train.values()])
@@ -151,79 +146,6 @@ def _study(name: str, sources: Sources, train: Tree) -> dict[str, Any]:
     study = sources.studies[name]
     costs = [job["cost"] for job in train.values() if job["study"] == name]
     return {"title": study.title, "paper": study.paper, "question": study.question, "totals": totals(costs)}
-
-
-def _zeroshot_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any], root: Path) -> dict[str, Any]:
-    """Return the runs that answer questions, where there are any."""
-    jobs = {}
-    for run in runs:
-        at_scale = sources.scale.studies.get(run.study, StudyScale())
-        patterns = sources.studies[run.study].zeroshot if at_scale.zeroshot is None else at_scale.zeroshot
-        if any(fnmatchcase(run.name, p) for p in patterns) and _has_questions(run, sources):
-            _decoder_of(run, f"{study_place(run.study)}: zeroshot")
-            suites = tuple(sources.scale.suites.values())
-            code = code_hash("formerlab.evaluation.zeroshot", *_suite_code(suites), specs=[run.model, *suites])
-            jobs[run.id] = {
-                "code": code,
-                "suites": _states(root / plan["results"] / run.id / "zeroshot.json", sources.scale.suites, plan),
-            }
-    return jobs
-
-
-def _has_questions(run: Run, sources: Sources) -> bool:
-    return bool(sources.scale.data[run.data].has_questions or sources.scale.suites)
-
-
-def _suite_code(suites: tuple[Suite, ...]) -> list[str]:
-    """Return the module that loads suites, where a job has any."""
-    return ["formerlab.evaluation.suite_tasks"] if suites else []
-
-
-def _states(record: Path, names: Iterable[str], plan: dict[str, Any]) -> dict[str, str | None]:
-    """Return the fingerprint of each suite; one that cannot be seen now counts as unchanged since its last `record`."""
-    states = {name: plan["suites"][name]["state"] for name in names}
-    if None in states.values() and record.exists():
-        before = read_json(record).get("suites", {})
-        states = {name: before.get(name) if state is None else state for name, state in states.items()}
-    return states
-
-
-def _prune_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any], root: Path) -> dict[str, Any]:
-    """Return the runs whose cache is pruned, each with its sweep."""
-    jobs = {}
-    for run in runs:
-        study, at_scale = sources.studies[run.study], sources.scale.studies.get(run.study, StudyScale())
-        pattern = next((p for p in study.prune if fnmatchcase(run.name, p)), None)
-        if pattern is None:
-            continue
-        layers = [
-            Layer(study_place(run.study), study.prune[pattern]),
-            Layer(sources.scale_place, at_scale.prune.get(pattern, {})),
-        ]
-        sweep = parse(PruneSweep, layers, f"{run.study}.prune.{pattern}")
-        context = _decoder_of(run, f"{study_place(run.study)}: prune.{pattern}").context
-        if sweep.context is not None and sweep.context > context:
-            raise UserError(
-                f"{place_of(layers, ('context',))}: {run.study}.prune.{pattern}.context: {sweep.context} exceeds "
-                f"model.context={context} of run {run.name!r}; lower it"
-            )
-        sweep = sweep.model_copy(update={"questions": sweep.questions and _has_questions(run, sources)})
-        asked = {name: suite for name, suite in sources.scale.suites.items() if sweep.asks(name)}
-        suites = tuple(asked.values())
-        code = code_hash("formerlab.evaluation.prune", *_suite_code(suites), specs=[sweep, run.model, *suites])
-        jobs[run.id] = {
-            "sweep": sweep.plain(),
-            "code": code,
-            "suites": _states(root / plan["results"] / run.id / "prune.json", asked, plan),
-        }
-    return jobs
-
-
-def _decoder_of(run: Run, place: str) -> Decoder:
-    """Return the run's model where it is a decoder, else say that `place` asks too much of it."""
-    if not isinstance(run.model, Decoder):
-        raise UserError(f"{place}: run {run.name!r} trains model.kind={run.model.kind}; name runs of a decoder")
-    return run.model
 
 
 def _claims(sources: Sources) -> dict[str, str]:
