@@ -1,8 +1,8 @@
 """Figures and tables: one file each, found by name, drawn from rows alone.
 
 A figure `figures/<name>.py` or a table `tables/<name>.py` holds literal constants that the plan reads without importing
-anything: STUDY, READS (files of a run), RUNS (glob patterns of run names), CAPTION (reStructuredText: what to see) and
-CATEGORY. A figure has `data(results) -> DataFrame` and `draw(data) -> Figure`; the frame is written beside the picture,
+anything: STUDY, READS (files of a run), RUNS (glob patterns of run names) and CAPTION (reStructuredText: what to see).
+A figure has `data(results) -> DataFrame` and `draw(data) -> Figure`; the frame is written beside the picture,
 so the picture shows nothing else. A table has `table(results) -> DataFrame`. In both, the column `source` is `ours` or
 `published`. Files whose name starts with an underscore are shared parts.
 """
@@ -21,7 +21,7 @@ from formerlab.files import write_text
 if TYPE_CHECKING:  # pandas takes a second to import; the plan reads the catalogue without it
     from formerlab.results import Results
 
-_CONSTANTS = ("STUDY", "READS", "RUNS", "CAPTION", "CATEGORY")
+_CONSTANTS = ("STUDY", "READS", "RUNS", "CAPTION")
 _PACKAGE = Path(__file__).parent.parent
 
 
@@ -38,7 +38,6 @@ class Drawing:
     runs: tuple[str, ...]
     """Glob patterns of the names of the runs that it reads."""
     caption: str
-    category: str
     path: Path
     """The module."""
 

@@ -6,12 +6,13 @@ The published costs are TPU hours read from the figures, the published perplexit
 import re
 from collections.abc import Sequence
 
-import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame
 
+from formerlab.figures._marks import label_at_edge, points_with_bars
 from formerlab.figures._runs import count_notes, missing_note
 from formerlab.figures._style import (
     BLACK,
@@ -25,15 +26,22 @@ from formerlab.figures._style import (
     mark_published,
     widen,
 )
-from formerlab.figures._tokenformer import SERIES
+from formerlab.figures._tokenformer import SERIES, series_points
 from formerlab.published import TOKENFORMER as PAPER
 from formerlab.published import published
+from formerlab.results import Results
 
 Curve = tuple[str, str, str, str]
 """Model family, tokens per model, figure with the costs, and the name of a published curve."""
 
 
-def published_points(curves: Sequence[Curve], *, start: bool) -> DataFrame:
+def cost_points(results: Results, runs: Sequence[str], curves: Sequence[Curve], *, chains: bool) -> DataFrame:
+    """Return a row per point, ours and those of the published `curves`: of whole `chains` of growth, or of stages."""
+    ours = series_points(results, runs, grown_from=1 if chains else 2)
+    return pd.concat([ours, _published_points(curves, start=chains)], ignore_index=True)
+
+
+def _published_points(curves: Sequence[Curve], *, start: bool) -> DataFrame:
     """Return a row per published point; with `start`, grown curves begin at the first model of the chain."""
     costs = published(PAPER, "Fig 3", "Fig 4").query("metric == 'training_cost'")
     reached = _values(published(PAPER, "Tables 6-7", "Table 6").query("metric == 'perplexity'"))
@@ -85,18 +93,16 @@ def _draw_ours(axes: Axes, ours: DataFrame, column: str, label: str, *, labelled
         series = known[str(name)]
         x = aside(points[column], place, len(groups), 0.015, logarithm=True)
         y = points["loss_nats"]
-        bars = np.nan_to_num([y - points["loss_nats_low"], points["loss_nats_high"] - y])
-        colour, marker = series.look
-        axes.errorbar(x, y, bars, color=colour, marker=marker, linestyle=series.line, capsize=2, elinewidth=1)
-        labels.append(Label(x.iloc[-1], y.iloc[-1], series.name, colour))
+        ends = points["loss_nats_low"], points["loss_nats_high"]
+        points_with_bars(axes, x, y, ends, series.look, linestyle=series.line)
+        labels.append(Label(x.iloc[-1], y.iloc[-1], series.name, series.look.colour))
     axes.set_xscale("log")
     axes.set_xlabel(label)
     cut_bars(axes, ours["loss_nats"], ours["loss_nats_low"], ours["loss_nats_high"])
     widen(axes, 1.0 if labelled else 0.0)
     if labelled:
         loss_axis(axes)
-        edge = max(label.x for label in labels)
-        label_directly(axes, [label._replace(x=edge) for label in labels])
+        label_at_edge(axes, labels)
 
 
 def _draw_published(axes: Axes, theirs: DataFrame) -> None:

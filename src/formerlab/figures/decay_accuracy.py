@@ -1,11 +1,11 @@
 """Zero-shot accuracy of Full, H2O and Decay (Decay article, Fig 4a and Table 2)."""
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from formerlab.figures._marks import points_with_bars
 from formerlab.figures._pruning import PUBLISHED_ALPHA
 from formerlab.figures._questions import SUITES, accuracies, answers, chance, title
 from formerlab.figures._runs import missing_note
@@ -16,7 +16,6 @@ from formerlab.results import Results
 STUDY = "decay"
 READS = ("prune_questions.csv", "run.json")
 RUNS = ("*",)
-CATEGORY = "Decay"
 CAPTION = (
     "Zero-shot accuracy with the whole cache, H2O (half recent), Decay (alpha 0.2, no recent part) and Local at 40 % "
     "of the tokens, or the budget nearest to it; after Fig. 4a and Table 2 of the Decay article, whose values stand "
@@ -86,10 +85,8 @@ def _draw(axes: Axes, rows: DataFrame) -> None:
     for index, name in enumerate(series):
         points = rows[rows["series"] == name]
         x = points["task"].map(places) + 0.16 * (index - (len(series) - 1) / 2)
-        y = 100 * points["accuracy"]
-        bars = np.nan_to_num([y - 100 * points["low"], 100 * points["high"] - y])
-        colour, marker = look(name.lower())
-        axes.errorbar(x, y, bars, color=colour, marker=marker, linestyle="", capsize=2, elinewidth=1, label=name)
+        y, ends = 100 * points["accuracy"], (100 * points["low"], 100 * points["high"])
+        points_with_bars(axes, x, y, ends, look(name.lower()), linestyle="", label=name)
     if rows["chance"].notna().any():
         guesses = rows.dropna(subset=["chance"]).drop_duplicates("task")
         for task, guess in zip(guesses["task"], guesses["chance"], strict=True):

@@ -1,20 +1,17 @@
 """Perplexity against the forgetting factor alpha (Decay article, Fig 4b and 4c; A2SF, arXiv:2407.20485)."""
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from formerlab.figures._alphas import draw_alphas, missing_levels
 from formerlab.figures._pruning import PUBLISHED_ALPHA, arms, bootstrap_notes, main_arms
-from formerlab.figures._runs import missing_note
-from formerlab.figures._style import GREY, Label, canvas, label_directly, look
+from formerlab.figures._style import canvas
 from formerlab.results import Results
 
 STUDY = "decay"
 READS = ("prune.csv", "run.json")
 RUNS = ("*",)
-CATEGORY = "Decay"
 CAPTION = (
     "Held-out perplexity against the forgetting factor alpha of Decay, for each budget, with the whole cache and "
     "H2O at the same budget as lines; after Fig. 4b and 4c of the Decay article, which show accuracies (its points "
@@ -43,33 +40,14 @@ def draw(data: DataFrame) -> Figure:
     """Draw a panel per run and budget."""
     decay = data[data["policy"] == "decay"]
     panels = list(decay[["run", "budget"]].drop_duplicates().itertuples(index=False, name=None))
-    names = ["Full" if name == "full" else "H2O" for name in data["policy"] if name != "decay"]
     dotted = f"Dotted: alpha {PUBLISHED_ALPHA:g}, the published choice."
-    notes = [*bootstrap_notes(data), dotted, *missing_note(names, ["Full", "H2O"])]
+    notes = [*bootstrap_notes(data), dotted, *missing_levels(data)]
     figure, axes = canvas([2.6] * len(panels), notes, height=2.7, right=1.05, columns=3)
     several = decay["run"].nunique() > 1
     for panel, (run, budget) in zip(axes, panels, strict=True):
         mine = data[data["run"] == run]
-        _draw_budget(panel, mine[mine["budget"].eq(budget) | mine["policy"].eq("full")])
+        panel.set_ylabel("perplexity")
+        draw_alphas(panel, mine[mine["budget"].eq(budget) | mine["policy"].eq("full")], "perplexity")
         size = f"budget {100 * budget:g} % of the tokens" if budget <= 1 else f"budget {budget:g} entries"
         panel.set_title(f"{run}: {size}" if several else size[0].upper() + size[1:])
     return figure
-
-
-def _draw_budget(axes: Axes, rows: DataFrame) -> None:
-    points = rows[rows["policy"] == "decay"].sort_values("alpha")
-    colour, marker = look("decay")
-    y = points["perplexity"]
-    bars = np.nan_to_num([y - points["perplexity_low"], points["perplexity_high"] - y])
-    axes.axvline(PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
-    axes.errorbar(points["alpha"], y, bars, color=colour, marker=marker, capsize=2, elinewidth=1)
-    labels = [Label(points["alpha"].iloc[-1], y.iloc[-1], "Decay", colour)]
-    for policy, name in (("full", "Full"), ("h2o", "H2O")):
-        level = rows[rows["policy"] == policy]
-        if len(level):
-            tint = look(policy).colour
-            axes.axhline(level["perplexity"].iloc[0], color=tint, linestyle="--", linewidth=1)
-            labels.append(Label(points["alpha"].iloc[-1], level["perplexity"].iloc[0], name, tint))
-    axes.set_xlabel("forgetting factor alpha")
-    axes.set_ylabel("perplexity")
-    label_directly(axes, labels)

@@ -9,7 +9,6 @@ from formerlab.results import Results
 STUDY = "decay"
 READS = ("prune.csv", "run.json")
 RUNS = ("decoder",)
-CATEGORY = "Decay"
 CAPTION = (
     "Held-out loss above that with the whole cache, against the realised budget, for what is used today and for the "
     "other algorithms called H2O, all evicting step by step. Random is the floor; Ideal, which takes the best keys of "

@@ -2,21 +2,18 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.figures._pruning import ARM, PUBLISHED_ALPHA, ordered
-from formerlab.figures._style import GREY, Label, canvas, label_directly, look, widen
+from formerlab.figures._alphas import draw_alphas
+from formerlab.figures._pruning import ARM, ordered
+from formerlab.figures._style import GREY, canvas
 from formerlab.results import Results
 from formerlab.statistics import bootstrap
 
 STUDY = "decay"
 READS = ("prune_masks.csv", "run.json")
 RUNS = ("decoder",)
-CATEGORY = "Decay"
 CAPTION = (
     "Which keys a cache of 40 % (or the budget nearest to it) keeps, against the forgetting factor alpha of Decay "
     "without a recent part; H2O and Local at the same budget as lines. Share of the kept keys among the first 40 % "
@@ -32,6 +29,7 @@ PANELS = {
     "distance_to_ideal": ("Distance to Ideal", None),
     "distance_to_ideal_without_first": ("the same without position 0", None),
 }
+LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova": "TOVA"}
 
 
 def data(results: Results) -> DataFrame:
@@ -58,35 +56,15 @@ def draw(data: DataFrame) -> Figure:
     """Draw a panel per measure, at the budget nearest to 40 %."""
     budget = min(data["budget"].unique(), key=lambda each: abs(each - 0.4))
     data = data[data["budget"] == budget]
+    shown_arms = data[(data["policy"] != "decay") | (data["recent"] == 0)]
     shown = [metric for metric in PANELS if metric in set(data["metric"])]
     seeds, windows = int(data["seeds"].max()), int(data["windows"].max())
     notes = [f"Budget {100 * budget:g} % of the tokens, n = {seeds} seed(s), {windows} windows, unpruned attention."]
     figure, axes = canvas([2.5] * len(shown), notes, height=2.4, right=1.35, columns=3)
     for panel, metric in zip(axes, shown, strict=True):
         heading, even = PANELS[metric]
-        _draw_metric(panel, data[data["metric"] == metric])
         if even is not None:
             panel.axhline(even, color=GREY, linestyle=":", linewidth=1)
+        draw_alphas(panel, shown_arms[shown_arms["metric"] == metric], "value", LEVELS)
         panel.set_title(heading)
     return figure
-
-
-def _draw_metric(axes: Axes, rows: DataFrame) -> None:
-    sweep = rows[(rows["policy"] == "decay") & (rows["recent"] == 0)].sort_values("alpha")
-    labels = []
-    if len(sweep):
-        colour, marker = look("decay")
-        bars = np.nan_to_num([sweep["value"] - sweep["value_low"], sweep["value_high"] - sweep["value"]])
-        axes.errorbar(sweep["alpha"], sweep["value"], bars, color=colour, marker=marker, capsize=2, elinewidth=1)
-        labels.append(Label(sweep["alpha"].iloc[-1], sweep["value"].iloc[-1], "Decay", colour))
-    axes.axvline(PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=0.8)
-    right = sweep["alpha"].max() if len(sweep) else 1.0
-    for policy, name in (("h2o", "H2O"), ("local", "Local"), ("streaming_llm", "StreamingLLM"), ("tova", "TOVA")):
-        level = rows[rows["policy"] == policy]
-        if len(level) and not pd.isna(level["value"].iloc[0]):
-            colour = look(policy).colour
-            axes.axhline(level["value"].iloc[0], color=colour, linestyle="--", linewidth=1)
-            labels.append(Label(right, level["value"].iloc[0], name, colour))
-    axes.set_xlabel("alpha")
-    widen(axes, 0.03)
-    label_directly(axes, labels)

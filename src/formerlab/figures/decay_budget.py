@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from formerlab.figures._marks import points_with_bars
 from formerlab.figures._pruning import NAMES, arms, bootstrap_notes, main_arms
 from formerlab.figures._runs import missing_note
 from formerlab.figures._style import Label, canvas, label_directly, look, widen
@@ -15,7 +15,6 @@ from formerlab.results import Results
 STUDY = "decay"
 READS = ("prune.csv", "run.json")
 RUNS = ("*",)
-CATEGORY = "Decay"
 CAPTION = (
     "Held-out loss of a decoder above that with the whole cache, against the share of tokens that its cache may keep, "
     "for each eviction policy. Policies are compared at their realised budgets; the query's own key comes on top of "
@@ -64,16 +63,10 @@ def _draw_run(axes: Axes, rows: DataFrame) -> None:
     pruned = rows[rows["policy"] != "full"]
     labels = []
     for arm, points in pruned.sort_values("realised_budget", kind="stable").groupby("arm", sort=False):
-        colour, marker = look(points["policy"].iloc[0])
+        kind = look(points["policy"].iloc[0])
         x, y = 100 * points["realised_budget"], points["increase_nats"]
-        bars = np.nan_to_num(
-            [
-                points["increase_nats"] - points["increase_nats_low"],
-                points["increase_nats_high"] - points["increase_nats"],
-            ]
-        )
-        axes.errorbar(x, y, bars, color=colour, marker=marker, capsize=2, elinewidth=1)
-        labels.append(Label(x.iloc[-1], y.iloc[-1], str(arm), colour))
+        points_with_bars(axes, x, y, (points["increase_nats_low"], points["increase_nats_high"]), kind)
+        labels.append(Label(x.iloc[-1], y.iloc[-1], str(arm), kind.colour))
     axes.axhline(0, color=look("full").colour, linestyle="--", linewidth=1)
     labels.append(Label(100 * pruned["realised_budget"].max(), 0, "Full (no pruning)", look("full").colour))
     # policies differ by orders of magnitude; near zero, where they cross it, the axis is linear

@@ -13,7 +13,6 @@ from formerlab.results import Results
 STUDY = "decay"
 READS = ("prune_pictures.csv", "run.json")
 RUNS = ("decoder",)
-CATEGORY = "Decay"
 CAPTION = (
     "Which keys (across) each query (down) sees in one head of one trained decoder, at equal budgets; after Fig. 3 of "
     "the Decay article. All policies choose from the attention of the same unpruned pass. Ideal takes the best keys "

@@ -10,7 +10,6 @@ from formerlab.results import Results
 STUDY = "decay"
 READS = ("prune_scores.csv", "run.json")
 RUNS = ("decoder",)
-CATEGORY = "Decay"
 CAPTION = (
     "Attention to important and unimportant tokens, query by query, after Fig. 5 of the Decay article (an image "
     "without values). Left: scores as each alpha remembers them, on a logarithmic axis (mean, and the middle 80 % of "

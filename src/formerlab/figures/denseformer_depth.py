@@ -2,13 +2,13 @@
 
 import re
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame
 
+from formerlab.figures._marks import points_with_bars
 from formerlab.figures._runs import DENSEFORMER, TRANSFORMER, by_run, count_notes, held_out_losses, missing_note
 from formerlab.figures._style import (
     Label,
@@ -28,7 +28,6 @@ from formerlab.results import Results
 STUDY = "denseformer"
 READS = ("test.csv", "run.json")
 RUNS = ("plain-*", "dwa-*")
-CATEGORY = "DenseFormer"
 CAPTION = (
     "Held-out loss against depth for the plain Transformer, DenseFormer 1x1 and sparse DenseFormers k x p (dilation "
     "k, period p), after Table 1 of DenseFormer (arXiv:2402.02622). To see: how far a DenseFormer lies below the "
@@ -103,12 +102,11 @@ def _draw_lines(axes: Axes, rows: DataFrame, column: str, room: float, *, hollow
     step = 0.0 if hollow else 0.02 * (depths[-1] - depths[0])
     groups = list(rows.sort_values("layers", kind="stable").groupby("variant", sort=False))
     for place, (name, points) in enumerate(groups):
-        colour, marker = look(str(name))
+        kind = look(str(name))
         x, y = aside(points["layers"], place, len(groups), step), points[column]
-        bars = np.nan_to_num([y - points[f"{column}_low"], points[f"{column}_high"] - y])
-        fill = "white" if hollow else colour
-        axes.errorbar(x, y, bars, color=colour, marker=marker, markerfacecolor=fill, capsize=2, elinewidth=1)
-        labels.append(Label(x.iloc[-1], y.iloc[-1], str(name), colour))
+        ends = points[f"{column}_low"], points[f"{column}_high"]
+        points_with_bars(axes, x, y, ends, kind, markerfacecolor="white" if hollow else kind.colour)
+        labels.append(Label(x.iloc[-1], y.iloc[-1], str(name), kind.colour))
     axes.set_xlabel("depth (blocks)")
     axes.set_xticks(depths)
     widen(axes, room)

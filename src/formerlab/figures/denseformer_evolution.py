@@ -12,7 +12,6 @@ from formerlab.results import Results
 STUDY = "denseformer"
 READS = ("depth.csv", "run.json")
 RUNS = ("dwa-1x1-*",)
-CATEGORY = "DenseFormer"
 CAPTION = (
     "Mixing weights of the deepest DenseFormer 1x1 at several times of training, after Fig. 10 of "
     "arXiv:2402.02622: row i is the average after block i, column j the source X_j, X_0 the embedding; the mean "

@@ -14,7 +14,6 @@ from formerlab.statistics import student
 STUDY = "denseformer"
 READS = ("flow.csv", "run.json")
 RUNS = ("plain-*", "dwa-*")
-CATEGORY = "DenseFormer"
 CAPTION = (
     "Left: mean cosine between what each block passes on, Y_i, and the embedding X_0, for the deepest models that "
     "were looked at, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622). To see: whether a DenseFormer stays "

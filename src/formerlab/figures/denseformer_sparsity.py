@@ -8,13 +8,13 @@ from pandas import DataFrame
 
 from formerlab.evaluation.measures import TRAINING
 from formerlab.figures._depth import gains, published_table, speeds
-from formerlab.figures._style import BLUE, GREY, ORANGE, PUBLISHED_GROUND, Label, canvas, label_directly, widen
+from formerlab.figures._marks import points_with_bars
+from formerlab.figures._style import BLUE, GREY, ORANGE, PUBLISHED_GROUND, Label, Look, canvas, label_directly, widen
 from formerlab.results import Results
 
 STUDY = "denseformer"
 READS = ("test.csv", "run.json", "speed.csv")
 RUNS = ("plain-*", "dwa-*")
-CATEGORY = "DenseFormer"
 CAPTION = (
     "What DenseFormers of one depth gain over the plain Transformer against dilation k at period 1, against "
     "period p at the dilation that most runs have, and against the speed of training, after Fig. 4, 11 and 12 of "
@@ -76,9 +76,8 @@ def draw(data: DataFrame) -> Figure:
 
 def _draw(axes: Axes, ours: DataFrame, theirs: DataFrame, column: str, label: str) -> None:
     rows, line = ours.sort_values(column), "" if column == "relative_speed" else "-"
-    gain = rows["gain_nats"]
-    bars = np.nan_to_num([gain - rows["gain_nats_low"], rows["gain_nats_high"] - gain])
-    axes.errorbar(rows[column], gain, bars, color=BLUE, marker="s", linestyle=line, capsize=2, elinewidth=1)
+    ends = rows["gain_nats_low"], rows["gain_nats_high"]
+    points_with_bars(axes, rows[column], rows["gain_nats"], ends, Look(BLUE, "s"), linestyle=line)
     ringed = rows[rows["follows"]]
     axes.plot(ringed[column], ringed["gain_nats"], "o", markersize=11, markerfacecolor="none", color=ORANGE)
     axes.plot(theirs[column], theirs["gain_nats"], "D", markerfacecolor=PUBLISHED_GROUND, color="#6b5510")

@@ -15,7 +15,6 @@ from formerlab.results import Results
 STUDY = "denseformer"
 READS = ("test.csv", "run.json", "speed.csv")
 RUNS = ("plain-*", "dwa-*", "gains-*", "connect-*", "last-*", "random-*", "softmax-*", "attention-*", "mudd-*")
-CATEGORY = "DenseFormer"
 CAPTION = (
     "Held-out loss against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622): each "
     "point is a model, lines join the depths of one kind, and the dotted line is the Pareto front, models than "

@@ -16,7 +16,6 @@ from formerlab.results import Results
 STUDY = "denseformer"
 READS = ("depth.csv", "run.json")
 RUNS = ("dwa-*",)
-CATEGORY = "DenseFormer"
 CAPTION = (
     "Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken "
     "after block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest model "

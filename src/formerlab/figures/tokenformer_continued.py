@@ -5,6 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from formerlab.figures._marks import curve_in_band
 from formerlab.figures._runs import missing_note
 from formerlab.figures._style import (
     BLACK,
@@ -25,7 +26,6 @@ from formerlab.results import Results
 STUDY = "tokenformer"
 READS = ("eval.csv", "run.json")
 RUNS = ("continued-*",)
-CATEGORY = "Tokenformer"
 CAPTION = (
     "Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer "
     "(arXiv:2410.23168): models grown one size, and models not grown. Left: validation loss on the new domain from "
@@ -89,11 +89,8 @@ def draw(data: DataFrame) -> Figure:
 def _draw_curves(axes: Axes, rows: DataFrame) -> list[Label]:
     labels = []
     for run, curve in rows.groupby("run", sort=False):
-        name, (colour, marker), start = ARMS[str(run)]
-        style = "--" if run == start else "-"
-        steps = curve["step"]
-        axes.plot(steps, curve["loss_nats"], style, color=colour, marker=marker, markevery=0.2, markersize=4)
-        axes.fill_between(steps, curve["loss_nats_low"], curve["loss_nats_high"], color=colour, alpha=0.12, linewidth=0)
-        labels.append(Label(steps.iloc[-1], curve["loss_nats"].iloc[-1], name, colour))
+        name, kind, start = ARMS[str(run)]
+        curve_in_band(axes, curve, kind, "--" if run == start else "-")
+        labels.append(Label(curve["step"].iloc[-1], curve["loss_nats"].iloc[-1], name, kind.colour))
     axes.set_xlabel("step on the second domain")
     return labels

@@ -1,17 +1,14 @@
 """Held-out loss against cumulative training cost (Tokenformer, arXiv:2410.23168, Fig 1 and 3)."""
 
-import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.figures._tokenformer import series_points
-from formerlab.figures._tokenformer_costs import draw_costs, published_points
+from formerlab.figures._tokenformer_costs import cost_points, draw_costs
 from formerlab.results import Results
 
 STUDY = "tokenformer"
 READS = ("test.csv", "run.json")
 RUNS = ("transformer-*", "tokenformer-*", "grown-random-sqrt-[2-4]", "grown-half-*", "grown-double-*")
-CATEGORY = "Tokenformer"
 CAPTION = (
     "Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of matrix "
     "products and attention, in time of the device, and in tokens. A grown model pays for all its ancestors. Points "
@@ -37,7 +34,7 @@ _COLUMNS = {
 
 def data(results: Results) -> DataFrame:
     """Return a row per plotted point; the chains of growth share their first model."""
-    return pd.concat([series_points(results, RUNS), published_points(_CURVES, start=True)], ignore_index=True)
+    return cost_points(results, RUNS, _CURVES, chains=True)
 
 
 def draw(data: DataFrame) -> Figure:

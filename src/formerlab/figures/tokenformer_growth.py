@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from formerlab.figures._marks import curve_in_band
 from formerlab.figures._runs import GROWN, held_out_losses, missing_note
 from formerlab.figures._style import GREY, Label, canvas, label_directly, look
 from formerlab.figures._tokenformer import FIRST, by_step, means, seeds_note
@@ -14,7 +15,6 @@ from formerlab.results import Results
 STUDY = "tokenformer"
 READS = ("eval.csv", "test.csv", "run.json")
 RUNS = ("tokenformer-1", "grown-random-*-2", "grown-zero-*-2")
-CATEGORY = "Tokenformer"
 CAPTION = (
     "Validation loss of the first stage after growth, by how the new keys start, whether tau keeps its value, whether "
     "the optimizer's moments are carried over and whether old tokens are trained (Tokenformer, arXiv:2410.23168, "
@@ -55,12 +55,9 @@ def draw(data: DataFrame) -> Figure:
 def _draw_stage(axes: Axes, curves: DataFrame, title: str) -> list[Label]:
     labels = []
     for variant, curve in curves.groupby("variant", sort=False):
-        colour, marker = look(str(variant))
-        axes.plot(curve["step"], curve["loss_nats"], color=colour, marker=marker, markevery=0.2, markersize=4)
-        low, high = curve["loss_nats_low"], curve["loss_nats_high"]
-        axes.fill_between(curve["step"], low, high, color=colour, alpha=0.12, linewidth=0)
-        end = curve.iloc[-1]
-        labels.append(Label(end["step"], end["loss_nats"], str(variant).removeprefix(f"{GROWN}: "), colour))
+        kind, end = look(str(variant)), curve.iloc[-1]
+        curve_in_band(axes, curve, kind)
+        labels.append(Label(end["step"], end["loss_nats"], str(variant).removeprefix(f"{GROWN}: "), kind.colour))
     axes.set_title(title)
     axes.set_xlabel("step of this stage")
     axes.set_ylabel("validation loss (nats per token)")

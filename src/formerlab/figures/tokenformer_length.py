@@ -12,7 +12,6 @@ from formerlab.results import Results
 STUDY = "tokenformer"
 READS = ("run.json",)
 RUNS = ("transformer-[1-4]", "tokenformer-1", "grown-random-sqrt-[2-4]")
-CATEGORY = "Tokenformer"
 CAPTION = (
     "FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer "
     "(arXiv:2410.23168), drawn per token so that the lines part: computed, not measured. To see: at equal parameters "

@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from formerlab.figures._marks import curve_in_band, label_at_edge, points_with_bars
 from formerlab.figures._runs import held_out_losses, missing_note
 from formerlab.figures._style import (
     GREY,
@@ -16,7 +17,6 @@ from formerlab.figures._style import (
     Look,
     aside,
     canvas,
-    label_directly,
     mark_published,
     widen,
 )
@@ -29,7 +29,6 @@ from formerlab.statistics import student
 STUDY = "tokenformer"
 READS = ("eval.csv", "test.csv", "run.json")
 RUNS = ("tokenformer-1", "transformer-1", "grown-random-sqrt-[23]", "net2net-*", "hypercloning-*")
-CATEGORY = "Tokenformer"
 CAPTION = (
     "Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of Tokenformer "
     "(arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. Middle: what the "
@@ -108,10 +107,7 @@ def draw(data: DataFrame) -> Figure:
 
 def _draw_curves(axes: Axes, curves: DataFrame) -> None:
     for method, curve in curves.groupby("method", sort=False):
-        colour, marker = METHODS[str(method)][2]
-        axes.plot(curve["step"], curve["loss_nats"], color=colour, marker=marker, markevery=0.2, markersize=4)
-        low, high = curve["loss_nats_low"], curve["loss_nats_high"]
-        axes.fill_between(curve["step"], low, high, color=colour, alpha=0.12, linewidth=0)
+        curve_in_band(axes, curve, METHODS[str(method)][2])
     axes.set_title("Ours: first stage")
     axes.set_xlabel("step of the stage")
     axes.set_ylabel("validation loss (nats per token)")
@@ -121,16 +117,13 @@ def _draw_gains(axes: Axes, rows: DataFrame) -> None:
     labels = []
     groups = list(rows.groupby("method", sort=False))
     for place, (method, points) in enumerate(groups):
-        colour, marker = METHODS[str(method)][2]
+        kind = METHODS[str(method)][2]
         x, y = aside(points["size"].astype(float), place, len(groups), 0.03), points["gain_nats"]
-        bars = np.nan_to_num([y - points["gain_nats_low"], points["gain_nats_high"] - y])
-        axes.errorbar(x, y, bars, color=colour, marker=marker, capsize=2, elinewidth=1)
-        labels.append(Label(x.iloc[-1], y.iloc[-1], str(method), colour))
+        points_with_bars(axes, x, y, (points["gain_nats_low"], points["gain_nats_high"]), kind)
+        labels.append(Label(x.iloc[-1], y.iloc[-1], str(method), kind.colour))
     axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
     axes.set_xticks([float(size) for size in STAGES])
     axes.set_xlabel("stage")
     axes.set_ylabel("loss before growth minus loss after (nats)")
     widen(axes, 0.75)
-    if labels:
-        edge = max(label.x for label in labels)
-        label_directly(axes, [label._replace(x=edge) for label in labels], size=7.5)
+    label_at_edge(axes, labels, size=7.5)

@@ -1,17 +1,14 @@
 """Held-out loss against the training cost of a stage alone (Tokenformer, arXiv:2410.23168, Fig 4)."""
 
-import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.figures._tokenformer import series_points
-from formerlab.figures._tokenformer_costs import draw_costs, published_points
+from formerlab.figures._tokenformer_costs import cost_points, draw_costs
 from formerlab.results import Results
 
 STUDY = "tokenformer"
 READS = ("test.csv", "run.json")
 RUNS = ("transformer-*", "tokenformer-*", "grown-random-sqrt-[2-4]", "grown-half-*", "grown-double-*")
-CATEGORY = "Tokenformer"
 CAPTION = (
     "Held-out loss against the cost of the last stage alone, after Fig. 4 of Tokenformer (arXiv:2410.23168): what a "
     "size costs once the smaller one is there. To see: a grown model against the Transformer on the tokens of a "
@@ -33,9 +30,7 @@ _COLUMNS = {
 
 def data(results: Results) -> DataFrame:
     """Return a row per plotted point."""
-    return pd.concat(
-        [series_points(results, RUNS, grown_from=2), published_points(_CURVES, start=False)], ignore_index=True
-    )
+    return cost_points(results, RUNS, _CURVES, chains=False)
 
 
 def draw(data: DataFrame) -> Figure:

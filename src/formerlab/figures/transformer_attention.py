@@ -10,7 +10,6 @@ from formerlab.results import Results
 STUDY = "transformer"
 READS = ("attention.csv", "run.json")
 RUNS = ("base",)
-CATEGORY = "Transformer"
 CAPTION = (
     "Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762: every "
     "head of the last layer, in the encoder, in the decoder and from decoder to encoder. Rows are the tokens that "

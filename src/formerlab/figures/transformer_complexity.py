@@ -11,7 +11,6 @@ from formerlab.results import Results
 STUDY = "transformer"
 READS = ("complexity.csv", "run.json")
 RUNS = ("*",)
-CATEGORY = "Transformer"
 CAPTION = (
     "Self-attention, recurrence, convolution and self-attention restricted to a neighbourhood, after Table 1 of "
     "arXiv:1706.03762: counted multiply-adds of the mixing operation and measured time of one call, against length n "

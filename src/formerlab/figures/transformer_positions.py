@@ -11,7 +11,6 @@ from formerlab.results import Results
 STUDY = "transformer"
 READS = ("run.json",)
 RUNS = ("base",)
-CATEGORY = "Transformer"
 CAPTION = (
     "To see on the left: the sinusoidal position encoding of the base model, sin(p 10000^(-2i/d)) in even and the "
     "cosine in odd channels (arXiv:1706.03762, section 3.5), from wavelengths of 2 pi on the left to nearly constant "

@@ -13,7 +13,6 @@ from formerlab.results import Results
 STUDY = "vision"
 READS = ("test.csv", "run.json")
 RUNS = ("*",)
-CATEGORY = "Vision"
 CAPTION = (
     "Top-1 accuracy on test images of every run, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168). To see: "
     "whether a Tokenformer with the parameters of the ViT reaches it, whether exp is worse than GeLU, and whether "

@@ -11,7 +11,6 @@ from formerlab.results import Results
 STUDY = "vision"
 READS = ("test.csv", "run.json")
 RUNS = ("tokenformer*", "grown-*", "vit")
-CATEGORY = "Vision"
 CAPTION = (
     "Error on test images against cumulative training cost: Tokenformers that grow, those trained from scratch, and a "
     "ViT. A grown model pays for its parent. To see: growing is worth it where its point lies below and to the left of "

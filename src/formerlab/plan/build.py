@@ -171,7 +171,6 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
             jobs[name] = {
                 "kind": drawing.kind,
                 "study": drawing.study,
-                "category": drawing.category,
                 "inputs": inputs,
                 "outputs": [f"{plan['figures']}/{file}" for file in drawing.outputs],
                 "code": code_hash(f"{package}.{name}", f"{package}._write"),

@@ -10,7 +10,6 @@ from formerlab.statistics import bootstrap
 STUDY = "decay"
 READS = ("prune_calibrated.csv", "prune_alphas.csv", "run.json")
 RUNS = ("*",)
-CATEGORY = "Decay"
 CAPTION = (
     "What a forgetting factor of its own brings to every layer and head. All choices are made on windows of the "
     "validation text, from the same grid of alphas; losses are those of the test text. per head: each head takes the "

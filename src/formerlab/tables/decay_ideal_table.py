@@ -10,7 +10,6 @@ from formerlab.results import Results
 STUDY = "decay"
 READS = ("prune_masks.csv", "run.json")
 RUNS = ("*",)
-CATEGORY = "Decay"
 CAPTION = (
     "Cosine between the attention rows under each policy and the ideal ones, which keep of the past the keys of the "
     "largest unpruned attention, with and without position 0, whose attention decides the cosine alone; and where the "

@@ -10,7 +10,6 @@ from formerlab.statistics import bootstrap
 STUDY = "decay"
 READS = ("prune_once.csv", "run.json")
 RUNS = ("*",)
-CATEGORY = "Decay"
 CAPTION = (
     "One-shot compression, as kvpress and SnapKV do it: the first half of each window is read as a prompt without "
     "pruning, a part of its keys is kept once, and the loss is that of the second half. Compare nothing here with the "

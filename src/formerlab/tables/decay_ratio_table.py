@@ -9,7 +9,6 @@ from formerlab.results import Results
 STUDY = "decay"
 READS = ("prune.csv", "run.json")
 RUNS = ("decoder",)
-CATEGORY = "Decay"
 CAPTION = (
     "How the methods divide the tokens they may keep, after Table 1 of the Decay article (Full 100 %; H2O 20 % recent "
     "and 20 % selected; Decay 0 % and 40 %), and the realised budget: the share of keys and values held at the end, "

@@ -12,7 +12,6 @@ from formerlab.tables._accuracy import CHANCE, accuracies
 STUDY = "decay"
 READS = ("prune.csv", "prune_questions.csv", "run.json")
 RUNS = ("*",)
-CATEGORY = "Decay"
 CAPTION = (
     "Held-out perplexity and zero-shot accuracy of every eviction policy at every budget, after Fig. 4a and Table 2 "
     "of the Decay article (accuracies at 40 % of the tokens, zero-shot). Loss minus Full is paired: the same "

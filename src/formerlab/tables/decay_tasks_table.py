@@ -14,7 +14,6 @@ from formerlab.statistics import bootstrap, bootstrap_means
 STUDY = "decay"
 READS = ("prune_questions.csv", "run.json")
 RUNS = ("*",)
-CATEGORY = "Decay"
 CAPTION = (
     "Does it pay to choose alpha per task? The questions of every suite are halved by a hash of their ids. Of each "
     "half, own is the alpha of the best accuracy on the other half of the same suite, common the one of the best mean "

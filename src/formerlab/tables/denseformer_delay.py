@@ -12,7 +12,6 @@ from formerlab.results import Results
 STUDY = "denseformer"
 READS = ("test.csv", "run.json")
 RUNS = ("plain-*", "dwa-4x5-*", "late-*")
-CATEGORY = "DenseFormer"
 CAPTION = (
     "Held-out loss where the mixing weights of DenseFormer 4x5 wait at the identity for a share of the steps, "
     "after Table 5 of DenseFormer (arXiv:2402.02622). Gain is the loss of the plain Transformer minus that of the "

@@ -10,7 +10,6 @@ from formerlab.results import Results
 STUDY = "denseformer"
 READS = ("test.csv", "run.json", "speed.csv")
 RUNS = ("plain-*", "dwa-*", "equal-time-*")
-CATEGORY = "DenseFormer"
 CAPTION = (
     "A plain Transformer that trains for as long as a DenseFormer, after Table 3 of DenseFormer "
     "(arXiv:2402.02622). Its steps are those of the DenseFormer times the ratio of the two times of a step, "

@@ -9,7 +9,6 @@ from formerlab.results import Results
 STUDY = "denseformer"
 READS = ("test.csv", "run.json")
 RUNS = ("*plain-*", "*dwa-*", "*gains-*", "*connect-*", "*last-*", "random-*", "softmax-*", "attention-*", "mudd-*")
-CATEGORY = "DenseFormer"
 CAPTION = (
     "Held-out loss of every way to mix the outputs of earlier blocks, after Tables 4 and 7 of DenseFormer "
     "(arXiv:2402.02622). Gain is the loss of the plain Transformer of the same depth and batch minus that of the "

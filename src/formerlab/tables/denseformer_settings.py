@@ -9,7 +9,6 @@ from formerlab.results import Results
 STUDY = "denseformer"
 READS = ("test.csv", "run.json")
 RUNS = ("plain-*", "dwa-*", "no-decay-*", "small-batch-*", "long-context-*", "books-*", "modern-*")
-CATEGORY = "DenseFormer"
 CAPTION = (
     "Held-out loss of DenseFormer and of its plain Transformer in other settings: a smaller batch, a longer "
     "context, a second corpus, a modern backbone (RMSNorm, SwiGLU, rotary positions) at several learning rates, "

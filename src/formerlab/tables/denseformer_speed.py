@@ -11,7 +11,6 @@ from formerlab.results import Results
 STUDY = "denseformer"
 READS = ("run.json", "speed.csv")
 RUNS = ("plain-*", "dwa-*", "gains-*", "connect-*", "last-*", "random-*", "softmax-*", "attention-*", "mudd-*")
-CATEGORY = "DenseFormer"
 CAPTION = (
     "Training steps, full forward passes and decoded tokens per second, and peak memory, of every model, measured "
     "in turns in one process on an otherwise idle machine: medians over repetitions, in brackets the quartiles. "

@@ -12,7 +12,6 @@ from formerlab.results import Results
 STUDY = "denseformer"
 READS = ("test.csv", "run.json", "speed.csv")
 RUNS = ("plain-*", "dwa-*", "gains-*", "connect-*", "last-*", "random-*", "softmax-*", "attention-*", "mudd-*")
-CATEGORY = "DenseFormer"
 CAPTION = (
     "Depth, parameters, held-out loss and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). "
     "Loss minus plain is the difference to the plain Transformer of the same depth, paired by seed. In brackets: "

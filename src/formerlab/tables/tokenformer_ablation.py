@@ -12,7 +12,6 @@ from formerlab.tables._paired import ends
 STUDY = "tokenformer"
 READS = ("eval.csv", "test.csv", "run.json")
 RUNS = ("tokenformer-1", "grown-random-*-2", "grown-zero-*-2")
-CATEGORY = "Tokenformer"
 CAPTION = (
     "Ways to grow, at the end of the first stage, all from the same parent on the same batches (Tokenformer, "
     "arXiv:2410.23168, sections 3.3 and 4.1). Start minus parent: validation loss before the first step, minus the "

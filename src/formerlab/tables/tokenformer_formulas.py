@@ -13,7 +13,6 @@ from formerlab.results import Results
 STUDY = "tokenformer"
 READS = ("run.json",)
 RUNS = ("transformer-[1-4]", "tokenformer-1", "grown-random-sqrt-[2-4]")
-CATEGORY = "Tokenformer"
 CAPTION = (
     "Parameters and FLOPs of every size, after Table 3 of Tokenformer (arXiv:2410.23168). Formula: parameters without "
     "embedding and norms, 12 L d^2 or 2 L d (n_q + n_k + n_v + n_o + n_ff), and the forward FLOPs of one sequence, 2 "

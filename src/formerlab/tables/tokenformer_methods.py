@@ -17,7 +17,6 @@ from formerlab.tables._paired import ends
 STUDY = "tokenformer"
 READS = ("test.csv", "run.json")
 RUNS = ("tokenformer-1", "transformer-1", "grown-random-sqrt-[23]", "net2net-*", "hypercloning-*")
-CATEGORY = "Tokenformer"
 CAPTION = (
     "Growing by tokens against growing in width, after Table 8 of Tokenformer (arXiv:2410.23168). Gain: how much "
     "lower the held-out loss is than that of the family's own model before growth. Tokenformer's lead: its gain minus "

@@ -10,7 +10,6 @@ from formerlab.tables._paired import ends
 STUDY = "tokenformer"
 READS = ("test.csv", "run.json")
 RUNS = ("modern-*", "classic-*", "matched-*")
-CATEGORY = "Tokenformer"
 CAPTION = (
     "A Tokenformer from scratch (matched) beside a Transformer with RMSNorm, SwiGLU and full rotary positions "
     "(modern) and one with LayerNorm, GeLU, biases and the Tokenformer's positions (classic): equal parameters but "

@@ -13,7 +13,6 @@ from formerlab.tables._paired import ends
 STUDY = "tokenformer"
 READS = ("test.csv", "run.json")
 RUNS = ("score-*", "layernorm-*")
-CATEGORY = "Tokenformer"
 CAPTION = (
     "Score functions and block norms of a Tokenformer from scratch on language, after Tables 4 and 5 of Tokenformer "
     "(arXiv:2410.23168), which are on ImageNet: held-out loss, and its difference to the default of each block "

@@ -12,7 +12,6 @@ from formerlab.results import Results
 STUDY = "tokenformer"
 READS = ("test.csv", "run.json")
 RUNS = ("transformer-*", "tokenformer-*", "grown-*", "net2net-*", "hypercloning-*")
-CATEGORY = "Tokenformer"
 CAPTION = (
     "Size, training cost and held-out loss of every run, after Tables 6 and 7 of Tokenformer (arXiv:2410.23168). "
     "Cumulative FLOPs include all ancestors of a grown model. In brackets: 95 % Student t interval over seeds, none "

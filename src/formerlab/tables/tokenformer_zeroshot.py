@@ -11,7 +11,6 @@ from formerlab.tables._accuracy import CHANCE, accuracies
 STUDY = "tokenformer"
 READS = ("zeroshot.csv", "test.csv", "run.json")
 RUNS = ("*",)
-CATEGORY = "Tokenformer"
 CAPTION = (
     "Zero-shot accuracy, after Table 1 of Tokenformer (arXiv:2410.23168): a column per task and metric, the row "
     "chance says what guessing gives. acc takes the most probable answer, acc_norm the most probable per character, "

@@ -10,7 +10,6 @@ from formerlab.results import Results
 STUDY = "transformer"
 READS = ("run.json", "test.csv", "translate.csv", "bleu.csv")
 RUNS = ("*",)
-CATEGORY = "Transformer"
 CAPTION = (
     "Translations of the test split and what training cost, after Table 2 of arXiv:1706.03762. The column sacrebleu is "
     "the score to compare with others; its signature stands in translate.json of each run. compound_split is "

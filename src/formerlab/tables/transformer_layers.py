@@ -9,7 +9,6 @@ from formerlab.results import Results
 STUDY = "transformer"
 READS = ("complexity.csv", "run.json")
 RUNS = ("*",)
-CATEGORY = "Transformer"
 CAPTION = (
     "The four layer types of Table 1 of arXiv:1706.03762: slopes of the logarithm of counted multiply-adds, measured "
     "time and held memory on the logarithm of length n and of width d, beside the exponents of the table. The table "

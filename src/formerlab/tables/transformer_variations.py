@@ -10,7 +10,6 @@ from formerlab.results import Results
 STUDY = "transformer"
 READS = ("run.json", "eval.csv", "test.csv", "translate.csv", "bleu.csv")
 RUNS = ("*",)
-CATEGORY = "Transformer"
 CAPTION = (
     "Variations of the base model on the development split, after Table 3 of arXiv:1706.03762: (A) heads, (B) key "
     "width, (C) size, (D) dropout and label smoothing, (E) learned positions. Losses and perplexities are per word "

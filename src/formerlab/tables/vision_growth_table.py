@@ -8,7 +8,6 @@ from formerlab.results import Results
 STUDY = "vision"
 READS = ("test.csv", "run.json")
 RUNS = ("tokenformer*", "grown-*", "vit", "vit-dwa")
-CATEGORY = "Vision"
 CAPTION = (
     "Tokenformers that grow on images, beside those trained from scratch, and models with averages over depth. A "
     "grown model pays for its parent: cumulative FLOPs. Neither is published for images: the method is that of "

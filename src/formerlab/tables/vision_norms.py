@@ -8,7 +8,6 @@ from formerlab.results import Results
 STUDY = "vision"
 READS = ("test.csv", "run.json")
 RUNS = ("norm-*", "tokenformer")
-CATEGORY = "Vision"
 CAPTION = (
     "Tokenformers whose block norms learn gain and bias, bias alone or nothing, after Table 5 of Tokenformer "
     "(arXiv:2410.23168); the final norm learns both in all of them. A gain common to all channels cannot matter in "

@@ -8,7 +8,6 @@ from formerlab.results import Results
 STUDY = "vision"
 READS = ("test.csv", "run.json")
 RUNS = ("score-*", "tokenformer")
-CATEGORY = "Vision"
 CAPTION = (
     "What stands in place of softmax in the parameter attention, after Table 4 of Tokenformer (arXiv:2410.23168): its"
     " rows change the activation and the norm, and from the second to the third also their order, so the same two in "

@@ -8,7 +8,6 @@ from formerlab.results import Results
 STUDY = "vision"
 READS = ("test.csv", "run.json")
 RUNS = ("vit", "vit-wider", "tokenformer-matched", "tokenformer")
-CATEGORY = "Vision"
 CAPTION = (
     "ViT and Tokenformer, with as many parameters and with a third more, after Table 2 of Tokenformer "
     "(arXiv:2410.23168). Points are of top-1 accuracy, against another run and paired by seed. In brackets: 95 % "
