@@ -5,6 +5,7 @@ from shlex import quote
 from snakemake.exceptions import WorkflowError
 
 from formerlab.errors import UserError
+from formerlab.evaluation.measures import TIMED
 from formerlab.plan.locate import ensure_plan, given_beyond_file, read_plan
 
 
@@ -34,7 +35,7 @@ wildcard_constraints:
 rule all:
     input:
         [file for job in PLAN["draw"].values() for file in job["outputs"]],
-        expand(f"{RESULTS}/{{study}}/speed.json", study=PLAN["speed"]),
+        [f"{RESULTS}/{study}/{stage}.json" for stage in TIMED for study in PLAN[stage]],
         expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
         expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
         expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),

@@ -16,31 +16,6 @@ import time
 from rounds import Bar, keep_memory, ratio, rounds_of, setting
 
 
-class Dynamic:
-    """transformers' DynamicCache as an `attend`."""
-
-    def __init__(self):
-        from transformers import DynamicCache
-
-        self.cache = DynamicCache()
-
-    @property
-    def length(self):
-        """Tokens taken in."""
-        return self.cache.get_seq_length()
-
-    def __call__(self, layer, q, k, v):
-        """Attend to all that came so far."""
-        from torch.nn import functional as F
-
-        keys, values = self.cache.update(k, v, layer)
-        return F.scaled_dot_product_attention(q, keys, values, is_causal=q.shape[2] > 1)
-
-    def bytes(self):
-        """Bytes of keys and values."""
-        return sum(x.numel() * x.element_size() for layer in self.cache.layers for x in (layer.keys, layer.values))
-
-
 class Transformers:
     """transformers' own model with its own cache."""
 
@@ -66,7 +41,9 @@ class Transformers:
         """Feed tokens; only the last logits are computed for a prompt."""
         return self.model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits
 
-    bytes = Dynamic.bytes
+    def bytes(self):
+        """Bytes of keys and values."""
+        return sum(x.numel() * x.element_size() for layer in self.cache.layers for x in (layer.keys, layer.values))
 
 
 def measure(options):
@@ -74,6 +51,7 @@ def measure(options):
     import torch
 
     from formerlab.cache import Decay, KVCache, PrunedCache, entries
+    from formerlab.evaluation.dynamic import DynamicAttend
     from formerlab.models import Decoder
 
     total = options.prompt + (options.slices + 1) * options.slice
@@ -81,7 +59,7 @@ def measure(options):
     model = spec.build(seed=0).eval()
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(spec.vocabulary, (options.batch, total), generator=generator)
-    caches = {"DynamicCache": Dynamic(), "full cache": KVCache(capacity=total)}
+    caches = {"DynamicCache": DynamicAttend(), "full cache": KVCache(capacity=total)}
     for budget in options.budgets:
         caches[f"Decay {budget:.0%}"] = PrunedCache(Decay(), entries(budget, options.prompt))
     if options.transformers:

@@ -26,7 +26,7 @@ VERBS = (
     *("plan", "schema", "status", "data", "speed", "train", "zeroshot", "prune", "flow", "draw", "figures", "exact"),
     *("claims", "headline", "track", "export", "compare", "check", "rescue", "demo", "generate", "ui"),
     *("export-huggingface", "import-tokenformer", "zeroshot-folder", "prune-folder"),
-    *("translate", "complexity", "classify", "predicted"),
+    *("translate", "complexity", "classify", "predicted", "decode"),
 )
 
 

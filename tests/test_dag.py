@@ -32,8 +32,8 @@ translate = "translate.csv bleu.csv attention.csv translations.tsv translate.jso
 of_run |= {{"translate": translate, "complexity": "complexity.csv complexity.json"}}
 if verb == "draw":
     paths = plan["draw"][name]["outputs"]
-elif verb == "speed":
-    paths = [f"{{plan['results']}}/{{name}}/speed.{{ending}}" for ending in ("csv", "json")]
+elif verb in ("speed", "decode"):
+    paths = [f"{{plan['results']}}/{{name}}/{{verb}}.{{ending}}" for ending in ("csv", "json")]
 elif verb == "data":
     paths = [plan["data"][name]["out"] + "/manifest.json"]
 elif verb == "exact":
@@ -108,7 +108,8 @@ def test_a_changed_child_leaves_its_parent_and_siblings(acted):
 
 def test_a_changed_sweep_trains_nothing(acted):
     changed = acted.to_do(config={"set": {"scale.studies.decay.prune.decoder.mask_windows": 3}})
-    assert changed == {"prune decay/decoder/seed0", *drawn_from("decay/decoder"), "claims", "track", "all"}
+    drawn = drawn_from("decay/decoder", reading=FILES)
+    assert changed == {"prune decay/decoder/seed0", *drawn, "claims", "track", "all"}
 
 
 def test_an_added_seed_leaves_the_runs_of_the_first(acted):

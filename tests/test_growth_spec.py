@@ -4,22 +4,12 @@ import math
 
 import pytest
 import torch
+from test_growth import PARENT
 
 from formerlab.errors import UserError
 from formerlab.growth import Growth, grow, grow_into, grown_spec
 from formerlab.layers import DepthWeightedAverage, LayerNorm, Linear, Mlp, Pattention
 from formerlab.models import Decoder
-
-PARENT = Decoder(
-    vocabulary=11,
-    layers=3,
-    width=8,
-    heads=2,
-    context=8,
-    norm=LayerNorm(gain=False, bias=False),
-    projection=Pattention(tokens=6),
-    feedforward=Pattention(tokens=10),
-)
 
 
 def spec(**changes):

@@ -4,7 +4,7 @@ import argparse
 import sys
 import traceback
 
-from formerlab.commands import check, huggingface, measures, plan, results, stages, tools
+from formerlab.commands import check, huggingface, measures, plan, results, stages, timings, tools
 from formerlab.errors import EXIT_FAILED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, StoppedEarly, UserError
 
 
@@ -12,7 +12,7 @@ def main(words: list[str] | None = None) -> int:
     """Run one verb and return the exit status: 0 done, 1 failed, 2 a mistake to mend, 75 stopped early, run again."""
     parser = argparse.ArgumentParser(prog="formerlab", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="<verb>")
-    for module in (plan, stages, measures, results, check, tools, huggingface):
+    for module in (plan, stages, timings, measures, results, check, tools, huggingface):
         module.add_parsers(verbs)
     arguments = parser.parse_args(words)
     try:

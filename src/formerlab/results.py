@@ -24,6 +24,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "test.csv": ("window", "tokens", "loss_nats"),
     "depth.csv": ("destination", "source", "weight"),
     "speed.csv": ("run", "measure", "repetition", "place", "sequences", "tokens", "time_s", "memory_bytes"),
+    "decode.csv": (
+        *("run", "policy", "alpha", "recent", "budget", "length", "sequences", "repetition", "place"),
+        *("time_s", "cache_bytes", "book_bytes"),
+    ),
     "flow.csv": ("measure", "place", "kept", "value"),
     "zeroshot.csv": ("task", "task_version", "example", "metric", "value"),
     "prune.csv": ("policy", "alpha", "recent", "budget", "realised_budget", "window", "tokens", "loss_nats"),

@@ -3,9 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.rows import make_run, write_csv
 
+from formerlab.figures._decode import decoding
 from formerlab.figures._questions import MEAN, SUITES, accuracies, chance, metric_of, title
 from formerlab.figures.decay_bias import measured
+from formerlab.results import COLUMNS, Results
 from formerlab.tables.decay_tasks_table import _judged, half_of
 
 
@@ -67,6 +70,29 @@ def test_every_task_counts_by_its_own_metric():
     ]
     assert title("arc_easy_local") == "ARC-e (local)"
     assert chance(answered("piqa", "full", 3)) == {"piqa": 0.25}
+
+
+def test_decoding_is_compared_within_a_repetition(tmp_path):
+    """A machine that is slower in one repetition is so for all caches: the ratio stays."""
+    make_run(tmp_path, "decay", "decoder", 0)
+    slow = (1.0, 3.0, 2.0, 1.0, 5.0)
+    rows = [
+        ("decoder", policy, alpha, None, budget, 128, 4, place, 1, seconds * factor, size, books)
+        for place, factor in enumerate(slow, start=1)
+        for policy, alpha, budget, seconds, size, books in (
+            ("full", None, 1.0, 0.01, 1000, 0),
+            ("decay", 0.2, 0.25, 0.02, 250, 30),
+        )
+    ]
+    write_csv(tmp_path / "decay/decode.csv", COLUMNS["decode.csv"], rows)
+    table = decoding(Results(tmp_path), "decay", ("*",)).set_index("arm")
+    assert table.index.to_list() == ["Full", "Decay, alpha 0.2, 25 %"]
+    assert table.loc["Full", "tokens_per_s"] == pytest.approx(4 / 0.02)
+    ratios = table.loc["Decay, alpha 0.2, 25 %", ["speed_ratio_low", "speed_ratio", "speed_ratio_high"]]
+    assert ratios.tolist() == pytest.approx([0.5, 0.5, 0.5])
+    assert table["cache_share"].tolist() == [1.0, 0.25]
+    assert table["book_bytes"].tolist() == [0, 30]
+    assert decoding(Results(tmp_path), "decay", ("other",)).empty
 
 
 def test_alpha_per_task_is_judged_where_it_was_not_chosen():

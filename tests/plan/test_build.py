@@ -99,10 +99,12 @@ def test_drawings_read_every_run_of_theirs_and_no_other(plan):
             for run, job in plan["train"].items()
             if job["study"] == drawing.study and any(fnmatchcase(job["run"], pattern) for pattern in drawing.runs)
             for file in drawing.reads
-            if file not in ("prune_questions.csv", "speed.csv") and run in written.get(file, plan["train"])
+            if file not in ("prune_questions.csv", "speed.csv", "decode.csv")
+            and run in written.get(file, plan["train"])
         }
-        if "speed.csv" in drawing.reads and drawing.study in plan["speed"]:
-            expected.add(f"{plan['results']}/{drawing.study}/speed.csv")
+        for stage in ("speed", "decode"):
+            if f"{stage}.csv" in drawing.reads and drawing.study in plan[stage]:
+                expected.add(f"{plan['results']}/{drawing.study}/{stage}.csv")
         found = set(plan["draw"].get(name, {"inputs": ()})["inputs"])
         assert {path for path in found if not path.endswith("prune_questions.csv")} == expected
 

@@ -47,6 +47,21 @@ def small(**changes: object) -> Run:
     return Run.model_validate({**dict(RUN), **changes})
 
 
+def write_plan(run: Run, data: Path, folder: Path, **job: object) -> Path:
+    """Write a plan of one run, whose results go into `folder`/results; return its file."""
+    job = {"spec": run.plain(), "code": "code", "data": "text", "init": None, "keep_optimizer": False, **job}
+    plan = {
+        "scale": "test",
+        "results": str(folder / "results"),
+        "device": "cpu",
+        "threads": 1,
+        "data": {"text": {"out": str(data)}},
+        "train": {run.id: job},
+    }
+    (folder / "plan.json").write_text(json.dumps(plan))
+    return folder / "plan.json"
+
+
 def trained(run: Run, data: Path, out: Path, parent: Path | None = None, **settings: object) -> dict:
     """Train a run to its end and return its record."""
     train_stage(run, data, out, parent=parent, settings=Settings(code_hash="code", **settings))

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_runs import MODEL, bits, small, trained
+from small_runs import MODEL, bits, small, trained, write_plan
 
 from formerlab.training.optimizer import AdamW
 
@@ -54,17 +54,7 @@ def words(data, tmp_path):
 
 def train_words(run, data, folder, **changes):
     """Write a plan of one run and return the words that train it, with a checkpoint after every step."""
-    job = {"spec": run.plain(), "code": "code", "data": "text", "init": None, "keep_optimizer": False, **changes}
-    plan = {
-        "scale": "test",
-        "results": str(folder / "results"),
-        "device": "cpu",
-        "threads": 1,
-        "data": {"text": {"out": str(data)}},
-        "train": {run.id: job},
-    }
-    (folder / "plan.json").write_text(json.dumps(plan))
-    return "train", run.id, "--plan", folder / "plan.json", "--checkpoint-seconds", "0"
+    return "train", run.id, "--plan", write_plan(run, data, folder, **changes), "--checkpoint-seconds", "0"
 
 
 @pytest.fixture(scope="module")

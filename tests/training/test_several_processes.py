@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from small_runs import MODEL, rows, small, trained
+from small_runs import MODEL, rows, small, trained, write_plan
 
 from formerlab.errors import UserError
 from formerlab.tasks import LanguageModeling
@@ -24,19 +24,10 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "SLURM_
 @pytest.fixture
 def train(data, tmp_path):
     """Return a function that trains the run with two processes in `results`."""
-    job = {"spec": RUN.plain(), "code": "code", "data": "text", "init": None, "keep_optimizer": False, "gpus": 2}
-    plan = {
-        "scale": "test",
-        "results": str(tmp_path / "results"),
-        "device": "cpu",
-        "threads": 1,
-        "data": {"text": {"out": str(data)}},
-        "train": {RUN.id: job},
-    }
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    plan = write_plan(RUN, data, tmp_path, gpus=2)
 
     def call(*words):
-        command = [sys.executable, "-m", "formerlab", "train", RUN.id, "--plan", str(tmp_path / "plan.json"), *words]
+        command = [sys.executable, "-m", "formerlab", "train", RUN.id, "--plan", str(plan), *words]
         return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
 
     return call

@@ -13,6 +13,20 @@ def measured(wildcards):
     return [f"{RESULTS}/{job['study']}/speed.json"] if job["equal_time"] else []
 
 
+def all_cores(wildcards):
+    """Return as many cores as leave none to another job; a cluster is asked for a node instead."""
+    return workflow.cores if workflow.local_exec else PLAN["threads"]
+
+
+def timed(stage, value):
+    """Return a function that gives what a job of a stage which times a study says."""
+
+    def said(wildcards):
+        return value(PLAN[stage][wildcards.study])
+
+    return said
+
+
 def manifest(wildcards):
     """Return the data set that the run reads."""
     return f"{RESULTS}/data/{PLAN['train'][wildcards.id]['data']}/manifest.json"

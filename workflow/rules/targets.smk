@@ -27,7 +27,11 @@ for study in PLAN["studies"]:
                 if job["study"] == study
                 for f in job["outputs"]
             ],
-            [f"{RESULTS}/{study}/speed.json"] if study in PLAN["speed"] else [],
+            [
+                f"{RESULTS}/{study}/{stage}.json"
+                for stage in TIMED
+                if study in PLAN[stage]
+            ],
             [
                 f"{RESULTS}/{i}/run.json"
                 for i, job in PLAN["train"].items()

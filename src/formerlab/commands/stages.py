@@ -1,4 +1,4 @@
-"""The verbs that make results: data, speed, train."""
+"""The verbs that make results: data, train."""
 
 import argparse
 import os
@@ -12,17 +12,12 @@ from formerlab.commands.gpus import on_several, own_gpus
 from formerlab.commands.slurm import seconds_left
 from formerlab.files import read_json, sha256, write_json
 
-SCHEMA = 1
-
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
     parser = add_verb(verbs, "data", data, "prepare a data set: tokenizer, token streams, questions, manifest")
     parser.add_argument("name", help="name of the data set, such as text")
     parser.add_argument("--processes", type=int, help="processes that read and encode; default: one per core")
-
-    parser = add_verb(verbs, "speed", speed, "time the runs of a study beside each other, on an idle machine")
-    parser.add_argument("study", help="study, such as denseformer")
 
     parser = add_verb(verbs, "train", train, "train one run, or go on with it")
     parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
@@ -49,28 +44,6 @@ def data(arguments: argparse.Namespace) -> None:
     with noted("data", out):
         spec = data_spec(job["spec"])
         prepare_data(arguments.name, spec, out, code_hash=job["code"], processes=arguments.processes)
-
-
-def speed(arguments: argparse.Namespace) -> None:
-    """Time what the plan has timed of a study."""
-    plan = load_plan(arguments)
-    job = job_of(plan, "speed", arguments.study)
-    os.environ["OMP_NUM_THREADS"] = str(plan["threads"])  # the job holds more cores than it may use
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler counts memory, and would speak of it
-    import torch
-
-    from formerlab.evaluation import speed as stage
-    from formerlab.run import Run
-
-    folder = Path(plan["results"], arguments.study)
-    with noted("speed", folder), own_gpus(plan["device"]):
-        torch.set_num_threads(plan["threads"])
-        runs = [Run.model_validate(plan["train"][run_id]["spec"]) for run_id in job["runs"]]
-        rows = folder / "speed.csv"
-        stage.measure(runs, stage.Speed.model_validate(job["speed"]), torch.device(plan["device"]), rows)
-        record = {"schema": SCHEMA, "study": arguments.study, "code_hash": job["code"]}
-        record |= {"configuration": job["configuration"], "rows_sha256": sha256(rows), "threads": plan["threads"]}
-        write_json(folder / "speed.json", record | stage.circumstances(torch.device(plan["device"])))
 
 
 def train(arguments: argparse.Namespace) -> None:

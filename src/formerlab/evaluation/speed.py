@@ -1,50 +1,42 @@
 """The stage `speed`: how fast runs train, score and decode, beside each other in one process.
 
-Every repetition takes all runs in turn, in another order, so what slows the machine for a while slows all of them.
-Speed does not depend on what a model has learned, so nothing needs to be trained before; text is drawn at random.
+Every repetition takes all runs in turn. Speed does not depend on what a model has learned, so nothing needs to be
+trained before; text is drawn at random.
 """
 
 import io
-import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Annotated, Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from formerlab.cache import KVCache
 from formerlab.errors import UserError
 from formerlab.evaluation.measures import DECODE, FORWARD, TRAINING
 from formerlab.evaluation.memory import peak_bytes
+from formerlab.evaluation.timing import Timing, precision, seconds, turns
 from formerlab.layers import nary
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.rows import Cell, write_rows
 from formerlab.run import Run
-from formerlab.spec import Spec
 from formerlab.tasks.language import LanguageModeling
-from formerlab.training import provenance
 from formerlab.training.loop import Hooks, train
 from formerlab.training.state import State
 
 COLUMNS = ("run", "measure", "repetition", "place", "sequences", "tokens", "time_s", "memory_bytes")
 WARM_UP = 1
-"""Training steps, and whole repetitions, that come before what is timed: they compile, choose kernels, get memory."""
+"""Training steps before those that are timed: they compile, choose kernels, get memory."""
 
 
-class Speed(Spec):
-    """What is timed of which runs of a study."""
+class Speed(Timing):
+    """What is timed of which runs of a study; each should be another model."""
 
-    runs: tuple[str, ...] = ()
-    """Patterns of run names; each should be another model, since nothing learned matters. Empty: no timing."""
-    repetitions: Annotated[int, Field(ge=5)] = 7
-    """Times that every run is measured."""
     training_steps: PositiveInt = 5
     """Optimizer steps that are timed in a repetition."""
     forward_sequences: PositiveInt = 64
@@ -65,22 +57,19 @@ def measure(runs: list[Run], speed: Speed, device: torch.device, path: Path) -> 
     models = {run.name: run.model.build(run.seed) for run in runs}
     held: dict[str, dict[str, int]] = {}
     rows: list[list[Cell]] = []
-    with Progress(len(runs) * (WARM_UP + speed.repetitions), f"speed {runs[0].study}", unit="turn") as progress:
-        for repetition in range(1 - WARM_UP, speed.repetitions + 1):
-            shift = repetition % len(runs)
-            for place, run in enumerate(runs[shift:] + runs[:shift], start=1):
-                turn = Turn(run, models[run.name].to(device), speed, device)
-                taken = turn.seconds()
-                if repetition <= 0:
-                    held[run.name] = turn.bytes()
-                else:
-                    sizes = turn.sizes().items()
-                    rows += [
-                        [run.name, unit, repetition, place, *size, taken[unit], held[run.name][unit]]
-                        for unit, size in sizes
-                    ]
-                models[run.name].to("cpu")
-                progress.advance()
+    with Progress(len(runs) * (1 + speed.repetitions), f"speed {runs[0].study}", unit="turn") as progress:
+        for repetition, place, run in turns(runs, speed.repetitions):
+            turn = Turn(run, models[run.name].to(device), speed, device)
+            taken = turn.seconds()
+            if repetition == 0:
+                held[run.name] = turn.bytes()
+            else:
+                rows += [
+                    [run.name, unit, repetition, place, *size, taken[unit], held[run.name][unit]]
+                    for unit, size in turn.sizes().items()
+                ]
+            models[run.name].to("cpu")
+            progress.advance()
     write_rows(path, COLUMNS, rows)
 
 
@@ -91,17 +80,9 @@ def _let_all_compile() -> None:
     dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 10_000
 
 
-def circumstances(device: torch.device) -> dict[str, Any]:
-    """Return on what, and beside how much else, was measured."""
-    return {
-        "device": provenance.device_name(device),
-        "host": provenance.host(),
-        "load": os.getloadavg()[0],
-        "mixing": nary.path() if device.type == "cpu" else "eager",
-        "git": provenance.git_state(),
-        "versions": provenance.versions(),
-        "finished": provenance.now(),
-    }
+def mixing(device: torch.device) -> str:
+    """Return how averages over depth were computed."""
+    return nary.path() if device.type == "cpu" else "eager"
 
 
 class Turn:
@@ -173,11 +154,7 @@ class Turn:
 
     def _seconds(self, work: Callable[[], None]) -> float:
         work()  # warms up
-        self._synchronise()
-        began = time.perf_counter()
-        work()
-        self._synchronise()
-        return time.perf_counter() - began
+        return seconds(work, self.device)
 
     def _bytes(self, work: Callable[[], object]) -> int:
         return self.weights + peak_bytes(work, self.device)
@@ -189,10 +166,5 @@ class Turn:
     @contextmanager
     def _inference(self) -> Iterator[None]:
         self.model.eval()
-        wanted = self.run.precision == "bfloat16"
-        with torch.no_grad(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=wanted):
+        with torch.no_grad(), precision(self.run, self.device):
             yield
-
-    def _synchronise(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)

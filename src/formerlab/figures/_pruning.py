@@ -12,6 +12,7 @@ from formerlab.statistics import bootstrap_means
 
 NAMES = {
     "full": "Full",
+    "dynamic_cache": "DynamicCache",
     "local": "Local",
     "streaming_llm": "StreamingLLM",
     "h2o": "H2O",

@@ -75,6 +75,7 @@ _LOOKS = {
     "DenseFormer 2x3": Look(ORANGE, "D"),
     "DenseFormer 2x1": Look(GREEN, "P"),
     "full": Look(BLACK, "o"),
+    "dynamic_cache": Look(VERMILION, "<"),
     "local": Look(GREY, "X"),
     "h2o": Look(ORANGE, "v"),
     "spatten": Look(PURPLE, "D"),

@@ -7,6 +7,7 @@ from typing import Any
 from formerlab.data.contents import CONTENTS
 from formerlab.data.dataset import DataSpec
 from formerlab.data.kinds import source_state
+from formerlab.evaluation.measures import TIMED
 from formerlab.evaluation.prune import FILES as PRUNE_FILES
 from formerlab.figures import Drawing, catalogue
 from formerlab.files import read_json
@@ -20,14 +21,12 @@ from formerlab.plan.measures import MEASURES, WRITES, measure_jobs
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources
-from formerlab.plan.speed import flow_jobs, match_times, speed_jobs
+from formerlab.plan.speed import flow_jobs, match_times, timing_jobs
 from formerlab.plan.tokenizers import chain, tokenizer_of
 from formerlab.run import Run
 from formerlab.spec import fingerprint
 
 SCHEMA = 1
-SPEED = "speed.csv"
-"""Rows of a study rather than of a run."""
 READ_FROM_TRAINING = frozenset(
     ("run.json", "train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv", "weights.safetensors")
 )
@@ -43,8 +42,8 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     results, figures = f"{config.results}/live/{config.scale}", f"{config.figures}/live/{config.scale}"
     data = _data_jobs(sources, root, f"{results}/data")
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
-    speed = speed_jobs(runs, sources)
-    runs, equal = match_times(runs, speed, sources)
+    timed = {stage: timing_jobs(stage, runs, sources) for stage in TIMED}
+    runs, equal = match_times(runs, timed["speed"], sources)
     table = hardware_table(config.hardware)
     hardware = choose(table, scale.hardware)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
@@ -67,7 +66,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "tracking_uri": config.tracking_uri or "",
         "studies": {name: _study(name, sources, train) for name in config.studies},
         "data": {name: job for name, job in data.items() if name in used},
-        "speed": speed,
+        **timed,
         "suites": {name: {"spec": suite.plain(), "state": suite.state()} for name, suite in scale.suites.items()},
         "train": train,
         "flow": flow_jobs(runs, sources),
@@ -164,8 +163,9 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
     jobs = {}
     for name, drawing in catalogue().items():
         inputs = [path for job in plan["train"].values() for path in _inputs(drawing, job, plan)]
-        if inputs and drawing.study in plan["speed"] and SPEED in drawing.reads:
-            inputs.append(f"{plan['results']}/{drawing.study}/{SPEED}")
+        if inputs:  # rows of a study rather than of a run
+            files = [f"{stage}.csv" for stage in TIMED if drawing.study in plan[stage]]
+            inputs += [f"{plan['results']}/{drawing.study}/{file}" for file in files if file in drawing.reads]
         if inputs:
             package = f"formerlab.{drawing.kind}s"
             jobs[name] = {

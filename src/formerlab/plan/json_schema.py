@@ -10,6 +10,7 @@ from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
 from formerlab.data.kinds import Data
+from formerlab.evaluation.decode import DecodeSettings
 from formerlab.evaluation.equal_time import EqualTime
 from formerlab.evaluation.flow import Flow
 from formerlab.evaluation.prune import PruneSweep
@@ -59,6 +60,7 @@ def json_schema() -> Schema:
         part,
         PruneSweep,
         Speed,
+        DecodeSettings,
         EqualTime,
         Flow,
         *MEASURES.values(),
@@ -110,7 +112,7 @@ def _fill_in_parts(definitions: Schema) -> None:
         properties = definitions[name]["properties"]
         if "defaults" in properties:
             properties["defaults"] |= {"$ref": "#/$defs/PartOfRun"}
-        for key, part in (("speed", "Speed"), ("flow", "Flow")):
+        for key, part in (("speed", "Speed"), ("decode", "DecodeSettings"), ("flow", "Flow")):
             if key in properties:
                 properties[key] |= {"$ref": f"#/$defs/{part}"}
         for key, parts in PARTS.items():

@@ -71,7 +71,24 @@ class Config(Spec):
     or a key of this file."""
 
 
-class StudyScale(Spec):
+class Measured(Spec):
+    """What is measured beside training: keys of a study, and keys that a scale lays over those of a study."""
+
+    prune: dict[str, dict[str, Any]] = {}
+    """Keys of the cache-pruning sweeps, by pattern of run names."""
+    speed: dict[str, Any] = {}
+    """What is timed of which runs, all together on an otherwise idle machine."""
+    decode: dict[str, Any] = {}
+    """Of which decoders speed and memory of decoding are measured, on an otherwise idle machine, and how."""
+    flow: dict[str, Any] = {}
+    """Of which trained models the flow of information over depth is looked at, and how."""
+    translate: dict[str, dict[str, Any]] = {}
+    """How held-out sentences are translated, by pattern of run names."""
+    complexity: dict[str, dict[str, Any]] = {}
+    """Which layers of Table 1 of arXiv:1706.03762 are measured beside a run, by pattern of run names."""
+
+
+class StudyScale(Measured):
     """What a scale says about one study."""
 
     only: tuple[str, ...] = ("*",)
@@ -86,18 +103,8 @@ class StudyScale(Spec):
     """Keys of single runs, by name, pattern, or template (with its grid)."""
     zeroshot: tuple[str, ...] | None = None
     """Patterns of run names that answer the zero-shot questions; null means the study's."""
-    prune: dict[str, dict[str, Any]] = {}
-    """Keys of the cache-pruning sweeps, by pattern of run names."""
-    speed: dict[str, Any] = {}
-    """Keys of what is timed."""
     claims: dict[str, ClaimArms] = {}
     """Claims whose arms are other runs than the study says."""
-    flow: dict[str, Any] = {}
-    """Keys of how the flow of information over depth is looked at."""
-    translate: dict[str, dict[str, Any]] = {}
-    """How held-out sentences are translated, by pattern of run names."""
-    complexity: dict[str, dict[str, Any]] = {}
-    """Which layers of Table 1 of arXiv:1706.03762 are measured beside a run, by pattern of run names."""
 
 
 class Scale(Spec):
@@ -131,7 +138,7 @@ class Scale(Spec):
     """What differs by study."""
 
 
-class Study(Spec):
+class Study(Measured):
     """A file of workflow/studies: which runs exist."""
 
     title: str
@@ -146,15 +153,5 @@ class Study(Spec):
     """Keys of each run. A name with {fields} is a template: its `grid` lists the values."""
     zeroshot: tuple[str, ...] = ()
     """Patterns of run names that answer the zero-shot questions."""
-    prune: dict[str, dict[str, Any]] = {}
-    """Keys of the cache-pruning sweeps, by pattern of run names."""
-    speed: dict[str, Any] = {}
-    """What is timed of which runs, all together on an otherwise idle machine."""
     claims: dict[str, ClaimArms] = {}
     """Which runs stand for the arms of the registered claims (claims/claims.yaml), by the claim's id."""
-    flow: dict[str, Any] = {}
-    """Of which trained models the flow of information over depth is looked at, and how."""
-    translate: dict[str, dict[str, Any]] = {}
-    """How held-out sentences are translated, by pattern of run names."""
-    complexity: dict[str, dict[str, Any]] = {}
-    """Which layers of Table 1 of arXiv:1706.03762 are measured beside a run, by pattern of run names."""

@@ -6,9 +6,10 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from formerlab.evaluation.measures import TIMED
 from formerlab.progress import short
 
-BESIDES = ("data", "speed", "zeroshot", "prune", "flow", "translate", "complexity", "draw")
+BESIDES = ("data", "speed", "decode", "zeroshot", "prune", "flow", "translate", "complexity", "draw")
 SPARE_RETRIES = 3
 """Submissions of a cluster job beyond those that its length needs: for lost nodes, memory, preemption."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "hours", "starts from")
@@ -85,7 +86,7 @@ def shell(plan: dict[str, Any], path: Path) -> str:
     results = Path(plan["results"])
     lines = ["set -e", f"export FORMERLAB_PLAN={shlex.quote(str(path))}", f"export OMP_NUM_THREADS={plan['threads']}"]
     stages = [("data", name, Path(job["out"], "manifest.json")) for name, job in plan["data"].items()]
-    stages += [("speed", study, results / study / "speed.json") for study in plan["speed"]]
+    stages += [(stage, study, results / study / f"{stage}.json") for stage in TIMED for study in plan[stage]]
     stages += [("train", run_id, results / run_id / "run.json") for run_id in plan["train"]]
     for stage in ("zeroshot", "prune", "flow", "translate", "complexity"):
         stages += [(stage, run_id, results / run_id / f"{stage}.json") for run_id in plan[stage]]

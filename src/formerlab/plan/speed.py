@@ -1,12 +1,15 @@
 """What is timed, which runs train for the time of another, and whose flow over depth is looked at."""
 
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
 from formerlab.errors import UserError
+from formerlab.evaluation.decode import DecodeSettings
 from formerlab.evaluation.equal_time import EqualTime
 from formerlab.evaluation.flow import Flow
 from formerlab.evaluation.speed import Speed
+from formerlab.evaluation.timing import Timing
 from formerlab.plan.code import code_hash
 from formerlab.plan.layers import Layer, Tree
 from formerlab.plan.read import near_misses, parse
@@ -16,35 +19,40 @@ from formerlab.plan.sources import Sources, study_place
 from formerlab.run import Run
 from formerlab.spec import fingerprint
 
-TIMED = ("model", "task", "optimizer", "precision", "compile")
-"""What of a run decides its speed."""
+SETTINGS: dict[str, type[Timing]] = {"speed": Speed, "decode": DecodeSettings}
+"""Settings of the stages that time runs alone on the machine; a stage is also the key of study and scale."""
+
+DECIDES = {"speed": ("model", "task", "optimizer", "precision", "compile"), "decode": ("model", "precision")}
+"""What of a run decides what each of them measures."""
 
 
-def speed_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
-    """Return, by study, the runs that are timed beside each other, one seed of each."""
+def timing_jobs(stage: str, runs: list[Run], sources: Sources) -> dict[str, Any]:
+    """Return, by study, the runs that such a stage measures beside each other, one seed of each."""
     jobs = {}
     for study in sources.config.studies:
         at_scale = sources.scale.studies.get(study, StudyScale())
         layers = [
-            Layer(study_place(study), sources.studies[study].speed),
-            Layer(sources.scale_place, at_scale.speed),
+            Layer(study_place(study), getattr(sources.studies[study], stage)),
+            Layer(sources.scale_place, getattr(at_scale, stage)),
         ]
-        speed = parse(Speed, layers, f"{study}.speed")
+        settings = parse(SETTINGS[stage], layers, f"{study}.{stage}")
         named = {run.name: run for run in reversed(runs) if run.study == study}
-        timed = [run for run in reversed(named.values()) if any(fnmatchcase(run.name, p) for p in speed.runs)]
+        timed = [run for run in reversed(named.values()) if any(fnmatchcase(run.name, p) for p in settings.runs)]
         if timed:
+            parts = {run.name: _part(run, DECIDES[stage]) for run in timed}
+            specs = timed if stage == "speed" else [run.model for run in timed]
             jobs[study] = {
-                "speed": speed.plain(),
+                stage: settings.plain(),
                 "runs": [run.id for run in timed],
-                "configuration": fingerprint([speed.plain(), {run.name: _timed_part(run) for run in timed}]),
-                "code": code_hash("formerlab.evaluation.speed", specs=[speed, *timed]),
-                "memory_bytes": sum(4 * run.model.params() for run in timed),
+                "configuration": fingerprint([settings.plain(), parts]),
+                "code": code_hash(f"formerlab.evaluation.{stage}", specs=[settings, *specs]),
+                "memory_bytes": settings.memory_bytes(timed),
             }
     return jobs
 
 
-def _timed_part(run: Run) -> Tree:
-    return {key: value for key, value in run.plain().items() if key in TIMED}
+def _part(run: Run, keys: Iterable[str]) -> Tree:
+    return {key: value for key, value in run.plain().items() if key in keys}
 
 
 def flow_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
@@ -79,7 +87,7 @@ def match_times(runs: list[Run], jobs: dict[str, Any], sources: Sources) -> tupl
                 if name not in names:
                     raise UserError(f"{place}.{key}: {name!r} is no run that `speed` times{near_misses(name, names)}")
             arm, reference = (by_id[f"{run.study}/{name}/seed{run.seed}"] for name in (equal.arm, equal.reference))
-            if _timed_part(reference) != _timed_part(run):
+            if _part(reference, DECIDES["speed"]) != _part(run, DECIDES["speed"]):
                 raise UserError(f"{place}.reference: {reference.name!r} is another model or batch; name an equal one")
             run = run.model_copy(update={"steps": arm.steps})
             equal_by_id[run.id] = equal

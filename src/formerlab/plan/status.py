@@ -6,6 +6,7 @@ from typing import Any
 
 from formerlab.commands.context import read_note
 from formerlab.errors import UserError
+from formerlab.evaluation.measures import TIMED
 from formerlab.files import read_json
 from formerlab.plan.layers import at
 
@@ -29,6 +30,7 @@ READABLE = {
 FINISHED = {
     "data": "manifest.json",
     "speed": "speed.json",
+    "decode": "decode.json",
     "train": "run.json",
     "zeroshot": "zeroshot.json",
     "prune": "prune.json",
@@ -69,7 +71,7 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
 
 def _bases(stage: str, name: str, plan: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the jobs whose products a job reads; they stand before it in the plan."""
-    if stage == "speed":
+    if stage in TIMED:
         return []
     if stage == "data":
         above = plan["data"][name]["tokenizer"]
@@ -86,7 +88,7 @@ def _expected(stage: str, name: str, plan: dict[str, Any]) -> dict[str, Any]:
     job = plan[stage][name]
     if stage == "data":
         return {"recipe": job["recipe"], "source_fingerprint": job["source"], "code_hash": job["code"]}
-    if stage == "speed":
+    if stage in TIMED:
         return {"code_hash": job["code"], "configuration": job["configuration"]}
     if stage != "train":
         weights = _said_by(Path(plan["results"], name, "run.json"), "weights_sha256")

@@ -1,0 +1,107 @@
+"""What the stage `decode` writes, and that all caches it measures compute what they should."""
+
+import csv
+from itertools import product
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from formerlab.cache import Decay, Ideal, KVCache, Local, SpAtten
+from formerlab.errors import UserError
+from formerlab.evaluation.decode import COLUMNS, DecodeSettings, measure, model_of, variants_of
+from formerlab.evaluation.dynamic import DynamicAttend
+from formerlab.evaluation.timing import turns
+from formerlab.layers import Rotary
+from formerlab.models import Decoder, VisionTransformer
+from formerlab.run import Run
+
+CPU = torch.device("cpu")
+MODEL = Decoder(vocabulary=64, layers=2, width=16, heads=2, context=8, position=Rotary())
+RUN = Run(study="study", name="plain", model=MODEL, task={"context": 8})
+SETTINGS = DecodeSettings(
+    lengths=(6, 20), batches=(1, 3), policies=(Local(), Decay()), budgets=(0.25, 4), tokens=2, repetitions=5
+)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    path = tmp_path_factory.mktemp("decode") / "decode.csv"
+    measure([RUN], SETTINGS, CPU, path)
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_cache_is_measured_in_every_repetition_at_every_point(rows):
+    assert tuple(rows[0]) == COLUMNS
+    caches = [("full", "1.0"), ("dynamic_cache", "1.0"), *product(("local", "decay"), ("0.25", "4"))]
+    keys = ("length", "sequences", "repetition")
+    found = {((row["policy"], row["budget"]), *(int(row[key]) for key in keys)) for row in rows}
+    assert found == set(product(caches, (6, 20), (1, 3), range(1, 6)))
+    assert len(rows) == len(found)
+    assert all(float(row["time_s"]) > 0 for row in rows)
+
+
+def test_bytes_are_those_of_the_tokens_held(rows):
+    token = MODEL.kv_bytes(1)
+    for row in rows:
+        length, budget = int(row["length"]), row["budget"]
+        held = {"1.0": length + 2, "0.25": {6: 2, 20: 5}[length], "4": 4}[budget]
+        assert int(row["cache_bytes"]) == held * token * int(row["sequences"])
+        assert (int(row["book_bytes"]) > 0) == (row["policy"] in ("local", "decay"))
+
+
+@pytest.mark.parametrize("lengths", [(5, 1, 1), (1, 1, 1)])
+def test_dynamic_cache_gives_what_ours_gives(lengths):
+    model = model_of(RUN, 8)
+    tokens = torch.arange(2 * sum(lengths)).reshape(2, -1) % 64
+    ours, theirs, start = KVCache(), DynamicAttend(), 0
+    for part in tokens.split(lengths, 1):
+        with torch.no_grad():
+            mine, other = (model(part, attend=cache, start=start) for cache in (ours, theirs))
+        torch.testing.assert_close(mine, other)
+        start += part.shape[1]
+    assert ours.length == theirs.length == sum(lengths)
+    assert ours.bytes() == theirs.bytes()
+
+
+def test_a_budget_of_the_whole_length_changes_nothing():
+    """All that is measured decodes the same model: where nothing is evicted, the logits are the same."""
+    settings = SETTINGS.model_copy(update={"budgets": (100,)})
+    model, tokens = model_of(RUN, 12), torch.arange(12)[None] % 64
+    with torch.no_grad():
+        logits = []
+        for variant in variants_of(settings):
+            cache = variant.make(model, 10)
+            model(tokens[:, :10], attend=cache)
+            logits.append(model(tokens[:, 10:11], attend=cache, start=10))
+    assert len(logits) == 4
+    for other in logits[1:]:
+        torch.testing.assert_close(logits[0], other, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("policy", [SpAtten(), Ideal()])
+def test_policies_that_no_cache_can_follow_are_refused(policy):
+    with pytest.raises(ValidationError, match=f"kind={policy.kind} is none that a cache can evict by"):
+        DecodeSettings(policies=(policy,))
+
+
+def test_only_decoders_decode():
+    run = Run(study="images", name="vit", model=VisionTransformer(), task={"kind": "classification"})
+    with pytest.raises(UserError, match=r"images\.decode\.runs: run 'vit' trains a vision_transformer"):
+        SETTINGS.memory_bytes([run])
+
+
+def test_memory_has_room_for_the_longest_prompt():
+    weights = 4 * MODEL.params()
+    assert SETTINGS.memory_bytes([RUN]) == weights + 3 * 22 * (4 * 64 + 2 * MODEL.kv_bytes(1))
+
+
+@pytest.mark.parametrize("items", ["a", "abc"])
+def test_turns_take_every_item_and_begin_with_another_each_time(items):
+    taken = list(turns(items, 4))
+    for repetition in range(5):
+        mine = [(place, item) for number, place, item in taken if number == repetition]
+        assert [place for place, _ in mine] == list(range(1, len(items) + 1))
+        assert sorted(item for _, item in mine) == sorted(items)
+        assert mine[0][1] == items[repetition % len(items)]
