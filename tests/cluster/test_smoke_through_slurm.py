@@ -41,7 +41,7 @@ def done(slurm, tmp_path_factory):
     words = ("--profile", "slurm", *quick, "--set-resources", "train:gpu=1")
     checkout.plan = build_plan(checkout.root, CONFIG)
     began = time.monotonic()
-    done = checkout.snakemake(*words, *targets(checkout.plan), config=CONFIG, **slurm.variables())
+    done = checkout.snakemake(*targets(checkout.plan), *words, config=CONFIG, **slurm.variables())
     assert done.returncode == 0, done.stderr
     print(f"{len(targets(checkout.plan))} targets through Slurm: {time.monotonic() - began:.0f} s")
     fields = ("JobID", "State", "AllocTRES", "Start", "End")
