@@ -184,11 +184,12 @@ class PrivateSlurm:
         """Kill what runs in jobs: the daemons of their steps, which outlive that of the node, and all they started."""
         import psutil
 
-        for process in psutil.process_iter(["name"]):
-            with contextlib.suppress(psutil.Error):
-                ours = process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
-                if ours and "slurmstepd" in process.name():
-                    for one in (process, *process.children(recursive=True)):
+        mine = f"SLURM_CONF={self.environment['SLURM_CONF']}\0".encode()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                # Such a daemon writes its title over the beginning of its environment, which psutil then cannot read.
+                if "slurmstepd" in process.name() and mine in Path(f"/proc/{process.pid}/environ").read_bytes():
+                    for one in (*process.children(recursive=True), process):
                         with contextlib.suppress(psutil.Error):
                             one.kill()
 

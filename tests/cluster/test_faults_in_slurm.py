@@ -48,7 +48,7 @@ def test_a_run_longer_than_its_job_goes_on_in_the_next_and_a_deaf_one_is_killed_
     patient, deaf = runs = laboratory.runs[3:5]
     laboratory.gate(patient)
     laboratory.gate(deaf, deaf=True)
-    laboratory.start(slurm, runs, "--set-resources", "train:runtime=2 if attempt == 1 else 10")
+    laboratory.start(slurm, runs, "--set-resources", "train:runtime=3 if attempt == 1 else 10")
     job = laboratory.job_at_gate(slurm, deaf)
     slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=1")  # no more waiting than it takes
     laboratory.finish(*runs)
