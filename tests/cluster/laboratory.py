@@ -118,4 +118,4 @@ def history(slurm, laboratory, run, *fields):
     folder = laboratory.root / "logs/slurm/rule_train" / run.replace("/", "_")
     jobs = {path.stem for path in folder.glob("*.log")}
     rows = [row[1:] for row in slurm.accounts("JobID", *fields) if row[0] in jobs]
-    return [tuple(cell.split()[0] for cell in row) for row in rows]  # without "by 0" of CANCELLED
+    return [tuple(cell.partition(" ")[0] for cell in row) for row in rows]  # without "by 0" of CANCELLED

@@ -41,7 +41,7 @@ def test_a_run_split_over_two_nodes_learns_what_one_process_does(two_nodes, tmp_
         assert laboratory.process.wait(timeout=900) == 0, laboratory.log.read_text()
     finally:
         laboratory.process.kill()
-    assert history(two_nodes, laboratory, run, "State", "NNodes", "NTasks") == [("COMPLETED", "2", "2")]
+    assert history(two_nodes, laboratory, run, "State", "NNodes") == [("COMPLETED", "2")]
     laboratory.plan["train"][run]["gpus"] = 1
     laboratory.left_alone(run)
     alone = laboratory.root / "alone" / run
