@@ -20,8 +20,9 @@ except UserError as error:
 PLAN = read_plan(PLAN_PATH)
 RESULTS, FIGURES, LOGS = PLAN["results"], PLAN["figures"], f"logs/{PLAN['scale']}"
 
-# Jobs work from this very plan, even if the configuration changes while they wait.
-shell.prefix(f"export FORMERLAB_PLAN={quote(str(PLAN_PATH))}; ")
+# Jobs work from this very plan, even if the configuration changes while they wait. A prefix takes the place of
+# Snakemake's own, without which a stage that fails or stops would pass for done in front of `| tee`.
+shell.prefix(f"set -euo pipefail; export FORMERLAB_PLAN={quote(str(PLAN_PATH))}; ")
 
 
 report: "workflow/report/workflow.rst"

@@ -220,7 +220,10 @@ def test_modification_times_an_hour_ahead_run_nothing(acted):
     for path in (acted.root / "results").rglob("*"):
         os.utime(path, (ahead, ahead))
     assert acted.to_do() == set()
+    check = [sys.executable, "-m", "formerlab", "check"]  # which every start of the DAG calls; here a stand-in does not
+    done = subprocess.run(check, cwd=acted.root, env=acted.environment, capture_output=True, text=True)
+    assert "results were from the future (do clocks differ?)" in done.stderr
     run = next(iter(of_study(acted, "vision")))
     (acted.root / results(acted) / run / "run.json").unlink()
-    assert acted.snakemake("--cores", "1").returncode == 0  # its products are older than what it reads
+    assert acted.snakemake("--cores", "1").returncode == 0  # what is younger than its reader's products fails it
     assert acted.to_do() == set()

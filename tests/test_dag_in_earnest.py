@@ -110,6 +110,22 @@ def test_every_result_of_the_report_names_its_command_and_its_runs(report):
     assert "tokenformer/grown-zero-keep-2 (seed 0)" in caption
 
 
+def test_moved_elsewhere_nothing_runs_again_and_figures_are_redrawn(tiny, monkeypatch):
+    home, elsewhere = tiny.root, tiny.root.with_name("elsewhere")
+    home.rename(elsewhere)
+    try:
+        with monkeypatch.context() as there:
+            there.setattr(tiny, "root", elsewhere)
+            there.setitem(tiny.environment, "PYTHONPATH", str(elsewhere / "src"))
+            assert tiny.to_do() == set()
+            drawing = elsewhere / "figures/live/smoke/tokenformer_growth.pdf"
+            drawing.unlink()
+            assert tiny.snakemake("--cores", "1", "--", "figures/live/smoke/tokenformer_growth.pdf").returncode == 0
+            assert drawing.exists()
+    finally:
+        elsewhere.rename(home)
+
+
 def test_after_a_failure_the_rest_is_finished_drawn_and_the_failure_is_named(tiny):
     weights = tiny.root / "results/live/smoke" / RUNS[1] / "weights.safetensors"
     intact = weights.read_bytes()
@@ -130,18 +146,3 @@ def test_after_a_failure_the_rest_is_finished_drawn_and_the_failure_is_named(tin
     weights.write_bytes(intact)
     rest = {f"train {RUNS[2]}", *drawn_from("tokenformer/grown-zero-keep-2"), "claims", "runs", "track", "all"}
     assert tiny.to_do(config={"set": changes}) == rest
-
-
-def test_moved_elsewhere_nothing_runs_again_and_figures_are_redrawn_from_what_is_there(tiny, monkeypatch):
-    done = tiny.snakemake("--cores", "2")
-    assert done.returncode == 0, done.stderr
-    elsewhere = tiny.root.with_name("elsewhere")
-    tiny.root.rename(elsewhere)
-    monkeypatch.setattr(tiny, "root", elsewhere)
-    monkeypatch.setitem(tiny.environment, "PYTHONPATH", str(elsewhere / "src"))
-    assert tiny.to_do() == set()
-    drawing = elsewhere / "figures/live/smoke/tokenformer_growth.pdf"
-    drawing.unlink()
-    assert tiny.snakemake("--cores", "1").returncode == 0
-    assert drawing.exists()
-    assert tiny.to_do() == set()

@@ -10,12 +10,17 @@ from private_slurm import PrivateSlurm, missing
 
 
 @pytest.fixture(scope="session")
-def slurm(tmp_path_factory):
-    """Start a Slurm and stop it after the last test, whatever happens in between."""
+def installed():
+    """Skip or fail where no Slurm can be started."""
     if reason := missing():
         if os.environ.get("FORMERLAB_CI"):
             pytest.fail(reason)
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def slurm(installed, tmp_path_factory):
+    """Start a Slurm and stop it after the last test, whatever happens in between."""
     cluster = PrivateSlurm(tmp_path_factory.mktemp("slurm"))
     try:
         cluster.start()

@@ -35,17 +35,16 @@ SLURM_CONF = """
 ClusterName=private
 SlurmctldHost=localhost
 SlurmctldPort={controller_port}
-SlurmdPort={node_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/run/munge.sock
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/run/slurmctld.pid
-SlurmdPidFile={folder}/run/slurmd.pid
+SlurmdPidFile={folder}/run/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
@@ -69,10 +68,14 @@ AccountingStoragePass={folder}/run/munge.sock
 AccountingStorageTRES=gres/gpu
 GresTypes=gpu
 DefMemPerCPU=500
-NodeName=localhost CPUs={cpus} RealMemory=16000 Gres=gpu:2
-PartitionName=main Nodes=localhost Default=YES PriorityTier=1 MaxTime=INFINITE DefaultTime=10
-PartitionName=urgent Nodes=localhost PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE DefaultTime=10
+{nodes}
+PartitionName=main Nodes=ALL Default=YES PriorityTier=1 MaxTime=INFINITE DefaultTime=10
+PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE DefaultTime=10
 """
+
+NODE = "NodeName={name} NodeHostname=localhost Port={port} CPUs={cpus} RealMemory=16000 Gres=gpu:{gpus}"
+GPUS = 2
+"""All nodes together have as many."""
 
 SLURMDBD_CONF = """
 AuthType=auth/munge
@@ -113,16 +116,15 @@ def free_ports(count):
 class PrivateSlurm:
     """Start with `start`, end with `stop`; in between `run` calls Slurm's commands."""
 
-    def __init__(self, folder, cpus=4):
-        self.folder = Path(folder)
-        controller, node, database = free_ports(3)
-        self.places = {
-            "folder": self.folder,
-            "controller_port": controller,
-            "node_port": node,
-            "database_port": database,
-            "cpus": cpus,
-        }
+    def __init__(self, folder, cpus=4, nodes=("localhost",)):
+        self.folder, self.nodes = Path(folder), nodes
+        controller, database, *ports = free_ports(2 + len(nodes))
+        lines = [
+            NODE.format(name=name, port=port, cpus=cpus, gpus=GPUS // len(nodes))
+            for name, port in zip(nodes, ports, strict=True)
+        ]
+        self.places = {"folder": self.folder, "controller_port": controller, "database_port": database}
+        self.places["nodes"] = "\n".join(lines)
         path = os.pathsep.join((str(self.folder / "bin"), SEARCHED))
         self.environment = os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path}
         self.daemons = {}
@@ -146,20 +148,22 @@ class PrivateSlurm:
         self.start_node()
 
     def start_node(self):
-        self._daemon("slurmd", "slurmd", "-D", "-N", "localhost")
+        for name in self.nodes:
+            self._daemon(f"slurmd {name}", "slurmd", "-D", "-N", name)
         self.wait_for_node("idle")
 
     def wait_for_node(self, *states, seconds=60):
-        """Wait until the node is in one of the states, as sinfo writes them."""
+        """Wait until all nodes are in one of the states, as sinfo writes them."""
         deadline = time.monotonic() + seconds
-        while (state := self.run("sinfo", "--noheader", "--format=%T").splitlines()[0].strip("*~#")) not in states:
+        wanted = set(states)
+        while (found := set(self.run("sinfo", "--noheader", "--format=%T").split())) - wanted:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the node is {state}, not {' or '.join(states)}; see {self.folder}/slurmctld.log")
+                raise TimeoutError(f"nodes are {found}, not {wanted}; see {self.folder}/slurmctld.log")
             time.sleep(0.3)
 
     def kill_node(self):
-        """Let the node's daemon and everything it runs die at once, as at a power failure."""
-        slurmd = self.daemons.pop("slurmd")
+        """Let the daemon of the only node and everything it runs die at once, as at a power failure."""
+        slurmd = self.daemons.pop(f"slurmd {self.nodes[0]}")
         slurmd.kill()
         self._kill_jobs()
         slurmd.wait()
@@ -180,11 +184,12 @@ class PrivateSlurm:
         """Kill what runs in jobs: the daemons of their steps, which outlive that of the node, and all they started."""
         import psutil
 
-        for process in psutil.process_iter(["name"]):
-            with contextlib.suppress(psutil.Error):
-                ours = process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
-                if ours and "slurmstepd" in process.name():
-                    for one in (process, *process.children(recursive=True)):
+        mine = f"SLURM_CONF={self.environment['SLURM_CONF']}\0".encode()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                # Such a daemon writes its title over the beginning of its environment, which psutil then cannot read.
+                if "slurmstepd" in process.name() and mine in Path(f"/proc/{process.pid}/environ").read_bytes():
+                    for one in (*process.children(recursive=True), process):
                         with contextlib.suppress(psutil.Error):
                             one.kill()
 
@@ -222,7 +227,7 @@ class PrivateSlurm:
         return found
 
     def _write(self):
-        for name in ("run", "state", "spool", "dev", "bin"):
+        for name in ("run", "state", "dev", "bin"):
             (self.folder / name).mkdir(parents=True)
         # Within a job the executor drops SLURM_CONF from the environment of srun and of the job itself.
         for name in ("srun", "squeue"):
@@ -232,9 +237,12 @@ class PrivateSlurm:
         (self.folder / "slurm.conf").write_text(SLURM_CONF.format(**self.places))
         (self.folder / "slurmdbd.conf").write_text(SLURMDBD_CONF.format(**self.places))
         (self.folder / "slurmdbd.conf").chmod(0o600)
-        for index in range(2):
-            os.mknod(self.folder / f"dev/gpu{index}", 0o600 | 0o020000, os.makedev(NVIDIA, index))
-        (self.folder / "gres.conf").write_text(f"NodeName=localhost Name=gpu File={self.folder}/dev/gpu[0-1]\n")
+        gpus = [self.folder / f"dev/gpu{index}" for index in range(GPUS)]
+        for index, gpu in enumerate(gpus):
+            os.mknod(gpu, 0o600 | 0o020000, os.makedev(NVIDIA, index))
+        share = GPUS // len(self.nodes)
+        owned = [f"NodeName={self.nodes[index // share]} Name=gpu File={gpu}\n" for index, gpu in enumerate(gpus)]
+        (self.folder / "gres.conf").write_text("".join(owned))
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)

@@ -226,3 +226,10 @@ def test_text_that_is_gone_counts_as_unchanged_once_it_is_prepared(project):
     prepared.write_text(json.dumps({"source_fingerprint": seen["source"]}))
     (project.root / "mine.txt").unlink()
     assert plan() == seen
+
+
+def test_five_thousand_jobs_are_planned():
+    """How long that takes: benchmarks/plan.py."""
+    plan = build_plan(ROOT, {"scale": "laptop", "seeds": list(range(120))})
+    stages = ("data", "speed", "train", "zeroshot", "prune", "flow", "translate", "complexity", "draw")
+    assert sum(len(plan[stage]) for stage in stages) > 5000

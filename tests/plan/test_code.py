@@ -68,10 +68,10 @@ class Package:
         memory = {}
         self.memories.append(memory)
 
-        def remembered(module):
-            if module not in memory:
-                memory[module] = function(module)
-            return memory[module]
+        def remembered(*key):
+            if key not in memory:
+                memory[key] = function(*key)
+            return memory[key]
 
         return remembered
 
@@ -83,7 +83,8 @@ class Package:
         for memory in self.memories:
             if file.endswith("__init__.py"):
                 memory.clear()  # names are looked up through packages
-            memory.pop(module, None)
+            for key in [key for key in memory if key == (module,) or len(key) > 1]:  # or of many modules together
+                del memory[key]
 
     def changed_by(self, file, edit):
         """Return the jobs whose hash an edit changes; the edit is undone."""

@@ -55,7 +55,7 @@ def test_a_price_is_multiplied_and_ones_own_machine_is_known(project):
     assert mine["too_large"] == dict.fromkeys(plan["train"])
     text = table(plan)
     assert f"  {len(plan['train'])} runs\n" in text
-    assert "too large for one mine, fit on no number of them: small/plain, small/parent" in text
+    assert "too large for one mine, nor on several (raise task.accumulate): small/plain, small/parent" in text
     hours = project.plan(hardware=own, set={"scale.hardware": "mine"})["totals"]["hours"]
     assert hours == pytest.approx(mine["hours_total"])
 

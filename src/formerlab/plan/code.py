@@ -38,7 +38,13 @@ class Statement(NamedTuple):
 def code_hash(*entries: str, specs: Iterable[Spec] = ()) -> str:
     """Return 16 hexadecimal digits of the code that the modules `entries` run for the given specs."""
     classes = {cls for spec in specs for part in spec.parts() for cls in type(part).__mro__}
-    modules = closure(entries, frozenset(cls.__module__ for cls in classes if _is_ours(cls.__module__)))
+    return _hash(entries, frozenset(cls.__module__ for cls in classes if _is_ours(cls.__module__)))
+
+
+@functools.cache
+def _hash(entries: tuple[str, ...], chosen: frozenset[str]) -> str:
+    """Return the hash of what `entries` run for specs of the modules `chosen`: seeds and sizes share it."""
+    modules = closure(entries, chosen)
     digest = hashlib.sha256()
     for module in sorted(modules):
         lines = [s.text for s in _statements(module) if s.target is None or s.target in modules]

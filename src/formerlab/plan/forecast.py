@@ -26,7 +26,7 @@ def price_evaluations(plan: Plan, runs: list[Run], scale: Scale, hardware: Hardw
 def forecast(runs: list[Run], scale: Scale, table: dict[str, Hardware]) -> dict[str, Plan]:
     """Return hours per study, peak memory, price and the runs too large for one, for training on each processor.
 
-    A run that is too large has the number of processors that hold it together, null where 1024 do not.
+    A run that is too large has the number of processors that hold it together, null where 64 do not.
 
     A measured speed of the scale (`flops_per_s`) speaks for its own processor alone.
     """

@@ -65,6 +65,6 @@ def fits(run: Run, hardware: Hardware, shards: int = 1) -> bool:
 
 
 def enough(run: Run, hardware: Hardware) -> int | None:
-    """Return the smallest power of two of processors that hold a run together, if up to 1024 of them do."""
-    powers = range(11 if unsplittable(run) is None else 1)
+    """Return the smallest power of two of processors that hold a run together, if up to 64 of them do."""
+    powers = range(7 if unsplittable(run) is None else 1)
     return next((shards for shards in (2**power for power in powers) if fits(run, hardware, shards)), None)

@@ -59,7 +59,8 @@ def _too_large(plan: dict[str, Any]) -> list[str]:
         for run_id, needed in found["too_large"].items():
             by_need.setdefault(needed, {})[run_id.rpartition("/")[0]] = None  # seeds are alike
         for needed, runs in by_need.items():
-            where = f"fit on {needed} that split them (gpus: {needed})" if needed else "fit on no number of them"
+            together = f"fit on {needed} that split them (gpus: {needed})"
+            where = together if needed else "nor on several (raise task.accumulate)"
             lines.append(f"too large for one {name}, {where}: {', '.join(runs)}")
     return [*lines, ""] if lines else []
 

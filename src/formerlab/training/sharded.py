@@ -59,7 +59,8 @@ def _split(model: Any, device: str) -> nn.Module:
         fully_shard(part, mesh=mesh)
         part.set_gradient_divide_factor(1.0)  # gradients are summed: losses are divided by the number of parts already
         part.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
-    return model.to(device)  # buffers
+    moved: nn.Module = model.to(device)  # buffers
+    return moved
 
 
 def gathered(state: State) -> State:

@@ -32,7 +32,9 @@ def save_parts(folder: Path, state: State, belongs_to: dict[str, str]) -> None:
     OSError
         Where there is no room.
     """
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     if parallel.rank() == 0:
         shutil.rmtree(folder, ignore_errors=True)
@@ -40,10 +42,10 @@ def save_parts(folder: Path, state: State, belongs_to: dict[str, str]) -> None:
     parallel.wait_for_all()
     content = state.dump()
     tensors = _tensors(content)
-    writer = checkpoint.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
-        checkpoint.save(dict(tensors), storage_writer=writer)
-    except checkpoint.CheckpointException as error:
+        save(dict(tensors), storage_writer=writer)
+    except CheckpointException as error:
         reason = next(iter(error.failures.values()))[0]
         raise OSError(f"{folder}: could not be written, is the disk full? ({reason})") from None
     if parallel.rank() == 0:
@@ -93,22 +95,24 @@ def in_one_piece(content: Content) -> Content:
 
 def _read(folder: str, tensors: dict[str, Any], *, alone: bool = False) -> None:
     """Fill the tensors from the files of a folder."""
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of being alone
-            checkpoint.load(tensors, storage_reader=checkpoint.HuggingFaceStorageReader(folder), no_dist=alone)
-    except checkpoint.CheckpointException as error:
+            load(tensors, storage_reader=HuggingFaceStorageReader(folder), no_dist=alone)
+    except CheckpointException as error:
         reason = next(iter(error.failures.values()))[0]
         raise UserError(f"{folder}: broken ({reason}); delete it to train from the one before it") from None
 
 
 def _sizes(folder: str) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Return size and type of every tensor of which a folder holds the parts."""
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    found: dict[str, Any] = checkpoint.HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata
+    found: dict[str, Any] = HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata
     return {name: (one.size, one.properties.dtype) for name, one in found.items()}
 
 
