@@ -17,7 +17,7 @@ from formerlab.tracked import MOST_POINTS
 from formerlab.tracking import sync
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mlflow")]
-SECONDS = 90
+SECONDS = 300
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ def _draw_ours(axes: Axes, ours: DataFrame, column: str, label: str, *, labelled
         bars = np.nan_to_num([y - points["loss_nats_low"], points["loss_nats_high"] - y])
         colour, marker = series.look
         axes.errorbar(x, y, bars, color=colour, marker=marker, linestyle=series.line, capsize=2, elinewidth=1)
-        labels.append(Label(x.max(), y.loc[x.idxmax()], series.name, colour))
+        labels.append(Label(x.max(), y.to_numpy()[x.argmax()], series.name, colour))
     axes.set_xscale("log")
     axes.set_xlabel(label)
     cut_bars(axes, ours["loss_nats"], ours["loss_nats_low"], ours["loss_nats_high"])
