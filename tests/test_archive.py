@@ -101,6 +101,11 @@ def test_a_path_to_elsewhere_is_refused(packed, name):
     assert not list(packed.rglob("evil*"))
 
 
+def test_a_file_that_is_a_folder_too_is_refused(packed):
+    rewrite(packed / "a.zip", packed / "b.zip", members={"exact.csv/evil": "x"})
+    refused(packed, "holds a name twice")
+
+
 def test_a_path_to_elsewhere_in_the_manifest_is_refused(packed):
     def change(name, content):
         return content.replace(b'"exact.csv"', b'"../evil"') if name == MANIFEST else content

@@ -13,9 +13,23 @@ from formerlab.figures import catalogue
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
-PLACES = tuple(ROOT / name for name in ("", "src", "src/formerlab", "docs", "workflow", "src/formerlab/layers", "tests"))
+PLACES = tuple(
+    ROOT / name for name in ("", "src", "src/formerlab", "docs", "workflow", "src/formerlab/layers", "tests")
+)
 """Folders that a path in the text may be relative to."""
-MADE = ("results/", "figures/", "logs/", "data/", "models/", "checkpoint/", "plans/", "live/", "questions/", "piqa/", "path/to/")
+MADE = (
+    "results/",
+    "figures/",
+    "logs/",
+    "data/",
+    "models/",
+    "checkpoint/",
+    "plans/",
+    "live/",
+    "questions/",
+    "piqa/",
+    "path/to/",
+)
 """Beginnings of what is made or brought by the user."""
 ENDINGS = (".py", ".md", ".yaml", ".yml", ".smk", ".sh", ".cff", ".lock", ".toml", ".rst", ".smk")
 CODE = re.compile(r"```[a-z]*\n(.*?)```|`([^`\n]+)`", re.DOTALL)

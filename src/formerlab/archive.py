@@ -134,12 +134,15 @@ def _check_names(path: Path, package: zipfile.ZipFile, manifest: Manifest) -> No
     names = [information.filename for information in package.infolist()]
     for information in package.infolist():
         name, place = information.filename, PurePosixPath(information.filename)
-        outside = place.is_absolute() or ".." in place.parts or "\\" in name or ":" in name or "\0" in name
+        outside = (
+            not place.parts or place.is_absolute() or ".." in place.parts or "\\" in name or ":" in name or "\0" in name
+        )
         kind = stat.S_IFMT(information.external_attr >> 16)
         if outside or information.is_dir() or kind not in (0, stat.S_IFREG):
             raise UserError(f"{path}: {name!r} is no plain file below its folder; the archive was tampered with")
-    if len(set(names)) < len(names):
-        raise UserError(f"{path}: holds a file twice; the archive was tampered with")
+    folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
+    if len(set(names)) < len(names) or folders & set(names):
+        raise UserError(f"{path}: holds a name twice; the archive was tampered with")
     if odd := sorted(set(names) ^ {*manifest.files, MANIFEST}):
         raise UserError(f"{path}: {odd[0]!r} is in the archive or in its manifest alone; copy it again")
 

@@ -1,37 +1,15 @@
 """The factorial contrasts find planted effects and nothing else; the combined study compares like with like."""
 
-import numpy as np
 import pytest
 from fixtures.checkout import ROOT
-from fixtures.rows import make_run, write_csv
+from fixtures.combined import make_combined
+from fixtures.rows import make_run
 
 from formerlab.figures import draw_one
 from formerlab.figures._combined import MODELS, cells, contrasts
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.sources import read_sources
-from formerlab.results import COLUMNS, Results
-
-
-def make_combined(root, seeds=(0, 1, 2), noise=1e-4, **planted):
-    """Write rows in which each named effect has its planted size."""
-    hardness = np.random.default_rng(0).normal(0, 0.3, 8)
-    for seed in seeds:
-        for run, (p, d) in MODELS.items():
-            folder = make_run(root, "combined", run, seed)
-            random = np.random.default_rng([seed, p + 1, d + 1])
-            level = 4 + 0.1 * seed + planted.get("Pattention", 0) * p / 2 + planted.get("DWA", 0) * d / 2
-            level += planted.get("Pattention x DWA", 0) * p * d / 4
-            rows = []
-            for policy, alpha, recent, cost in (
-                ("full", None, None, 0.0),
-                ("h2o", None, 0.5, planted.get("H2O", 0) + planted.get("DWA x H2O", 0) * d / 2),
-                ("decay", 0.2, 0.0, planted.get("Decay", 0) + planted.get("Pattention x DWA x Decay", 0) * p * d / 4),
-            ):
-                budget = 1.0 if policy == "full" else 0.4
-                losses = level + cost + hardness + random.normal(0, noise)
-                rows += [(policy, alpha, recent, budget, budget, w, 64, float(loss)) for w, loss in enumerate(losses)]
-            write_csv(folder / "prune.csv", COLUMNS["prune.csv"], rows)
-
+from formerlab.results import Results
 
 PLANTED = {
     "Pattention": 0.05,

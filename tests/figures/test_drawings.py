@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.combined import make_combined
 from fixtures.rows import (
     ALPHAS,
     BUDGETS,
@@ -39,6 +40,7 @@ def make_all(root, seeds):
     make_decay(root, seeds)
     make_vision(root, seeds)
     make_transformer(root, seeds)
+    make_combined(root, seeds)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def test_without_rows_it_says_so(tmp_path, name):
 
 @pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=lambda drawing: drawing.name)
 def test_constants_fit_the_contract(drawing):
-    assert drawing.study in ("transformer", "tokenformer", "denseformer", "decay", "vision")
+    assert drawing.study in ("transformer", "tokenformer", "denseformer", "decay", "combined", "vision")
     assert set(drawing.reads) <= {*COLUMNS, "run.json"}
     assert "run.json" in drawing.reads
     assert "To see" in drawing.caption or drawing.kind == "table"
@@ -91,7 +93,7 @@ def test_captions_of_the_report_are_those_of_the_modules(tmp_path, pytestconfig)
     for path in tmp_path.iterdir():
         assert (folder / path.name).read_text() == path.read_text(), f"{path.name}: run write_captions"
         publish_doctree(path.read_text(), settings_overrides={"halt_level": 2, "report_level": 2})
-    assert {path.stem for path in folder.glob("*.rst")} == {*DRAWINGS, "workflow", "claims"}
+    assert {path.stem for path in folder.glob("*.rst")} == {*DRAWINGS, "workflow", "claims", "runs"}
 
 
 def test_an_unknown_name_names_the_near_one(tmp_path):

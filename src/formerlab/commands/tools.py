@@ -96,4 +96,5 @@ def ui(arguments: argparse.Namespace) -> None:
         raise UserError("config.yaml: tracking_uri is empty; set it to sqlite:///mlflow.db and run `formerlab track`")
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
     print(f"MLflow UI: http://127.0.0.1:{arguments.port}", file=sys.stderr)
-    os.execvpe(words[0], words, os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"})
+    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # nothing asks for jobs
+    os.execvpe(words[0], words, os.environ | quiet)

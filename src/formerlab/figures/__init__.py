@@ -27,7 +27,7 @@ _BEHIND = """
 
 Command: ``{{ snakemake.params.command }}``
 
-Runs behind it: {% for run in snakemake.params.runs %}``{{ run }}``{{ ", " if not loop.last }}{% endfor %}
+Runs behind it: {{ snakemake.params.runs | join(", ") }}
 """
 
 

@@ -41,6 +41,9 @@ Cells = Mapping[tuple[str, str], float]
 """Loss of a seed by run and policy."""
 
 
+Row = dict[str, str | float | int]
+
+
 class Effect(NamedTuple):
     """A contrast of the twelve losses of a seed."""
 
@@ -87,7 +90,7 @@ def cells(results: Results) -> dict[int, Cells]:
     by_seed: dict[int, dict[tuple[str, str], float]] = {}
     for (seed, run, policy), group in rows.groupby(["seed", "run", "policy"]):
         loss = float(np.average(group["loss_nats"], weights=group["tokens"]))
-        by_seed.setdefault(int(seed), {})[str(run), str(policy)] = loss
+        by_seed.setdefault(int(str(seed)), {})[str(run), str(policy)] = loss
     return {seed: losses for seed, losses in by_seed.items() if len(losses) == len(MODELS) * (1 + len(PRUNED))}
 
 
@@ -98,7 +101,7 @@ def levels(by_seed: Mapping[int, Cells]) -> DataFrame:
         for policy in ("full", *PRUNED):
             losses = [found[run, policy] for found in by_seed.values()]
             added = [found[run, policy] - found[run, "full"] for found in by_seed.values()]
-            row = {"kind": "cell", "run": run, "name": name, "policy": policy}
+            row: Row = {"kind": "cell", "run": run, "name": name, "policy": policy}
             rows.append(row | _ends("loss_nats", losses) | _ends("cost_nats", added))
     return DataFrame(rows)
 
@@ -108,10 +111,11 @@ def contrasts(by_seed: Mapping[int, Cells]) -> DataFrame:
     rows = []
     for effect in effects():
         values = [effect.of(found) for found in by_seed.values()]
-        rows.append({"kind": effect.kind, "name": effect.name} | _ends("effect_nats", values))
+        row: Row = {"kind": effect.kind, "name": effect.name}
+        rows.append(row | _ends("effect_nats", values))
     return DataFrame(rows)
 
 
-def _ends(name: str, values: list[float]) -> dict[str, float | int]:
+def _ends(name: str, values: list[float]) -> Row:
     interval = student(values)
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high, "seeds": len(values)}

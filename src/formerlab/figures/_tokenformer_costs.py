@@ -95,7 +95,7 @@ def _draw_ours(axes: Axes, ours: DataFrame, column: str, label: str, *, labelled
         y = points["loss_nats"]
         ends = points["loss_nats_low"], points["loss_nats_high"]
         points_with_bars(axes, x, y, ends, series.look, linestyle=series.line)
-        labels.append(Label(x.max(), y.loc[x.idxmax()], series.name, series.look.colour))
+        labels.append(Label(x.max(), y.to_numpy()[x.argmax()], series.name, series.look.colour))
     axes.set_xscale("log")
     axes.set_xlabel(label)
     cut_bars(axes, ours["loss_nats"], ours["loss_nats_low"], ours["loss_nats_high"])

@@ -17,7 +17,7 @@ CATEGORY = "Combined"
 CAPTION = (
     "Linear or Pattention x plain or DWA x Full, H2O or Decay (alpha 0.2, no recent part) at 40 % of the tokens, at "
     "equal tokens and about equal parameters. Left: held-out loss with the whole cache; parallel lines mean that "
-    "Pattention and DWA add up. Middle: what each policy costs each model. Right: the factorial contrasts; an "
+    "Pattention and DWA add up. Middle: what each policy costs each model. Right: the factorial contrasts. To see: an "
     "interaction whose bar crosses zero gives no sign that one idea changes what another brings, at this precision. "
     "Twelve intervals are not corrected for their number. No paper combines the three; nothing is published."
 )

@@ -42,7 +42,7 @@ class Config(Spec):
 
     scale: ScaleName = "laptop"
     """How big the runs are and which data they read: a file of workflow/scales."""
-    studies: Studies = ("transformer", "tokenformer", "denseformer", "decay", "vision")
+    studies: Studies = ("transformer", "tokenformer", "denseformer", "decay", "combined", "vision")
     """Which studies run: files of workflow/studies."""
     seeds: Seeds | None = None
     """Seeds of every run; null means those of the scale."""
