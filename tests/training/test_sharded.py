@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from small_runs import MODEL, TOKENFORMER, rows, small, trained
 
 from formerlab.errors import StoppedEarly, UserError
@@ -16,8 +16,10 @@ from formerlab.growth import Growth
 from formerlab.layers.dwa import DepthWeightedAverage
 from formerlab.tasks import LanguageModeling
 from formerlab.training import sharded
+from formerlab.training.checkpoint import load_checkpoint, previous, save_checkpoint
 from formerlab.training.optimizer import AdamW
 from formerlab.training.settings import SHARDED, Settings
+from formerlab.training.sharded_checkpoint import PARTS, REST
 from formerlab.training.stage import CHECKPOINT, train_stage
 from formerlab.training.stop import StopRequest
 
@@ -108,3 +110,20 @@ def test_what_needs_whole_tensors_is_refused_by_its_key(changes, reason, monkeyp
     monkeypatch.setattr(sharded, "wanted", lambda: True)
     with pytest.raises(UserError, match=rf"study/run/seed3: {reason} needs whole tensors; leave sharded out"):
         sharded.check(run, keep_optimizer=False)
+
+
+def test_parts_that_are_cut_short_or_missing_are_named_and_the_checkpoint_before_is_used(tmp_path, capsys):
+    path, mine = tmp_path / "last.pt", {"spec": "mine"}
+    save_checkpoint(previous(path), {"step": 3}, mine)
+    path.mkdir()
+    for name in ("first", "second"):
+        save_file({"model/head": torch.ones(8)}, path / f"{name}.safetensors")
+    torch.save({"belongs_to": mine, "processes": 2, "state": {"step": 4}}, path / REST)
+    assert load_checkpoint(path, mine) == {"step": 4, PARTS: str(path)}
+    part = path / "second.safetensors"
+    part.write_bytes(part.read_bytes()[:-1])
+    assert load_checkpoint(path, mine) == {"step": 3}
+    assert f"{path}: broken (second.safetensors: " in capsys.readouterr().err
+    part.unlink()
+    assert load_checkpoint(path, mine) == {"step": 3}
+    assert "broken (1 of 2 files of parts)" in capsys.readouterr().err

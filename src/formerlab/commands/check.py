@@ -44,11 +44,9 @@ def _leave_the_future(plan: dict[str, Any]) -> None:
 
     Snakemake takes a job that has read such a file for failed when it is done, and deletes what it wrote.
     """
-    results, now = Path(plan["results"]), time.time()
-    read = [Path(job["out"], "manifest.json") for job in plan["data"].values()]
-    read += [results / study / "speed.json" for study in plan["speed"]]
-    read += [results / run_id / name for run_id in plan["train"] for name in ("run.json", "weights.safetensors")]
-    ahead = [path for path in read if path.exists() and path.stat().st_mtime > now]
+    now = time.time()
+    files = (path for path in Path(plan["results"]).rglob("*") if path.is_file())
+    ahead = [path for path in files if path.stat().st_mtime > now]
     for path in ahead:
         with suppress(PermissionError):
             os.utime(path, (now, now))
