@@ -26,7 +26,7 @@ VERBS = (
     *("plan", "schema", "status", "data", "speed", "train", "zeroshot", "prune", "flow", "draw", "figures", "exact"),
     *("claims", "headline", "track", "export", "compare", "check", "rescue", "demo", "generate", "ui"),
     *("export-huggingface", "import-tokenformer", "zeroshot-folder", "prune-folder"),
-    *("translate", "complexity", "classify", "predicted", "decode"),
+    *("translate", "complexity", "classify", "predicted", "decode", "runs", "readme", "archive", "import-archive"),
 )
 
 
@@ -247,7 +247,9 @@ def test_schema_writes_what_is_made_from_code(project, capsys):
     said(capsys, "schema")
     assert json.loads((project.root / "workflow/config.schema.json").read_text()) == json_schema()
     captions = {path.stem: path.read_text() for path in (project.root / "workflow/report").glob("*.rst")}
-    assert captions == {name: f"{drawing.caption}\n" for name, drawing in catalogue().items()}
+    assert captions.keys() == catalogue().keys()
+    for name, drawing in catalogue().items():
+        assert captions[name].startswith(f"{drawing.caption}\n\nCommand: "), name
 
 
 def test_the_demo_hands_every_value_on_to_snakemake_as_it_is(project, monkeypatch, capsys):

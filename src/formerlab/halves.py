@@ -31,7 +31,11 @@ def half_of(example: str) -> int:
 
 
 def judged(grids: Mapping[str, Grid], halves: Mapping[str, Halves]) -> dict[str, Judged]:
-    """Return by task its answers under the chosen alphas; every model (seed) chooses for itself."""
+    """Return by task its answers under the chosen alphas; every model (seed) chooses for itself.
+
+    Tasks of which all examples fall into one half are left out.
+    """
+    grids = {task: grid for task, grid in grids.items() if len(set(halves[task])) == 2}
     seeds = min((grid.shape[1] for grid in grids.values()), default=0)
     result = {
         task: Judged(np.zeros((seeds, grid.shape[2])), np.zeros((seeds, grid.shape[2])), [], [])

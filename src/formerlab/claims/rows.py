@@ -107,14 +107,10 @@ class Rows:
             return Examples(tuple(stack.mean(axis=0) for stack in stacks))
         rows = self._answers(single[0], self._run(arm))
         tasks = sorted(str(task) for task in rows["task"].unique())
-        halves = {
-            task: np.array(
-                [half_of(str(example)) for example in sorted(rows.loc[rows["task"] == task, "example"].unique())]
-            )
-            for task in tasks
-        }
+        examples = rows.groupby("task")["example"].unique()
+        halves = {task: np.array([half_of(str(example)) for example in sorted(examples[task])]) for task in tasks}
         found = judged({task: stack[..., 0] for task, stack in zip(tasks, stacks, strict=True)}, halves)
-        return Examples(tuple(getattr(found[task], arm.chosen)[:, :, None] for task in tasks))
+        return Examples(tuple(getattr(one, arm.chosen)[:, :, None] for one in found.values()))
 
     def _run(self, arm: Arm) -> str:
         names = list(self.results.runs(self.study)["run"].unique())

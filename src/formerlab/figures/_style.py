@@ -180,8 +180,8 @@ def label_directly(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> N
 
 
 def _columns(places: Heights, width: float) -> Heights:
-    """Return how far each x is left of the rightmost one that is at most `width` away from it."""
-    return np.array([places[(places >= x) & (places <= x + width)].max() - x for x in places])
+    """Return how far each x is left of the rightmost one that is at most `width` away from it; 0 for no number."""
+    return np.array([max((places[(places >= x) & (places <= x + width)] - x).tolist(), default=0.0) for x in places])
 
 
 def _spread(heights: Heights, gap: float, bounds: tuple[float, float]) -> Heights:

@@ -51,11 +51,11 @@ def table(results: Results) -> DataFrame:
 
 
 def _grid(block: DataFrame) -> tuple[Grid, Halves] | None:
-    """Return answers (alphas x seeds x examples) and the half of each example; none where either half is empty."""
+    """Return answers (alphas x seeds x examples) and the half of each example; none where some are missing."""
     table = block.pivot_table("value", ["alpha", "seed"], "example").dropna(axis=1).sort_index()
     alphas = table.index.get_level_values("alpha").nunique()
     seeds = table.index.get_level_values("seed").nunique()
     halves = np.array([half_of(str(example)) for example in table.columns])
-    if len(table) != alphas * seeds or len(set(halves)) < 2:
+    if len(table) != alphas * seeds:
         return None
     return table.to_numpy().reshape(alphas, seeds, -1), halves
