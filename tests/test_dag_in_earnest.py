@@ -119,6 +119,7 @@ def test_moved_elsewhere_nothing_runs_again_and_figures_are_redrawn(tiny, monkey
         with monkeypatch.context() as there:
             there.setattr(tiny, "root", elsewhere)
             there.setitem(tiny.environment, "PYTHONPATH", str(elsewhere / "src"))
+            there.setitem(tiny.environment, "XDG_CACHE_HOME", str(elsewhere / "cache"))
             assert tiny.to_do() == set()
             drawing = elsewhere / "figures/live/smoke/tokenformer_growth.pdf"
             drawing.unlink()
