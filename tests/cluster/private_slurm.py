@@ -205,17 +205,18 @@ class PrivateSlurm:
         return [line.split("|") for line in self.run("sacct", "--starttime=now-1days", *words).splitlines()]
 
     def start_again(self, job):
-        """Have a requeued job run now: by itself it would wait two minutes."""
+        """Have a requeued job run soon: by itself it would wait two minutes.
 
-        def running():
-            state, _, reason = (
-                self.run("squeue", "--noheader", "--format=%T %r", f"--jobs={job}").strip().partition(" ")
-            )
-            if (state, reason) == ("PENDING", "BeginTime"):
-                self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-            return state == "RUNNING"
+        Not at once: for some seconds the controller still hears of the job's end on a node that was lost, and Slurm
+        22.05 crashes if it then counts that node off the new start (a segmentation fault in build_job_info_resp).
+        """
 
-        self.wait_for(running)
+        def shown():
+            return self.run("squeue", "--noheader", "--format=%T %r", f"--jobs={job}").strip()
+
+        self.wait_for(lambda: shown() == "PENDING BeginTime")
+        self.run("scontrol", "update", f"JobId={job}", "StartTime=now+10")
+        self.wait_for(lambda: shown().startswith("RUNNING"))
 
     def wait_for(self, condition, seconds=600):
         """Wait until the condition returns something true, and return that."""
