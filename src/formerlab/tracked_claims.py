@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from formerlab.claims.table import STUDY_OF
-
 FILES = ("claims.csv", "claims.html")
 """What the command `claims` leaves in the folder of the figures."""
 LONGEST_TAG = 5000
@@ -26,7 +24,7 @@ def claim_tags(figures: Path, study: str) -> tuple[dict[str, str], dict[str, flo
     if not path.exists():
         return {}, {}
     rows = pd.read_csv(path).drop_duplicates("claim")
-    rows = rows[[STUDY_OF.get(str(claim).split("-")[0]) == study for claim in rows["claim"]]]
+    rows = rows[rows["claim"].str.startswith(f"{study}-")]
     words = {str(claim): _word(verdict) for claim, verdict in zip(rows["claim"], rows["verdict"], strict=True)}
     tags = {f"claim.{claim}": word for claim, word in words.items()}
     found = rows[rows["ours"].notna()]

@@ -75,6 +75,11 @@ class Claim(Spec):
     headline: bool = False
     """Shown first, and corrected for the number of headline claims."""
 
+    @property
+    def study(self) -> str:
+        """The study that has its runs."""
+        return self.id.split("-")[0]
+
 
 class Protocol(Spec):
     """The rules common to all claims."""

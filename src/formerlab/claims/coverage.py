@@ -7,7 +7,6 @@ from pathlib import Path
 from formerlab.claims.arms import Arm
 from formerlab.claims.book import Claim, read_claims
 from formerlab.claims.mapping import read_arms
-from formerlab.claims.table import study_of
 from formerlab.claims.verdict import standing
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.sources import read_sources
@@ -18,19 +17,19 @@ SCALES = ("smoke", "laptop", "overnight", "workstation", "paper")
 def missing_arms(root: Path, scale: str) -> dict[str, list[str]]:
     """Return, for every measured claim, the arms (with their item) that no run of the scale stands for."""
     claims = [claim for claim in read_claims().claims if claim.kind == "measured"]
-    studies = sorted({study_of(claim) for claim in claims})
+    studies = sorted({claim.study for claim in claims})
     sources = read_sources(root, {"scale": scale, "studies": studies})
     runs = {study: {run.name for run in resolve_study(study, sources)} for study in studies}
     mapped = read_arms(root, scale)
     found = {}
     for claim in claims:
-        arms = mapped[study_of(claim)].get(claim.id)
+        arms = mapped[claim.study].get(claim.id)
         items = claim.criterion.for_each or (None,)
         missing = [
             f"{arm} of {item}" if item else arm
             for item in items
             for arm in claim.arms
-            if arms is None or not _exists(arms.of(item).get(arm), runs[study_of(claim)])
+            if arms is None or not _exists(arms.of(item).get(arm), runs[claim.study])
         ]
         found[claim.id] = missing
     return found

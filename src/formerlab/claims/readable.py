@@ -7,7 +7,8 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab import pages
-from formerlab.claims.table import STUDY_OF, frame, worded
+from formerlab.claims.book import read_claims
+from formerlab.claims.table import frame, word_of
 from formerlab.claims.verdict import Verdict
 
 RULES = (
@@ -44,7 +45,7 @@ def html(found: list[Verdict], scale: str) -> str:
 def readme_block(found: list[Verdict], scale: str) -> str:
     """Return the headline claims, what else has a verdict, and what has none, as Markdown for the README."""
     decided = [verdict for verdict in found if not verdict.claim.headline and verdict.outcome != "not judged"]
-    waiting = Counter(STUDY_OF[v.claim.id.split("-")[0]] for v in found if v.outcome == "not judged")
+    waiting = Counter(verdict.claim.study for verdict in found if verdict.outcome == "not judged")
     missing = ", ".join(f"{study} {count}" for study, count in waiting.items())
     parts = [
         f"Scale `{scale}`. {counts(found)} {RULES}",
@@ -58,7 +59,7 @@ def readme_block(found: list[Verdict], scale: str) -> str:
 
 def counts(found: Sequence[Verdict]) -> str:
     """Return how many claims have which verdict."""
-    words = Counter(worded(verdict.outcome, verdict).split(" at ")[0].split(" (")[0] for verdict in found)
+    words = Counter(word_of(verdict.outcome, verdict) for verdict in found)
     order = ("holds", "fails", "undecided", "indicative", "not judged")
     return f"Of {len(found)} claims: " + ", ".join(f"{word} {words[word]}" for word in order if words[word]) + "."
 
@@ -112,7 +113,7 @@ def _cell(text: str) -> str:
 def _groups(found: list[Verdict]) -> list[tuple[str, list[Verdict]]]:
     """Return headline claims, then the others by paper, in the order of the book."""
     groups = [("Headline claims", [verdict for verdict in found if verdict.claim.headline])]
-    for prefix in STUDY_OF:
-        others = [v for v in found if v.claim.id.startswith(f"{prefix}-") and not v.claim.headline]
-        groups.append((prefix, others))
+    others = [verdict for verdict in found if not verdict.claim.headline]
+    for study in dict.fromkeys(claim.study for claim in read_claims().claims):
+        groups.append((study, [verdict for verdict in others if verdict.claim.study == study]))
     return [(title, verdicts) for title, verdicts in groups if verdicts]

@@ -24,31 +24,16 @@ COLUMNS = (
 )
 """Columns of claims.csv: a row per claim, and per item where a claim has several."""
 
-STUDY_OF = {
-    "transformer": "transformer",
-    "tokenformer": "tokenformer",
-    "vision": "vision",
-    "denseformer": "denseformer",
-    "decay": "decay",
-}
-"""Prefix of a claim's id to the study that has its runs."""
-
 
 def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> list[Verdict]:
     """Return the verdicts at the scale of `results`; `arms` are those that each study maps, by claim."""
     book, numbers = read_claims(), read_exact(results.root / EXACT)
 
     def rows_of(claim: Claim) -> Rows | None:
-        study = study_of(claim)
-        mapped = arms.get(study, {}).get(claim.id)
-        return None if mapped is None else Rows(results, study, mapped)
+        mapped = arms.get(claim.study, {}).get(claim.id)
+        return None if mapped is None else Rows(results, claim.study, mapped)
 
     return judge_all(ordered(book), book.protocol, results.scale, rows_of, lambda claim: numbers.get(claim.id, {}))
-
-
-def study_of(claim: Claim) -> str:
-    """Return the study that a claim belongs to."""
-    return STUDY_OF[claim.id.split("-")[0]]
 
 
 def ordered(book: Book) -> list[Claim]:
@@ -100,13 +85,17 @@ def _row(verdict: Verdict, item: ItemVerdict | None) -> dict[str, object]:
 
 
 def worded(outcome: str, verdict: Verdict) -> str:
-    """Return the verdict as a reader sees it: numbers of an indicative scale are shown without one."""
-    if outcome == "not judged":
-        return outcome
-    if verdict.standing == "indicative":
-        return "indicative"
+    """Return the verdict as a reader sees it, with the scale it holds for."""
+    word = word_of(outcome, verdict)
+    if word == "not judged" or verdict.standing == "indicative":
+        return word
     at = f" at {verdict.scale}" if verdict.claim.kind == "measured" else ""
-    return f"{outcome}{at}{' (provisional)' if verdict.standing == 'provisional' else ''}"
+    return f"{word}{at}{' (provisional)' if verdict.standing == 'provisional' else ''}"
+
+
+def word_of(outcome: str, verdict: Verdict) -> str:
+    """Return the verdict in one word: numbers of an indicative scale are shown without one."""
+    return "indicative" if verdict.standing == "indicative" and outcome != "not judged" else outcome
 
 
 def write_exact(path: Path) -> None:

@@ -23,6 +23,7 @@ from formerlab.evaluation.arm import COLUMNS as ARM
 from formerlab.evaluation.arm import Arm
 from formerlab.evaluation.dynamic import DYNAMIC, DynamicAttend, has_dynamic
 from formerlab.evaluation.timing import Timing, precision, seconds, turns
+from formerlab.evaluation.token_by_token import random_tokens, take_in
 from formerlab.layers.attention import Attend
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.progress import Progress
@@ -94,7 +95,7 @@ def measure(runs: list[Run], settings: DecodeSettings, device: torch.device, pat
     with Progress(total, f"decode {runs[0].study}", unit="prompt") as progress:
         for run, sequences, length in points:
             model = model_of(run, max(settings.lengths) + settings.tokens).to(device)
-            tokens = _tokens(run, model, sequences, length + settings.tokens).to(device)
+            tokens = random_tokens(model, sequences, length + settings.tokens, run.seed)
             with torch.no_grad(), precision(run, device):
                 for repetition, place, variant in turns(variants, settings.repetitions):
                     cache = variant.make(model, length)
@@ -133,20 +134,9 @@ def model_of(run: Run, context: int) -> DecoderModel:
     return decoder_of(run).model_copy(update={"context": context}).build(run.seed).eval()
 
 
-def _tokens(run: Run, model: DecoderModel, sequences: int, length: int) -> Int[Tensor, "sequences length"]:
-    generator = torch.Generator().manual_seed(run.seed)
-    return torch.randint(model.spec.vocabulary, (sequences, length), generator=generator)
-
-
 def _step_seconds(
     model: DecoderModel, cache: Cache, tokens: Int[Tensor, "sequences time"], length: int, device: torch.device
 ) -> float:
     """Return the seconds of a step behind a prompt of `length` tokens."""
     model(tokens[:, :length], attend=cache)
-    steps = range(length, tokens.shape[1])
-
-    def decode() -> None:
-        for now in steps:
-            model(tokens[:, now : now + 1], attend=cache, start=now)
-
-    return seconds(decode, device) / len(steps)
+    return seconds(lambda: take_in(model, cache, tokens, length), device) / (tokens.shape[1] - length)

@@ -20,6 +20,7 @@ from formerlab.errors import UserError
 from formerlab.evaluation.measures import DECODE, FORWARD, TRAINING
 from formerlab.evaluation.memory import peak_bytes
 from formerlab.evaluation.timing import Timing, precision, seconds, turns
+from formerlab.evaluation.token_by_token import random_tokens, take_in
 from formerlab.layers import nary
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
@@ -138,19 +139,16 @@ class Turn:
             spent.append(state.training_time_s)
 
         hooks = Hooks(lambda state: None, before_a_step, float("inf"))
-        stream = self._tokens(1, 64 * task.context).flatten().numpy().astype(np.uint32)
+        stream = self._tokens(1, 64 * task.context).flatten().cpu().numpy().astype(np.uint32)
         with redirect_stderr(io.StringIO()):  # its progress
             train(self.run.model_copy(update=changes), state, stream, stream, hooks)
         return [*spent, state.training_time_s]
 
     def _forward(self) -> None:
-        tokens = self._tokens(self.speed.forward_sequences, self.task.context)
-        self.compiled(tokens.to(self.device))
+        self.compiled(self._tokens(self.speed.forward_sequences, self.task.context))
 
     def _decode(self) -> None:
-        cache, tokens = KVCache(), self._tokens(1, self.decoded).to(self.device)
-        for position in range(self.decoded):
-            self.model(tokens[:, position : position + 1], attend=cache, start=position)
+        take_in(self.model, KVCache(), self._tokens(1, self.decoded))
 
     def _seconds(self, work: Callable[[], None]) -> float:
         work()  # warms up
@@ -160,8 +158,7 @@ class Turn:
         return self.weights + peak_bytes(work, self.device)
 
     def _tokens(self, sequences: int, length: int) -> Int[Tensor, "sequences length"]:
-        generator = torch.Generator().manual_seed(self.run.seed)
-        return torch.randint(self.model.spec.vocabulary, (sequences, length), generator=generator)
+        return random_tokens(self.model, sequences, length, self.run.seed)
 
     @contextmanager
     def _inference(self) -> Iterator[None]:

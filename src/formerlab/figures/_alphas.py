@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from pandas import DataFrame, Series, isna
 
+from formerlab.figures._labels import Label, label_directly
 from formerlab.figures._marks import points_with_bars
 from formerlab.figures._pruning import PUBLISHED_ALPHA
 from formerlab.figures._runs import missing_note
-from formerlab.figures._style import GREY, Label, label_directly, look, widen
+from formerlab.figures._style import GREY, look, widen
 
 FULL_AND_H2O = {"full": "Full", "h2o": "H2O"}
 

@@ -7,7 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from pandas import DataFrame, Series
 
-from formerlab.figures._style import Label, Look, label_directly
+from formerlab.figures._labels import Label, label_directly
+from formerlab.figures._style import Look
 
 
 def points_with_bars(axes: Axes, x: Series, y: Series, ends: tuple[Series, Series], look: Look, **style: Any) -> None:

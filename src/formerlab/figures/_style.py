@@ -1,4 +1,4 @@
-"""The one style of all figures: sizes, colours per variant, direct labels, notes, published values.
+"""The one style of all figures: sizes, colours per variant, axes, notes, published values.
 
 Colours are those of Okabe and Ito, which colour-blind readers can tell apart; the marker says the same again.
 """
@@ -6,18 +6,13 @@ Colours are those of Okabe and Ito, which colour-blind readers can tell apart; t
 import textwrap
 import zlib
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullFormatter
-from numpy.typing import NDArray
 from pandas import Series
-
-Heights = NDArray[np.float64]
 
 BLACK, GREY = "#222222", "#7f7f7f"
 BLUE, SKY, GREEN, YELLOW = "#0072B2", "#56B4E9", "#009E73", "#D9B500"
@@ -49,10 +44,6 @@ PUBLISHED_GROUND = "#f6f2e7"
 
 _LEAST_FACTOR = 2.5
 """The ends of a logarithmic axis are at least this factor apart."""
-
-
-_COLUMN = 0.1
-"""Share of the axes' width within which labels share a column."""
 
 
 class Look(NamedTuple):
@@ -138,63 +129,6 @@ def loss_axis(axes: Axes) -> None:
     right.set_ylabel("perplexity")
     right.spines["right"].set_visible(True)
     right.spines["right"].set_color("#bbbbbb")
-
-
-class Label(NamedTuple):
-    """A text beside a point, in data coordinates."""
-
-    x: float
-    y: float
-    text: str
-    colour: str
-
-
-def label_directly(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> None:
-    """Write each text to the right of its point, moved up or down so that no two overlap and none leaves the axes.
-
-    Texts of points at almost the same place of x stand in one column. Call it last, when the limits are final.
-    """
-    figure = axes.figure
-    axes.autoscale_view()  # limits are otherwise found only when the figure is drawn
-    gap = size * 1.3 * figure.dpi / 72
-    places, heights = axes.transData.transform([(label.x, label.y) for label in labels]).T
-    asides = _columns(places, _COLUMN * axes.bbox.width) * 72 / figure.dpi
-    placed = _spread(heights, gap, (axes.bbox.y0 + gap / 2, axes.bbox.y1 - gap / 2))
-    halo = [withStroke(linewidth=2.5, foreground=axes.get_facecolor())]
-    for label, old, new, right in zip(labels, heights, placed, asides, strict=True):
-        offset = (new - old) * 72 / figure.dpi
-        # The line ends at the left edge of the text, so that it crosses no other.
-        arrow = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 3}
-        arrow |= {"relpos": (0.0, 0.5)}
-        axes.annotate(
-            label.text,
-            (label.x, label.y),
-            xytext=(9 + right, offset),
-            textcoords="offset points",
-            va="center",
-            fontsize=size,
-            color=label.colour,
-            path_effects=halo,
-            arrowprops=arrow if abs(offset) > size / 3 or right > size else None,
-        )
-
-
-def _columns(places: Heights, width: float) -> Heights:
-    """Return how far each x is left of the rightmost one that is at most `width` away from it; 0 for no number."""
-    return np.array([max((places[(places >= x) & (places <= x + width)] - x).tolist(), default=0.0) for x in places])
-
-
-def _spread(heights: Heights, gap: float, bounds: tuple[float, float]) -> Heights:
-    """Return heights moved apart to at least `gap`, within bounds as far as there is room."""
-    order = np.argsort(heights, kind="stable")
-    placed = np.clip(heights, *bounds)
-    for _ in range(200):  # neighbours push each other apart until all have room
-        for low, high in pairwise(order):
-            if (short := gap - (placed[high] - placed[low])) > 1e-6:
-                placed[low] -= short / 2
-                placed[high] += short / 2
-        placed = np.clip(placed, *bounds)
-    return placed
 
 
 def aside(values: Series, place: int, places: int, step: float, *, logarithm: bool = False) -> Series:

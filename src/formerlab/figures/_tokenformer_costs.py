@@ -12,20 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame
 
+from formerlab.figures._labels import Label, label_directly
 from formerlab.figures._marks import label_at_edge, points_with_bars
 from formerlab.figures._runs import count_notes, missing_note
-from formerlab.figures._style import (
-    BLACK,
-    Label,
-    aside,
-    canvas,
-    cut_bars,
-    label_directly,
-    look,
-    loss_axis,
-    mark_published,
-    widen,
-)
+from formerlab.figures._style import BLACK, aside, canvas, cut_bars, look, loss_axis, mark_published, widen
 from formerlab.figures._tokenformer import SERIES, series_points
 from formerlab.published import TOKENFORMER as PAPER
 from formerlab.published import published

@@ -7,13 +7,13 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.figures._combined import NAMES, PRUNED, cells, contrasts, levels
-from formerlab.figures._style import BLACK, BLUE, GREY, SKY, VERMILION, Label, Look, canvas, label_directly
+from formerlab.figures._labels import Label, label_directly
+from formerlab.figures._style import BLACK, BLUE, GREY, SKY, VERMILION, Look, canvas
 from formerlab.results import Results
 
 STUDY = "combined"
 READS = ("prune.csv", "run.json")
 RUNS = ("*",)
-CATEGORY = "Combined"
 CAPTION = (
     "Linear or Pattention x plain or DWA x Full, H2O or Decay (alpha 0.2, no recent part) at 40 % of the tokens, at "
     "equal tokens and about equal parameters. Left: held-out loss with the whole cache; parallel lines mean that "

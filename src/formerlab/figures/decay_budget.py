@@ -6,10 +6,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from formerlab.figures._labels import Label, label_directly
 from formerlab.figures._marks import points_with_bars
 from formerlab.figures._pruning import NAMES, arms, bootstrap_notes, main_arms
 from formerlab.figures._runs import missing_note
-from formerlab.figures._style import Label, canvas, label_directly, look, widen
+from formerlab.figures._style import canvas, look, widen
 from formerlab.results import Results
 
 STUDY = "decay"

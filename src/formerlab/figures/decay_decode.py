@@ -6,9 +6,10 @@ from matplotlib.ticker import LogFormatter
 from pandas import DataFrame
 
 from formerlab.figures._decode import decoding, size_of
+from formerlab.figures._labels import Label
 from formerlab.figures._marks import label_at_edge, points_with_bars
 from formerlab.figures._runs import missing_note
-from formerlab.figures._style import GREY, Label, Look, canvas, look, widen
+from formerlab.figures._style import GREY, Look, canvas, look, widen
 from formerlab.results import Results
 
 STUDY = "decay"

@@ -4,7 +4,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.figures._style import BLUE, GREY, ORANGE, Label, canvas, label_directly, widen
+from formerlab.figures._labels import Label, label_directly
+from formerlab.figures._style import BLUE, GREY, ORANGE, canvas, widen
 from formerlab.results import Results
 
 STUDY = "decay"

@@ -8,19 +8,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame
 
+from formerlab.figures._labels import Label, label_directly
 from formerlab.figures._marks import points_with_bars
 from formerlab.figures._runs import DENSEFORMER, TRANSFORMER, by_run, count_notes, held_out_losses, missing_note
-from formerlab.figures._style import (
-    Label,
-    aside,
-    canvas,
-    cut_bars,
-    label_directly,
-    look,
-    loss_axis,
-    mark_published,
-    widen,
-)
+from formerlab.figures._style import aside, canvas, cut_bars, look, loss_axis, mark_published, widen
 from formerlab.published import DENSEFORMER as PAPER
 from formerlab.published import published
 from formerlab.results import Results

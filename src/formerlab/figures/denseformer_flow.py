@@ -6,8 +6,9 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.evaluation.measures import COSINE, PRUNED
+from formerlab.figures._labels import Label, label_directly
 from formerlab.figures._runs import variant
-from formerlab.figures._style import Label, canvas, label_directly, look, widen
+from formerlab.figures._style import canvas, look, widen
 from formerlab.results import Results
 from formerlab.statistics import student
 

@@ -8,8 +8,9 @@ from pandas import DataFrame
 
 from formerlab.evaluation.measures import TRAINING
 from formerlab.figures._depth import gains, published_table, speeds
+from formerlab.figures._labels import Label, label_directly
 from formerlab.figures._marks import points_with_bars
-from formerlab.figures._style import BLUE, GREY, ORANGE, PUBLISHED_GROUND, Label, Look, canvas, label_directly, widen
+from formerlab.figures._style import BLUE, GREY, ORANGE, PUBLISHED_GROUND, Look, canvas, widen
 from formerlab.results import Results
 
 STUDY = "denseformer"

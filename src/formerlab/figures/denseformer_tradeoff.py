@@ -7,8 +7,9 @@ from pandas import DataFrame
 
 from formerlab.evaluation.measures import FORWARD
 from formerlab.figures._depth import gains, speeds
+from formerlab.figures._labels import Label, label_directly
 from formerlab.figures._runs import count_notes
-from formerlab.figures._style import GREY, Label, canvas, label_directly, look, loss_axis, mark_published, widen
+from formerlab.figures._style import GREY, canvas, look, loss_axis, mark_published, widen
 from formerlab.figures.denseformer_depth import published_depths
 from formerlab.results import Results
 

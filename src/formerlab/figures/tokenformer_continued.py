@@ -5,21 +5,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from formerlab.figures._labels import Label, label_directly
 from formerlab.figures._marks import curve_in_band
 from formerlab.figures._runs import missing_note
-from formerlab.figures._style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    Label,
-    Look,
-    canvas,
-    label_directly,
-)
+from formerlab.figures._style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, Look, canvas
 from formerlab.figures._tokenformer import at_step, by_step, means, seeds_note
 from formerlab.results import Results
 

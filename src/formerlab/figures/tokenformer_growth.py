@@ -6,9 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from formerlab.figures._labels import Label, label_directly
 from formerlab.figures._marks import curve_in_band
 from formerlab.figures._runs import GROWN, held_out_losses, missing_note
-from formerlab.figures._style import GREY, Label, canvas, label_directly, look
+from formerlab.figures._style import GREY, canvas, look
 from formerlab.figures._tokenformer import FIRST, by_step, means, seeds_note
 from formerlab.results import Results
 

@@ -5,7 +5,8 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.figures._formulas import Shape, shape_of
-from formerlab.figures._style import BLACK, VERMILION, Label, canvas, label_directly, mark_published, widen
+from formerlab.figures._labels import Label, label_directly
+from formerlab.figures._style import BLACK, VERMILION, canvas, mark_published, widen
 from formerlab.figures._tokenformer import size_of
 from formerlab.results import Results
 

@@ -6,20 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from formerlab.figures._labels import Label
 from formerlab.figures._marks import curve_in_band, label_at_edge, points_with_bars
 from formerlab.figures._runs import held_out_losses, missing_note
-from formerlab.figures._style import (
-    GREY,
-    ORANGE,
-    SKY,
-    VERMILION,
-    Label,
-    Look,
-    aside,
-    canvas,
-    mark_published,
-    widen,
-)
+from formerlab.figures._style import GREY, ORANGE, SKY, VERMILION, Look, aside, canvas, mark_published, widen
 from formerlab.figures._tokenformer import by_step, held_out, means, minus, seeds_note
 from formerlab.published import TOKENFORMER as PAPER
 from formerlab.published import published

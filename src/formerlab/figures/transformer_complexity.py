@@ -5,7 +5,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.figures._style import BLACK, BLUE, GREEN, VERMILION, Label, canvas, label_directly, widen
+from formerlab.figures._labels import Label, label_directly
+from formerlab.figures._style import BLACK, BLUE, GREEN, VERMILION, canvas, widen
 from formerlab.results import Results
 
 STUDY = "transformer"

@@ -4,7 +4,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.figures._style import BLACK, BLUE, GREEN, GREY, SKY, VERMILION, Label, canvas, label_directly, widen
+from formerlab.figures._labels import Label, label_directly
+from formerlab.figures._style import BLACK, BLUE, GREEN, GREY, SKY, VERMILION, canvas, widen
 from formerlab.figures._vision import accuracies, by_run
 from formerlab.results import Results
 

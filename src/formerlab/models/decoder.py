@@ -21,6 +21,7 @@ from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Position, Rotary
 from formerlab.layers.projection import Projection
+from formerlab.models.kept import kept_words
 from formerlab.spec import Spec
 
 
@@ -109,6 +110,14 @@ class Decoder(Spec):
     def mixing_flops(self, time: int) -> int:
         """Elementwise FLOPs of the depth mixer in the forward pass of one sequence; not part of `flops`."""
         return time * self.depth.flops(self.layers, self.width)
+
+    def activation_words(self) -> int:
+        """Return an estimate of the numbers kept per token for the backward pass: the logits twice, and the blocks.
+
+        Logits are kept in their own type and in float32.
+        """
+        block = kept_words(self.width, self.projection, self.feedforward, self.depth)
+        return self.layers * block + 2 * self.vocabulary
 
     def kv_bytes(self, time: int, bytes_per_value: int = 4) -> int:
         """Bytes of keys and values kept for `time` tokens of one sequence."""

@@ -21,6 +21,7 @@ from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Learned, Position
 from formerlab.layers.projection import Projection
+from formerlab.models.kept import kept_words
 from formerlab.models.vision_features import VisionFeatures
 from formerlab.spec import Spec
 
@@ -122,12 +123,9 @@ class VisionTransformer(Spec):
         return 4 * self.layers * self.width * self.context**2
 
     def activation_words(self) -> int:
-        """Return an estimate of the numbers kept per image for the backward pass, as `plan.cost` for decoders."""
-        inner = 2 * (self.feedforward.flops(self.width, self.width) // (4 * self.width))
-        if self.projection.kind == "pattention":
-            inner += 4 * 2 * self.projection.tokens
-        mixing = self.width if self.depth.kind != "identity" else 0
-        return self.context * self.layers * (10 * self.width + inner + mixing) + 2 * self.classes
+        """Return an estimate of the numbers kept per image for the backward pass: the logits twice, and the blocks."""
+        block = kept_words(self.width, self.projection, self.feedforward, self.depth)
+        return self.context * self.layers * block + 2 * self.classes
 
     def mixing_flops(self) -> int:
         """Elementwise FLOPs of the depth mixer in the forward pass of one image; not part of `flops`."""

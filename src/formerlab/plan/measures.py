@@ -17,6 +17,12 @@ from formerlab.spec import Spec
 MEASURES: dict[str, type[Spec]] = {"translate": Decoding, "complexity": Complexity}
 """Stage, which is also the key of study and scale, and its settings."""
 
+WRITES: dict[str, tuple[str, ...]] = {
+    "translate": ("translate.csv", "bleu.csv", "attention.csv"),
+    "complexity": ("complexity.csv",),
+}
+"""Files of rows that each stage writes."""
+
 
 def measure_jobs(stage: str, runs: list[Run], sources: Sources) -> dict[str, Any]:
     """Return the runs that a stage measures, each with its settings and code hash."""
@@ -36,10 +42,3 @@ def measure_jobs(stage: str, runs: list[Run], sources: Sources) -> dict[str, Any
         code = code_hash(f"formerlab.evaluation.{stage}", specs=[settings, run.model])
         jobs[run.id] = {"settings": settings.plain(), "code": code}
     return jobs
-
-
-WRITES: dict[str, tuple[str, ...]] = {
-    "translate": ("translate.csv", "bleu.csv", "attention.csv"),
-    "complexity": ("complexity.csv",),
-}
-"""Files of rows that each stage writes."""

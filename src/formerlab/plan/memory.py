@@ -1,6 +1,6 @@
 """What a training run holds in memory, in closed form."""
 
-from formerlab.models import Decoder, Model
+from formerlab.models import Model
 from formerlab.plan.hardware import Hardware
 from formerlab.run import Run
 
@@ -17,7 +17,7 @@ def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
     With several shards the state is split over as many processors, but for what is whole while it is used.
     """
     bytes_activation = BYTES_WEIGHT // 2 if run.precision == "bfloat16" else BYTES_WEIGHT
-    activations = run.task.part_tokens * activation_words(run.model) * bytes_activation
+    activations = run.task.part_tokens * run.model.activation_words() * bytes_activation
     state = run.model.params() * STATE_WORDS * BYTES_WEIGHT
     if shards > 1:
         state = state // shards + whole_words(run.model) * BYTES_WEIGHT
@@ -28,21 +28,3 @@ def whole_words(model: Model) -> int:
     """Return the weights and gradients that each processor holds whole at a time: embedding, head, some blocks."""
     inside = model.params(embedding=False)
     return 2 * (model.params() - inside + GATHERED * inside // max(1, getattr(model, "layers", 1)))
-
-
-def activation_words(model: Model) -> int:
-    """Return an estimate of the numbers kept per token for the backward pass.
-
-    A block keeps about ten vectors of the model's width (inputs of norms and projections, queries, keys, values,
-    attention's output), what its projections keep inside (two numbers per parameter token or hidden unit), and the
-    depth mixer one vector per block; the logits are kept twice, in their own type and in float32. Other models than
-    decoders say it themselves.
-    """
-    if not isinstance(model, Decoder):
-        return model.activation_words()
-    width = model.width
-    inner = 2 * (model.feedforward.flops(width, width) // (4 * width))
-    if model.projection.kind == "pattention":
-        inner += 4 * 2 * model.projection.tokens
-    mixing = width if model.depth.kind != "identity" else 0
-    return model.layers * (10 * width + inner + mixing) + 2 * model.vocabulary

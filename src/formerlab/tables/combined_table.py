@@ -9,7 +9,6 @@ from formerlab.results import Results
 STUDY = "combined"
 READS = ("prune.csv", "run.json")
 RUNS = ("*",)
-CATEGORY = "Combined"
 CAPTION = (
     "Factorial analysis of Linear or Pattention x plain or DWA x Full, H2O or Decay at 40 % of the tokens: held-out "
     "loss of every cell, main effects, and interactions as differences of differences, zero where two ideas add up (of "

@@ -1,0 +1,19 @@
+"""What pre-norm blocks keep for the backward pass, in closed form."""
+
+from formerlab.layers.depth import DepthMixer
+from formerlab.layers.feedforward import FeedForward
+from formerlab.layers.projection import Projection
+
+
+def kept_words(width: int, projection: Projection, feedforward: FeedForward, depth: DepthMixer) -> int:
+    """Return an estimate of the numbers that one block keeps per token.
+
+    They are about ten vectors of the model's width (inputs of norms and projections, queries, keys, values, attention's
+    output), what its projections keep inside (two numbers per parameter token or hidden unit), and one vector for the
+    depth mixer.
+    """
+    inner = 2 * (feedforward.flops(width, width) // (4 * width))
+    if projection.kind == "pattention":
+        inner += 4 * 2 * projection.tokens
+    mixing = width if depth.kind != "identity" else 0
+    return 10 * width + inner + mixing
