@@ -19,7 +19,7 @@ CAPTION = (
     "equal tokens and about equal parameters. Left: held-out loss with the whole cache; parallel lines mean that "
     "Pattention and DWA add up. Middle: what each policy costs each model. Right: the factorial contrasts. To see: an "
     "interaction whose bar crosses zero gives no sign that one idea changes what another brings, at this precision. "
-    "Twelve intervals are not corrected for their number. No paper combines the three; nothing is published."
+    "Eleven intervals are not corrected for their number. No paper combines the three; nothing is published."
 )
 _LOOKS = {
     "linear-plain": Look(BLACK, "o"),
