@@ -7,6 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame
 
+from formerlab.figures._style import n_seeds
 from formerlab.results import Results
 from formerlab.statistics import bootstrap_means
 
@@ -136,4 +137,4 @@ def bootstrap_notes(table: DataFrame) -> list[str]:
     bars = f"bars: 95 % paired bootstrap interval of the difference to Full over {windows} windows ({models})"
     if table["increase_nats_low"].isna().all():
         bars = "no rows of Full, so no paired interval"
-    return [f"n = {seeds} seed{'s' if seeds > 1 else ''}; {bars}."]
+    return [f"{n_seeds([seeds])}; {bars}."]

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.figures._style import n_seeds
 from formerlab.results import Results
 from formerlab.statistics import Interval, bootstrap, paired_student, student
 
@@ -139,9 +140,8 @@ def chain(losses: DataFrame, run: str) -> list[str]:
 def count_notes(rows: DataFrame) -> list[str]:
     """Return notes on the number of seeds, what the bars mean and which runs diverged, for the foot of a figure."""
     counts = sorted({int(count) for count in rows["seeds"].dropna()})
-    seeds = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
     spread = "bars: 95 % Student t interval of the mean over seeds" if counts[-1] > 1 else "one seed: no interval"
-    notes = [f"{seeds} seed{'s' if counts[-1] > 1 else ''} per point; {spread}."]
+    notes = [f"{n_seeds(counts)} per point; {spread}."]
     if (rows["loss_nats_high"] - rows["loss_nats"] > 1).any():
         notes.append("Bars that leave the panel are longer than 1 nat.")
     diverged = rows[rows["diverged"] > 0] if "diverged" in rows else rows[:0]

@@ -5,7 +5,7 @@ Colours are those of Okabe and Ito, which colour-blind readers can tell apart; t
 
 import textwrap
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,6 +178,13 @@ def mark_published(axes: Axes, title: str) -> None:
     """Make a panel visibly one of published values, which are not ours and have another scale."""
     axes.set_facecolor(PUBLISHED_GROUND)
     axes.set_title(f"PUBLISHED, not ours: {title}", color="#6b5510")
+
+
+def n_seeds(counts: Iterable[float]) -> str:
+    """Say how many seeds stand behind what is drawn, such as `n = 3 seeds` or `n = 1 to 3 seeds`."""
+    known = sorted({int(count) for count in counts if not np.isnan(count)})
+    number = f"{known[0]}" if len(known) == 1 else f"{known[0]} to {known[-1]}"
+    return f"n = {number} seed{'s' if known[-1] > 1 else ''}"
 
 
 def empty(message: str) -> Figure:

@@ -8,7 +8,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.figures._runs import by_run, chain, held_out_losses
-from formerlab.figures._style import BLACK, BLUE, GREY, ORANGE, PURPLE, VERMILION, Look
+from formerlab.figures._style import BLACK, BLUE, GREY, ORANGE, PURPLE, VERMILION, Look, n_seeds
 from formerlab.results import Results
 from formerlab.statistics import student
 
@@ -120,6 +120,5 @@ def minus(a: dict[int, float], b: dict[int, float]) -> dict[int, float]:
 def seeds_note(rows: DataFrame, what: str = "bands") -> str:
     """Say how many seeds stand behind a figure and what its spread means."""
     counts = sorted({int(count) for count in rows["seeds"].dropna()})
-    number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     spread = f"{what}: 95 % Student t interval over seeds" if counts[-1] > 1 else "one seed: no interval"
-    return f"n = {number} seed{'s' if counts[-1] > 1 else ''}; {spread}."
+    return f"{n_seeds(counts)}; {spread}."

@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from formerlab.figures._combined import NAMES, PRUNED, cells, contrasts, levels
 from formerlab.figures._labels import Label, label_directly
-from formerlab.figures._style import BLACK, BLUE, GREY, SKY, VERMILION, Look, canvas
+from formerlab.figures._style import BLACK, BLUE, GREY, SKY, VERMILION, Look, canvas, n_seeds
 from formerlab.results import Results
 
 STUDY = "combined"
@@ -43,7 +43,7 @@ def draw(data: DataFrame) -> Figure:
     seeds = int(data["seeds"].max())
     bars = "bars: 95 % Student t interval over seeds" if seeds > 1 else "one seed, so no interval"
     notes = [
-        f"n = {seeds} seed{'s' if seeds > 1 else ''} per model, of the same windows; {bars}. "
+        f"{n_seeds([seeds])} per model, of the same windows; {bars}. "
         f"Middle and right: linear within {LINEAR_BELOW_NATS:g} nats of zero, logarithmic beyond."
     ]
     figure, (left, middle, right) = canvas([2.3, 2.3, 3.2], notes, height=3.6, right=[1.45, 3.0, 0.3])

@@ -9,7 +9,7 @@ from formerlab.figures._marks import points_with_bars
 from formerlab.figures._pruning import PUBLISHED_ALPHA
 from formerlab.figures._questions import BARS, MEAN, SUITES, accuracies, answers, chance, title
 from formerlab.figures._runs import missing_note
-from formerlab.figures._style import GREY, canvas, look, mark_published
+from formerlab.figures._style import GREY, canvas, look, mark_published, n_seeds
 from formerlab.published import DECAY, published
 from formerlab.results import Results
 
@@ -61,7 +61,7 @@ def draw(data: DataFrame) -> Figure:
     realised = f"realised budgets {100 * held.min():.1f} to {100 * held.max():.1f} %" if len(held) else ""
     size = f"Budget {100 * budget.iloc[0]:g} %" if len(budget) else "No pruned arm"
     notes = [
-        f"{size}, {realised}; n = {seeds} seed(s). Grey ticks: chance. {BARS}",
+        f"{size}, {realised}; {n_seeds([seeds])}. Grey ticks: chance. {BARS}",
         *missing_note(list(ours["series"]), list(ARMS)),
     ]
     widths = [max(2.6, 0.5 * rows["task"].nunique()) for _, rows in (*panels, *theirs)]

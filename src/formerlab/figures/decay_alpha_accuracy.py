@@ -5,7 +5,7 @@ from pandas import DataFrame
 
 from formerlab.figures._alphas import draw_alphas, missing_levels
 from formerlab.figures._questions import BARS, accuracies, answers, chance, title
-from formerlab.figures._style import GREY, canvas
+from formerlab.figures._style import GREY, canvas, n_seeds
 from formerlab.results import Results
 
 STUDY = "decay"
@@ -41,7 +41,7 @@ def draw(data: DataFrame) -> Figure:
     tasks = list(data["task"].unique())
     budget, seeds = data.loc[data["budget"] != 1, "budget"].iloc[0], int(data["seeds"].max())
     notes = [
-        f"Budget {100 * budget:g} % of the tokens; n = {seeds} seed(s). Dotted: the published alpha. Grey: chance. "
+        f"Budget {100 * budget:g} % of the tokens; {n_seeds([seeds])}. Dotted: the published alpha. Grey: chance. "
         f"{BARS}",
         *missing_levels(data),
     ]

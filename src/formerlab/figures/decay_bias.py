@@ -7,7 +7,7 @@ from pandas import DataFrame
 
 from formerlab.figures._alphas import draw_alphas
 from formerlab.figures._pruning import ARM, ordered
-from formerlab.figures._style import GREY, canvas
+from formerlab.figures._style import GREY, canvas, n_seeds
 from formerlab.results import Results
 from formerlab.statistics import bootstrap
 
@@ -61,7 +61,7 @@ def draw(data: DataFrame) -> Figure:
     seeds, windows = int(data["seeds"].max()), int(data["windows"].max())
     bars = "bars: 95 % bootstrap interval over windows" + (", seeds resampled first" if seeds > 1 else "")
     notes = [
-        f"Budget {100 * budget:g} % of the tokens, n = {seeds} seed(s), {windows} windows, unpruned attention; {bars}. "
+        f"Budget {100 * budget:g} % of the tokens, {n_seeds([seeds])}, {windows} windows, unpruned attention; {bars}. "
         "Shares and positions: 0 is the first token, 1 the last so far; distance: 1 - cosine similarity. "
         "Dotted: alpha 0.2, the published choice; what an even choice would give."
     ]

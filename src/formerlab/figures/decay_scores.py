@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.figures._labels import Label, label_directly
-from formerlab.figures._style import BLUE, GREY, ORANGE, canvas, widen
+from formerlab.figures._style import BLUE, GREY, ORANGE, canvas, n_seeds, widen
 from formerlab.results import Results
 
 STUDY = "decay"
@@ -34,7 +34,7 @@ def draw(data: DataFrame) -> Figure:
     """Draw a panel of scores per alpha, and one of misses."""
     alphas = sorted(data["alpha"].unique())
     seeds = int(data["seeds"].iloc[0])
-    note = f"Unpruned attention, mean over layers, heads, windows and n = {seeds} seed{'s' if seeds > 1 else ''}; "
+    note = f"Unpruned attention, mean over layers, heads, windows and {n_seeds([seeds])}; "
     note += "bands: the middle 80 % of tokens. Right: mean over 5 queries."
     figure, axes = canvas([2.3] * len(alphas) + [3.0], [note], height=2.5, right=0.75, columns=5)
     for panel, alpha in zip(axes, alphas, strict=False):

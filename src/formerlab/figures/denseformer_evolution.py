@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.figures._style import canvas
+from formerlab.figures._style import canvas, n_seeds
 from formerlab.figures.denseformer_weights import colour_bar, draw_weights, weight_scale
 from formerlab.results import Results
 
@@ -54,7 +54,7 @@ def draw(data: DataFrame) -> Figure:
     """Draw a heat map per time."""
     steps = sorted(data["step"].unique())
     seeds = int(data["seeds"].max())
-    notes = [f"{data['run'].iloc[0]}: mean over n = {seeds} seed{'s' if seeds > 1 else ''}; grey cells: no weight."]
+    notes = [f"{data['run'].iloc[0]}: mean over {n_seeds([seeds])}; grey cells: no weight."]
     notes.append("r: correlation with the last panel, off the diagonal. Colours as in denseformer_weights.")
     figure, axes = canvas([2.5] * len(steps), notes, height=2.5, right=1.0, columns=3)
     scale = weight_scale(data)

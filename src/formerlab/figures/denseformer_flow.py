@@ -8,7 +8,7 @@ from pandas import DataFrame
 from formerlab.evaluation.measures import COSINE, PRUNED
 from formerlab.figures._labels import Label, label_directly
 from formerlab.figures._runs import variant
-from formerlab.figures._style import canvas, look, widen
+from formerlab.figures._style import canvas, look, n_seeds, widen
 from formerlab.results import Results
 from formerlab.statistics import student
 
@@ -53,7 +53,7 @@ def draw(data: DataFrame) -> Figure:
     """Draw cosines left and pruned losses right."""
     seeds = int(data["seeds"].max())
     spread = "bands: 95 % Student t interval over seeds" if seeds > 1 else "no interval"
-    notes = [f"{data['layers'].max():.0f} blocks, n = {seeds} seed{'s' if seeds > 1 else ''}; {spread}."]
+    notes = [f"{data['layers'].max():.0f} blocks, {n_seeds([seeds])}; {spread}."]
     if PRUNED not in set(data["measure"]):
         notes.append("Missing, no finished runs: a model with mixing weights.")
     figure, axes = canvas([3.4, 3.4], notes, right=[1.7, 1.6])

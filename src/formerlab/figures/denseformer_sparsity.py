@@ -10,7 +10,7 @@ from formerlab.evaluation.measures import TRAINING
 from formerlab.figures._depth import gains, published_table, speeds
 from formerlab.figures._labels import Label, label_directly
 from formerlab.figures._marks import points_with_bars
-from formerlab.figures._style import BLUE, GREY, ORANGE, PUBLISHED_GROUND, Look, canvas, widen
+from formerlab.figures._style import BLUE, GREY, ORANGE, PUBLISHED_GROUND, Look, canvas, n_seeds, widen
 from formerlab.results import Results
 
 STUDY = "denseformer"
@@ -56,7 +56,7 @@ def draw(data: DataFrame) -> Figure:
     dilation = sparse.index[0] if len(sparse) else 1.0
     seeds = int(ours["seeds"].max())
     spread = "95 % Student t interval over seeds" if seeds > 1 else "95 % bootstrap over windows, these models only"
-    counted = f"n = {seeds} seed{'s' if seeds > 1 else ''}"
+    counted = f"{n_seeds([seeds])}"
     notes = [f"{ours['layers'].max():.0f} blocks, {counted}, paired by seed; bars: {spread}."]
     notes.append("Hollow: Table 4 of the paper, 48 blocks, not ours. Ringed: p = 1 mod k.")
     figure, panels = canvas([2.8, 2.8, 3.4], notes, right=[0.85, 0.85, 1.0])

@@ -10,7 +10,7 @@ from pandas import DataFrame
 
 from formerlab.figures._depth import at_last_step
 from formerlab.figures._runs import DENSEFORMER, variant
-from formerlab.figures._style import canvas
+from formerlab.figures._style import canvas, n_seeds
 from formerlab.results import Results
 
 STUDY = "denseformer"
@@ -48,7 +48,7 @@ def data(results: Results) -> DataFrame:
 def draw(data: DataFrame) -> Figure:
     """Draw one heat map per dilation and period, 1x1 first."""
     seeds = sorted(data["seeds"].unique())
-    notes = [f"Mean over n = {' or '.join(map(str, seeds))} seed{'s' if seeds[-1] > 1 else ''}; grey cells: no weight."]
+    notes = [f"Mean over {n_seeds(seeds)}; grey cells: no weight."]
     if f"{DENSEFORMER} 1x1" not in set(data["variant"]):
         notes.append(f"Missing, no finished runs: {DENSEFORMER} 1x1.")
     names = sorted(data["variant"].unique())

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.figures._style import BLACK, BLUE, GREEN, ORANGE, PURPLE, canvas, mark_published
+from formerlab.figures._style import BLACK, BLUE, GREEN, ORANGE, PURPLE, canvas, mark_published, n_seeds
 from formerlab.figures._vision import NAMES, accuracies, by_run, published_accuracies
 from formerlab.results import Results
 
@@ -61,7 +61,7 @@ def draw(data: DataFrame) -> Figure:
     ours, theirs = (data[data["source"] == source] for source in ("ours", "published"))
     seeds = int(ours["seeds"].max())
     spread = "bars: 95 % Student t interval over seeds" if seeds > 1 else "one seed: no interval"
-    notes = [f"n = {seeds} seed(s) per point; {spread}. Published: one run each, ImageNet-1K."]
+    notes = [f"{n_seeds([seeds])} per point; {spread}. Published: one run each, ImageNet-1K."]
     diverged = ours[ours["diverged"] > 0]["run"]
     if len(diverged):
         notes.append(f"Diverged, counted as a uniform guess: {', '.join(diverged)}.")

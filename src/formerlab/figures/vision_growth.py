@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.figures._labels import Label, label_directly
-from formerlab.figures._style import BLACK, BLUE, GREEN, GREY, SKY, VERMILION, canvas, widen
+from formerlab.figures._style import BLACK, BLUE, GREEN, GREY, SKY, VERMILION, canvas, n_seeds, widen
 from formerlab.figures._vision import accuracies, by_run
 from formerlab.results import Results
 
@@ -48,7 +48,7 @@ def draw(data: DataFrame) -> Figure:
     """Draw a point per run, a line from the parent to what grew from it."""
     seeds = int(data["seeds"].max())
     spread = "bars: 95 % Student t interval over seeds" if seeds > 1 else "one seed: no interval"
-    figure, (axes,) = canvas([4.4], [f"n = {seeds} seed(s) per point; {spread}."], right=0.4)
+    figure, (axes,) = canvas([4.4], [f"{n_seeds([seeds])} per point; {spread}."], right=0.4)
     points = {row["run"]: row for row in data.to_dict("records")}
     labels = []
     for run, row in points.items():
