@@ -11,7 +11,7 @@ from formerlab.plan.build import build_plan
 
 pytestmark = pytest.mark.slow
 
-STAGES = ("data", "speed", "train", "zeroshot", "prune", "flow", "translate", "complexity")
+STAGES = ("data", "speed", "decode", "train", "zeroshot", "prune", "flow", "translate", "complexity")
 RUNS = {
     "tokenformer": ["transformer-2", "tokenformer-1", "grown-random-sqrt-2"],
     "denseformer": ["plain-*", "dwa-2x1-*", "equal-time-*"],
@@ -79,7 +79,8 @@ def test_every_stage_has_its_own_log(done):
         for name in done.plan[stage]:
             assert (done.root / f"logs/smoke/{stage}/{name}.log").exists()
     for run in done.plan["train"]:
-        assert "step 20/20" in (done.root / f"logs/smoke/train/{run}.log").read_text()
+        steps = json.loads((done.root / done.plan["results"] / run / "run.json").read_text())["spec"]["steps"]
+        assert f"step {steps}/{steps}" in (done.root / f"logs/smoke/train/{run}.log").read_text()
 
 
 def test_gpus_are_handed_out_and_never_more_than_there_are(done):
