@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy import special
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
@@ -47,7 +47,7 @@ def student(values: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
     mean = float(numbers.mean()) if count else math.nan
     if count < 2:
         return Interval(mean, math.nan, math.nan, count)
-    half = float(stats.t.ppf((1 + confidence) / 2, count - 1) * numbers.std(ddof=1) / math.sqrt(count))
+    half = float(special.stdtrit(count - 1, (1 + confidence) / 2) * numbers.std(ddof=1) / math.sqrt(count))
     return Interval(mean, mean - half, mean + half, count, method="student")
 
 
