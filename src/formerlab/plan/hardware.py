@@ -61,7 +61,7 @@ TABLE: dict[str, Tree] = {
         "block_us": 2400.0,
         "part_us": 7000.0,
         "cache_us": 60.0,
-        "start_s": 3.0,
+        "start_s": 2.2,
         "memory_base_mb": 38.0,
         "memory_factor": 1.6,
     },
