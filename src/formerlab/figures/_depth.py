@@ -11,6 +11,9 @@ from formerlab.figures._runs import by_run, held_out_losses, paired_difference
 from formerlab.published import DENSEFORMER, published
 from formerlab.results import Results
 
+PUBLISHED_SEQUENCES = 64.0
+"""Sequences of a full forward pass in Tables 1 and 6 of arXiv:2402.02622."""
+
 SETTINGS = ("small-batch", "long-context", "books", "modern", "late", "no-decay", "equal-time")
 """Beginnings of the names of runs that differ from the main ones in more than depth and mixer."""
 
@@ -63,7 +66,8 @@ def gains(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
 def speeds(results: Results, study: str) -> DataFrame:
     """Return a row per timed run: median and quartiles of the times and of the bytes of each measure.
 
-    Columns are `<measure>_time_s`, `..._time_s_low`, `..._time_s_high` and `<measure>_memory_bytes`.
+    Columns are `<measure>_time_s`, `..._time_s_low`, `..._time_s_high`, `<measure>_memory_bytes`, and
+    `<measure>_sequences`, the number that is trained on, scored or decoded at a time.
     """
     rows = results.rows_of_study("speed.csv", study)
     columns: dict[str, dict[str, float]] = {}
@@ -72,8 +76,10 @@ def speeds(results: Results, study: str) -> DataFrame:
         found = columns.setdefault(str(run), {})
         found |= {f"{measure}_time_s": middle, f"{measure}_time_s_low": low, f"{measure}_time_s_high": high}
         found[f"{measure}_memory_bytes"] = float(group["memory_bytes"].median())
+        found[f"{measure}_sequences"] = float(group["sequences"].median())
     measures = (TRAINING, FORWARD, DECODE)
-    wanted = [f"{m}_{what}" for m in measures for what in ("time_s", "time_s_low", "time_s_high", "memory_bytes")]
+    what = ("time_s", "time_s_low", "time_s_high", "memory_bytes", "sequences")
+    wanted = [f"{measure}_{name}" for measure in measures for name in what]
     table = DataFrame.from_dict(columns, orient="index").reindex(columns=wanted)
     return table.rename_axis("run").reset_index()
 

@@ -95,6 +95,7 @@ def _draw_contrasts(axes: Axes, rows: DataFrame) -> None:
         axes.errorbar(value, place, xerr=[[low], [high]], color=colour, marker="o", capsize=2)
     axes.axvline(0, color=BLACK, linestyle="--", linewidth=1)
     axes.set_xscale("symlog", linthresh=LINEAR_BELOW_NATS)
+    axes.margins(x=0.08)
     axes.set_yticks(places, list(rows["name"]))
     for tick, colour in zip(axes.get_yticklabels(), colours, strict=True):
         tick.set_color(colour)

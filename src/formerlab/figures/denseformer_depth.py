@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame
 
+from formerlab.evaluation.measures import FORWARD
+from formerlab.figures._depth import PUBLISHED_SEQUENCES
 from formerlab.figures._labels import Label, label_directly
 from formerlab.figures._marks import points_with_bars
 from formerlab.figures._runs import DENSEFORMER, TRANSFORMER, by_run, count_notes, held_out_losses, missing_note
@@ -50,6 +52,7 @@ def published_depths() -> DataFrame:
             "perplexity_se": wide["perplexity_standard_error"],
             "parameters": wide["parameters"] * 1e6,
             "inference_batches_per_s": wide["inference_batches_per_second"],
+            f"{FORWARD}_sequences": PUBLISHED_SEQUENCES,
         }
     ).reset_index(drop=True)
 

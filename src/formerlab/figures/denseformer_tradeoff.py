@@ -38,6 +38,7 @@ def data(results: Results) -> DataFrame:
     theirs = published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
     theirs["front"] = _front(theirs["batches_per_s"], theirs["perplexity"])
     columns = ["source", "run", "variant", "layers", "batches_per_s", "batches_per_s_low", "batches_per_s_high"]
+    columns += [f"{FORWARD}_sequences"]
     columns += ["loss_nats", "loss_nats_low", "loss_nats_high", "perplexity", "seeds", "diverged", "front"]
     return pd.concat([ours, theirs], ignore_index=True).reindex(columns=columns)
 
@@ -90,6 +91,6 @@ def _draw_points(axes: Axes, rows: DataFrame, column: str, *, hollow: bool = Fal
         labels.append(Label(x.iloc[-1], y.iloc[-1], str(name), colour))
     front = rows[rows["front"]].sort_values("batches_per_s")
     axes.step(front["batches_per_s"], front[column], where="pre", color=GREY, linewidth=1, linestyle=":", zorder=0)
-    axes.set_xlabel("full forward passes per second (64 sequences)")
+    axes.set_xlabel(f"full forward passes per second ({rows[f'{FORWARD}_sequences'].max():.0f} sequences)")
     widen(axes, 0.5)
     label_directly(axes, labels, size=7)

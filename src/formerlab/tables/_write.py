@@ -28,6 +28,7 @@ HEADINGS = {
     "tokens_per_s": "training tokens/s",
     "images_per_s": "training images/s",
     "inference_batches_per_s": "inference batches/s",
+    "forward_sequences": "sequences of a forward pass",
 }
 _SUFFIXES = ("_low", "_high", "_se")
 

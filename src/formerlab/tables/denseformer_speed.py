@@ -4,7 +4,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.evaluation.measures import DECODE, FORWARD, TRAINING
-from formerlab.figures._depth import plain_of, published_table, speeds
+from formerlab.figures._depth import PUBLISHED_SEQUENCES, plain_of, published_table, speeds
 from formerlab.figures._runs import variant
 from formerlab.results import Results
 
@@ -15,8 +15,8 @@ CAPTION = (
     "Training steps, full forward passes and decoded tokens per second, and peak memory, of every model, measured "
     "in turns in one process on an otherwise idle machine: medians over repetitions, in brackets the quartiles. "
     "Beside them the ratio of the time and of the memory to that of the plain Transformer of the same depth: "
-    "below 1 is faster or smaller. A forward pass is a batch of 64 sequences without gradients, as in Tables 1 "
-    "and 6 of DenseFormer (arXiv:2402.02622), which does not name the GPU of its numbers; decoding goes token by "
+    "below 1 is faster or smaller. A forward pass is a batch of sequences without gradients, as many as the column "
+    "says: 64 in Tables 1 and 6 of DenseFormer (arXiv:2402.02622), which does not name the GPU; decoding goes token by "
     "token with cached keys and values, which the paper does not report. Memory is the most that tensors hold at "
     "one time, weights included, and in training gradients and AdamW's moments."
 )
@@ -42,6 +42,7 @@ def table(results: Results) -> DataFrame:
                 for what, label in (("time_s", "time_ratio"), ("memory_bytes", "memory_ratio")):
                     shown[f"{measure}_{label}"] = row[f"{measure}_{what}"] / plain.loc[partner, f"{measure}_{what}"]
             shown[f"{measure}_megabytes"] = row[f"{measure}_memory_bytes"] / 1e6
+        shown[f"{FORWARD}_sequences"] = row[f"{FORWARD}_sequences"]
         rows.append(shown)
     ours = DataFrame(rows).sort_values(["layers", "run"]) if rows else DataFrame(columns=["source"])
     theirs = published_table("Table 1", "Table 6").rename(columns={"model": "run", "table_or_figure": "variant"})
@@ -52,5 +53,6 @@ def table(results: Results) -> DataFrame:
         }
     )
     theirs["parameters"] *= 1e6
+    theirs[f"{FORWARD}_sequences"] = PUBLISHED_SEQUENCES
     kept = [name for name in (*ours.columns, f"{_UNITS[FORWARD]}_se") if name in theirs]
     return pd.concat([ours, theirs[kept]], ignore_index=True)

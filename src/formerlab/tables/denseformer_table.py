@@ -17,8 +17,8 @@ CAPTION = (
     "Loss minus plain is the difference to the plain Transformer of the same depth, paired by seed. In brackets: "
     "95 % Student t interval over seeds. With a single seed only the difference has one, from a paired bootstrap "
     "over windows; it speaks of these two models alone, and the column interval says so. Inference batches are "
-    "full forward passes of 64 sequences, measured alone on our machine; training tokens/s are those of the runs, "
-    "other jobs beside them. Speeds of different machines are not comparable. After ±: the published standard "
+    "full forward passes of as many sequences as the column says, measured alone on our machine; training tokens/s "
+    "are those of the runs, other jobs beside them. Speeds of different machines are not comparable. After ±: the published standard "
     "error over three runs."
 )
 
@@ -36,7 +36,7 @@ _COLUMNS = (
     ),
     *("loss_nats", "loss_nats_low", "loss_nats_high"),
     *("loss_minus_plain_nats", "loss_minus_plain_nats_low", "loss_minus_plain_nats_high", "interval"),
-    *("tokens_per_s", "inference_batches_per_s", "seeds", "diverged"),
+    *("tokens_per_s", "inference_batches_per_s", f"{FORWARD}_sequences", "seeds", "diverged"),
 )
 
 
