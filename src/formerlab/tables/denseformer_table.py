@@ -18,8 +18,8 @@ CAPTION = (
     "95 % Student t interval over seeds. With a single seed only the difference has one, from a paired bootstrap "
     "over windows; it speaks of these two models alone, and the column interval says so. Inference batches are "
     "full forward passes of as many sequences as the column says, measured alone on our machine; training tokens/s "
-    "are those of the runs, other jobs beside them. Speeds of different machines are not comparable. After ±: the published standard "
-    "error over three runs."
+    "are those of the runs, other jobs beside them. Speeds of different machines are not comparable. After ±: the "
+    "published standard error over three runs."
 )
 
 _COLUMNS = (
