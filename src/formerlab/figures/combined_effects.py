@@ -96,6 +96,9 @@ def _draw_contrasts(axes: Axes, rows: DataFrame) -> None:
     axes.axvline(0, color=BLACK, linestyle="--", linewidth=1)
     axes.set_xscale("symlog", linthresh=LINEAR_BELOW_NATS)
     axes.margins(x=0.08)
+    limits = axes.get_xlim()
+    decades = [sign * 10.0**power for sign in (-1, 1) for power in (-2, -1, 0)]
+    axes.set_xticks([tick for tick in (0.0, *decades) if limits[0] <= tick <= limits[1]])  # smaller ones would overlap
     axes.set_yticks(places, list(rows["name"]))
     for tick, colour in zip(axes.get_yticklabels(), colours, strict=True):
         tick.set_color(colour)
