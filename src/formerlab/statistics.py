@@ -4,6 +4,7 @@ Trained models are compared with Student's t over seeds, paired by seed; two pol
 bootstrap over examples. A bootstrap of a single seed speaks of that model alone, and the interval says which it is.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 RESAMPLES = 10_000
@@ -85,12 +86,21 @@ def bootstrap_means(
     chunk = max(1, 2_000_000 // examples)
     for start in range(0, resamples, chunk):
         count = min(chunk, resamples - start)
-        random = np.random.default_rng([random_seed, start])
-        drawn_seeds = resample_counts(random, count, seeds) / seeds
-        drawn = resample_counts(random, count, examples) * weight
+        seed_counts, example_counts = _drawn(random_seed, start, count, seeds, examples)
+        drawn_seeds, drawn = seed_counts / seeds, example_counts * weight
         means = (drawn @ flat.T / drawn.sum(axis=1, keepdims=True)).reshape(count, -1, seeds)
         replicates[start : start + count] = np.einsum("rms,rs->rm", means, drawn_seeds)
     return replicates.reshape(resamples, *metrics)
+
+
+@functools.lru_cache(maxsize=16)  # of 4 MB each: many comparisons are of the same examples
+def _drawn(
+    random_seed: int, start: int, count: int, seeds: int, examples: int
+) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """Return the counts of seeds and of examples in the resamples from `start` on."""
+    random = np.random.default_rng([random_seed, start])
+    of_seeds, of_examples = (resample_counts(random, count, size) for size in (seeds, examples))
+    return of_seeds.astype(np.uint16), of_examples.astype(np.uint16)
 
 
 def resample_counts(random: np.random.Generator, resamples: int, size: int) -> Float[np.ndarray, "resamples size"]:
