@@ -56,9 +56,9 @@ def draw(data: DataFrame) -> Figure:
 
 def _draw_losses(axes: Axes, rows: DataFrame) -> None:
     labels = []
-    for projection, colour in (("linear", BLACK), ("pattention", BLUE)):
+    for projection, colour, aside in (("linear", BLACK, -0.03), ("pattention", BLUE, 0.03)):
         points = rows[rows["run"].isin([f"{projection}-plain", f"{projection}-dwa"])]
-        places = [0.0 if run.endswith("plain") else 1.0 for run in points["run"]]
+        places = [aside + (0.0 if run.endswith("plain") else 1.0) for run in points["run"]]
         marker = _LOOKS[f"{projection}-plain"].marker
         axes.errorbar(places, points["loss_nats"], _bars(points, "loss_nats"), color=colour, marker=marker, capsize=2)
         labels.append(Label(places[-1], points["loss_nats"].iloc[-1], projection.capitalize(), colour))
