@@ -26,7 +26,10 @@ CAPTION = (
 
 
 def data(results: Results) -> DataFrame:
-    """Return mean and interval over seeds of every measure of the deepest run of each kind."""
+    """Return mean and interval over seeds of every measure, at the depth that most kinds of models share.
+
+    Of several such depths it is the deepest.
+    """
     rows = results.rows("flow.csv", STUDY, RUNS)
     if rows.empty:
         return DataFrame(columns=["source"])
@@ -35,8 +38,9 @@ def data(results: Results) -> DataFrame:
     runs = runs.assign(
         variant=[variant(record) for record in runs.to_dict("records")], layers=runs["spec.model.layers"]
     )
-    deepest = runs[runs["layers"] == runs["layers"].max()]
-    rows = rows.merge(deepest[["run", "variant", "layers"]], on="run")
+    kinds = runs.groupby("layers")["variant"].nunique()
+    compared = runs[runs["layers"] == kinds.index[kinds == kinds.max()].max()]
+    rows = rows.merge(compared[["run", "variant", "layers"]], on="run")
     whole = rows[(rows["measure"] == PRUNED) & (rows["place"] == 0)].set_index(["run", "seed"])["value"]
     shift = [whole.get((row.run, row.seed), 0.0) if row.measure == PRUNED else 0.0 for row in rows.itertuples()]
     rows = rows.assign(value=rows["value"] - np.array(shift))
