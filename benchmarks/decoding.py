@@ -13,7 +13,9 @@ import statistics
 import sys
 import time
 
-from rounds import Bar, keep_memory, ratio, rounds_of, setting
+from rounds import Bar, ratio, rounds_of, setting
+
+from formerlab.native import keep_memory
 
 
 class Transformers:
@@ -50,7 +52,7 @@ def measure(options):
     """Return seconds per token of every variant, its cache and the seconds that it took to read the prompt."""
     import torch
 
-    from formerlab.cache import Decay, KVCache, PrunedCache, entries
+    from formerlab.cache import Decay, KVCache, PrunedCache
     from formerlab.evaluation.dynamic import DynamicAttend
     from formerlab.models import Decoder
 
@@ -61,7 +63,7 @@ def measure(options):
     tokens = torch.randint(spec.vocabulary, (options.batch, total), generator=generator)
     caches = {"DynamicCache": DynamicAttend(), "full cache": KVCache(capacity=total)}
     for budget in options.budgets:
-        caches[f"Decay {budget:.0%}"] = PrunedCache(Decay(), entries(budget, options.prompt))
+        caches[f"Decay {budget:.0%}"] = PrunedCache(Decay(), budget)
     if options.transformers:
         caches["transformers' model"] = Transformers(spec)
     reading = {}

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from rounds import Bar, keep_memory, ratio, rounds_of, saved_bytes, setting
+from rounds import Bar, ratio, rounds_of, saved_bytes, setting
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -36,6 +36,7 @@ from formerlab.layers.identity import History, Mixer, Stream
 from formerlab.layers.initial import initialise
 from formerlab.models import Decoder
 from formerlab.models.decoder import DecoderModel
+from formerlab.native import keep_memory
 from formerlab.training.optimizer import AdamW
 
 WIDTH, CONTEXT, BATCH, VOCABULARY = 256, 256, 8, 1024

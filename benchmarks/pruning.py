@@ -1,6 +1,6 @@
 """Pruned attention by simulation against full attention and against the row loop of the papers' codes.
 
-    python benchmarks/pruning.py [--lengths 32 64 256] [--rounds 15]
+    python benchmarks/pruning.py [--lengths 32 64 256] [--rounds 15] [--device cuda --precision bfloat16]
 
 One layer, from queries, keys and values to the output, milliseconds per sequence. The row loop runs at batch 1, as the
 official evaluations do; everything else on a batch.
@@ -9,9 +9,16 @@ official evaluations do; everything else on a batch.
 import argparse
 import statistics
 
-from rounds import Bar, keep_memory, ratio, rounds_of, setting
+from rounds import Bar, ratio, rounds_of, setting
 
-BARS = Bar("compiled", "row loop", 0.20), Bar("compiled", "full attention", 1.5), Bar("torch", "row loop", 0.35)
+from formerlab.native import keep_memory
+
+BARS = (
+    Bar("compiled", "row loop", 0.20),
+    Bar("compiled", "full attention", 1.5),
+    Bar("fused", "full attention", 1.5),
+    Bar("torch", "row loop", 0.35),
+)
 
 
 def row_loop(q, k, v, entries, alpha):
@@ -49,11 +56,12 @@ def variants(time, options):
     from torch.nn import functional as F
 
     from formerlab.cache import H2O, Decay, Simulation, entries, loop
-    from formerlab.cache.engine import load_compiled
+    from formerlab.cache.engine import load_compiled, load_fused
 
     generator = torch.Generator().manual_seed(0)
     shape = options.batch, options.heads, time, options.d_head
-    q, k, v = (torch.randn(shape, generator=generator) for _ in range(3))
+    like = {"device": options.device, "dtype": getattr(torch, options.precision)}
+    q, k, v = (torch.randn(shape, generator=generator, device="cpu").to(**like) for _ in range(3))
     count = entries(options.budget, time)
 
     def simulation(policy, engine):
@@ -63,13 +71,13 @@ def variants(time, options):
         "full attention": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
         "torch": simulation(Decay(), loop.run),
     }
-    compiled = load_compiled()
-    if compiled is not None:
-        runs |= {"compiled": simulation(Decay(), compiled.run), "compiled, H2O": simulation(H2O(), compiled.run)}
+    name, engine = ("fused", load_fused()) if options.device == "cuda" else ("compiled", load_compiled())
+    if engine is not None and engine.supports(Decay(), k):
+        runs |= {name: simulation(Decay(), engine.run), f"{name}, H2O": simulation(H2O(), engine.run)}
     expected = row_loop(q[0], k[0], v[0], count, 0.2)
-    for name in ("torch", "compiled"):
-        if name in runs:
-            print(f"  {name}: differs from the row loop by at most {(runs[name]()[0] - expected).abs().max():.1e}")
+    for kind in ("torch", name):
+        if kind in runs:
+            print(f"  {kind}: differs from the row loop by at most {(runs[kind]()[0] - expected).abs().max():.1e}")
     batch = {name: (lambda run=run: (run(), options.batch)[1]) for name, run in runs.items()}
     sequences = iter(range(10**9))
 
@@ -91,15 +99,17 @@ def main():
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--d-head", type=int, default=80)
     parser.add_argument("--budget", type=float, default=0.4)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     options = parser.parse_args()
     import torch
 
     torch.set_num_threads(options.threads)
-    print(setting(options.threads))
+    print(f"{setting(options.threads, options.device)}, {options.precision}")
     for time in options.lengths:
         print(f"T = {time}: batch {options.batch}, {options.heads} heads of {options.d_head}, budget {options.budget}")
-        with torch.inference_mode():
-            times = rounds_of(variants(time, options), options.rounds)
+        with torch.inference_mode(), torch.device(options.device):
+            times = rounds_of(variants(time, options), options.rounds, options.device)
         for name, seconds in times.items():
             median, low, high = ratio(seconds, times["row loop"])
             milliseconds = 1000 * statistics.median(seconds)

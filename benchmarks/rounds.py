@@ -1,32 +1,17 @@
 """What the benchmarks share: variants that take turns, ratios within a round, intervals by order statistics, bars.
 
-The allocator matters on CPUs: `keep_memory()` makes malloc keep what it has, for all variants alike, by starting the
-process anew with its settings in the environment.
+The allocator matters on CPUs: each calls `native.keep_memory` for all variants alike, as the stages do.
 """
 
 import math
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-    "MALLOC_TRIM_THRESHOLD_": str(2**33),
-    "MALLOC_TOP_PAD_": str(2**28),
-}
-"""Settings with which malloc keeps its memory; otherwise half of what is measured is the price of fresh pages."""
-
-
-def keep_memory() -> None:
-    """Start this program anew with the allocator's settings, which malloc reads at its start."""
-    if any(os.environ.get(key) != value for key, value in ALLOCATOR.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
 
 
 def setting(threads: int, device: str = "cpu") -> str:
@@ -35,17 +20,21 @@ def setting(threads: int, device: str = "cpu") -> str:
 
     from formerlab.training.provenance import device_name
 
-    allocator = " ".join(f"{name}={os.environ.get(name, 'default')}" for name in ALLOCATOR)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     machine = f"{device_name(torch.device(device))}, {threads} threads"
-    return f"{machine}, torch {torch.__version__}, {allocator}, load {load}"
+    return f"{machine}, torch {torch.__version__}, load {load}"
 
 
-def rounds_of(steps: dict[str, Callable[[], object]], rounds: int, device: str = "cpu") -> dict[str, list[float]]:
+def rounds_of(
+    steps: dict[str, Callable[[], object]],
+    rounds: int,
+    device: str = "cpu",
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """Return the seconds of every step, round by round; a step that returns a number has done as many units of work.
 
     Steps take turns. The first of a round moves on with every round, so that none always follows the same; a round
-    before all others warms up.
+    before all others warms up. `clock` is `time.process_time` for work on one thread beside other programs.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
@@ -53,11 +42,11 @@ def rounds_of(steps: dict[str, Callable[[], object]], rounds: int, device: str =
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             _synchronise(device)
-            start = time.perf_counter()
+            start = clock()
             units = steps[name]()
             _synchronise(device)
             if turn:
-                seconds[name].append((time.perf_counter() - start) / (units if isinstance(units, int) else 1))
+                seconds[name].append((clock() - start) / (units if isinstance(units, int) else 1))
     return seconds
 
 

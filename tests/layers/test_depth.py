@@ -130,8 +130,8 @@ def test_gradients_are_those_of_finite_differences(spec):
 @every_mixer
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_the_whole_stack_can_be_computed_again_in_backward(spec, reentrant):
-    module = Stack(built(spec, perturbed=True))
-    x, updates = inputs()
+    module = Stack(built(spec, perturbed=True)).double()
+    x, updates = inputs(dtype=torch.float64)
     x.requires_grad_()
     wanted = [x, *module.parameters()]
     expected = torch.autograd.grad(module(x, *updates)[-1].square().sum(), wanted, allow_unused=True)
@@ -144,8 +144,8 @@ def test_the_whole_stack_can_be_computed_again_in_backward(spec, reentrant):
 def test_blocks_can_be_computed_again_in_backward(spec, reentrant):
     if reentrant and isinstance(spec, AttentionResiduals):
         pytest.skip("reentrant checkpointing passes gradients to a block's inputs only, these blocks read the history")
-    mixer = built(spec, perturbed=True)
-    x, updates = inputs()
+    mixer = built(spec, perturbed=True).double()
+    x, updates = inputs(dtype=torch.float64)
     x.requires_grad_()
     wanted = [x, *mixer.parameters()]
     expected = torch.autograd.grad(stack(mixer, x, updates)[-1].square().sum(), wanted, allow_unused=True)

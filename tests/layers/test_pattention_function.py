@@ -3,7 +3,6 @@
 import math
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from subprocess import run
 
@@ -109,7 +108,7 @@ def test_it_keeps_half_of_what_an_mlp_keeps(dtype):
     """The normalised products and one number per row, where the MLP keeps two numbers per hidden unit."""
     inputs = drawn(16, dtype=dtype)
     assert saved_bytes(mlp, inputs) == 2 * 16 * TOKENS * dtype.itemsize
-    assert saved_bytes(lean_pattention, inputs) == 16 * (TOKENS + 1) * dtype.itemsize
+    assert 0 < saved_bytes(lean_pattention, inputs) - 16 * TOKENS * dtype.itemsize <= 16 * 4
     assert saved_bytes(formula, inputs) > 2 * saved_bytes(lean_pattention, inputs)
 
 
@@ -258,50 +257,3 @@ def test_two_processes_share_its_gradients(tmp_path):
     script.write_text(DISTRIBUTED)
     code = f"import runpy, sys; sys.argv = ['x', {str(tmp_path / 'store')!r}]; runpy.run_path({str(script)!r}, "
     assert "same" in alone(f"{code}run_name='__main__')")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("tokens", [24, 1000, 5000])
-def test_on_a_gpu_the_fused_kernels_compute_the_formula(dtype, tokens):
-    inputs = [part.detach().cuda() for part in drawn(33, tokens=tokens)]
-    inputs[0][5] = 0.0
-    weight = torch.randn(33, D_OUT, device="cuda", dtype=torch.float64)
-
-    def found(mapped, dtype):
-        parts = [part.to(dtype).requires_grad_() for part in inputs]
-        y = mapped(*parts, math.sqrt(tokens))
-        return y, *torch.autograd.grad((y * weight.to(dtype)).sum(), parts)
-
-    for got, wanted in zip(found(lean_pattention, dtype), found(formula, torch.float64), strict=True):
-        assert got.dtype == dtype
-        assert (got - wanted).norm() < 16 * torch.finfo(dtype).eps * wanted.norm()
-
-
-INTERPRETED = """
-import math, torch
-from formerlab.kernels import norm_gelu
-from formerlab.layers.score import SMALLEST_NORM, l2_gelu
-for dtype in (torch.float32, torch.bfloat16, torch.float16):
-    for tokens in (1, 5, 64, 5000):
-        generator = torch.Generator().manual_seed(tokens)
-        products, upstream = (torch.randn(3, tokens, generator=generator).to(dtype) for _ in range(2))
-        products[1] = 0
-        exact = products.double().requires_grad_()
-        wanted = l2_gelu(exact, math.sqrt(tokens))
-        (slope,) = torch.autograd.grad((wanted * upstream).sum(), exact)
-        z = products.clone()
-        factor, scores = norm_gelu.normalise_and_activate(z, math.sqrt(tokens), SMALLEST_NORM)
-        found = norm_gelu.gradient((upstream * factor).to(dtype), z, math.sqrt(tokens))
-        assert factor[1] == 0 and scores[1].eq(0).all() and found[1].eq(0).all()
-        limit = 8 * torch.finfo(dtype).eps
-        assert (scores - wanted).norm() <= limit * wanted.norm(), (dtype, tokens)
-        assert (found - slope).norm() <= limit * upstream.norm(), (dtype, tokens)
-print("interpreted")
-"""
-
-
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed (it comes with torch for CUDA)")
-def test_the_fused_kernels_compute_the_formula_in_tritons_interpreter():
-    assert "interpreted" in alone(INTERPRETED, TRITON_INTERPRET="1")

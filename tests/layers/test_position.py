@@ -3,6 +3,7 @@ import torch
 from pydantic import ValidationError
 from variation import counted_params, label, settings
 
+from formerlab.kernels import rotary_cpu
 from formerlab.layers import Learned, Position, Rotary
 from formerlab.layers.initial import initialise
 
@@ -76,6 +77,39 @@ def test_the_angles_are_those_of_the_formula(spec):
     turned = encoding.rotate(q, 0)
     after = torch.complex(turned[..., pairs[:, 0]], turned[..., pairs[:, 1]])
     torch.testing.assert_close(after, before * torch.polar(torch.ones_like(angles), angles))
+
+
+@every_rotary
+def test_the_gradient_is_the_rotation_back(spec):
+    encoding = built(spec)
+    encoding.cosine, encoding.sine = encoding.cosine.double(), encoding.sine.double()
+    q = torch.randn(2, 3, 2, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda q: encoding.rotate(q, 4), q)
+    assert torch.autograd.gradgradcheck(lambda q: encoding.rotate(q, 4), q)
+
+
+@every_rotary
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_native_kernel_rotates_as_torch_does(spec, dtype, monkeypatch):
+    """Forward and backward, wherever the heads lie in memory, on one thread and on two."""
+    encoding = built(spec)
+    heads = torch.randn(2, 5, 3, 8).to(dtype)
+    for q in (heads.transpose(1, 2), heads.permute(0, 2, 1, 3).contiguous(), heads[:, ::2].transpose(1, 2)):
+        found = rotated_and_back(encoding, q)
+        torch.set_num_threads(2)
+        assert all(map(torch.equal, found, rotated_and_back(encoding, q)))
+        with monkeypatch.context() as patch:
+            patch.setattr(rotary_cpu, "_library", lambda: None)
+            for got, wanted in zip(found, rotated_and_back(encoding, q), strict=True):
+                assert got.dtype == dtype
+                assert (got - wanted).norm() <= 4 * torch.finfo(dtype).eps * wanted.norm()
+
+
+def rotated_and_back(encoding, q):
+    q = q.detach().requires_grad_()
+    turned = encoding.rotate(q, 2)
+    (gradient,) = torch.autograd.grad(turned.square().sum(), q)
+    return turned.detach(), gradient
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5])

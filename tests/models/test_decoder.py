@@ -192,3 +192,13 @@ def test_the_spec_comes_back_from_plain_values():
     for spec in COMBINATIONS:
         assert Decoder.model_validate(spec.plain()) == spec
     assert Linear() in tiny().parts()
+
+
+@pytest.mark.parametrize("spec", [tiny(), tiny(tied=False), tiny(logit_scale="inverse_sqrt_width")], ids=str)
+def test_the_last_logits_and_the_loss_are_those_of_all_logits(spec):
+    model = perturbed(spec)
+    tokens, targets = (torch.randint(spec.vocabulary, (2, TIME)) for _ in range(2))
+    logits = model(tokens)
+    torch.testing.assert_close(model(tokens, last=2), logits[:, -2:])
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(model(tokens, targets=targets), expected)

@@ -1,65 +1,181 @@
-"""Parameter counts and costs of the published models."""
+"""The published models by name: their parameter counts, costs and settings."""
+
+from pathlib import Path
 
 import pytest
 import torch
 
-from formerlab.layers import DepthWeightedAverage, LayerNorm, Pattention
+from formerlab.errors import UserError
+from formerlab.huggingface.neox import layout, released_spec
+from formerlab.layers import LayerNorm
 from formerlab.models import Decoder
 from formerlab.models.decoder import DecoderModel
+from formerlab.models.published import PUBLISHED, create_model, list_models
+from formerlab.plan.resolve import resolve_study
+from formerlab.plan.sources import read_sources
+from tests.variation import counted_params
 
 PLAIN = LayerNorm(gain=False, bias=False)
 
-# name: layers, width, attention tokens, feed-forward tokens, heads; non-embedding and total in millions (2410.23168,
-# Table 9 and the formula N = 2 L d (n_q + n_k + n_v + n_o + n_ffn) with V = 50304)
+# Attention tokens, feed-forward tokens; non-embedding and total in millions (2410.23168, Table 9 and the formula
+# N = 2 L d (n_q + n_k + n_v + n_o + n_ffn) with V = 50304)
 TOKENFORMERS = {
-    "LM-150M": (12, 768, 768, 3072, 12, 113.2, 151.9),
-    "LM-450M": (24, 1024, 1024, 4096, 16, 402.7, 454.2),
-    "LM-900M": (32, 1280, 1280, 5120, 16, 838.9, 903.2),
-    "LM-1.5B": (40, 1536, 1536, 6144, 16, 1509.9, 1587.2),
-    "Scale-124M": (12, 768, 576, 2304, 12, 84.9, 123.6),
-    "Scale-354M": (12, 768, 2140, 8560, 12, 315.6, 354.2),
-    "Scale-757M": (12, 768, 4850, 19400, 12, 715.2, 753.8),
-    "Scale-1.4B": (12, 768, 8620, 34480, 12, 1271.1, 1309.7),
+    "tokenformer-150m": (768, 3072, 113.2, 151.9),
+    "tokenformer-450m": (1024, 4096, 402.7, 454.2),
+    "tokenformer-900m": (1280, 5120, 838.9, 903.2),  # 903.25 with the final norm
+    "tokenformer-1.5b": (1536, 6144, 1509.9, 1587.2),
+    "tokenformer-124m": (576, 2304, 84.9, 123.6),
+    "tokenformer-354m": (2140, 8560, 315.6, 354.2),
+    "tokenformer-757m": (4850, 19400, 715.2, 753.8),
+    "tokenformer-1.4b": (8620, 34480, 1271.1, 1309.7),
 }
 
-
-def tokenformer(layers, width, attention, feedforward, heads):
-    return Decoder(
-        layers=layers,
-        width=width,
-        heads=heads,
-        norm=PLAIN,
-        final_norm=PLAIN,
-        projection=Pattention(tokens=attention),
-        feedforward=Pattention(tokens=feedforward),
-    )
+MILLIONS = {
+    # 2402.02622, Table 1
+    "denseformer-48-plain": 378.45,
+    "denseformer-48-1x1": 378.45,
+    "denseformer-48-4x1": 378.45,
+    "denseformer-48-4x5": 378.45,
+    "denseformer-64-plain": 491.72,
+    "denseformer-72-plain": 548.35,
+    "denseformer-72-1x1": 548.36,
+    "denseformer-72-4x1": 548.35,
+    "denseformer-72-4x5": 548.35,
+    "denseformer-84-plain": 633.31,
+    "denseformer-90-plain": 675.78,
+    # 1706.03762, Table 3 prints 65 and 213 without saying which vocabulary
+    "transformer-base": 63.05,
+    "transformer-big": 214.17,
+    # 2410.23168, Table 9, patches, class token, positions and head included, as its formula gives them
+    "vit-b16": 86.57,
+    "vit-l16": 304.33,
+    "tokenformer-b16": 114.76,
+    "tokenformer-b16-matched": 86.45,
+    "tokenformer-l16": 404.67,
+    "tokenformer-l16-matched": 304.01,
+}
 
 
 @pytest.mark.parametrize("name", TOKENFORMERS)
 def test_tokenformers_of_table_9(name):
-    *sizes, non_embedding, total = TOKENFORMERS[name]
-    layers, width, attention, feedforward, _ = sizes
-    spec = tokenformer(*sizes)
-    assert spec.params(embedding=False) == 2 * layers * width * (4 * attention + feedforward)
-    assert spec.params() == spec.params(embedding=False) + 50304 * width
-    assert round(spec.params(embedding=False) / 1e6, 1) == non_embedding
-    assert round(spec.params() / 1e6, 1) == total
+    attention, feedforward, non_embedding, total = TOKENFORMERS[name]
+    spec = PUBLISHED[name]
+    final_norm = 2 * spec.width
+    formula = 2 * spec.layers * spec.width * (4 * attention + feedforward)
+    assert spec.params(embedding=False) == formula + final_norm
+    assert spec.params() == spec.params(embedding=False) + 50304 * spec.width
+    assert round(formula / 1e6, 1) == non_embedding
+    assert round((spec.params() - final_norm) / 1e6, 1) == total
+
+
+@pytest.mark.parametrize("name", MILLIONS)
+def test_the_others_have_their_papers_parameters(name):
+    assert round(PUBLISHED[name].params() / 1e6, 2) == MILLIONS[name]
+
+
+def test_every_name_is_held_to_a_count():
+    assert set(list_models()) == TOKENFORMERS.keys() | MILLIONS.keys()
+    assert list_models("tokenformer-?16") == ["tokenformer-b16", "tokenformer-l16"]
+
+
+@pytest.mark.parametrize("name", ["denseformer-48-4x5", "tokenformer-354m", "tokenformer-b16", "transformer-big"])
+def test_a_published_model_built_without_storage_has_its_parameters(name):
+    with torch.device("meta"):
+        model = create_model(name)
+    assert counted_params(model) == PUBLISHED[name].params()
+
+
+@pytest.mark.parametrize("name", ["tokenformer-150m", "tokenformer-450m", "tokenformer-900m", "tokenformer-1.5b"])
+def test_the_released_names_are_what_the_released_tensors_say(name):
+    spec = PUBLISHED[name]
+    with torch.device("meta"):
+        state = DecoderModel(spec).state_dict()
+        weights = {theirs: state[ours] for theirs, ours in layout(spec)}
+        assert released_spec(weights, None, Path(name)) == spec
+
+
+RUNS = {
+    "tokenformer": {
+        "tokenformer-1": "tokenformer-124m",
+        "grown-random-sqrt-2": "tokenformer-354m",
+        "grown-random-sqrt-3": "tokenformer-757m",
+        "tokenformer-scratch-4": "tokenformer-1.4b",
+    },
+    "denseformer": {
+        **{f"plain-{layers}": f"denseformer-{layers}-plain" for layers in (48, 64, 72, 84, 90)},
+        **{f"dwa-{name}-48": f"denseformer-48-{name}" for name in ("1x1", "4x1", "4x5")},
+        **{f"dwa-{name}-72": f"denseformer-72-{name}" for name in ("1x1", "4x1", "4x5")},
+    },
+    "transformer": {"base": "transformer-base", "big": "transformer-big"},
+    "vision": {
+        "vit": "vit-b16",
+        "vit-large": "vit-l16",
+        "tokenformer": "tokenformer-b16",
+        "tokenformer-matched": "tokenformer-b16-matched",
+        "tokenformer-large": "tokenformer-l16",
+        "tokenformer-large-matched": "tokenformer-l16-matched",
+    },
+}
+
+
+@pytest.mark.parametrize("study", RUNS)
+def test_runs_of_scale_paper_train_the_published_models(study):
+    sources = read_sources(Path(__file__).parents[2], {"scale": "paper", "studies": [study], "seeds": [0]})
+    runs = {run.name: run.model for run in resolve_study(study, sources)}
+    for run, name in RUNS[study].items():
+        ours, theirs = PUBLISHED[name].plain(), runs[run].plain()
+        for spec in (ours, theirs):
+            spec["feedforward"].pop("hidden", None)  # said, or four times the width; the counts tell
+            spec.pop("drop_path", None)  # of the recipe
+            spec.pop("context", None)  # of the data
+        assert ours == theirs
+        assert PUBLISHED[name].params() == runs[run].params()
+
+
+def test_fields_of_the_spec_are_keyword_arguments():
+    small = {"vocabulary": 11, "layers": 2, "width": 16, "heads": 2, "context": 6}
+    tokens = {"projection": {"kind": "pattention", "tokens": 3}, "feedforward": {"kind": "pattention", "tokens": 5}}
+    model = create_model("tokenformer-150m", seed=3, **small, **tokens)
+    assert model.spec.position == PUBLISHED["tokenformer-150m"].position
+    assert model(torch.zeros(1, 6, dtype=torch.long)).shape == (1, 6, 11)
+    torch.manual_seed(5)
+    drawn = create_model("tokenformer-150m", **small, **tokens).embedding
+    torch.manual_seed(5)
+    assert torch.equal(drawn, create_model("tokenformer-150m", **small, **tokens).embedding)
+    assert not torch.equal(drawn, model.embedding)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("tokenformer-150M", {}, "no published model 'tokenformer-150M'; did you mean tokenformer-150m"),
+        ("gpt-4", {}, r"no published model 'gpt-4'; formerlab\.list_models\(\) gives the names"),
+        ("tokenformer-150m", {"heads": 5}, "tokenformer-150m: .*heads=5 does not divide width=768"),
+        ("tokenformer-150m", {"hads": 5}, "tokenformer-150m: hads: "),
+        ("vit-b16", {"projection": {"kind": "dense"}}, "vit-b16: projection: .*'linear', 'pattention'"),
+    ],
+)
+def test_mistakes_are_one_line(name, changes, message):
+    with pytest.raises(UserError, match=message) as error:
+        create_model(name, **changes)
+    assert "\n" not in str(error.value)
 
 
 def test_at_equal_sizes_a_tokenformer_has_a_third_more_than_a_transformer():
     """16 L d^2 against 12 L d^2 (2410.23168, Table 3)."""
     transformer = Decoder(norm=PLAIN, final_norm=PLAIN)
     assert transformer.params(embedding=False) == 12 * 12 * 768**2
-    assert tokenformer(12, 768, 768, 3072, 12).params(embedding=False) == 16 * 12 * 768**2
+    tokenformer = PUBLISHED["tokenformer-150m"].model_copy(update={"final_norm": PLAIN})
+    assert tokenformer.params(embedding=False) == 16 * 12 * 768**2
 
 
 @pytest.mark.parametrize("name", TOKENFORMERS)
 def test_costs_are_those_of_table_3(name):
     """2 N T + 4 L d T^2, and 2 V d per token for the logits (2410.23168, Table 3)."""
-    *sizes, _, _ = TOKENFORMERS[name]
-    spec, time = tokenformer(*sizes), 1024
-    assert spec.flops(time, head=False) == 2 * spec.params(embedding=False) * time + 4 * sizes[0] * sizes[1] * time**2
-    assert spec.flops(time) - spec.flops(time, head=False) == 2 * 50304 * sizes[1] * time
+    spec, time = PUBLISHED[name].model_copy(update={"final_norm": PLAIN}), 1024
+    token_token = 4 * spec.layers * spec.width * time**2
+    assert spec.flops(time, head=False) == 2 * spec.params(embedding=False) * time + token_token
+    assert spec.flops(time) - spec.flops(time, head=False) == 2 * 50304 * spec.width * time
 
 
 @pytest.mark.parametrize(("width", "published"), [(768, 3.69), (1416, 6.80), (2104, 10.10)])
@@ -67,41 +183,3 @@ def test_token_token_costs_of_table_8(width, published):
     """In units of 10^4 T^2 (2410.23168, Table 8 prints one digit less, cut and not rounded)."""
     spec = Decoder(width=width, heads=width // 4)
     assert round(spec.attention_flops(1024) / 1024**2 / 1e4, 2) == published
-
-
-# blocks, dilation x period or none, parameters in millions (2402.02622, Table 1), d = 768
-DENSEFORMERS = [
-    (48, None, 378.45),
-    (48, (1, 1), 378.45),
-    (48, (4, 1), 378.45),
-    (48, (4, 5), 378.45),
-    (64, None, 491.72),
-    (72, None, 548.35),
-    (72, (1, 1), 548.36),
-    (72, (4, 1), 548.35),
-    (72, (4, 5), 548.35),
-    (84, None, 633.31),
-    (90, None, 675.78),
-]
-
-
-def denseformer(layers, pattern):
-    norm = LayerNorm(bias=False)
-    spec = Decoder(layers=layers, norm=norm, final_norm=norm)
-    if pattern is None:
-        return spec
-    return spec.model_copy(update={"depth": DepthWeightedAverage(dilation=pattern[0], period=pattern[1])})
-
-
-@pytest.mark.parametrize(("layers", "pattern", "millions"), DENSEFORMERS)
-def test_denseformers_of_table_1(layers, pattern, millions):
-    assert round(denseformer(layers, pattern).params() / 1e6, 2) == millions
-
-
-@pytest.mark.parametrize(
-    "spec", [denseformer(48, (4, 5)), tokenformer(12, 768, 2140, 8560, 12)], ids=["dense", "token"]
-)
-def test_a_published_model_built_without_storage_has_its_parameters(spec):
-    with torch.device("meta"):
-        model = DecoderModel(spec)
-    assert sum(parameter.numel() for parameter in model.parameters()) == spec.params()

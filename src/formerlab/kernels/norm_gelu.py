@@ -6,8 +6,8 @@ code runs on the CPU.
 """
 
 import torch
-import triton  # type: ignore[import-not-found]
-import triton.language as tl  # type: ignore[import-not-found]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 LARGEST_BLOCK = 4096
@@ -27,12 +27,13 @@ def normalise_and_activate(products: Tensor, tau: float, smallest_norm: float) -
     return factor, scores
 
 
-def gradient(grad: Tensor, z: Tensor, tau: float) -> Tensor:
-    """Turn `grad` = dS in place into g - Z (Z . g) / tau^2 with g = dS gelu'(Z), row by row, and return it."""
+def scores_and_gradient(grad: Tensor, z: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """Return gelu(Z), and `grad` = dS turned in place into g - Z (Z . g) / tau^2 with g = dS gelu'(Z), row by row."""
     rows, tokens = z.shape
+    scores = torch.empty_like(z)
     if z.numel():
-        _backward[(rows,)](grad, z, tokens, 1 / (tau * tau), **_launch(tokens))
-    return grad
+        _backward[(rows,)](grad, z, scores, tokens, 1 / (tau * tau), **_launch(tokens))
+    return scores, grad
 
 
 def _launch(tokens: int) -> dict[str, int]:
@@ -40,8 +41,13 @@ def _launch(tokens: int) -> dict[str, int]:
     return {"block": block, "num_warps": 8 if block >= 2048 else 4}
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _forward(products, factor, scores, tokens, tau, smallest_norm, block: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+@triton.jit
+def _cdf(z):
+    return 0.5 * (1 + tl.erf(z * 0.7071067811865476))
+
+
+@triton.jit
+def _forward(products, factor, scores, tokens, tau, smallest_norm, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     products += row * tokens
@@ -58,24 +64,24 @@ def _forward(products, factor, scores, tokens, tau, smallest_norm, block: tl.con
         a = tl.load(products + start + columns, mask=inside, other=0.0).to(tl.float32)
         rounded = (a * scale).to(products.dtype.element_ty)  # the gradient will see Z as it is stored
         z = rounded.to(tl.float32)
-        s = 0.5 * z * (1 + tl.erf(z * 0.7071067811865476))
+        s = z * _cdf(z)
         tl.store(products + start + columns, rounded, mask=inside)
         tl.store(scores + start + columns, s.to(scores.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _through_gelu(grad, z):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+@triton.jit
+def _through_gelu(grad, z):
     """Return dS gelu'(z), gelu'(z) = cdf(z) + z pdf(z) of the standard normal distribution."""
-    cdf = 0.5 * (1 + tl.erf(z * 0.7071067811865476))
-    return grad * (cdf + z * 0.3989422804014327 * tl.exp(-0.5 * z * z))
+    return grad * (_cdf(z) + z * 0.3989422804014327 * tl.exp(-0.5 * z * z))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _backward(grad, z_rows, tokens, share, block: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+@triton.jit
+def _backward(grad, z_rows, scores, tokens, share, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     grad += row * tokens
     z_rows += row * tokens
+    scores += row * tokens
     along = tl.zeros([block], dtype=tl.float32)
     for start in range(0, tokens, block):
         inside = start + columns < tokens
@@ -87,4 +93,5 @@ def _backward(grad, z_rows, tokens, share, block: tl.constexpr):  # type: ignore
         inside = start + columns < tokens
         z = tl.load(z_rows + start + columns, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(grad + start + columns, mask=inside, other=0.0).to(tl.float32)
+        tl.store(scores + start + columns, (z * _cdf(z)).to(scores.dtype.element_ty), mask=inside)
         tl.store(grad + start + columns, (_through_gelu(g, z) - z * radial).to(grad.dtype.element_ty), mask=inside)

@@ -1,4 +1,7 @@
-"""The parts of a Transformer, one idea per file: a spec with its formula, and the module that it builds."""
+"""The parts of a Transformer, one idea per file: a spec with its formula, and the module that it builds.
+
+A module draws its initial values when it is built, from torch's generator, and again by `reset_parameters()`.
+"""
 
 from formerlab.layers.attention_residuals import AttentionResiduals
 from formerlab.layers.connect_to_last import ConnectToLast
@@ -7,6 +10,7 @@ from formerlab.layers.dwa import DepthWeightedAverage
 from formerlab.layers.feedforward import FeedForward
 from formerlab.layers.gains import SkipsWithGains
 from formerlab.layers.identity import Identity
+from formerlab.layers.initial import initialise
 from formerlab.layers.last_k import LastK
 from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp
@@ -43,4 +47,5 @@ __all__ = [
     "Sinusoidal",
     "SkipsWithGains",
     "SoftmaxAverage",
+    "initialise",
 ]

@@ -4,11 +4,11 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.layers.identity import DepthSpec, Mixer, Stream
+from formerlab.spec import Epsilon, Layers
 
 
 class AttentionResiduals(DepthSpec):
@@ -27,9 +27,9 @@ class AttentionResiduals(DepthSpec):
     """
 
     kind: Literal["attention_residuals"] = "attention_residuals"
-    block_size: PositiveInt = 1
+    block_size: Layers = 1
     """S: sub-layers that add up to one source; 1 is Full AttnRes, the paper's ablation of Block AttnRes has 4."""
-    eps: PositiveFloat = 1e-5
+    eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
     @property
@@ -67,12 +67,12 @@ class AttentionResidualsLayer(Mixer):
     def __init__(self, layers: int, width: int, spec: AttentionResiduals) -> None:
         super().__init__()
         self.spec = spec
-        self.queries = nn.Parameter(torch.zeros(2 * layers, width))
+        self.queries = nn.Parameter(torch.empty(2 * layers, width))
+        self.reset_parameters()
 
-    def reset(self, generator: torch.Generator) -> None:
+    def reset_parameters(self) -> None:
         """Set the queries to zero; nothing is drawn."""
-        del generator
-        self.queries.zero_()
+        nn.init.zeros_(self.queries)
 
     def begin(self, x: Stream) -> Sources:
         """Keep the embedded tokens as source 0."""

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from formerlab.layers.dwa import Averages, DepthWeightedAverageLayer
 
 
@@ -14,7 +16,7 @@ class ConnectToLast(Averages):
     """
 
     kind: Literal["connect_to_last"] = "connect_to_last"
-    others: float = 1e-4
+    others: float = Field(default=1e-4, ge=-10.0, le=10.0)
     """Initial weight of all outputs but the last, whose weight starts at 1."""
 
     @property

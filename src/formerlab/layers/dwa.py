@@ -3,11 +3,11 @@
 from typing import Literal
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from formerlab.layers.gathered import Gathered, Layout
 from formerlab.layers.identity import DepthSpec, Mixer, Stream
+from formerlab.spec import Layers
 
 
 class Averages(DepthSpec):
@@ -35,9 +35,9 @@ class Averages(DepthSpec):
 class Dilated(Averages):
     """Base of the mixers with the index sets S_i = {j <= i : j = i mod k} where p divides i."""
 
-    dilation: PositiveInt = 1
+    dilation: Layers = 1
     """k: average every k-th earlier output."""
-    period: PositiveInt = 1
+    period: Layers = 1
     """p: average after every p-th block."""
 
     def destinations(self, layers: int) -> list[int]:
@@ -77,18 +77,19 @@ class DepthWeightedAverageLayer(Mixer):
     fused: bool = True
     """Take the fast path where it applies (everywhere but under torch.compile)."""
 
-    def __init__(self, table: dict[int, list[int]], others: float = 0.0) -> None:
+    def __init__(self, table: dict[int, list[int]], others: float = 0.0, own: float = 1.0) -> None:
         super().__init__()
         self.layout = Layout(table)
-        self.others = others
-        self.alphas = nn.ParameterDict({str(i): nn.Parameter(torch.zeros(len(js))) for i, js in table.items()})
+        self.others, self.own = others, own
+        self.alphas = nn.ParameterDict({str(i): nn.Parameter(torch.empty(len(js))) for i, js in table.items()})
+        self.reset_parameters()
 
-    def reset(self, generator: torch.Generator) -> None:
-        """Set every block's own weight to 1 and those of the others to `others` (0: the identity); nothing is drawn."""
-        del generator
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set every block's own weight to `own` and those of the others to `others` (1 and 0 are the identity)."""
         for alpha in self.alphas.values():
             alpha.fill_(self.others)
-            alpha[-1] = 1.0
+            alpha[-1] = self.own
 
     def row(self, destination: int) -> Tensor:
         """Return the weights of Y_destination, one per source."""

@@ -37,12 +37,12 @@ class SkipsWithGainsLayer(Mixer):
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        self.gains = nn.Parameter(torch.ones(2 * layers))
+        self.gains = nn.Parameter(torch.empty(2 * layers))
+        self.reset_parameters()
 
-    def reset(self, generator: torch.Generator) -> None:
+    def reset_parameters(self) -> None:
         """Set the identity; nothing is drawn."""
-        del generator
-        self.gains.fill_(1.0)
+        nn.init.ones_(self.gains)
 
     def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
         """Return g x + update, summed in float32 at least."""

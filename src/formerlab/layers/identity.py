@@ -59,6 +59,9 @@ class Mixer(nn.Module):
     (activation checkpointing), its calls of `add` come again with the same sites.
     """
 
+    def reset_parameters(self) -> None:
+        """Set or draw the initial weights; there are none here."""
+
     def begin(self, x: Stream) -> History:
         """Return the history that `add` and `mix` need, holding what they need of X_0."""
         del x

@@ -2,9 +2,8 @@
 
 from typing import Literal
 
-from pydantic import PositiveInt
-
 from formerlab.layers.dwa import Averages
+from formerlab.spec import Layers
 
 
 class LastK(Averages):
@@ -15,7 +14,7 @@ class LastK(Averages):
     """
 
     kind: Literal["last_k"] = "last_k"
-    outputs: PositiveInt = 4
+    outputs: Layers = 4
     """K: number of last outputs that are averaged."""
     embedding: Literal["always", "window", "never"] = "always"
     """X_0 enters always, on top of the K last blocks (234 weights at 48 blocks, sparsity 80.9 %); as any other output,

@@ -3,11 +3,9 @@
 import math
 from typing import Literal
 
-import torch
-from pydantic import PositiveFloat
 from torch import nn
 
-from formerlab.spec import Spec
+from formerlab.spec import Spec, Std
 
 
 class Linear(Spec):
@@ -20,7 +18,7 @@ class Linear(Spec):
     kind: Literal["linear"] = "linear"
     bias: bool = False
     """Add a learned bias."""
-    std: PositiveFloat = 0.02
+    std: Std = 0.02
     """Standard deviation of the initial weights."""
     scale_residual: bool = True
     """Divide `std` by sqrt(2 layers) in the projections that write to the residual stream."""
@@ -46,8 +44,8 @@ class LinearProjection(nn.Linear):
         self.std = std
         super().__init__(d_in, d_out, bias=bias)
 
-    def reset(self, generator: torch.Generator) -> None:
+    def reset_parameters(self) -> None:
         """Draw the weights; biases start at zero."""
-        self.weight.normal_(0.0, self.std, generator=generator)
+        nn.init.normal_(self.weight, 0.0, self.std)
         if self.bias is not None:
-            self.bias.zero_()
+            nn.init.zeros_(self.bias)

@@ -5,12 +5,11 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.layers.linear import Linear
-from formerlab.spec import Spec
+from formerlab.spec import Size, Spec, Std
 
 
 class Mlp(Spec):
@@ -19,13 +18,13 @@ class Mlp(Spec):
     """
 
     kind: Literal["mlp"] = "mlp"
-    hidden: PositiveInt | None = None
+    hidden: Size | None = None
     """Hidden width; empty means 4 d_in (for swiglu 8/3 d_in, a multiple of 8, which keeps the parameters)."""
     activation: Literal["gelu", "relu", "swiglu"] = "gelu"
     """Non-linearity; gelu is the exact (erf) form."""
     bias: bool = False
     """Add learned biases."""
-    std: PositiveFloat = 0.02
+    std: Std = 0.02
     """Standard deviation of the initial weights (the second layer's is divided by sqrt(2 layers))."""
 
     def width(self, d_in: int) -> int:
@@ -65,6 +64,12 @@ class MlpLayer(nn.Module):
         self.inner = linear.build(d_in, hidden)
         self.gate = linear.build(d_in, hidden) if spec.activation == "swiglu" else None
         self.outer = linear.build(hidden, d_out, layers=layers, residual=residual)
+
+    def reset_parameters(self) -> None:
+        """Draw the weights of all its layers."""
+        for layer in (self.inner, self.gate, self.outer):
+            if layer is not None:
+                layer.reset_parameters()
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         """Map every token."""

@@ -3,12 +3,12 @@
 from typing import Literal
 
 import torch
-from pydantic import PositiveFloat
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.layers.dwa import Dilated
 from formerlab.layers.identity import Mixer, Stream
+from formerlab.spec import Epsilon
 
 
 class DynamicDense(Dilated):
@@ -24,7 +24,7 @@ class DynamicDense(Dilated):
     """
 
     kind: Literal["mudd"] = "mudd"
-    eps: PositiveFloat = 1e-5
+    eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
     def build(self, layers: int, width: int) -> "DynamicDenseLayer":  # type: ignore[override]
@@ -48,14 +48,16 @@ class DynamicDenseLayer(Mixer):
         self.table = table
         self.eps = eps
         sizes = {str(i): len(js) for i, js in table.items()}
-        self.inner = nn.ParameterDict({i: nn.Parameter(torch.zeros(n, width)) for i, n in sizes.items()})
-        self.outer = nn.ParameterDict({i: nn.Parameter(torch.zeros(n, n)) for i, n in sizes.items()})
-        self.static = nn.ParameterDict({i: nn.Parameter(torch.zeros(n)) for i, n in sizes.items()})
+        self.inner = nn.ParameterDict({i: nn.Parameter(torch.empty(n, width)) for i, n in sizes.items()})
+        self.outer = nn.ParameterDict({i: nn.Parameter(torch.empty(n, n)) for i, n in sizes.items()})
+        self.static = nn.ParameterDict({i: nn.Parameter(torch.empty(n)) for i, n in sizes.items()})
+        self.reset_parameters()
 
-    def reset(self, generator: torch.Generator) -> None:
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
         """Draw the first matrices, and set all else to the identity."""
         for i in self.inner:
-            self.inner[i].normal_(0.0, self.inner[i].shape[1] ** -0.5, generator=generator)
+            self.inner[i].normal_(0.0, self.inner[i].shape[1] ** -0.5)
             self.outer[i].zero_()
             self.static[i].zero_()
             self.static[i][-1] = 1.0

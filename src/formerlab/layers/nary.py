@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from formerlab.layers.nary_kernel import SOURCE
-from formerlab.native import compiled
+from formerlab.native import BFLOAT16, compiled
 
 Weight = float | Tensor
 """A number, or a tensor of no dimensions."""
@@ -51,7 +51,7 @@ def path() -> str:
 
 @functools.cache
 def _kernel() -> ctypes._CFuncPtr | None:
-    library = compiled("nary", SOURCE)
+    library = compiled("nary", BFLOAT16 + SOURCE)
     logging.getLogger(__name__).info("weighted sums: %s", "eager" if library is None else "native kernel")
     if library is None:
         return None

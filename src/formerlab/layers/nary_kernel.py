@@ -1,32 +1,13 @@
 """The native kernel of `nary.py`, in C++."""
 
 SOURCE = r"""
-#include <cstdint>
-#include <cstring>
 #include <vector>
 
 // A block of the sum stays in the first-level cache while all tensors add to it.
 constexpr long BLOCK = 4096;
 
-struct bfloat16 { uint16_t bits; };
-
-inline float wide(float value) { return value; }
 inline double wide(double value) { return value; }
-inline float wide(bfloat16 value) {
-    uint32_t bits = uint32_t(value.bits) << 16;
-    float result;
-    std::memcpy(&result, &bits, 4);
-    return result;
-}
-
-inline void narrow(float value, float& out) { out = value; }
 inline void narrow(double value, double& out) { out = value; }
-inline void narrow(float value, bfloat16& out) {  // to nearest, ties to even
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    out.bits = value == value ? rounded : 0x7fc0;
-}
 
 // sum += a[0] t[0] + ... + a[3] t[3], and the products of the t with x where products is given
 template <class T, class A>

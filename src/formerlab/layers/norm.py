@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.spec import Spec
+from formerlab.spec import Epsilon, Spec
 
 
 class LayerNorm(Spec):
@@ -22,7 +22,7 @@ class LayerNorm(Spec):
     """Learn a factor per channel."""
     bias: bool = True
     """Learn an offset per channel."""
-    eps: PositiveFloat = 1e-5
+    eps: Epsilon = 1e-5
     """Added to the variance."""
 
     def build(self, width: int) -> "LayerNormLayer":
@@ -40,7 +40,7 @@ class RMSNorm(Spec):
     kind: Literal["rmsnorm"] = "rmsnorm"
     gain: bool = True
     """Learn a factor per channel."""
-    eps: PositiveFloat = 1e-5
+    eps: Epsilon = 1e-5
     """Added to the mean square."""
 
     def build(self, width: int) -> "RMSNormLayer":
@@ -62,8 +62,16 @@ class LayerNormLayer(nn.Module):
         super().__init__()
         self.eps = spec.eps
         self.width = width
-        self.gain = nn.Parameter(torch.ones(width)) if spec.gain else None
-        self.bias = nn.Parameter(torch.zeros(width)) if spec.bias else None
+        self.gain = nn.Parameter(torch.empty(width)) if spec.gain else None
+        self.bias = nn.Parameter(torch.empty(width)) if spec.bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set gains to one and offsets to zero."""
+        if self.gain is not None:
+            nn.init.ones_(self.gain)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """Normalise every token."""
@@ -77,7 +85,13 @@ class RMSNormLayer(nn.Module):
         super().__init__()
         self.eps = spec.eps
         self.width = width
-        self.gain = nn.Parameter(torch.ones(width)) if spec.gain else None
+        self.gain = nn.Parameter(torch.empty(width)) if spec.gain else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set gains to one."""
+        if self.gain is not None:
+            nn.init.ones_(self.gain)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """Normalise every token."""

@@ -5,12 +5,12 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 
 from formerlab.layers.pattention_function import lean_pattention
 from formerlab.layers.score import SCORES, ScoreName
-from formerlab.spec import Spec
+from formerlab.spec import Size, Spec
 
 TRUNCATED_STD = 0.8796256610342398
 """Standard deviation of a standard normal variable that is cut off at -2 and 2."""
@@ -27,11 +27,11 @@ class Pattention(Spec):
     """
 
     kind: Literal["pattention"] = "pattention"
-    tokens: PositiveInt = 768
+    tokens: Size = 768
     """Number of parameter tokens n."""
     score: ScoreName = "l2_gelu"
     """Score function, by name (layers/score.py)."""
-    tau: PositiveFloat | None = None
+    tau: float | None = Field(default=None, gt=0.0, le=1e6)
     """Scale tau; empty means sqrt(tokens), the paper's default. Growth that keeps tau writes the old value here."""
     init: Literal["fan_in", "fan_in_truncated", "neox"] = "fan_in"
     """Initial values. fan_in: normal, keys 1/sqrt(d_in), values 1/sqrt(tokens) (official TPU code, used for the paper's
@@ -46,9 +46,7 @@ class Pattention(Spec):
     def build(self, d_in: int, d_out: int, *, layers: int = 1, residual: bool = False) -> "PattentionLayer":
         """Return the module; `layers` only enters the neox initial values, `residual` changes nothing."""
         del residual
-        if self.init == "neox":
-            return PattentionLayer(d_in, d_out, self, key_std=0.02, value_std=2 / (layers * math.sqrt(d_out)))
-        return PattentionLayer(d_in, d_out, self, key_std=d_in**-0.5, value_std=self.tokens**-0.5)
+        return PattentionLayer(d_in, d_out, self, layers)
 
     def params(self, d_in: int, d_out: int) -> int:
         """Count of parameters."""
@@ -62,24 +60,26 @@ class Pattention(Spec):
 class PattentionLayer(nn.Module):
     """The module of `Pattention`."""
 
-    def __init__(self, d_in: int, d_out: int, spec: Pattention, *, key_std: float, value_std: float) -> None:
+    def __init__(self, d_in: int, d_out: int, spec: Pattention, layers: int = 1) -> None:
         super().__init__()
+        self.spec, self.layers = spec, layers
         self.tau = spec.scale
         self.score = spec.score
-        self.truncated = spec.init == "fan_in_truncated"
-        self.key_std = key_std
-        self.value_std = value_std
-        self.keys = nn.Parameter(torch.zeros(spec.tokens, d_in))
-        self.values = nn.Parameter(torch.zeros(spec.tokens, d_out))
+        self.keys = nn.Parameter(torch.empty(spec.tokens, d_in))
+        self.values = nn.Parameter(torch.empty(spec.tokens, d_out))
+        self.reset_parameters()
 
-    def reset(self, generator: torch.Generator) -> None:
+    def reset_parameters(self) -> None:
         """Draw keys and values."""
-        for weight, std in ((self.keys, self.key_std), (self.values, self.value_std)):
-            if self.truncated:
+        (tokens, d_in), d_out = self.keys.shape, self.values.shape[1]
+        neox = self.spec.init == "neox"
+        stds = (0.02, 2 / (self.layers * math.sqrt(d_out))) if neox else (d_in**-0.5, tokens**-0.5)
+        for weight, std in zip((self.keys, self.values), stds, strict=True):
+            if self.spec.init == "fan_in_truncated":
                 std /= TRUNCATED_STD
-                nn.init.trunc_normal_(weight, 0.0, std, -2 * std, 2 * std, generator=generator)
+                nn.init.trunc_normal_(weight, 0.0, std, -2 * std, 2 * std)
             else:
-                weight.normal_(0.0, std, generator=generator)
+                nn.init.normal_(weight, 0.0, std)
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         """Map every token."""

@@ -1,14 +1,11 @@
 """Pattention with the score l2_gelu, written for memory: it keeps half of what a plain MLP of the same shape keeps.
 
 Between the passes lie the normalised products Z = tau A / ||A||, A = x K^T, and one factor tau / ||A|| per row; the
-scores gelu(Z) are computed again. The formula written out is `score.l2_gelu` between two matrix products; the forward
-pass is the same to the bit, the backward pass is its closed form. Which code computes it depends on the device, on the
-installed Triton and on torch.compile, never on timings, so a run that is interrupted goes on with the same code.
+scores gelu(Z) are computed again. The formula written out is `score.l2_gelu` between two matrix products; the backward
+pass is its closed form. Which code computes it depends on the device, on an installed C++ compiler or Triton and on
+torch.compile, never on timings, so a run that is interrupted goes on with the same code.
 """
 
-import functools
-import importlib.util
-import logging
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from formerlab import kernels
+from formerlab.kernels import norm_gelu_cpu
 from formerlab.layers.score import SMALLEST_NORM, RowFactor, Scores, row_factor
 
 X = Float[Tensor, "*batch d_in"]
@@ -52,56 +51,44 @@ class _Pattention(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, keys, values, z, factor = ctx.saved_tensors
-        scores = _activate_again(z)
-        grad_values = scores.T @ grad
         # The factor of dA multiplies the incoming gradient, which is narrower than A.
         scaled = (grad * factor).to(grad.dtype)
-        grad_products = _gradient(scaled @ values.T, z, ctx.tau, scratch=scores)
-        return grad_products @ keys, grad_products.T @ x, grad_values, None
+        scores, grad_products = _scores_and_gradient(scaled @ values.T, z, ctx.tau)
+        return grad_products @ keys, grad_products.T @ x, scores.T @ grad, None
 
 
 def _normalise_and_activate(products: Scores, tau: float) -> tuple[Scores, RowFactor, Scores]:
     """Return Z = tau A / ||A|| in the memory of A, tau / ||A|| and gelu(Z)."""
-    if (kernels := _kernels_for(products)) is not None:
-        return products, *kernels.normalise_and_activate(products, tau, SMALLEST_NORM)
+    if (fused := _kernels_for(products)) is not None:
+        return products, *fused.normalise_and_activate(products, tau, SMALLEST_NORM)
     factor = row_factor(products, tau)
     z = products.mul_(factor)
     return z, factor, F.gelu(z)
 
 
-def _activate_again(z: Scores) -> Scores:
-    """Return gelu(Z)."""
-    if torch.compiler.is_compiling():  # written another way, or the compiler would keep gelu(Z) of the forward pass
-        cdf: Tensor = torch.special.ndtr(z)
-        return z * cdf
-    return F.gelu(z)
+def _scores_and_gradient(grad: Scores, z: Scores, tau: float) -> tuple[Scores, Scores]:
+    """Return gelu(Z), and dA = g - Z (Z . g) / tau^2 with g = dS gelu'(Z), in the memory of `grad` = dS.
 
-
-def _gradient(grad: Scores, z: Scores, tau: float, scratch: Scores) -> Scores:
-    """Return dA = g - Z (Z . g) / tau^2 with g = dS gelu'(Z), where dS already carries the factor tau / ||A||.
-
-    It is the gradient of Appendix A, dA = (tau / ||A||) (g - A^ (A^ . g)) with A^ = A / ||A|| = Z / tau. `grad` becomes
-    the result, `scratch` is overwritten.
+    dS carries the factor tau / ||A|| already, so it is the gradient of Appendix A,
+    dA = (tau / ||A||) (g - A^ (A^ . g)) with A^ = A / ||A|| = Z / tau.
     """
-    if (kernels := _kernels_for(z)) is not None:
-        out: Tensor = kernels.gradient(grad, z, tau)
-        return out
+    if (fused := _kernels_for(z)) is not None:
+        scores, out = fused.scores_and_gradient(grad, z, tau)
+        return scores, out
+    scores = z * torch.special.ndtr(z) if torch.compiler.is_compiling() else F.gelu(z)
+    # (Written another way for the compiler, which would else keep gelu(Z) of the forward pass.)
     g: Tensor = torch.ops.aten.gelu_backward.grad_input(grad, z, grad_input=grad)
-    along = torch.mul(g, z, out=scratch).sum(dim=-1, keepdim=True)
-    return g.addcmul_(z, along, value=-1 / (tau * tau))
+    along = (g * z).sum(dim=-1, keepdim=True)
+    return scores, g.addcmul_(z, along, value=-1 / (tau * tau))
 
 
 def _kernels_for(products: Scores) -> ModuleType | None:
-    """Return the fused kernels where they apply: on a GPU, outside torch.compile, which makes its own."""
-    if not products.is_cuda or products.dtype == torch.float64 or torch.compiler.is_compiling():
+    """Return the fused kernels where they apply, outside torch.compile, which makes its own."""
+    if torch.compiler.is_compiling():
         return None
-    return _kernels()
-
-
-@functools.cache
-def _kernels() -> ModuleType | None:
-    if importlib.util.find_spec("triton") is None:
-        logging.getLogger(__name__).warning("Pattention runs unfused on this GPU: triton is not installed")
+    if norm_gelu_cpu.fits(products):
+        return norm_gelu_cpu
+    if not products.is_cuda or products.dtype == torch.float64 or not kernels.usable("Pattention"):
         return None
     from formerlab.kernels import norm_gelu
 

@@ -1,14 +1,15 @@
 """Position: how a model knows the order of its tokens."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 from torch import Tensor, nn
 
+from formerlab.kernels import rotary_cpu
 from formerlab.layers.sinusoidal import Sinusoidal
-from formerlab.spec import Spec
+from formerlab.spec import Spec, Std
 
 
 class NoPosition(Spec):
@@ -31,7 +32,7 @@ class Learned(Spec):
     """x_t + P_t with a learned row P_t per position (arXiv:1706.03762, section 3.5 and Table 3 row E)."""
 
     kind: Literal["learned"] = "learned"
-    std: PositiveFloat = 0.02
+    std: Std = 0.02
     """Standard deviation of the initial rows."""
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
@@ -48,9 +49,9 @@ class Rotary(Spec):
     """Queries and keys rotated by angles t base^(-2i/r) in r of their d_head channels (arXiv:2104.09864, eq. 34)."""
 
     kind: Literal["rotary"] = "rotary"
-    fraction: PositiveFloat = Field(default=1.0, le=1.0)
+    fraction: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of each head's channels that is rotated (0.25 in the official GPU code of Tokenformer)."""
-    base: PositiveFloat = 10000.0
+    base: float = Field(default=10000.0, ge=1.0, le=1e10)
     """Base of the wavelengths."""
     interleaved: bool = False
     """Rotate channels (2i, 2i+1) (DenseFormer's code) and not (i, i + r/2) (GPT-NeoX, LLaMA)."""
@@ -72,6 +73,9 @@ Position = Annotated[NoPosition | Learned | Rotary | Sinusoidal, Field(discrimin
 class PositionEncoding(nn.Module):
     """Both places where positions can enter, each the identity: the module of `NoPosition`."""
 
+    def reset_parameters(self) -> None:
+        """Draw what is learned and compute the tables; there is nothing of either here."""
+
     def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
         """Mark embedded tokens that stand at positions start, start + 1, ..."""
         del start
@@ -91,11 +95,12 @@ class LearnedEncoding(PositionEncoding):
     def __init__(self, context: int, width: int, std: float) -> None:
         super().__init__()
         self.std = std
-        self.rows = nn.Parameter(torch.zeros(context, width))
+        self.rows = nn.Parameter(torch.empty(context, width))
+        self.reset_parameters()
 
-    def reset(self, generator: torch.Generator) -> None:
+    def reset_parameters(self) -> None:
         """Draw the rows."""
-        self.rows.normal_(0.0, self.std, generator=generator)
+        nn.init.normal_(self.rows, 0.0, self.std)
 
     def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
         """Add the rows of the positions."""
@@ -109,24 +114,62 @@ class RotaryEncoding(PositionEncoding):
         super().__init__()
         self.rotated = int(d_head * spec.fraction) // 2 * 2
         self.interleaved = spec.interleaved
-        frequencies = spec.base ** (-torch.arange(0, self.rotated, 2, dtype=torch.float64) / max(self.rotated, 1))
-        angles = torch.outer(torch.arange(context, dtype=torch.float64), frequencies)
-        self.register_buffer("cosine", angles.cos().float(), persistent=False)
-        self.register_buffer("sine", angles.sin().float(), persistent=False)
+        self.base = spec.base
+        self.register_buffer("cosine", torch.empty(context, d_head, dtype=torch.float32), persistent=False)
+        self.register_buffer("sine", torch.empty(context, self.rotated // 2, dtype=torch.float32), persistent=False)
         self.cosine: Tensor
+        """Of the angle of every channel; 1 for those that are not rotated."""
         self.sine: Tensor
+        """Of the angle of every pair of channels."""
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Compute the tables, in float64 and always on the CPU, so that they are the same everywhere."""
+        with torch.device("cpu"):
+            frequencies = self.base ** (-torch.arange(0, self.rotated, 2, dtype=torch.float64) / max(self.rotated, 1))
+            angles = torch.outer(torch.arange(len(self.cosine), dtype=torch.float64), frequencies)
+        self.sine.copy_(angles.sin())
+        self.cosine.fill_(1.0)
+        for channels in self._pairs(self.cosine):
+            channels.copy_(angles.cos())
 
     def rotate(
         self, x: Float[Tensor, "batch heads time d_head"], start: int
     ) -> Float[Tensor, "batch heads time d_head"]:
         """Rotate the first channels of every head; the rest passes unchanged."""
-        cosine = self.cosine[start : start + x.shape[2]].to(x.dtype)
-        sine = self.sine[start : start + x.shape[2]].to(x.dtype)
-        turned, rest = x[..., : self.rotated], x[..., self.rotated :]
+        cosine, sine = (table[start : start + x.shape[2]] for table in (self.cosine, self.sine))
+        if torch.compiler.is_compiling():  # the compiler derives and fuses the gradient itself
+            return self.turned(x, cosine, sine)
+        turned: Tensor = _Rotation.apply(x, cosine, sine, self, False)  # type: ignore[no-untyped-call]
+        return turned
+
+    def turned(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Return (a cos - b sin, a sin + b cos) in place of every pair (a, b)."""
+        out = x * cosine.to(x.dtype)
+        (a, b), (first, second) = self._pairs(x), self._pairs(out)
+        first.addcmul_(b, sine.to(x.dtype), value=-1)
+        second.addcmul_(a, sine.to(x.dtype))
+        return out
+
+    def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first and the second channels of all pairs, as views."""
         if self.interleaved:
-            a, b = turned[..., 0::2], turned[..., 1::2]
-            turned = torch.stack((a * cosine - b * sine, a * sine + b * cosine), dim=-1).flatten(-2)
-        else:
-            a, b = turned.chunk(2, dim=-1)
-            turned = torch.cat((a * cosine - b * sine, a * sine + b * cosine), dim=-1)
-        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+            return x[..., 0 : self.rotated : 2], x[..., 1 : self.rotated : 2]
+        return x[..., : self.rotated // 2], x[..., self.rotated // 2 : self.rotated]
+
+
+class _Rotation(torch.autograd.Function):
+    """A rotation, whose gradient is the rotation back: nothing but the tables is kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor, encoding: RotaryEncoding, back: bool) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        ctx.encoding, ctx.back = encoding, back
+        if rotary_cpu.fits(x, cosine):
+            return rotary_cpu.rotate(x, cosine, sine, interleaved=encoding.interleaved, back=back)
+        return encoding.turned(x, cosine, -sine if back else sine)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        back: Tensor = _Rotation.apply(grad, *ctx.saved_tensors, ctx.encoding, not ctx.back)  # type: ignore[no-untyped-call]
+        return back, None, None, None, None

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field
 
 from formerlab.layers.dwa import Averages
 from formerlab.seeding import mixed_seed
+from formerlab.spec import Seed
 
 
 class RandomSparse(Averages):
@@ -20,7 +21,7 @@ class RandomSparse(Averages):
     kind: Literal["random_sparse"] = "random_sparse"
     density: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
     """Share of the connections to earlier outputs that are kept."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of the pattern."""
 
     def table(self, layers: int) -> dict[int, list[int]]:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import PositiveFloat
+from pydantic import Field
 
 from formerlab.spec import Spec
 
@@ -14,7 +14,7 @@ class Sinusoidal(Spec):
     """x_t + PE_t with PE(t, 2i) = sin(t base^(-2i/d)) and PE(t, 2i+1) = cos of the same (arXiv:1706.03762, 3.5)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
-    base: PositiveFloat = 10000.0
+    base: float = Field(default=10000.0, ge=1.0, le=1e10)
     """Base of the wavelengths, which run from 2 pi to 2 pi base."""
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":

@@ -8,9 +8,10 @@ from formerlab.layers.position import PositionEncoding
 
 
 def sinusoids(context: int, width: int, base: float = 10000.0) -> Float[Tensor, "context width"]:
-    """Return PE in float64: sine in even channels, cosine in odd ones (arXiv:1706.03762, section 3.5)."""
-    frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angles = torch.outer(torch.arange(context, dtype=torch.float64), frequencies)
+    """Return PE in float64, on the CPU: sine in even channels, cosine in odd ones (arXiv:1706.03762, section 3.5)."""
+    with torch.device("cpu"):
+        frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        angles = torch.outer(torch.arange(context, dtype=torch.float64), frequencies)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width]
 
 
@@ -19,8 +20,15 @@ class SinusoidalEncoding(PositionEncoding):
 
     def __init__(self, context: int, width: int, base: float) -> None:
         super().__init__()
-        self.register_buffer("rows", sinusoids(context, width, base).float(), persistent=False)
+        self.base = base
+        self.register_buffer("rows", torch.empty(context, width, dtype=torch.float32), persistent=False)
         self.rows: Tensor
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Compute the rows."""
+        context, width = self.rows.shape
+        self.rows.copy_(sinusoids(context, width, self.base))
 
     def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
         """Add the rows of the positions."""

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-import torch
+from pydantic import Field
 from torch import Tensor
 
 from formerlab.layers.dwa import DepthWeightedAverageLayer, Dilated
@@ -19,7 +19,7 @@ class SoftmaxAverage(Dilated):
     """
 
     kind: Literal["softmax"] = "softmax"
-    own: float = 1.0
+    own: float = Field(default=1.0, ge=-100.0, le=100.0)
     """Initial logit of the block's own output; the larger, the nearer the start is to the plain Transformer."""
 
     @property
@@ -30,22 +30,11 @@ class SoftmaxAverage(Dilated):
     def build(self, layers: int, width: int | None = None) -> "SoftmaxAverageLayer":
         """Return the module for `layers` blocks."""
         del width
-        return SoftmaxAverageLayer(self.table(layers), self.own)
+        return SoftmaxAverageLayer(self.table(layers), own=self.own)
 
 
 class SoftmaxAverageLayer(DepthWeightedAverageLayer):
     """The module of `SoftmaxAverage`; its `alphas` are the logits beta."""
-
-    def __init__(self, table: dict[int, list[int]], own: float) -> None:
-        super().__init__(table)
-        self.own = own
-
-    def reset(self, generator: torch.Generator) -> None:
-        """Set the logits; nothing is drawn."""
-        del generator
-        for logits in self.alphas.values():
-            logits.zero_()
-            logits[-1] = self.own
 
     def row(self, destination: int) -> Tensor:
         """Return the normalised weights of Y_destination."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,14 +15,15 @@ from formerlab.layers.block import Block
 from formerlab.layers.depth import DepthMixer
 from formerlab.layers.feedforward import FeedForward
 from formerlab.layers.identity import Identity
-from formerlab.layers.initial import initialise
+from formerlab.layers.initial import seeded
 from formerlab.layers.linear import Linear
+from formerlab.layers.linear_cross_entropy import linear_cross_entropy
 from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Position, Rotary
 from formerlab.layers.projection import Projection
 from formerlab.models.kept import kept_words
-from formerlab.spec import Spec
+from formerlab.spec import Layers, Size, Spec, Std
 
 
 class Decoder(Spec):
@@ -33,15 +34,15 @@ class Decoder(Spec):
     """
 
     kind: Literal["decoder"] = "decoder"
-    vocabulary: PositiveInt = 50304
+    vocabulary: Size = 50304
     """Number of token ids; a plan fills it from the data's tokenizer."""
-    layers: PositiveInt = 12
+    layers: Layers = 12
     """Number of blocks."""
-    width: PositiveInt = 768
+    width: Size = 768
     """Channels of the residual stream (d)."""
-    heads: PositiveInt = 12
+    heads: Size = 12
     """Attention heads; they divide the width."""
-    context: PositiveInt = 1024
+    context: Size = 1024
     """Longest sequence, in tokens."""
     position: Position = Rotary()
     """Position encoding."""
@@ -57,11 +58,13 @@ class Decoder(Spec):
     """Depth mixer."""
     tied: bool = True
     """Use the embedding matrix for the logits as well."""
-    embedding_std: PositiveFloat = 0.02
-    """Standard deviation of the initial embedding (and of an untied head)."""
+    embedding_std: Std | None = 0.02
+    """Standard deviation of the initial embedding (and of an untied head). null means 0.02 sqrt(768 / width): the
+    published value at its own width, so that models of every width start with logits of one size, and a loss of about
+    ln(vocabulary)."""
     logit_scale: Literal["none", "inverse_sqrt_width"] = "none"
     """Factor of the logits; inverse_sqrt_width is the official TPU code of Tokenformer (embedding_std 1 there)."""
-    dropout: NonNegativeFloat = Field(default=0.0, lt=1.0)
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout of the embedding and of both residual branches."""
 
     @model_validator(mode="after")
@@ -77,9 +80,12 @@ class Decoder(Spec):
 
     def build(self, seed: int = 0) -> "DecoderModel":
         """Return the model with initial values drawn from the seed."""
-        model = DecoderModel(self)
-        initialise(model, seed)
-        return model
+        return seeded(lambda: DecoderModel(self), seed)
+
+    @property
+    def embedding_deviation(self) -> float:
+        """Standard deviation of the initial embedding in force."""
+        return 0.02 * math.sqrt(768 / self.width) if self.embedding_std is None else self.embedding_std
 
     def params(self, *, embedding: bool = True) -> int:
         """Count of parameters, with or without embedding, learned positions and head."""
@@ -131,8 +137,8 @@ class DecoderModel(nn.Module):
         super().__init__()
         self.spec = spec
         width, layers = spec.width, spec.layers
-        self.embedding = nn.Parameter(torch.zeros(spec.vocabulary, width))
-        self.head = nn.Parameter(torch.zeros(spec.vocabulary, width)) if not spec.tied else None
+        self.embedding = nn.Parameter(torch.empty(spec.vocabulary, width))
+        self.head = nn.Parameter(torch.empty(spec.vocabulary, width)) if not spec.tied else None
         self.position = spec.position.build(spec.context, width, width // spec.heads)
         self.dropout = nn.Dropout(spec.dropout) if spec.dropout else nn.Identity()
         self.blocks = nn.ModuleList(
@@ -147,17 +153,28 @@ class DecoderModel(nn.Module):
         self.mixer = spec.depth.build(layers, width)
         self.final_norm = spec.final_norm.build(width)
         self.logit_factor = 1 / math.sqrt(width) if spec.logit_scale == "inverse_sqrt_width" else 1.0
+        self.reset_parameters()
 
-    def reset(self, generator: torch.Generator) -> None:
-        """Draw the embedding and an untied head."""
-        self.embedding.normal_(0.0, self.spec.embedding_std, generator=generator)
-        if self.head is not None:
-            self.head.normal_(0.0, self.spec.embedding_std, generator=generator)
+    def reset_parameters(self) -> None:
+        """Draw the embedding and an untied head; `initialise` draws the blocks as well."""
+        for weight in (self.embedding, self.head):
+            if weight is not None:
+                nn.init.normal_(weight, 0.0, self.spec.embedding_deviation)
 
     def forward(
-        self, tokens: Int[Tensor, "batch time"], *, attend: Attend = causal_attention, start: int = 0
-    ) -> Float[Tensor, "batch time vocabulary"]:
-        """Return the logits of the token after each; `tokens` stand at positions start, start + 1, ..."""
+        self,
+        tokens: Int[Tensor, "batch time"],
+        *,
+        attend: Attend = causal_attention,
+        start: int = 0,
+        last: int | None = None,
+        targets: Int[Tensor, "batch time"] | None = None,
+    ) -> Float[Tensor, "batch kept vocabulary"] | Float[Tensor, ""]:
+        """Return the logits of the token after each; `tokens` stand at positions start, start + 1, ...
+
+        With `last` those after the last so many tokens alone are computed. With `targets`, the tokens after each, the
+        mean of their negative log-likelihoods (nats, float32 at least) is returned instead, without keeping any logits.
+        """
         if start + tokens.shape[1] > self.spec.context:
             raise ValueError(f"{start + tokens.shape[1]} tokens exceed the model's context of {self.spec.context}")
         x = self.dropout(self.position.embed(F.embedding(tokens, self.embedding), start))
@@ -165,5 +182,10 @@ class DecoderModel(nn.Module):
         add = functools.partial(self.mixer.add, history=history)
         for index, block in enumerate(self.blocks):
             x = self.mixer.mix(index + 1, block(x, self.position, attend, index, start, add), history)
+        x = self.final_norm(x if last is None else x[:, -last:])
+        if self.logit_factor != 1:
+            x = x * self.logit_factor
         head = self.embedding if self.head is None else self.head
-        return F.linear(self.final_norm(x), head) * self.logit_factor
+        if targets is not None:
+            return linear_cross_entropy(x.flatten(0, 1), head, targets.flatten())
+        return F.linear(x, head)

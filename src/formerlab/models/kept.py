@@ -1,8 +1,13 @@
-"""What pre-norm blocks keep for the backward pass, in closed form."""
+"""What blocks keep for the backward pass, in closed form."""
 
 from formerlab.layers.depth import DepthMixer
 from formerlab.layers.feedforward import FeedForward
 from formerlab.layers.projection import Projection
+
+
+def inner_words(width: int, feedforward: FeedForward) -> int:
+    """Return an estimate of the numbers that a feed-forward keeps inside per token: two per token or hidden unit."""
+    return 2 * (feedforward.flops(width, width) // (4 * width))
 
 
 def kept_words(width: int, projection: Projection, feedforward: FeedForward, depth: DepthMixer) -> int:
@@ -12,7 +17,7 @@ def kept_words(width: int, projection: Projection, feedforward: FeedForward, dep
     output), what its projections keep inside (two numbers per parameter token or hidden unit), and one vector for the
     depth mixer.
     """
-    inner = 2 * (feedforward.flops(width, width) // (4 * width))
+    inner = inner_words(width, feedforward)
     if projection.kind == "pattention":
         inner += 4 * 2 * projection.tokens
     mixing = width if depth.kind != "identity" else 0

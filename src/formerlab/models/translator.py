@@ -5,21 +5,22 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from formerlab.layers.connection import Order
 from formerlab.layers.depth import DepthMixer
 from formerlab.layers.feedforward import FeedForward
 from formerlab.layers.identity import Identity, Mixer
-from formerlab.layers.initial import initialise
+from formerlab.layers.initial import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Position, Rotary
 from formerlab.layers.projection import Projection
 from formerlab.layers.sinusoidal import Sinusoidal
+from formerlab.models.kept import inner_words
 from formerlab.models.translator_model import TranslatorModel
-from formerlab.spec import Spec
+from formerlab.spec import Layers, Size, Spec, Std
 
 Lengths = int | NDArray[np.int64]
 """Tokens of a sentence, or of many."""
@@ -33,19 +34,19 @@ class Translator(Spec):
     """
 
     kind: Literal["translator"] = "translator"
-    vocabulary: PositiveInt = 37000
+    vocabulary: Size = 37000
     """Number of token ids, shared by both languages; a plan fills it from the data's tokenizer."""
-    layers: PositiveInt = 6
+    layers: Layers = 6
     """Blocks of the encoder, and of the decoder (N)."""
-    width: PositiveInt = 512
+    width: Size = 512
     """Channels of the residual stream (d_model)."""
-    heads: PositiveInt = 8
+    heads: Size = 8
     """Attention heads (h)."""
-    d_key: PositiveInt | None = None
+    d_key: Size | None = None
     """Channels of a head's queries and keys; empty means width / heads."""
-    d_value: PositiveInt | None = None
+    d_value: Size | None = None
     """Channels of a head's values; empty means width / heads."""
-    context: PositiveInt = 512
+    context: Size = 512
     """Longest sentence in tokens, its end included."""
     position: Position = Sinusoidal()
     """Position encoding."""
@@ -61,15 +62,15 @@ class Translator(Spec):
     """Depth mixer, one in each stack."""
     tied: bool = True
     """One matrix for source, target and logits; else three."""
-    embedding_std: PositiveFloat | None = None
+    embedding_std: Std | None = None
     """Standard deviation of the initial embedding; empty means width^-1/2."""
     initial: Literal["xavier", "parts"] = "xavier"
     """Initial values of linear layers: variance 2 / (d_in + d_out), or as `projection` and `feedforward` say."""
-    dropout: NonNegativeFloat = Field(default=0.1, lt=1.0)
+    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout of both embeddings and of the output of every sub-layer (P_drop)."""
-    attention_dropout: NonNegativeFloat = Field(default=0.0, lt=1.0)
+    attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout of attention probabilities (in the authors' code, not in the paper)."""
-    relu_dropout: NonNegativeFloat = Field(default=0.0, lt=1.0)
+    relu_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout between the layers of an mlp (in the authors' code, not in the paper)."""
 
     @model_validator(mode="after")
@@ -99,9 +100,7 @@ class Translator(Spec):
 
     def build(self, seed: int = 0) -> TranslatorModel:
         """Return the model with initial values drawn from the seed."""
-        model = TranslatorModel(self)
-        initialise(model, seed)
-        return model
+        return seeded(lambda: TranslatorModel(self), seed)
 
     def params(self, *, embedding: bool = True) -> int:
         """Count of parameters, with or without embeddings, learned positions and head."""
@@ -136,7 +135,7 @@ class Translator(Spec):
 
     def activation_words(self) -> int:
         """Return an estimate of the numbers kept per token of a sentence pair for the backward pass."""
-        inner = 2 * (self.feedforward.flops(self.width, self.width) // (4 * self.width))
+        inner = inner_words(self.width, self.feedforward)
         return self.layers * (28 * self.width + 2 * inner) + 2 * self.vocabulary
 
     @property

@@ -39,9 +39,9 @@ class TranslatorModel(nn.Module):
         super().__init__()
         self.spec = spec
         width, d_head = spec.width, spec.key_width
-        self.embedding = nn.Parameter(torch.zeros(spec.vocabulary, width))
+        self.embedding = nn.Parameter(torch.empty(spec.vocabulary, width))
         self.target_embedding, self.head = (
-            None if spec.tied else nn.Parameter(torch.zeros(spec.vocabulary, width)) for _ in range(2)
+            None if spec.tied else nn.Parameter(torch.empty(spec.vocabulary, width)) for _ in range(2)
         )
         self.source_position = spec.position.build(spec.context, width, d_head)
         self.target_position = spec.position.build(spec.context, width, d_head)
@@ -52,12 +52,13 @@ class TranslatorModel(nn.Module):
         pre = spec.order == "pre"
         self.encoder_norm = spec.norm.build(width) if pre else nn.Identity()
         self.decoder_norm = spec.norm.build(width) if pre else nn.Identity()
+        self.reset_parameters()
 
-    def reset(self, generator: torch.Generator) -> None:
-        """Draw the embeddings and an untied head."""
+    def reset_parameters(self) -> None:
+        """Draw the embeddings and an untied head; `initialise` draws the blocks as well."""
         for weight in (self.embedding, self.target_embedding, self.head):
             if weight is not None:
-                weight.normal_(0.0, self.spec.embedding_deviation, generator=generator)
+                nn.init.normal_(weight, 0.0, self.spec.embedding_deviation)
 
     def forward(
         self, source: Tokens, real: Bool[Tensor, "batch source"], target: Int[Tensor, "batch target"]

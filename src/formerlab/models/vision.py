@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,7 +15,7 @@ from formerlab.layers.block import Block
 from formerlab.layers.depth import DepthMixer
 from formerlab.layers.feedforward import FeedForward
 from formerlab.layers.identity import Identity, Stream
-from formerlab.layers.initial import initialise
+from formerlab.layers.initial import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
@@ -23,7 +23,7 @@ from formerlab.layers.position import Learned, Position
 from formerlab.layers.projection import Projection
 from formerlab.models.kept import kept_words
 from formerlab.models.vision_features import VisionFeatures
-from formerlab.spec import Spec
+from formerlab.spec import Layers, Size, Spec, Std
 
 Images = Float[Tensor, "batch channels rows columns"]
 Logits = Float[Tensor, "batch classes"]
@@ -38,19 +38,19 @@ class VisionTransformer(Spec):
     """
 
     kind: Literal["vision_transformer"] = "vision_transformer"
-    image: PositiveInt = 224
+    image: Size = 224
     """Side of the square images, pixels; a plan fills it from the data."""
-    channels: PositiveInt = 3
+    channels: Size = 3
     """Colour channels of the images; a plan fills it from the data."""
-    classes: PositiveInt = 1000
+    classes: Size = 1000
     """Number of classes; a plan fills it from the data."""
-    patch: PositiveInt = 16
+    patch: Size = 16
     """Side of a square patch, pixels; divides `image`."""
-    layers: PositiveInt = 12
+    layers: Layers = 12
     """Number of blocks."""
-    width: PositiveInt = 768
+    width: Size = 768
     """Channels of the residual stream (d)."""
-    heads: PositiveInt = 12
+    heads: Size = 12
     """Attention heads; they divide the width."""
     pool: Literal["token", "average"] = "token"
     """What the head reads: the class token, or the mean of the patch tokens; the class token exists in both cases."""
@@ -66,10 +66,10 @@ class VisionTransformer(Spec):
     """Feed-forward."""
     depth: DepthMixer = Identity()
     """Depth mixer."""
-    drop_path: NonNegativeFloat = Field(default=0.0, lt=1.0)
+    drop_path: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of images that skip a residual branch of the last block, rising linearly from 0 at the first (stochastic
     depth, arXiv:1603.09382, section 3)."""
-    std: PositiveFloat = 0.02
+    std: Std = 0.02
     """Standard deviation of the initial class token and head; patches are drawn with 1/sqrt(values in a patch)."""
 
     @model_validator(mode="after")
@@ -92,9 +92,7 @@ class VisionTransformer(Spec):
 
     def build(self, seed: int = 0) -> "VisionTransformerModel":
         """Return the model with initial values drawn from the seed."""
-        model = VisionTransformerModel(self)
-        initialise(model, seed)
-        return model
+        return seeded(lambda: VisionTransformerModel(self), seed)
 
     def params(self, *, embedding: bool = True) -> int:
         """Count of parameters, with or without patch projection, class token, learned positions and head."""
@@ -162,11 +160,11 @@ class DropPath(nn.Module):
 class PatchEmbedding(nn.Conv2d):
     """The linear projection of every patch, as a convolution whose stride is its kernel."""
 
-    def reset(self, generator: torch.Generator) -> None:
+    def reset_parameters(self) -> None:
         """Draw the weights so that variances are kept; the bias starts at zero."""
-        self.weight.normal_(0.0, self.weight[0].numel() ** -0.5, generator=generator)
+        nn.init.normal_(self.weight, 0.0, self.weight[0].numel() ** -0.5)
         if self.bias is not None:
-            self.bias.zero_()
+            nn.init.zeros_(self.bias)
 
     def forward(self, images: Images) -> Stream:
         """Return a token per patch, in rows from the top left."""
@@ -179,11 +177,12 @@ class ClassToken(nn.Module):
     def __init__(self, width: int, std: float) -> None:
         super().__init__()
         self.std = std
-        self.token = nn.Parameter(torch.zeros(width))
+        self.token = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
 
-    def reset(self, generator: torch.Generator) -> None:
+    def reset_parameters(self) -> None:
         """Draw the token."""
-        self.token.normal_(0.0, self.std, generator=generator)
+        nn.init.normal_(self.token, 0.0, self.std)
 
     def forward(self, patches: Float[Tensor, "batch patches width"]) -> Stream:
         """Return the token followed by the patches."""

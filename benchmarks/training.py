@@ -1,0 +1,265 @@
+"""Training as it is done here beside the plainest code that does the same, and beside the libraries people use.
+
+    python benchmarks/training.py                                  # everything, about ten minutes of one core
+    python benchmarks/training.py --only decoder --rounds 41
+
+`decoder`: our plain decoder and a Tokenformer of as many parameters, trained by `train()` itself, beside a model of
+nanoGPT's shape in a plain loop (`loops.py`) and transformers' GPT-2 and LLaMA in the same loop. `vision`: our Vision
+Transformers beside timm's. `translation`: our translator beside `torch.nn.Transformer`. `prefill`: reading a prompt of
+1,024 tokens with our decoder and with transformers' LLaMA on the same weights. `layer`: Pattention beside an MLP of its
+shape. `depth`: averages over depth beside the plain stack. Random tokens, one thread, float32. Variants take turns
+within a round, in another order every round; a ratio is taken within its round. Printed are the median over rounds and
+its 95 % interval by order statistics. Time is that of whole steps: batch, forward, backward, clipping, optimizer, and
+of ours also the tests and rows that `train()` makes of every step. It is processor time, which other programs on the
+machine disturb less; on one thread of an idle machine it is what the clock says.
+"""
+
+import argparse
+import os
+import statistics
+import time
+import types
+from functools import partial
+
+import numpy as np
+import torch
+from loops import Gpt, Loop, OurLoop, TorchTransformer, windows
+from rounds import Bar, ratio, rounds_of, setting
+from torch.nn import functional as F
+
+from formerlab.cache import KVCache
+from formerlab.data.pair_stream import PairStream
+from formerlab.layers import LayerNorm, Mlp, Pattention, RMSNorm
+from formerlab.models import Decoder, Translator
+from formerlab.models.vision import VisionTransformer
+from formerlab.native import keep_memory
+from formerlab.tasks import Classification, LanguageModeling, Translation
+from formerlab.tasks.image_batches import ImageBatch
+from formerlab.tasks.translation import smoothed_loss
+from formerlab.torchvision_shim import ensure_torchvision_imports
+from formerlab.training.optimizer import LayerwiseAdamW
+
+SMALL = {"vocabulary": 2048, "layers": 4, "width": 64, "heads": 4, "context": 128}
+LARGE = {"vocabulary": 4096, "layers": 6, "width": 192, "heads": 6, "context": 256}
+BATCH = 8
+IMAGES = 32
+PROMPT = 1024
+
+
+def decoders(size):
+    """Return the steps of decoders of one size."""
+    import transformers
+
+    stream = np.random.default_rng(0).integers(0, size["vocabulary"], 200_000).astype(np.uint16)
+    width, context = size["width"], size["context"]
+    task = LanguageModeling(context=context, batch=BATCH, valid_windows=1)
+    tokens = {"projection": Pattention(tokens=width // 2), "feedforward": Pattention(tokens=4 * width)}
+    tokenformer = Decoder(**size, norm=LayerNorm(gain=False, bias=False), **tokens)
+    assert tokenformer.params(embedding=False) == Decoder(**size).params(embedding=False) - 4 * width * size["layers"]
+    common = {"vocab_size": size["vocabulary"], "tie_word_embeddings": True}
+    gpt2 = transformers.GPT2Config(
+        n_positions=context, n_embd=width, n_layer=size["layers"], n_head=size["heads"], **common,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+    )  # fmt: skip
+
+    def plain(model):
+        def loss(model):
+            x, y = windows(stream, BATCH, context)
+            logits = model(x)
+            return F.cross_entropy(getattr(logits, "logits", logits).flatten(0, 1), y.flatten())
+
+        return Loop(model, loss)
+
+    return {
+        "plain loop": plain(Gpt(**size)),
+        "ours": OurLoop(Decoder(**size), task, stream),
+        "ours, Tokenformer": OurLoop(tokenformer, task, stream),
+        "transformers' GPT-2": plain(transformers.GPT2LMHeadModel(gpt2)),
+        "transformers' LLaMA": plain(transformers.LlamaForCausalLM(llama(size))),
+    }
+
+
+def llama(size):
+    """Return the settings of a LLaMA."""
+    import transformers
+
+    return transformers.LlamaConfig(
+        vocab_size=size["vocabulary"],
+        hidden_size=size["width"],
+        num_hidden_layers=size["layers"],
+        num_attention_heads=size["heads"],
+        intermediate_size=Mlp(activation="swiglu").width(size["width"]),
+        max_position_embeddings=size["context"],
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+
+
+class DrawnImages(Classification):
+    """Random images, drawn once, so that only models and loops differ."""
+
+    def valid_batches(self, data):
+        """Return no batch."""
+        return []
+
+    def step_batches(self, data, seed, step, start):
+        """Return the same images."""
+        return [data]
+
+
+def vision():
+    """Return the steps of image models of 32 x 32 pixels."""
+    import timm
+
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(IMAGES, 3, 32, 32, generator=generator)
+    labels = torch.randint(10, (IMAGES,), generator=generator)
+    spec = VisionTransformer(image=32, patch=4, classes=10, layers=6, width=192, heads=6)
+    tokens = {"projection": Pattention(tokens=96), "feedforward": Pattention(tokens=768)}
+    tokenformer = spec.model_copy(update={"norm": LayerNorm(gain=False, bias=False), **tokens})
+    theirs = timm.models.VisionTransformer(
+        img_size=32, patch_size=4, num_classes=10, depth=6, embed_dim=192, num_heads=6
+    )
+    task, batch = DrawnImages(batch=IMAGES, augmentation=None), ImageBatch(images, labels)
+    return {
+        "timm's": Loop(theirs, lambda model: F.cross_entropy(model(images), labels)),
+        "ours": OurLoop(spec, task, batch, LayerwiseAdamW()),
+        "ours, Tokenformer": OurLoop(tokenformer, task, batch, LayerwiseAdamW()),
+    }
+
+
+def translation():
+    """Return the steps of translators."""
+    random = np.random.default_rng(0)
+    sentences = [part for _ in range(4000) for part in (random.integers(1, 2048, random.integers(5, 40)), [0])]
+    pairs = PairStream(np.concatenate(sentences).astype(np.uint16), 0)
+    task = Translation(tokens=1024, valid_pairs=1)
+    size = {"vocabulary": 2048, "layers": 3, "width": 128, "heads": 4, "context": 64, "dropout": 0.1}
+    steps = iter(range(10**9))
+
+    def loss(model):
+        (batch,) = task.step_batches(pairs, 0, next(steps))
+        logits = model(batch.source, batch.real, batch.target_in)
+        return smoothed_loss(logits.flatten(0, 1), batch.target_out.flatten(), 0.1, "vocabulary") / batch.share
+
+    ours = OurLoop(Translator(**size), task, pairs)
+    return {"torch.nn.Transformer": Loop(TorchTransformer(**size), loss), "ours": ours}
+
+
+def prefill():
+    """Return two ways to read a prompt and give the logits after it, on the same weights."""
+    import transformers
+
+    size = {"vocabulary": 8192, "layers": 12, "width": 512, "heads": 8, "context": PROMPT}
+    theirs = transformers.LlamaForCausalLM(llama(size)).eval()
+    ours = Decoder(**size, norm=RMSNorm(), final_norm=RMSNorm(), feedforward=Mlp(activation="swiglu")).build(0).eval()
+    ours.load_state_dict({ours_of(name): weight for name, weight in theirs.model.state_dict().items()})
+    tokens = torch.randint(8192, (1, PROMPT), generator=torch.Generator().manual_seed(0))
+
+    def read():
+        return ours(tokens, attend=KVCache(capacity=PROMPT), last=1)[:, -1]
+
+    def read_theirs():
+        return theirs(tokens, past_key_values=transformers.DynamicCache(), use_cache=True, logits_to_keep=1).logits[
+            :, -1
+        ]
+
+    with torch.inference_mode():
+        torch.testing.assert_close(read(), read_theirs(), rtol=1e-3, atol=1e-3)
+    return {"transformers' LLaMA": torch.inference_mode()(read_theirs), "ours": torch.inference_mode()(read)}
+
+
+def ours_of(name):
+    """Return our name of a tensor of transformers' LLaMA."""
+    parts = {
+        "embed_tokens.weight": "embedding",
+        "layers.": "blocks.",
+        "input_layernorm.weight": "attention_norm.gain",
+        "post_attention_layernorm.weight": "feedforward_norm.gain",
+        "norm.weight": "final_norm.gain",
+        "self_attn.q_proj": "attention.query",
+        "self_attn.k_proj": "attention.key",
+        "self_attn.v_proj": "attention.value",
+        "self_attn.o_proj": "attention.output",
+        "mlp.gate_proj": "feedforward.inner",
+        "mlp.up_proj": "feedforward.gate",
+        "mlp.down_proj": "feedforward.outer",
+    }
+    for theirs, ours in parts.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+def in_turns(steps, rounds):
+    """Return the processor seconds of every step, round by round."""
+    return rounds_of(steps, rounds, clock=time.process_time)
+
+
+def layer(shape, rounds):
+    """Return the seconds of Pattention and of an MLP of its shape, forward and backward."""
+    import pattention
+
+    options = types.SimpleNamespace(device="cpu", no_compile=True, rounds=rounds)
+    measured = pattention.measure_layers(shape, "float32", options)
+    return {name: own.seconds for name, own in measured.items()}
+
+
+def depth(rounds):
+    """Return the seconds of a step with and without averages over depth."""
+    import depth
+
+    bench = depth.Bench(24, "cpu")
+    return in_turns({name: partial(bench.step, name) for name in ("plain", "1x1 ours")}, rounds)
+
+
+OURS = "ours"
+TOKENS = "ours, Tokenformer"
+PARTS = {
+    "decoder 4 x 64": (lambda rounds: in_turns(decoders(SMALL), rounds), [
+        Bar(OURS, "plain loop", 1.10), Bar(TOKENS, "plain loop", 1.28)]),
+    "decoder 6 x 192": (lambda rounds: in_turns(decoders(LARGE), rounds), [
+        Bar(OURS, "plain loop", 1.05), Bar(TOKENS, "plain loop", 1.12)]),
+    "vision 6 x 192": (lambda rounds: in_turns(vision(), rounds), [Bar(OURS, "timm's", 1.02)]),
+    "translation 3 x 128": (lambda rounds: in_turns(translation(), rounds), []),
+    "prefill of 1024 tokens, 12 x 512": (lambda rounds: in_turns(prefill(), rounds), [
+        Bar(OURS, "transformers' LLaMA", 1.00)]),
+    "layer 4096 x 256 x 1024": (partial(layer, (4096, 256, 1024)), [Bar(OURS, "(a) MLP", 1.08)]),
+    "layer 2048 x 768 x 3072": (partial(layer, (2048, 768, 3072)), [Bar(OURS, "(a) MLP", 1.03)]),
+    "depth 24 x 256": (depth, [Bar("1x1 ours", "plain", 1.03)]),
+}  # fmt: skip
+"""What is measured, by title, and the bounds that it is held to. The first word is the name of `--only`."""
+
+
+def report(title, seconds, bars):
+    """Print a table against its first row, and which bars are met."""
+    yardstick = next(iter(seconds))
+    print(f"\n### {title}\n\n| variant | ms | ratio | 95 % interval |\n|---|---|---|---|")
+    for name, own in seconds.items():
+        middle, low, high = ratio(own, seconds[yardstick])
+        print(f"| {name} | {1e3 * statistics.median(own):.1f} | {middle:.3f} | {low:.3f} to {high:.3f} |")
+    print()
+    for bar in bars:
+        print(bar.verdict(ratio(seconds[bar.variant], seconds[bar.yardstick])))
+
+
+def main():
+    """Measure and print."""
+    keep_memory()
+    names = list(dict.fromkeys(title.split()[0] for title in PARTS))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", choices=names, action="append", help="may be repeated; default: all")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    ensure_torchvision_imports()
+    print(f"{setting(options.threads)}\n{options.rounds} rounds")
+    for title, (measure, bars) in PARTS.items():
+        if title.split()[0] in (options.only or names):
+            report(title, measure(options.rounds), bars)
+    print(f"\nload at the end {os.getloadavg()[0]:.2f}")
+
+
+if __name__ == "__main__":
+    main()

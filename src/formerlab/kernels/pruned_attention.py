@@ -1,0 +1,186 @@
+"""Triton kernel of step-by-step eviction over whole sequences: the engine of a simulation on a GPU.
+
+For q = 0, 1, ... of a sequence, in each set of heads that choose together (`cache/eviction.py`, Decay article, eq. 5):
+
+    p[k] = softmax over the keys held of q k^T / sqrt(d_head)        out[q] = sum over k of p[k] v[k]
+    S[k] <- decay S[k] + gain sum over the set's heads of p[k]       the key of the lowest S leaves a full cache
+
+One program works on one sequence and one set. The positions and scores of the keys held stay in its registers. Queries
+come in blocks of 16: a block meets the held keys and its own in one product, which reads each of them once; then the
+rule acts row by row on the logits; then the probabilities meet the values. Sums are float32 whatever the tensors are,
+so logits in half precision are not rounded, as `cache/loop.py`, the reference, rounds them.
+
+Memory, besides `out`: a program notes 16 logits per slot and head of its set and one position per slot, 4 bytes each,
+where slots are the next power of two above budget + 16. Time: the products of T queries with budget + 16 keys, which
+full attention has with T / 2 keys on average, and T times four sums or minima over the slots, one after another, which
+take longer than the products; sequences and sets run side by side.
+
+With TRITON_INTERPRET=1, set before this module is imported, the same code runs on the CPU.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from formerlab.cache.engine import Prompt, Pruned
+from formerlab.cache.eviction import Eviction, coefficients, decides_by_score
+from formerlab.cache.slots import EMPTY
+from formerlab.layers.attention import KeyHeads
+
+BLOCK = 16
+"""Queries of a block: the least that a tensor core multiplies."""
+CHUNK = 64
+"""Slots whose keys or values are loaded together."""
+NOBODY = tl.constexpr(EMPTY)
+
+
+def supports(policy: Eviction, k: KeyHeads) -> bool:
+    """Say whether the kernel can run a policy: its score must be decay S + gain p and decide alone."""
+    return k.dtype in (torch.float32, torch.bfloat16, torch.float16) and decides_by_score(policy)
+
+
+def run(policy: Eviction, prompt: Prompt) -> Pruned:
+    """Simulate eviction over whole sequences."""
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (prompt.q, prompt.k, prompt.v))
+    batch, heads, time, d_head = q.shape
+    sets = 1 if policy.scope == "layer" else k.shape[1]
+    out = torch.empty_like(q)
+    last = torch.full((batch, sets, time), time, dtype=torch.int32, device=q.device)
+    scores = q.new_zeros(batch, sets, time, dtype=torch.float32)
+    entry = _entry(policy, prompt, sets)
+    pairs = zip(prompt.lengths, prompt.entries, strict=True)
+    bounds = [(n, min(policy.limit(entries), EMPTY), *policy.protected(entries)) for n, entries in pairs]
+    slots = slots_for(min(max(limit for _, limit, *_ in bounds), time))
+    share, number = heads // k.shape[1], heads // sets
+    logits = q.new_empty(batch * sets, number, BLOCK, slots, dtype=torch.float32)
+    books = q.new_empty(batch * sets, slots, dtype=torch.int32)
+    decay, gain = coefficients(policy) or (0.0, 0.0)
+    tensors = [item for x in (q, k, v, out) for item in (x, *x.stride()[:3])]
+    numbers = decay, gain, d_head**-0.5, sets, number, share, time, d_head
+    limits = torch.tensor(bounds, dtype=torch.int32).to(q.device, non_blocking=True)
+    made = entry, last, scores, logits, books, limits
+    _evict[(batch * sets,)](*tensors, *made, *numbers, entry is not None, **launch(slots, d_head))
+    return Pruned(out, last, scores)
+
+
+def slots_for(most: int) -> int:
+    """Return the slots of a program that keeps `most` keys between blocks."""
+    return max(int(triton.next_power_of_2(most + BLOCK)), CHUNK)
+
+
+def launch(slots: int, d_head: int) -> dict[str, int]:
+    """Return what the compiler must know of the sizes."""
+    channels = max(int(triton.next_power_of_2(d_head)), 16)
+    sizes = {"slots": slots, "channels": channels, "block": BLOCK, "chunk": CHUNK}
+    return sizes | {"num_warps": min(max(slots // 128, 4), 8), "num_stages": 2}
+
+
+def _entry(policy: Eviction, prompt: Prompt, sets: int) -> Tensor | None:
+    """Return the scores with which keys enter the cache, if any but 0."""
+    batch, _, time, _ = prompt.q.shape
+    with torch.autocast(prompt.q.device.type, enabled=False):
+        entry = policy.entry(torch.arange(time, device=prompt.q.device), sets, prompt.k, prompt.layer)
+    return None if entry is None else entry.float().expand(batch, sets, time).contiguous()
+
+
+@triton.jit
+def _evict(
+    q, q_batch, q_head, q_time, k, k_batch, k_head, k_time, v, v_batch, v_head, v_time, out, out_batch, out_head,
+    out_time, entry, last, final, logits, books, bounds, decay, gain, scale, sets, number, share, time, d_head,
+    enters: tl.constexpr, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    batch, head = program // sets, program % sets * number
+    length, limit = tl.load(bounds + 4 * batch), tl.load(bounds + 4 * batch + 1)
+    sink, recent = tl.load(bounds + 4 * batch + 2), tl.load(bounds + 4 * batch + 3)
+    q += batch * q_batch + head * q_head
+    k += batch * k_batch + head // share * k_head
+    v += batch * v_batch + head // share * v_head
+    out += batch * out_batch + head * out_head
+    last += program * time
+    final += program * time
+    logits += program * number * block * slots
+    books += program * slots
+    slot = tl.arange(0, slots)
+    positions = tl.full([slots], NOBODY, tl.int32)
+    scores = tl.zeros([slots], tl.float32)
+    for start in range(0, length, block):
+        rows = tl.minimum(length - start, block)
+        # The block's own keys take the first empty slots; a query does not see the later ones of them.
+        vacant = positions == NOBODY
+        order = tl.cumsum(vacant.to(tl.int32), 0)
+        positions = tl.where(vacant & (order <= rows), start + order - 1, positions)
+        used = tl.minimum(start + block, slots)
+        tl.store(books + slot, positions)
+        tl.debug_barrier()  # what a thread has written, the other threads of the program see only behind one
+        first = q + start * q_time
+        _meet(first, q_head, q_time, k, k_head, k_time, logits, books, scale, number, share, rows, used, d_head,
+              slots, channels, block, chunk)  # fmt: skip
+        tl.debug_barrier()
+        for i in range(rows):
+            now = start + i
+            received = tl.zeros([slots], tl.float32)
+            for member in range(number):
+                line = logits + (member * block + i) * slots + slot
+                x = tl.load(line, mask=positions <= now, other=-float("inf"))
+                weight = tl.exp(x - tl.max(x, 0))
+                p = weight / tl.sum(weight, 0)
+                tl.store(line, p)
+                received += p
+            own = tl.load(entry + program * time + now) if enters else 0.0
+            scores = decay * tl.where(positions == now, own, scores) + gain * received
+            # Of the lowest scores the oldest goes. Nothing is below what is not a number, so something always goes.
+            candidate = (positions >= sink) & (positions <= now - recent)
+            lowest = tl.min(tl.where(candidate, scores, float("inf")), 0)
+            gone = tl.min(tl.where(candidate & ~(scores > lowest), positions, NOBODY), 0)
+            if now >= limit:
+                tl.store(last + gone, now, mask=gone != NOBODY)
+                positions = tl.where(positions == gone, NOBODY, positions)
+        tl.debug_barrier()
+        first = out + start * out_time
+        _collect(first, out_head, out_time, v, v_head, v_time, logits, books, number, share, rows, used, d_head,
+                 slots, channels, block, chunk)  # fmt: skip
+        tl.debug_barrier()
+    tl.store(final + positions, scores, mask=positions != NOBODY)
+
+
+@triton.jit
+def _meet(
+    q, q_head, q_time, k, k_head, k_time, logits, books, scale, number, share, rows, used, d_head,
+    slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
+):  # fmt: skip
+    """Write the logits of a block of queries and the keys in the slots."""
+    row, channel, column = tl.arange(0, block), tl.arange(0, channels), tl.arange(0, chunk)
+    for member in range(number):
+        mine = q + member * q_head + row[:, None] * q_time + channel[None, :]
+        queries = tl.load(mine, mask=(row < rows)[:, None] & (channel < d_head)[None, :], other=0.0)
+        for first in range(0, used, chunk):
+            at = tl.load(books + first + column)
+            held = (at != NOBODY)[:, None] & (channel < d_head)[None, :]
+            place = at[:, None].to(tl.int64) * k_time + channel[None, :]
+            keys = tl.load(k + member // share * k_head + place, mask=held, other=0.0)
+            product = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+            tl.store(logits + (row + member * block)[:, None] * slots + first + column[None, :], product)
+
+
+@triton.jit
+def _collect(
+    out, out_head, out_time, v, v_head, v_time, logits, books, number, share, rows, used, d_head,
+    slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
+):  # fmt: skip
+    """Write the outputs of a block of queries, whose probabilities stand where its logits were."""
+    row, channel, column = tl.arange(0, block), tl.arange(0, channels), tl.arange(0, chunk)
+    for member in range(number):
+        total = tl.zeros([block, channels], tl.float32)
+        for first in range(0, used, chunk):
+            at = tl.load(books + first + column)
+            held = (at != NOBODY)[:, None] & (channel < d_head)[None, :]
+            place = at[:, None].to(tl.int64) * v_time + channel[None, :]
+            values = tl.load(v + member // share * v_head + place, mask=held, other=0.0)
+            part = logits + (row + member * block)[:, None] * slots + first + column[None, :]
+            p = tl.load(part, mask=(row < rows)[:, None], other=0.0)
+            total = tl.dot(p.to(values.dtype), values, total, input_precision="ieee")
+        mine = out + member * out_head + row[:, None] * out_time + channel[None, :]
+        inside = (row < rows)[:, None] & (channel < d_head)[None, :]
+        tl.store(mine, total.to(out.dtype.element_ty), mask=inside)

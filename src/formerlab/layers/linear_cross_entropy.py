@@ -1,0 +1,67 @@
+"""The loss of a linear head over a large vocabulary, without keeping its logits."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+LARGEST = 2**25
+"""Logits that are in memory at one time, at most, as long as a row has fewer."""
+
+
+def linear_cross_entropy(
+    x: Float[Tensor, "rows width"], weight: Float[Tensor, "vocabulary width"], targets: Int[Tensor, " rows"]
+) -> Float[Tensor, ""]:
+    """Return the mean over rows i of -log softmax(W x_i)[target_i], in nats.
+
+    With P = softmax(X W^T), one row per token, and ones Y at the targets, the gradient by the logits is (P - Y) / rows.
+    It is made where the logits are, in their memory, and goes straight into the gradients of X and W; so nothing of the
+    size of the logits outlives the forward pass, and a large vocabulary is worked through in slices of rows. Softmax
+    and sums are float32 at least; under autocast products are those of its type. Second derivatives are not available.
+    """
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        x, weight = (operand.to(torch.get_autocast_dtype(device)) for operand in (x, weight))
+    if torch.compiler.is_compiling():  # the compiler fuses it itself
+        logits = F.linear(x, weight)
+        return F.cross_entropy(logits.to(_wide(logits)), targets)
+    learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    loss: Tensor = _LinearCrossEntropy.apply(x, weight, targets, learns)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> Tensor:
+        total = torch.zeros((), dtype=_wide(x), device=x.device)
+        grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=_wide(weight))
+        rows = max(1, LARGEST // len(weight))
+        for start in range(0, len(x), rows):
+            some, wanted = x[start : start + rows], targets[start : start + rows, None]
+            logits = some @ weight.T
+            logs = torch.log_softmax(logits, dim=-1, dtype=total.dtype)
+            total -= logs.gather(1, wanted).sum()
+            if learns:
+                slope = torch.exp(logs, out=logs)
+                slope.scatter_add_(1, wanted, slope.new_full(wanted.shape, -1.0))
+                slope = slope.to(x.dtype)
+                torch.mm(slope, weight, out=grad_x[start : start + rows])
+                grad_weight += slope.T @ some
+        if learns:
+            ctx.save_for_backward(grad_x, grad_weight)
+            ctx.rows, ctx.dtype = len(x), weight.dtype
+        return total / len(x)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_x, grad_weight = ctx.saved_tensors
+        scale = grad / ctx.rows
+        return (grad_x * scale).to(grad_x.dtype), (grad_weight * scale).to(ctx.dtype), None, None

@@ -1,0 +1,114 @@
+"""The configurations that the papers publish, by name."""
+
+import difflib
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from formerlab.errors import UserError
+from formerlab.layers import DepthWeightedAverage, Identity, LayerNorm, Linear, Mlp, Pattention, Rotary
+from formerlab.models.decoder import Decoder
+from formerlab.models.translator import Translator
+from formerlab.models.vision import VisionTransformer
+
+PLAIN = LayerNorm(gain=False, bias=False)
+
+
+def _tokenformer(layers: int, width: int, heads: int, tokens: int, *, released: bool = False) -> Decoder:
+    """Return a language model of 2410.23168, Table 9; a feed-forward has four times the tokens of a projection."""
+    pattention = Pattention(tokens=tokens, init="neox" if released else "fan_in")
+    return Decoder(
+        layers=layers,
+        width=width,
+        heads=heads,
+        context=2048 if released else 1024,
+        position=Rotary(fraction=0.25),
+        norm=PLAIN,
+        projection=pattention,
+        feedforward=pattention.model_copy(update={"tokens": 4 * tokens}),
+    )
+
+
+def _denseformer(layers: int, pattern: tuple[int, int] | None) -> Decoder:
+    """Return a model of 2402.02622, Table 1: `pattern` is dilation and period, or none."""
+    norm = LayerNorm(bias=False)
+    return Decoder(
+        layers=layers,
+        context=256,
+        position=Rotary(interleaved=True),
+        norm=norm,
+        final_norm=norm,
+        depth=Identity() if pattern is None else DepthWeightedAverage(dilation=pattern[0], period=pattern[1]),
+    )
+
+
+def _vision(layers: int, width: int, heads: int, tokens: int | None) -> VisionTransformer:
+    """Return a Tokenformer of 2410.23168, Table 9, or the ViT of its size (2010.11929, Table 1) without `tokens`."""
+    sizes: dict[str, Any] = {"layers": layers, "width": width, "heads": heads}
+    if tokens is None:
+        return VisionTransformer(**sizes, projection=Linear(bias=True, scale_residual=False))
+    parts = {"projection": Pattention(tokens=tokens), "feedforward": Pattention(tokens=4 * tokens)}
+    return VisionTransformer(**sizes, norm=PLAIN.model_copy(update={"eps": 1e-6}), **parts)
+
+
+PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
+    # Language models: those that were released, and the four sizes that one model grows through (section 4.1).
+    "tokenformer-150m": _tokenformer(12, 768, 12, 768, released=True),
+    "tokenformer-450m": _tokenformer(24, 1024, 16, 1024, released=True),
+    "tokenformer-900m": _tokenformer(32, 1280, 16, 1280, released=True),
+    "tokenformer-1.5b": _tokenformer(40, 1536, 16, 1536, released=True),
+    "tokenformer-124m": _tokenformer(12, 768, 12, 576),
+    "tokenformer-354m": _tokenformer(12, 768, 12, 2140),
+    "tokenformer-757m": _tokenformer(12, 768, 12, 4850),
+    "tokenformer-1.4b": _tokenformer(12, 768, 12, 8620),
+    # Blocks, dilation x period. Width 768 gives the printed counts; the text's 512 does not.
+    **{f"denseformer-{layers}-plain": _denseformer(layers, None) for layers in (48, 64, 72, 84, 90)},
+    **{
+        f"denseformer-{layers}-{dilation}x{period}": _denseformer(layers, (dilation, period))
+        for layers in (48, 72)
+        for dilation, period in ((1, 1), (4, 1), (4, 5))
+    },
+    # The translators of 1706.03762, Table 3.
+    "transformer-base": Translator(),
+    "transformer-big": Translator(
+        width=1024, heads=16, feedforward=Mlp(activation="relu", bias=True, hidden=4096), dropout=0.3
+    ),
+    # Models of images. "matched" has as many parameters as the ViT; the table prints 768 feed-forward tokens for the
+    # matched L/16, but four times the attention tokens, 3072, give its printed 307M.
+    "vit-b16": _vision(12, 768, 12, None),
+    "vit-l16": _vision(24, 1024, 16, None),
+    "tokenformer-b16": _vision(12, 768, 12, 768),
+    "tokenformer-b16-matched": _vision(12, 768, 12, 576),
+    "tokenformer-l16": _vision(24, 1024, 16, 1024),
+    "tokenformer-l16-matched": _vision(24, 1024, 16, 768),
+}
+
+
+def create_model(name: str, *, seed: int | None = None, **changes: Any) -> nn.Module:
+    """Return a published model with fresh weights; `changes` are other values for fields of its spec.
+
+    `create_model("tokenformer-150m", vocabulary=32000, context=512)`. `list_models` gives the names. Weights are drawn
+    from `seed`, or without one as `torch.manual_seed` says; under `torch.device("meta")` they take no memory.
+
+    Raises UserError for an unknown name or field and for values that do not fit.
+    """
+    if name not in PUBLISHED:
+        close = difflib.get_close_matches(name, PUBLISHED)
+        hint = f"did you mean {' or '.join(close)}?" if close else "formerlab.list_models() gives the names"
+        raise UserError(f"no published model {name!r}; {hint}")
+    spec = PUBLISHED[name]
+    try:
+        spec = type(spec).model_validate(dict(spec) | changes)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(f"{name}: {place + ': ' if place else ''}{first['msg']}") from None
+    return spec.build(int(torch.randint(2**31, (), device="cpu")) if seed is None else seed)
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Return the names that `create_model` takes, those that match a pattern of the shell."""
+    return [name for name in PUBLISHED if fnmatchcase(name, pattern)]

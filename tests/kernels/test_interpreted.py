@@ -1,0 +1,149 @@
+"""The kernels compute what their references do, in Triton's interpreter."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from formerlab.cache import H2O, TOVA, Decay, Knorm, Local, StreamingLLM, engine, loop
+from formerlab.cache import entries as count
+from formerlab.cache.engine import Prompt
+from formerlab.layers.score import SMALLEST_NORM, l2_gelu
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_norm_gelu(dtype, tokens):
+    from formerlab.kernels import norm_gelu
+
+    tau, eps = math.sqrt(tokens), torch.finfo(dtype).eps
+    generator = torch.Generator().manual_seed(tokens)
+    products, upstream = (torch.randn(3, tokens, generator=generator).to(dtype) for _ in range(2))
+    products[1] = 0
+    exact = products.double().requires_grad_()
+    wanted = l2_gelu(exact, tau)
+    (slope,) = torch.autograd.grad((wanted * upstream).sum(), exact)
+    z = products.clone()
+    factor, scores = norm_gelu.normalise_and_activate(z, tau, SMALLEST_NORM)
+    again, found = norm_gelu.scores_and_gradient((upstream * factor).to(dtype), z, tau)
+    assert factor[1] == 0
+    assert scores[1].eq(0).all()
+    assert found[1].eq(0).all()
+    assert torch.equal(scores, again)
+    assert (scores - wanted).norm() <= 8 * eps * wanted.norm()
+    assert (found - slope).norm() <= 8 * eps * upstream.norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norm_and_gelu_are_the_formula_and_its_gradient(interpreted, dtype):
+    for tokens in (1, 5, 64, 5000):
+        interpreted(check_norm_gelu, dtype, tokens)
+
+
+def prompt(policy, budget, lengths, heads, key_heads, d_head, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(len(lengths), max(lengths), number, d_head) for number in (heads, key_heads, key_heads)]
+    q, k, v = ((2 * torch.randn(shape, generator=generator)).to(dtype).transpose(1, 2) for shape in shapes)
+    return Prompt(q, k, v, [count(budget, n) for n in lengths], lengths).for_scope(policy.scope)
+
+
+def in_single_precision(given):
+    return replace(given, q=given.q.float(), k=given.k.float(), v=given.v.float())
+
+
+def check_pruned_attention(policy, given, chunk=None):
+    """Compare with the reference on the same numbers in single precision, in which the kernel counts."""
+    from formerlab.kernels import pruned_attention
+
+    assert pruned_attention.supports(policy, given.k)
+    pruned_attention.CHUNK = chunk or 64
+    found = pruned_attention.run(policy, given)
+    wanted = loop.run(policy, in_single_precision(given))
+    eps = torch.finfo(given.q.dtype).eps
+    assert found.out.dtype == given.q.dtype
+    for row, length in enumerate(given.lengths):
+        assert torch.equal(
+            found.last[row, :, :length].clamp(max=length), wanted.last[row, :, :length].clamp(max=length)
+        )
+        difference = found.out[row, :, :length].float() - wanted.out[row, :, :length]
+        assert difference.abs().max() <= 16 * eps * given.v[row].float().abs().max()
+        if length == given.q.shape[2]:
+            held = wanted.last[row] >= length
+            torch.testing.assert_close(found.scores[row][held], wanted.scores[row][held], atol=1e-5, rtol=1e-5)
+
+
+POLICIES = (
+    Local(),
+    StreamingLLM(sink=2),
+    H2O(),
+    Decay(alpha=0.7, recent=0.3, sink=2),
+    Decay(scope="head"),
+    TOVA(),
+    Knorm(),
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_pruned_attention_keeps_what_the_reference_keeps(interpreted, policy):
+    """Two query heads share a key head; the second sequence is padded, and no size is a power of two."""
+    interpreted(check_pruned_attention, policy, prompt(policy, 0.4, [18, 11], 2, 1, 5))
+
+
+def test_pruned_attention_of_blocks_and_chunks(interpreted):
+    """Three blocks of queries over more slots than are loaded at a time."""
+    interpreted(check_pruned_attention, Decay(), prompt(Decay(), 24, [35], 1, 1, 16), 16)
+
+
+def test_pruned_attention_counts_in_single_precision(interpreted):
+    """In float16, since the interpreter multiplies no matrices of bfloat16."""
+    interpreted(check_pruned_attention, H2O(), prompt(H2O(), 6, [20], 1, 1, 16, torch.float16))
+
+
+def check_equals():
+    from formerlab.kernels import pruned_attention
+
+    k = torch.zeros(1, 1, 24, 16)
+    last = pruned_attention.run(Decay(alpha=0.0), Prompt(k, k, k, [6], [24])).last
+    assert last[0, 0].tolist() == [*range(6, 24), *[24] * 6]
+
+
+def test_of_equal_scores_the_older_key_loses(interpreted):
+    interpreted(check_equals)
+
+
+def check_without_numbers():
+    """A key that is not a number leaves after some queries, and takes no other place than its own."""
+    from formerlab.kernels import pruned_attention
+
+    given = prompt(Decay(), 6, [24], 1, 1, 16)
+    given.k[:, :, 3] = math.nan
+    found = pruned_attention.run(Decay(), given)
+    held = (found.last[0, 0] >= torch.arange(24)[:, None]) & (torch.arange(24) <= torch.arange(24)[:, None])
+    assert held.sum(1).tolist() == [min(query + 1, 7) for query in range(24)]
+
+
+def test_attention_that_is_not_a_number_keeps_the_budget(interpreted):
+    interpreted(check_without_numbers)
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_a_simulation_on_a_gpu_takes_the_kernel_where_it_can(triton, monkeypatch, caplog):
+    from formerlab import kernels
+    from formerlab.cache import KeyDiff
+    from formerlab.kernels import pruned_attention
+
+    given = prompt(Decay(), 0.4, [40], 2, 2, 16)
+    there = replace(given, q=given.q.as_subclass(Elsewhere))
+    assert engine.choose(Decay(), there) is pruned_attention.run
+    assert engine.choose(KeyDiff(), there) is loop.run, "it decides by more than a sum of attention"
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
+    kernels.usable.cache_clear()
+    assert engine.choose(Decay(), there) is loop.run
+    assert "pruned attention runs in plain torch" in caplog.text
+    kernels.usable.cache_clear()

@@ -1,0 +1,102 @@
+"""The native kernels of norm and GeLU compute the formula and its gradient, and who takes which way."""
+
+import math
+import shutil
+
+import pytest
+import torch
+
+from formerlab.kernels import norm_gelu_cpu
+from formerlab.layers import pattention_function
+from formerlab.layers.score import SMALLEST_NORM, l2_gelu
+
+DTYPES = [torch.float32, torch.bfloat16]
+needs_kernel = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+
+
+def both(products, upstream, tau):
+    """Return Z, the factors, the scores of both passes and the gradient."""
+    z = products.clone()
+    factor, scores = norm_gelu_cpu.normalise_and_activate(z, tau, SMALLEST_NORM)
+    again, gradient = norm_gelu_cpu.scores_and_gradient((upstream * factor).to(z.dtype), z, tau)
+    return z, factor, scores, again, gradient
+
+
+def drawn(dtype, tokens, rows=4):
+    return (torch.randn(rows, tokens).to(dtype) for _ in range(2))
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [1, 5, 64, 1024, 2500])
+@pytest.mark.parametrize("spread", [0.3, 1.0, 8.0])
+def test_they_are_the_formula_and_its_gradient(dtype, tokens, spread):
+    """A large tau spreads Z far into the tails of the normal distribution."""
+    tau, eps = spread * math.sqrt(tokens), torch.finfo(dtype).eps
+    products, upstream = drawn(dtype, tokens)
+    products[1] = 0
+    exact = products.double().requires_grad_()
+    wanted = l2_gelu(exact, tau)
+    (slope,) = torch.autograd.grad((wanted * upstream).sum(), exact)
+    z, factor, scores, again, gradient = both(products, upstream, tau)
+    assert torch.equal(scores, again)
+    assert factor[1] == 0
+    assert all(tensor[1].eq(0).all() for tensor in (z, scores, gradient))
+    assert (scores - wanted).norm() <= 8 * eps * wanted.norm()
+    size = (upstream * factor).norm()  # of dS as it comes in; parts of it cancel
+    assert (gradient - slope).norm() <= 8 * eps * (slope.norm() + size)
+
+
+@needs_kernel
+def test_gelu_is_as_near_as_torchs_own():
+    z = torch.linspace(-12, 12, 4001)[None]
+    scores, gradient = norm_gelu_cpu.scores_and_gradient(torch.ones_like(z), z.clone(), tau=1e9)
+    exact = z.double().requires_grad_()
+    wanted = torch.nn.functional.gelu(exact)
+    (slope,) = torch.autograd.grad(wanted.sum(), exact)
+    torch.testing.assert_close(scores.double(), wanted, atol=1.2e-6, rtol=0)  # torch's float32: 1.1e-6
+    torch.testing.assert_close(gradient.double(), slope, atol=3e-7, rtol=0)  # torch's: 2.6e-7
+
+
+@needs_kernel
+@pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_stays_none_in_its_row(special):
+    products, upstream = drawn(torch.float32, 40)
+    products[2, 3] = special
+    _, _, scores, again, gradient = both(products, upstream, 6.0)
+    for tensor in (scores, again, gradient):
+        assert tensor[[0, 1, 3]].isfinite().all()
+        assert not tensor[2, 3].isfinite()
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_do_not_depend_on_the_number_of_threads(dtype):
+    products, upstream = drawn(dtype, 300, rows=50)
+    one = both(products, upstream, 17.0)
+    torch.set_num_threads(2)
+    assert all(torch.equal(a, b) for a, b in zip(one, both(products, upstream, 17.0), strict=True))
+
+
+@needs_kernel
+def test_the_kernels_are_given_what_they_can_read():
+    plain = torch.zeros(4, 4)
+    assert norm_gelu_cpu.fits(plain)
+    assert norm_gelu_cpu.fits(plain.bfloat16())
+    strange = plain.double(), plain.half(), plain.expand(4, 4, 4).transpose(0, 2), torch.zeros(4, 4, device="meta")
+    assert not any(map(norm_gelu_cpu.fits, strange))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_without_a_compiler_torch_computes_the_same(dtype, monkeypatch):
+    def passes():
+        parts = [torch.randn(shape).to(dtype).requires_grad_() for shape in ((7, 6), (24, 6), (24, 5))]
+        y = pattention_function.lean_pattention(*parts, tau=4.0)
+        return y, *torch.autograd.grad(y.float().square().sum(), parts)
+
+    torch.manual_seed(1)
+    found = passes()
+    monkeypatch.setattr(norm_gelu_cpu, "_library", lambda: None)
+    torch.manual_seed(1)
+    for one, other in zip(found, passes(), strict=True):
+        assert (one - other).norm() <= 16 * torch.finfo(dtype).eps * other.norm()

@@ -1,0 +1,52 @@
+"""The kernels compute what their references do on a GPU, where there is one."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from test_interpreted import DTYPES, POLICIES, in_single_precision, prompt
+
+from formerlab.cache import Decay, engine, loop
+from formerlab.layers.pattention_function import lean_pattention
+from formerlab.layers.score import l2_gelu
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tokens", [24, 1000, 5000])
+def test_pattention_is_the_formula(triton, dtype, tokens):
+    shapes = (33, 6), (tokens, 6), (tokens, 5)
+    inputs = [torch.randn(shape, device="cuda", dtype=torch.float64) for shape in shapes]
+    inputs[0][5] = 0.0
+    weight = torch.randn(33, 5, device="cuda", dtype=torch.float64)
+
+    def formula(x, keys, values, tau):
+        return l2_gelu(x @ keys.T, tau) @ values
+
+    def found(mapped, dtype):
+        parts = [part.to(dtype).requires_grad_() for part in inputs]
+        y = mapped(*parts, math.sqrt(tokens))
+        return y, *torch.autograd.grad((y * weight.to(dtype)).sum(), parts)
+
+    for got, wanted in zip(found(lean_pattention, dtype), found(formula, torch.float64), strict=True):
+        assert got.dtype == dtype
+        assert (got - wanted).norm() < 16 * torch.finfo(dtype).eps * wanted.norm()
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, Decay()], ids=repr)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_pruned_attention_is_the_reference_nearly_everywhere(triton, policy, dtype):
+    """Sums in another order may swap two keys of nearly equal scores; a mistake would swap many."""
+    lengths = [500, 311, 64]
+    given = prompt(policy, 0.4, lengths, 4, 2, 64, dtype)
+    there = replace(given, q=given.q.cuda(), k=given.k.cuda(), v=given.v.cuda())
+    run = engine.choose(policy, there)
+    assert run is not loop.run
+    found, wanted = run(policy, there), loop.run(policy, in_single_precision(given))
+    for row, length in enumerate(lengths):
+        left, leaves = (pruned.last[row, :, :length].cpu().clamp(max=length) for pruned in (found, wanted))
+        assert (left == leaves).double().mean() > 0.98
+        off = (found.out[row, :, :length].cpu().float() - wanted.out[row, :, :length]).abs().amax(-1)
+        assert off.quantile(0.9) < 16 * torch.finfo(dtype).eps * 4

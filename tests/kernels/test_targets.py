@@ -1,0 +1,105 @@
+"""The kernels compile to machine code for the GPUs that runs are made for, with no GPU at hand."""
+
+import os
+from itertools import product
+
+import pytest
+import torch
+
+from formerlab.cache import Decay, Knorm
+from formerlab.cache.engine import Prompt
+from formerlab.layers.score import SMALLEST_NORM
+
+TARGETS = (80, 90, 100)
+"""Compute capabilities times ten: A100, H100, B200."""
+ALL = os.environ.get("FORMERLAB_ALL_TARGETS") == "1"
+"""Every target with every type and size; else each target, type and size at least once."""
+
+TYPES = torch.float32, torch.bfloat16, torch.float16
+
+
+class Driver:
+    """Stands in for the driver of a GPU that is not there."""
+
+    def __init__(self, capability):
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self):
+        return self.target
+
+    def get_current_device(self):
+        return self.target.arch
+
+    def get_current_stream(self, device):
+        return 0
+
+
+@pytest.fixture
+def built(triton, monkeypatch, tmp_path):
+    """Return what runs a function and returns the kernels that it would have launched, compiled for a target."""
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    launch, kernels = JITFunction.run, []
+
+    def build(kernel, *arguments, warmup, **options):
+        kernels.append(launch(kernel, *arguments, warmup=True, **options))
+
+    def compiled(capability, function, *arguments):
+        monkeypatch.setattr(driver, "_active", Driver(capability))
+        kernels.clear()
+        function(*arguments)
+        return list(kernels)
+
+    monkeypatch.setattr(JITFunction, "run", build)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    return compiled
+
+
+def check(kernels, capability, number):
+    assert len(kernels) == number
+    for kernel in kernels:
+        assert f".target sm_{capability}" in kernel.asm["ptx"]
+        assert kernel.asm["cubin"][:4] == b"\x7fELF"
+        assert kernel.metadata.shared <= 99 * 1024, "the least that a block may have on these GPUs"
+
+
+def norm_gelu(dtype, tokens):
+    from formerlab.kernels import norm_gelu as kernels
+
+    products = torch.zeros(2, tokens, dtype=dtype)
+    kernels.normalise_and_activate(products, 3.0, SMALLEST_NORM)
+    kernels.scores_and_gradient(torch.zeros_like(products), products, 3.0)
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+def test_norm_and_gelu(built, capability):
+    cases = [(torch.bfloat16, 3072)] if capability > 80 else [(torch.float32, 24)]
+    for case in product(TYPES, (24, 576, 3072, 5000)) if ALL else cases:
+        check(built(capability, norm_gelu, *case), capability, 2)
+
+
+def pruned_attention(policy, dtype, heads, key_heads, time, d_head):
+    from formerlab.kernels import pruned_attention as kernels
+
+    q, k, v = (torch.zeros(1, time, number, d_head, dtype=dtype).transpose(1, 2) for number in (heads, key_heads, 1))
+    kernels.run(policy, Prompt(q, k, v.expand_as(k), [int(0.4 * time)], [time]))
+
+
+SMALL, LARGE = (2, 2, 130, 16), (4, 2, 1024, 64)
+PRUNED = {
+    80: [(Knorm(), torch.float32, *SMALL)],
+    90: [(Decay(), torch.bfloat16, *LARGE)],
+    100: [(Decay(scope="layer"), torch.float16, *SMALL)],
+}
+POLICIES = Decay(), Knorm()
+SIZES = SMALL, LARGE, (2, 2, 2048, 128), (8, 1, 4096, 80)
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+def test_pruned_attention(built, capability):
+    cases = [(policy, dtype, *size) for policy, dtype, size in product(POLICIES, TYPES, SIZES)]
+    for case in cases if ALL else PRUNED[capability]:
+        check(built(capability, pruned_attention, *case), capability, 1)

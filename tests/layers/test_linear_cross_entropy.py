@@ -1,0 +1,70 @@
+"""The loss of a head is the cross-entropy of its logits, and keeps none of them."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from formerlab.layers import linear_cross_entropy as module
+from formerlab.layers.linear_cross_entropy import linear_cross_entropy
+
+ROWS, WIDTH, VOCABULARY = 13, 6, 40
+
+
+def drawn(dtype=torch.float64):
+    x, weight = (torch.randn(size, WIDTH, dtype=torch.float64).to(dtype) for size in (ROWS, VOCABULARY))
+    return x.requires_grad_(), weight.requires_grad_(), torch.randint(VOCABULARY, (ROWS,))
+
+
+def written_out(x, weight, targets):
+    logits = F.linear(x, weight)
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets)
+
+
+def with_gradients(loss, inputs):
+    value = loss(*inputs)
+    return value.detach(), *torch.autograd.grad(0.25 * value, inputs[:2])
+
+
+@pytest.mark.parametrize("slice_of", [1, 5, 2**20])
+def test_it_is_the_formula_in_slices_of_any_size(slice_of, monkeypatch):
+    """Loss and gradients, a row at a time, five rows at a time, and all at once."""
+    monkeypatch.setattr(module, "LARGEST", slice_of * VOCABULARY)
+    inputs = drawn()
+    for found, wanted in zip(
+        with_gradients(linear_cross_entropy, inputs), with_gradients(written_out, inputs), strict=True
+    ):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_gradients_are_those_of_finite_differences():
+    x, weight, targets = drawn()
+    assert torch.autograd.gradcheck(lambda x, weight: linear_cross_entropy(x, weight, targets), (x, weight))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_is_summed_in_single(autocast):
+    """In bfloat16 itself, and under autocast, which leaves the gradients in the type of weights and inputs."""
+    inputs = drawn(torch.float32 if autocast else torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found, wanted = with_gradients(linear_cross_entropy, inputs), with_gradients(written_out, inputs)
+    assert found[0].dtype == torch.float32
+    for one, other, given in zip(found[1:], wanted[1:], inputs, strict=False):
+        assert one.dtype == other.dtype == given.dtype
+        assert (one - other).norm() <= 0.02 * other.norm()
+
+
+def test_without_gradients_none_are_made(monkeypatch):
+    x, weight, targets = drawn()
+    with torch.no_grad():
+        monkeypatch.setattr(torch, "exp", None)  # the first step of the gradient
+        torch.testing.assert_close(linear_cross_entropy(x, weight, targets), written_out(x, weight, targets))
+
+
+def test_the_backward_pass_may_run_twice_and_keeps_no_logits():
+    x, weight, targets = drawn()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda t: t):
+        loss = linear_cross_entropy(x, weight, targets)
+    assert max(kept) < ROWS * VOCABULARY
+    first = torch.autograd.grad(loss, (x, weight), retain_graph=True)
+    assert all(map(torch.equal, first, torch.autograd.grad(loss, (x, weight))))
