@@ -12,12 +12,32 @@ from formerlab.run import Run
 from formerlab.training.record import load_record
 
 
+def load(run: str | Path) -> nn.Module:
+    """Return the model of a finished run with its final weights, ready to use (in evaluation mode, on the CPU).
+
+    `run` is a run's folder, or its id (`denseformer/plain-4/seed0`) where one scale in `results/live` has such a run.
+    Raises UserError where there is none, or more than one.
+    """
+    folder = Path(run)
+    if not (folder / "run.json").is_file() and not folder.is_absolute():
+        found = [path.parent for path in sorted(Path("results/live").glob(f"*/{folder}/run.json"))]
+        if len(found) > 1:
+            raise UserError(f"{run}: more than one scale has this run; name {' or '.join(map(str, found))}")
+        folder = found[0] if found else folder
+    return load_model(folder)[0]
+
+
 def load_model(folder: Path) -> tuple[nn.Module, Run]:
     """Return the final model of a finished run, ready to evaluate, and the run."""
     run = Run.model_validate(load_record(folder)["spec"])
     model = run.model.build(run.seed)
     model.load_state_dict(load_file(folder / "weights.safetensors"))
     return model.eval(), run
+
+
+def data_of(folder: Path, run: Run) -> Path:
+    """Return where the data of a run lie that is in its place, results/<tree>/<scale>/<study>/<run>/seed<k>."""
+    return (folder.resolve() / "../../.." / "data" / run.data).resolve()
 
 
 def load_decoder(folder: Path) -> tuple[DecoderModel, Run]:

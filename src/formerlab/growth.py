@@ -2,23 +2,29 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
-from pydantic import NonNegativeFloat, model_validator
-from torch import Tensor
+from pydantic import Field, model_validator
+from torch import Tensor, nn
 
 from formerlab.errors import UserError
+from formerlab.growth_layers import grow_layers
 from formerlab.growth_optimizer import OldTokens, grow_optimizer_state, hold_old_tokens
 from formerlab.growth_width import WidthMethod, check_width, widen
 from formerlab.layers.pattention import Pattention, PattentionLayer
 from formerlab.models.decoder import Decoder, DecoderModel
+from formerlab.models.translator import Translator
 from formerlab.models.vision import VisionTransformer, VisionTransformerModel
 from formerlab.spec import Spec
 
 Growable = Decoder | VisionTransformer
 """Models that can start from another's weights."""
+SomeModel = TypeVar("SomeModel", bound=Spec)
 GrowableModel = DecoderModel | VisionTransformerModel
+AnyModel = Growable | Translator
+"""Models that `grow` takes; a run of a translator cannot start from another."""
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 InitialKeys = Literal["random", "zero"]
 TauRule = Literal["sqrt", "keep"]
@@ -62,7 +68,7 @@ class Growth(Spec):
     """AdamW's moments: none, or the parent's, with zeros for the new rows (`grow_optimizer_state`)."""
     old_tokens: OldTokens = "train"
     """Old rows of keys and values: trained like all else, frozen, or trained at this part of the learning rate."""
-    noise: NonNegativeFloat = 0.0
+    noise: float = Field(default=0.0, ge=0.0, le=10.0)
     """What tells copies apart (net2net, hypercloning): standard deviation relative to a matrix's root mean square; it
     cancels in every sum, so the function stays. Without it copies have the same gradients and stay copies."""
 
@@ -76,24 +82,51 @@ class Growth(Spec):
 
 
 def grow(
-    model: GrowableModel,
+    model: AnyModule,
     factor: int | float = 2,
     init: InitialKeys = "zero",
     tau: TauRule = "keep",
     *,
     tokens: dict[str, int] | None = None,
     seed: int = 0,
-) -> GrowableModel:
+) -> AnyModule:
     """Return a copy of a model with more parameter tokens, by default one that computes the same function.
 
     Every Pattention's token count is multiplied by `factor` and rounded; `tokens` names counts instead, per kind of
     layer ({"projection": 1024, "feedforward": 4096}), and what it leaves out keeps its count. See `grow_into` for what
-    becomes of the weights. Raises UserError for a model without Pattention, unknown names and fewer tokens.
+    becomes of the weights. In somebody else's module the Pattentions bear their own names ({"encoder.0.up": 256}), and
+    decoders and vision transformers that it holds grow with their specs, by a factor only (see `grow_layers`).
+
+    Raises UserError for a model without Pattention or that cannot be copied, unknown names and fewer tokens.
     """
-    counts = _multiplied(model.spec, factor) if tokens is None else tokens
     growth = Growth(keys=init, tau=tau)
-    child = grown_spec(model.spec, _with_tokens(model.spec, counts), growth)
-    return grow_into(model.state_dict(), model.spec, child, growth, seed).train(model.training)
+    if not 1 <= factor < math.inf:
+        raise UserError(f"cannot grow by factor={factor}: growth never removes tokens; use a factor of at least 1")
+    if type(model) not in (DecoderModel, VisionTransformerModel):
+        return _grow_foreign(model, factor, growth, tokens, seed)
+    parent: Any = model.spec
+    child = grown_spec(parent, _with_tokens(parent, _multiplied(parent, factor) if tokens is None else tokens), growth)
+    grown: Any = grow_into(model.state_dict(), parent, child, growth, seed).train(model.training)
+    return cast(AnyModule, grown)
+
+
+def _grow_foreign(
+    model: AnyModule, factor: int | float, growth: Growth, tokens: dict[str, int] | None, seed: int
+) -> AnyModule:
+    """Return a grown copy of a module of any other kind; the specs of our models in it grow with them."""
+    if hasattr(getattr(model, "config", None), "decoder_spec"):
+        raise UserError(f"cannot grow a {type(model).__name__}, whose config repeats the sizes; grow its decoder")
+    parts = [name for name, part in model.named_modules() if _has_pattention(getattr(part, "spec", None))]
+    for name in tokens or ():
+        if any(not part or name.startswith(f"{part}.") for part in parts):
+            raise UserError(f"cannot grow {name} alone: it is part of a model whose spec says its size; use a factor")
+    grown = grow_layers(
+        model, factor, tokens, zero_keys=growth.keys == "zero", keep_tau=growth.tau == "keep", seed=seed
+    )
+    for name in parts if tokens is None else ():
+        part: Any = grown.get_submodule(name)
+        part.spec = _with_tau(part.spec, _with_tokens(part.spec, _multiplied(part.spec, factor)), growth.tau)
+    return grown
 
 
 def growable(spec: Spec) -> Growable:
@@ -114,14 +147,15 @@ def grown_spec(parent: Growable, child: Growable, growth: Growth) -> Growable:
     for key, old, new in _differences(parent.plain(), child.plain(), free):
         raise UserError(f"cannot grow {key}={old} into {key}={new}: {what}; make them equal")
     if growth.method == "tokens":
-        return _with_tau(parent, child, growth.tau)
+        grown: Growable = _with_tau(parent, child, growth.tau)
+        return grown
     if not isinstance(parent, Decoder) or not isinstance(child, Decoder):
         raise UserError(f"cannot grow {child.kind} by method={growth.method}: only decoders grow in width; use tokens")
     check_width(parent, child, growth.method)
     return child
 
 
-def continued_spec(parent: Growable, child: Growable) -> Growable:
+def continued_spec(parent: SomeModel, child: SomeModel) -> SomeModel:
     """Return the spec of a model that goes on training without growth: the parent's, its tau included.
 
     Raises UserError where the wanted spec differs in more than initial values.
@@ -131,7 +165,7 @@ def continued_spec(parent: Growable, child: Growable) -> Growable:
     return parent
 
 
-def _with_tau(parent: Growable, child: Growable, rule: TauRule) -> Growable:
+def _with_tau(parent: AnyModel, child: AnyModel, rule: TauRule) -> Any:
     """Return the child with the tau of its parent, or of its own token count; refuse another tau and fewer tokens."""
     grown = {}
     for name, new in _pattentions(child).items():
@@ -190,22 +224,24 @@ def _check_weights(state: dict[str, Tensor], spec: Growable) -> None:
             )
 
 
-def _pattentions(spec: Growable) -> dict[str, Pattention]:
+def _pattentions(spec: AnyModel) -> dict[str, Pattention]:
     parts = {name: getattr(spec, name) for name in type(spec).model_fields}
     return {name: part for name, part in parts.items() if isinstance(part, Pattention)}
 
 
-def _kinds(spec: Growable) -> str:
+def _has_pattention(spec: object) -> bool:
+    return isinstance(spec, AnyModel) and bool(_pattentions(spec))
+
+
+def _kinds(spec: AnyModel) -> str:
     return f"projection.kind={spec.projection.kind}, feedforward.kind={spec.feedforward.kind}"
 
 
-def _multiplied(spec: Growable, factor: int | float) -> dict[str, int]:
-    if not 1 <= factor < math.inf:
-        raise UserError(f"cannot grow by factor={factor}: growth never removes tokens; use a factor of at least 1")
+def _multiplied(spec: AnyModel, factor: int | float) -> dict[str, int]:
     return {name: round(part.tokens * factor) for name, part in _pattentions(spec).items()}
 
 
-def _with_tokens(spec: Growable, tokens: dict[str, int]) -> Growable:
+def _with_tokens(spec: AnyModel, tokens: dict[str, int]) -> Any:
     parts = _pattentions(spec)
     if unknown := sorted(tokens.keys() - parts.keys()):
         raise UserError(

@@ -71,7 +71,7 @@ class Progress:
         done, seconds = self.step - self.start, now - self._began
         if done > 0 and seconds > 0:
             if not any(name.endswith("_per_s") for name in fields):
-                parts.append(f"{short(done / seconds)} {self.unit}s/s")
+                parts.append(f"{short(done / seconds)} {plural(self.unit)}/s")
             parts.append(f"left {duration((self.total - self.step) * seconds / done)}")
         return "  ".join(parts)
 
@@ -90,6 +90,13 @@ def field_text(name: str, value: float | str) -> str:
     if name.endswith("_per_s"):
         return f"{short(float(value))} {name.removesuffix('_per_s').replace('_', ' ')}/s"
     return f"{name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:.4g}'}"
+
+
+def plural(unit: str) -> str:
+    """Return the plural of a unit: steps, policies, batches."""
+    if unit.endswith("y"):
+        return f"{unit[:-1]}ies"
+    return f"{unit}es" if unit.endswith(("s", "x", "ch", "sh")) else f"{unit}s"
 
 
 def short(value: float) -> str:

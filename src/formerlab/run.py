@@ -2,17 +2,17 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import NonNegativeInt, PositiveInt, StringConstraints, model_validator
+from pydantic import StringConstraints, model_validator
 
 from formerlab.growth import Growth
 from formerlab.models import Model
-from formerlab.spec import Spec
+from formerlab.spec import Count, Seed, Spec
 from formerlab.tasks import LanguageModeling, Task
 from formerlab.tasks.task import TRAINING_PASSES
 from formerlab.training.optimizer import AdamW, Optimizer
 from formerlab.training.schedule import Cosine, Schedule
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,99}$")]
 
 
 class Run(Spec):
@@ -22,7 +22,7 @@ class Run(Spec):
     """Study that the run belongs to."""
     name: Name
     """Name of the run within its study."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of initial values, batches and dropout."""
     data: Name = "text"
     """Name of the data set, as the scale defines it."""
@@ -34,15 +34,15 @@ class Run(Spec):
     """The optimizer."""
     schedule: Schedule = Cosine()
     """Learning-rate schedule over the steps of this run."""
-    steps: PositiveInt = 1000
+    steps: Count = 1000
     """Optimizer steps."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of matrix products; bfloat16 means autocast with float32 weights."""
     compile: bool = False
     """Use torch.compile (costs its compilation in every process)."""
-    log_every: PositiveInt = 10
+    log_every: Count = 10
     """Steps between two rows of train.csv and timing.csv."""
-    evaluate_every: PositiveInt = 100
+    evaluate_every: Count = 100
     """Steps between two evaluations on the validation stream; the last step is always evaluated."""
     init: Name | None = None
     """Run of the same study and seed whose final weights this run starts from."""

@@ -16,9 +16,10 @@ from formerlab.evaluation.classification import predictions
 from formerlab.models.vision import VisionTransformer
 from formerlab.run import Run
 from formerlab.tasks import Classification
-from formerlab.tasks.augmentation import Look, Shift, TimmAugmentation, own_randomness, shifted
+from formerlab.tasks.augmentation import Look, Shift, TimmAugmentation, drawn_moves, own_randomness, shifted
 from formerlab.tasks.image_batches import Meter, step_indices
 from formerlab.tasks.moving_average import update_average, use_average
+from formerlab.tasks.place import BEGINNING
 
 MODEL = VisionTransformer(image=8, channels=1, classes=10, patch=4, layers=1, width=8, heads=2)
 
@@ -65,8 +66,40 @@ def test_worker_processes_make_the_same_batches(digits):
     finally:
         torch.set_num_threads(before)
     assert (alone.workers, shared.workers) == (0, 2)
-    for step in (5, 6, 2):  # on from a checkpoint, then elsewhere
-        assert same(alone.batch_of(1, step), shared.batch_of(1, step))
+    for draw, place in ((5, 40), (6, 48), (2, 17)):  # on from a checkpoint, then elsewhere
+        for chosen in (np.arange(8), np.array([1, 2, 6])):
+            assert same(alone.batch_of(1, draw, place, chosen), shared.batch_of(1, draw, place, chosen))
+
+
+@pytest.mark.parametrize("task", TASKS, ids=["plain", "shift", "timm"])
+def test_a_run_goes_on_where_its_ancestors_ended(task, digits):
+    """With their batch it makes the batches that they would have made; with another it takes the next images."""
+    data = task.load(digits, "train")
+    start = task.place_after(data, task.place_after(data, BEGINNING, 30), 20)
+    assert (start.chain_steps, start.steps, start.position) == (50, 50, 400)
+    assert same(task.step_batches(data, 0, 3, start)[0], task.step_batches(data, 0, 53)[0])
+    larger = task.model_copy(update={"batch": 12})
+    batch = larger.step_batches(larger.load(digits, "train"), 0, 3, start)[0]
+    if task.augmentation is None:
+        labels = [label for step in range(60) for label in task.step_batches(data, 0, step)[0].targets.tolist()]
+        assert batch.targets.tolist() == labels[400 + 36 : 400 + 48]
+    assert larger.place_after(data, start, 3).position == 400 + 36
+
+
+@pytest.mark.parametrize("batch", [8, 16])
+def test_no_change_to_an_image_is_drawn_twice_in_a_chain(batch, digits, monkeypatch):
+    """Whatever the batch of a stage, though there are fewer steps to its place than its ancestors made."""
+    drawn = []
+    monkeypatch.setattr("formerlab.tasks.image_batches.image_seeds", lambda *key: drawn.append(key[:2]) or [0] * key[2])
+    task = TASKS[1].model_copy(update={"batch": batch})
+    parent = TASKS[1].load(digits, "train")
+    start = TASKS[1].place_after(parent, BEGINNING, 6)
+    for step in range(6):
+        TASKS[1].step_batches(parent, 0, step)
+    data = task.load(digits, "train")
+    for step in range(6):
+        task.step_batches(data, 0, step, start)
+    assert len(set(drawn)) == 12
 
 
 def test_drawing_leaves_the_generators_as_they_were(digits):
@@ -78,7 +111,7 @@ def test_drawing_leaves_the_generators_as_they_were(digits):
 
 @pytest.mark.parametrize(("count", "batch"), [(10, 4), (10, 25), (7, 7)])
 def test_an_epoch_shows_every_image_once(count, batch):
-    seen = np.concatenate([step_indices(0, step, batch, count) for step in range(2 * count)])
+    seen = np.concatenate([step_indices(0, step * batch, batch, count) for step in range(2 * count)])
     for epoch in range(len(seen) // count):
         assert sorted(seen[epoch * count : (epoch + 1) * count]) == list(range(count))
     assert not np.array_equal(seen[:count], seen[count : 2 * count])
@@ -100,13 +133,17 @@ def test_pixels_are_normalised_to_mean_0_and_deviation_1(digits):
     assert pixels.std(correction=0).item() == pytest.approx(1, abs=1e-5)
 
 
+def shift(images, augmentation):
+    return shifted(images, augmentation, drawn_moves(augmentation, len(images), np.random.default_rng(0)))
+
+
 def test_a_shift_moves_and_mirrors():
     images = np.zeros((400, 5, 5, 1), np.uint8)
     images[:, 2, 3] = 255
-    moved = shifted(images, Shift(pixels=1), np.random.default_rng(0))
+    moved = shift(images, Shift(pixels=1))
     places = Counter((int(row), int(column)) for row, column in (np.argwhere(image[:, :, 0])[0] for image in moved))
     assert set(places) == {(row, column) for row in (1, 2, 3) for column in (0, 1, 2, 3, 4)}
-    unflipped = shifted(images, Shift(pixels=0, flip=False), np.random.default_rng(0))
+    unflipped = shift(images, Shift(pixels=0, flip=False))
     assert np.array_equal(unflipped, images)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from formerlab.errors import UserError
 from formerlab.evaluation.perplexity import window_losses
@@ -34,6 +35,21 @@ def test_steps_and_seeds_share_no_draws():
     stream = np.arange(1 << 16, dtype=np.uint16)
     starts = [task.train_batch(stream, seed, step)[:, 0] for seed in range(20) for step in range(20)]
     assert 6000 < len(torch.cat(starts).unique()) < 6200
+
+
+def test_of_the_training_stream_its_stretch_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("formerlab.tasks.language.load_stream", lambda folder, split: STREAM)
+    thirds = [TASK.model_copy(update={"stretch": part}) for part in ((0.0, 0.3), (0.3, 0.8), (0.8, 1.0))]
+    assert [task.load(tmp_path, "train").tolist() for task in thirds] == [
+        list(range(12)), list(range(12, 32)), list(range(32, 40))
+    ]  # fmt: skip
+    assert all(len(task.load(tmp_path, split)) == 40 for task in thirds for split in ("valid", "test"))
+
+
+@pytest.mark.parametrize("stretch", [(0.5, 0.5), (0.8, 0.2), (0.0, 1.1), (-0.1, 1.0), (0.5,)])
+def test_a_stretch_that_holds_nothing_is_refused(stretch):
+    with pytest.raises(ValidationError, match="stretch"):
+        LanguageModeling(stretch=stretch)
 
 
 @given(tokens=st.integers(7, 40), seed=st.integers(0, 1000))
@@ -84,8 +100,8 @@ def test_the_loss_is_the_mean_negative_log_softmax():
     logits = model(windows[:, :-1])
     logs = logits - logits.exp().sum(dim=-1, keepdim=True).log()
     naive = -sum(logs[row, time, windows[row, time + 1]] for row in range(4) for time in range(6)) / 24
-    assert TASK.loss(model, windows).item() == pytest.approx(naive.item(), rel=1e-6)  # the loss itself is float32
-    assert TASK.loss(model, windows).dtype == torch.float32
+    assert TASK.loss(model, windows).item() == pytest.approx(naive.item(), rel=1e-12)
+    assert TASK.loss(model.bfloat16(), windows).dtype == torch.float32
 
 
 @pytest.mark.parametrize("parts", [2, 4])

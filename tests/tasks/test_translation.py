@@ -13,6 +13,7 @@ from formerlab.errors import StoppedEarly, UserError
 from formerlab.models import Translator
 from formerlab.run import Run
 from formerlab.tasks import Translation
+from formerlab.tasks.place import BEGINNING
 from formerlab.tasks.sentence_batch import NO_TARGET, sentence_batch
 from formerlab.tasks.translation import smoothed_loss
 from formerlab.training.loop import Hooks, train
@@ -68,6 +69,31 @@ def test_tokens_and_flops_until_a_step_are_those_of_its_batches():
         assert TASK.flops_until(MODEL, DATA, 5, step) == 3 * sum(MODEL.flops(s, t) for s, t in lengths)
 
 
+def test_a_run_goes_on_where_its_ancestors_ended():
+    size = len(DATA.batches(40))
+    start = TASK.place_after(DATA, TASK.place_after(DATA, BEGINNING, size - 2), 5)
+    assert (start.steps, start.position) == (size + 3, size + 3)
+    for step in (0, size - 1):
+        again, wanted = TASK.step_batches(DATA, 5, step, start)[0], TASK.step_batches(DATA, 5, size + 3 + step)[0]
+        assert torch.equal(again.source, wanted.source)
+    until = TASK.tokens_until(DATA, 5, size + 9)
+    assert TASK.tokens_until(DATA, 5, 6, start) == until - TASK.tokens_until(DATA, 5, size + 3)
+    assert TASK.epoch_tokens(DATA) == TASK.tokens_until(DATA, 5, size)
+
+
+@pytest.mark.parametrize(("epochs", "more", "begins"), [(1, 0, 1), (2, 3, 3)])
+def test_with_batches_of_another_size_a_run_begins_with_the_next_epoch(epochs, more, begins):
+    """Pairs fall into other batches then, so the rest of an epoch cannot be told."""
+    start, larger = TASK.place_after(DATA, BEGINNING, epochs * len(DATA.batches(40)) + more), Translation(tokens=70)
+    size = len(DATA.batches(70))
+    assert size != len(DATA.batches(40))
+    batches = [larger.step_batches(DATA, 5, step, start)[0] for step in range(size)]
+    assert torch.equal(batches[0].source, larger.step_batches(DATA, 5, begins * size)[0].source)
+    assert larger.tokens_until(DATA, 5, size, start) == TASK.epoch_tokens(DATA)
+    assert sum(batch.tokens for batch in batches) == TASK.epoch_tokens(DATA)
+    assert larger.place_after(DATA, start, 2).position == begins * size + 2
+
+
 def test_a_batch_holds_sources_and_shifted_targets():
     batch = sentence_batch(DATA, [3, 8])
     for row, pair in enumerate((3, 8)):
@@ -107,6 +133,7 @@ def test_validation_is_never_smoothed():
     smooth = Translation(tokens=40, label_smoothing=0.4)
     batch = sentence_batch(DATA, range(5))
     tokens, loss = smooth.measure(model, batch)
+    loss = loss.item()
     plain = Translation(tokens=40, label_smoothing=0.0).loss(model, batch).item()
     assert (tokens, loss) == (batch.tokens, pytest.approx(plain, rel=1e-5))
     assert smooth.loss(model, batch).item() != pytest.approx(loss, rel=1e-3)

@@ -11,6 +11,7 @@ from formerlab.errors import StoppedEarly
 from formerlab.files import sha256
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models import Decoder
+from formerlab.plan import loaded
 from formerlab.run import Run
 from formerlab.tasks import LanguageModeling
 from formerlab.training.optimizer import AdamW
@@ -49,14 +50,19 @@ def small(**changes: object) -> Run:
 
 def write_plan(run: Run, data: Path, folder: Path, **job: object) -> Path:
     """Write a plan of one run, whose results go into `folder`/results; return its file."""
-    job = {"spec": run.plain(), "code": "code", "data": "text", "init": None, "keep_optimizer": False, **job}
+    job = {"spec": run.plain(), "spec_hash": run.fingerprint(), "code": "code", "data": "text", "init": None, **job}
+    manifest = json.loads((data / "manifest.json").read_text())
+    prepared = {"recipe": "recipe", "source": "source_fingerprint", "code": "code_hash"}
+    prepared = {key: manifest[said] for key, said in prepared.items()}
     plan = {
         "scale": "test",
         "results": str(folder / "results"),
         "device": "cpu",
         "threads": 1,
-        "data": {"text": {"out": str(data)}},
-        "train": {run.id: job},
+        "data": {"text": prepared | {"out": str(data), "tokenizer": None}},
+        "train": {run.id: {"keep_optimizer": False} | job},
+        "code": {job["code"]: ["formerlab.training.stage"]},
+        "sources": loaded.AT_START,
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     return folder / "plan.json"

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import count
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from small_runs import RUN, TOKENFORMER, VOCABULARY, bits, interrupted, rows, sm
 from formerlab.errors import UserError
 from formerlab.growth import Growth
 from formerlab.tasks import LanguageModeling
-from formerlab.training import loop
+from formerlab.training import loop, update
 from formerlab.training.optimizer import AdamW
 from formerlab.training.schedule import Constant
+from formerlab.training.stop import StopRequest
 
 DIVERGING = small(optimizer=AdamW(lr=10.0, weight_decay=1.0), schedule=Constant(), steps=40, log_every=1)
 """Decay multiplies the weights by 1 - lr weight_decay = -9 a step, until something overflows."""
@@ -102,8 +104,34 @@ def test_a_run_that_would_grow_from_it_is_refused(data, tmp_path):
         trained(child, data, tmp_path / "child", tmp_path / "parent")
 
 
+@pytest.fixture(params=[False, True], ids=["at once", "late"])
+def late(request, monkeypatch):
+    """Read numbers of steps at once, as on a CPU, or where a row is due, as on a GPU."""
+    if request.param:
+        monkeypatch.setattr(update, "waiting_is_free", lambda device: False)
+    return request.param
+
+
+def test_read_late_it_diverges_in_the_same_step_with_the_same_weights(diverged, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(update, "waiting_is_free", lambda device: False)
+    rare = DIVERGING.model_copy(update={"log_every": 100, "evaluate_every": 100})
+    assert trained(rare, data, tmp_path)["diverged_at_step"] == record_of(diverged)["diverged_at_step"]
+    assert record_of(tmp_path)["tokens"] == record_of(diverged)["tokens"]
+    assert [row["step"] for row in rows(tmp_path, "train")] == [1]
+    found, expected = (load_file(out / "weights.safetensors") for out in (tmp_path, diverged))
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+def test_stopped_before_anybody_read_that_it_diverged_it_ends_as_diverged(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(update, "waiting_is_free", lambda device: False)
+    rare, checks = DIVERGING.model_copy(update={"log_every": 100, "evaluate_every": 100}), count()
+    monkeypatch.setattr(StopRequest, "__call__", lambda self: "a test" if next(checks) == 20 else None)
+    record = trained(rare, data, tmp_path)
+    assert 5 < record["diverged_at_step"] < 12
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_changes_no_weight(bad, data, tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite_changes_no_weight(bad, late, data, tmp_path, monkeypatch):
     """The sixth training loss is broken: the run ends with the weights of five steps."""
     loss, calls = LanguageModeling.loss, []
 
@@ -139,10 +167,29 @@ def test_a_validation_loss_that_is_not_finite_is_divergence_too(step, data, tmp_
     assert record_of(tmp_path)["final"]["valid_loss_nats"] is None or step > 0
 
 
+def test_weights_that_overflow_between_rows_are_never_saved(late, data, tmp_path, monkeypatch):
+    """Weights are looked at where a row is due and where they are saved; the next loss tells of all other steps."""
+    step = loop._optimizer_step
+
+    def overflowing(run, model, state, *others):
+        result = step(run, model, state, *others)
+        if state.step == 3:  # the fourth step
+            model.embedding.data.fill_(math.inf)
+        return result
+
+    monkeypatch.setattr(loop, "_optimizer_step", overflowing)
+    record = trained(small(log_every=100, evaluate_every=100), data, tmp_path, checkpoint_seconds=0)
+    assert (record["status"], record["diverged_at_step"]) == ("diverged", 5)
+    saved = torch.load(tmp_path / "checkpoint" / "last.pt", weights_only=True)["state"]
+    assert saved["step"] == 3
+    assert all(weight.isfinite().all() for weight in saved["model"].values())
+
+
 @pytest.mark.parametrize("lr", [1e30, 1e39])
 def test_a_hopeless_learning_rate_diverges_at_once(lr, data, tmp_path):
     """The larger one overflows the weights themselves, and what is saved of them is finite still."""
-    record = trained(small(optimizer=AdamW(lr=lr), schedule=Constant()), data, tmp_path)
+    hopeless = AdamW().model_copy(update={"lr": lr})  # none that a configuration may have
+    record = trained(small(optimizer=hopeless, schedule=Constant()), data, tmp_path)
     assert (record["status"], record["diverged_at_step"]) == ("diverged", 1)
     assert record["tokens"] == 0
     assert record["tokens_per_s"] is None

@@ -6,6 +6,7 @@ import pytest
 from small_runs import bits, interrupted, trained
 from test_killed import RUN, Processes, train_words
 
+from formerlab.commands.notes import read_note
 from formerlab.errors import UserError
 from formerlab.training.stage import CHECKPOINT
 
@@ -38,12 +39,14 @@ def test_a_full_disk_is_said_and_the_same_call_goes_on(largest_file, stays_out, 
     else:
         words = words[:4]
     failed = processes.run(*words, largest_file=largest_file)
-    assert failed["status"] == 1, failed["output"]
-    assert "File too large" in failed["output"] or "disk full" in failed["output"]
+    assert failed["status"] == 2, failed["output"]
+    (said,) = [line for line in failed["output"].splitlines() if not line.startswith(("train ", "continuing"))]
+    assert said.startswith(f"error: {out / stays_out}: could not be written, is the disk full? Make room")
     assert not list(out.rglob("*.tmp"))
     assert not (out / "run.json").exists()
+    note = read_note("train", out)
+    assert (note["state"], f"error: {note['reason']}") == ("failed", said)
     if stays_out == CHECKPOINT:
-        assert "last.pt: could not be written, is the disk full?" in failed["output"]
         assert (out / CHECKPOINT).read_bytes() == good
     else:
         assert not (out / stays_out).exists()

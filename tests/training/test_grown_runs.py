@@ -14,6 +14,7 @@ from formerlab.errors import UserError
 from formerlab.finished import load_model
 from formerlab.growth import Growth, grown_spec
 from formerlab.layers import Pattention
+from formerlab.tasks.place import Place
 from formerlab.training.loop import Hooks, train
 from formerlab.training.schedule import Constant
 from formerlab.training.state import State
@@ -97,7 +98,8 @@ def test_carry_goes_on_with_the_parents_moments(parent, data, tmp_path):
     state = State(model, run.optimizer.build(model))
     state.optimizer.load_state_dict(torch.load(parent / "optimizer.pt", weights_only=True))
     hooks = Hooks(lambda state: None, lambda: None, math.inf)
-    train(run, state, load_stream(data, "train"), load_stream(data, "valid"), hooks)
+    ended = Place(chain_steps=12, steps=12)
+    train(run, state, load_stream(data, "train"), load_stream(data, "valid"), hooks, ended)
     found = load_file(tmp_path / "weights.safetensors")
     assert all(torch.equal(found[name], weight) for name, weight in state.model.state_dict().items())
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from small_runs import MODEL, bits, small, trained, write_plan
 
+from formerlab.commands.notes import noted
 from formerlab.training.optimizer import AdamW
 
 pytestmark = pytest.mark.xdist_group("killed")  # they share a process that takes seconds to start
@@ -101,8 +102,8 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(seed, processes, wo
 
 @pytest.mark.parametrize("written", ["last.pt", "train.csv", "weights.safetensors", "run.json"])
 def test_killed_just_before_a_file_gets_its_name(written, processes, words, out, whole):
-    """os.fsync is called for the note, run.yaml, 12 checkpoints, five tables, weights and the record."""
-    names = [".train.state.json", "run.yaml", *["last.pt"] * 12, "train.csv", "timing.csv", "eval.csv"]
+    """os.fsync is called for run.yaml, 12 checkpoints, five tables, weights and the record."""
+    names = ["run.yaml", *["last.pt"] * 12, "train.csv", "timing.csv", "eval.csv"]
     names += ["depth.csv", "test.csv", "weights.safetensors", "run.json"]
     killed = processes.run(*words, function="fsync", at_call=names.index(written) + 1)
     assert killed["status"] == -9
@@ -125,6 +126,15 @@ def test_a_signal_stops_it_saved_with_its_own_status(signal, processes, words, o
     assert "continuing after step 6" in again["output"]
     assert bits(out) == whole
     assert not (out / ".train.state.json").exists()
+
+
+def test_of_two_at_once_the_second_says_who_has_the_run(processes, words, out):
+    with noted("train", out):
+        second = processes.run(*words)
+        assert second["status"] == 2
+        assert second["output"].startswith(f"error: {out}: train is under way here already (process {os.getpid()} on ")
+        assert second["output"].count("\n") == 1
+    assert not any(out.iterdir())
 
 
 @pytest.mark.parametrize("function", ["window_losses", "save_file", "record_of"])

@@ -1,9 +1,11 @@
 """AdamW: which parameters decay, and its update against one written by hand."""
 
 import math
+import sys
 
 import pytest
 import torch
+from fixtures.own_process import own_process
 from pydantic import ValidationError
 from torch import nn
 
@@ -139,6 +141,22 @@ def test_updates_are_those_of_the_paper():
 
 def test_the_fused_kernel_is_used():
     assert all(group["fused"] for group in AdamW().build(Pair()).param_groups)
+
+
+def _a_step_imports_no_compiler():
+    weight = nn.Linear(2, 2)
+    optimizer = AdamW().build(weight)
+    weight(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert "torch._dynamo" not in sys.modules
+
+
+def test_a_step_imports_no_compiler():
+    """torch's own optimizer imports one to keep out of it, which takes a second of every process."""
+    with own_process() as run:
+        run(_a_step_imports_no_compiler)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import functools
 import json
 import platform
 import re
+import subprocess
 from datetime import datetime
 from pathlib import Path
 
@@ -30,6 +31,7 @@ TYPES = {
     "code_hash": str,
     "data": dict,
     "init": type(None),
+    "read": list,
     "weights_sha256": str,
     "parameters": int,
     "parameters_non_embedding": int,
@@ -40,9 +42,10 @@ TYPES = {
     "wall_time_s": float,
     "tokens_per_s": float,
     "peak_memory_bytes": int,
-    "flops_utilisation": float,
+    "model_flops_utilisation": float,
     "matmul_flops_per_s": float,
     "threads": int,
+    "processes": int,
     "device": str,
     "host": str,
     "git": dict,
@@ -69,6 +72,8 @@ def test_the_fields_are_those_of_the_documentation(record):
     keys = dict(re.findall(r"(\w+) \{([^}]*)\}", fields))
     names = re.sub(r" \{[^}]*\}| \| null", "", fields).split(", ")
     assert set(names) == set(record)
+    (listed,) = re.findall(r"^`read` says .+?: `(.+?)`\.", ARCHITECTURE.read_text(), re.MULTILINE)
+    assert re.sub(r" \([^)]*\)", "", listed).split(", ") == list(record["read"][0])
     for name, listed_keys in keys.items():
         expected = set(listed_keys.split(", ")) - {"..."}
         assert record[name] is None or expected <= set(record[name]), name
@@ -120,8 +125,17 @@ def test_large_counts_are_exact():
 def test_speed_is_of_the_training_steps_alone(record, finished):
     assert record["tokens_per_s"] == pytest.approx(record["tokens"] / record["training_time_s"])
     utilisation = record["flops"] / record["training_time_s"] / record["matmul_flops_per_s"]
-    assert record["flops_utilisation"] == pytest.approx(utilisation)
+    assert record["model_flops_utilisation"] == pytest.approx(utilisation)
     assert record["training_time_s"] == rows(finished, "timing")[-1]["time_s"] < record["wall_time_s"]
+
+
+@pytest.mark.parametrize(("precision", "peak"), [("float32", 1.0e9), ("bfloat16", 4.0e9)])
+def test_utilisation_is_of_the_peak_of_products_as_the_run_makes_them(precision, peak, data, tmp_path, monkeypatch):
+    peaks = {"float32": 1.0e9, "bfloat16": 4.0e9}
+    monkeypatch.setattr("formerlab.training.record.matmul_flops_per_s", lambda device, precision: peaks[precision])
+    found = trained(small(precision=precision, steps=1), data, tmp_path)
+    assert (found["matmul_flops_per_s"], found["processes"]) == (peak, 1)
+    assert found["model_flops_utilisation"] == pytest.approx(found["flops"] / found["training_time_s"] / peak)
 
 
 def test_final_losses_are_the_means_over_tokens_of_the_last_rows(record, finished):
@@ -150,10 +164,33 @@ def test_provenance_is_that_of_the_start(data, tmp_path, monkeypatch):
     assert trained(RUN, data, tmp_path)["git"]["commit"] == "before"
 
 
-def test_outside_a_repository_there_is_no_commit(monkeypatch, tmp_path):
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "a" / "b" / "c" / "provenance.py"))
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """The package as if it were installed in an environment within somebody's repository."""
+    place = tmp_path / "venv" / "site-packages" / "formerlab"
+    place.mkdir(parents=True)
+    (place / "provenance.py").write_text("")
+    monkeypatch.setattr(provenance, "__file__", str(place / "provenance.py"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    return tmp_path
+
+
+def git(folder, *words):
+    who = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
+    subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
+
+
+def test_outside_a_repository_there_is_no_commit(installed):
     assert provenance.git_state.__wrapped__() == {"commit": None, "dirty_hash": None}
+
+
+def test_the_commit_of_a_repository_that_does_not_hold_the_package_is_not_ours(installed):
+    git(installed, "init")
+    git(installed, "commit", "--allow-empty", "-m", "somebody's own work")
+    assert provenance.git_state.__wrapped__() == {"commit": None, "dirty_hash": None}
+    git(installed, "add", "venv")
+    git(installed, "commit", "-m", "and the package")
+    assert re.fullmatch(r"[0-9a-f]{40}", provenance.git_state.__wrapped__()["commit"])
 
 
 def test_an_interrupted_run_has_no_record(data, tmp_path, monkeypatch):

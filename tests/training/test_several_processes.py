@@ -8,8 +8,13 @@ import sys
 import pytest
 from small_runs import MODEL, rows, small, trained, write_plan
 
+from formerlab.data.parallel import prepare
+from formerlab.data.parallel_spec import ParallelData
+from formerlab.data.phrases import Phrases
+from formerlab.data.tokenizer import BytePairs
 from formerlab.errors import UserError
-from formerlab.tasks import LanguageModeling
+from formerlab.models import Translator
+from formerlab.tasks import LanguageModeling, Translation
 from formerlab.training import parallel
 
 pytestmark = pytest.mark.xdist_group("parallel")
@@ -33,11 +38,11 @@ wait $first && exit $second
 
 @pytest.fixture
 def train(data, tmp_path):
-    """Return a function that trains the run with two processes in `results`."""
+    """Return a function that trains a run with two processes in `results`."""
 
-    def call(*words, environment=(), **job):
-        plan = write_plan(RUN, data, tmp_path, gpus=2, **job)
-        command = [sys.executable, "-m", "formerlab", "train", RUN.id, "--plan", str(plan), *words]
+    def call(*words, run=RUN, data=data, environment=(), **job):
+        plan = write_plan(run, data, tmp_path, gpus=2, **job)
+        command = [sys.executable, "-m", "formerlab", "train", run.id, "--plan", str(plan), *words]
         return subprocess.run(command, env=ENVIRONMENT | dict(environment), capture_output=True, text=True)
 
     return call
@@ -69,10 +74,30 @@ def test_on_two_machines_of_a_cluster_job_that_split_it_they_do_so_too(train, da
     learned_as_alone(tmp_path / "results" / RUN.id, data, tmp_path)
 
 
-def learned_as_alone(out, data, tmp_path):
+def test_steps_of_fewer_sentences_than_parts_are_shared_out_too(train, tmp_path):
+    """Of a single sentence, one process has all and the other none."""
+    source, pairs = Phrases(count=100), tmp_path / "pairs"
+    prepare("pairs", ParallelData(source=source, tokenizer=BytePairs(vocabulary=300), max_tokens=64), pairs)
+    run = small(
+        model=Translator(vocabulary=300, layers=1, width=16, heads=2, context=114, dropout=0.1),
+        task=Translation(tokens=40, accumulate=4, valid_pairs=3),
+        steps=8,
+    )
+    stream = run.task.load(pairs, "train")
+    parts = [len(run.task.step_batches(stream, run.seed, step)) for step in range(8)]
+    assert {1, 2, 3} <= set(parts)
+    done = train(run=run, data=pairs)
+    assert done.returncode == 0, done.stderr
+    learned_as_alone(tmp_path / "results" / run.id, pairs, tmp_path, run)
+
+
+def learned_as_alone(out, data, tmp_path, run=RUN):
     assert not (out / ".train.state.json").exists()
-    alone = trained(RUN, data, tmp_path / "alone")
+    alone = trained(run, data, tmp_path / "alone")
     record = json.loads((out / "run.json").read_text())
+    assert (record["processes"], alone["processes"]) == (2, 1)
+    share = record["flops"] / record["training_time_s"] / (2 * record["matmul_flops_per_s"])
+    assert record["model_flops_utilisation"] == pytest.approx(share)
     assert record["final"] == pytest.approx(alone["final"], rel=1e-5)
     for name in ("train", "eval", "test"):
         for together, one in zip(rows(out, name), rows(tmp_path / "alone", name), strict=True):
@@ -86,7 +111,5 @@ def numbers(row):
 
 def test_parts_that_cannot_be_shared_out_are_named(monkeypatch):
     monkeypatch.setattr(parallel, "count", lambda: 2)
-    monkeypatch.setattr(parallel, "rank", lambda: 1)
-    assert parallel.share("abcd") == [(1, "b"), (3, "d")]
     with pytest.raises(UserError, match=r"2 processes cannot share a step of 3 parts;"):
-        parallel.share("abc")
+        parallel.check(3)

@@ -92,10 +92,9 @@ def test_times_add_up_over_starts_and_the_first_start_counts(data, tmp_path, mon
     assert 1000 < seconds[-2] < seconds[-1] == record["training_time_s"] < 2000
 
 
-def test_half_files_of_a_killed_process_are_removed(finished, data, tmp_path):
+def test_half_a_checkpoint_of_a_killed_process_is_removed(finished, data, tmp_path):
     (tmp_path / "checkpoint").mkdir()
-    for path in (tmp_path / ".train.csv.99.tmp", tmp_path / "checkpoint" / ".last.pt.99.tmp"):
-        path.write_text("half")
+    (tmp_path / "checkpoint" / ".last.pt.host.99.tmp").write_text("half")
     trained(RUN, data, tmp_path)
     assert not list(tmp_path.rglob("*.tmp"))
     assert bits(tmp_path) == bits(finished)

@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeInt
+from pydantic import Field
 from torch import Tensor
 
 from formerlab.data.images.decode import cut
 from formerlab.data.images.store import ImageSet
 from formerlab.seeding import mixed_seed
-from formerlab.spec import Spec
+from formerlab.spec import AnyCount, Spec
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Bytes = NDArray[np.uint8]
@@ -28,7 +29,7 @@ class Shift(Spec):
     """
 
     kind: Literal["shift"] = "shift"
-    pixels: NonNegativeInt = 4
+    pixels: AnyCount = 4
     """Largest shift in both directions; what enters is black."""
     flip: bool = True
     """Mirror half of the images; not for digits."""
@@ -63,19 +64,24 @@ def augmented(
     indices: NDArray[np.int64],
     seeds: Sequence[int],
     look: "Look",
+    chosen: NDArray[np.int64],
 ) -> Tensor:
-    """Return training images `count channels side side`, normalised; `seeds` has one for each, or none is needed."""
+    """Return training images `count channels side side`, normalised.
+
+    Of a step with the images `indices` and a seed for each, those at the positions `chosen` are made.
+    """
     if isinstance(augmentation, TimmAugmentation):
         transform = augmentation.transform(look.side, look.mean, look.std)
         with own_randomness() as reseed:
             made = []
-            for index, seed in zip(indices, seeds, strict=True):
-                reseed(seed)
-                made.append(transform(images.image(int(index))))
+            for position in chosen:
+                reseed(seeds[position])
+                made.append(transform(images.image(int(indices[position]))))
         return torch.stack(made)
-    pixels = whole(images, indices, look)
+    pixels = whole(images, indices[chosen], look)
     if augmentation is not None:
-        pixels = shifted(pixels, augmentation, np.random.Generator(np.random.Philox(key=seeds[0])))
+        moves = drawn_moves(augmentation, len(indices), np.random.Generator(np.random.Philox(key=seeds[0])))
+        pixels = shifted(pixels, augmentation, moves[:, chosen])
     return look.normalised(pixels)
 
 
@@ -105,14 +111,19 @@ def whole(images: ImageSet, indices: NDArray[np.int64], look: Look) -> Bytes:
     return np.stack([cut(images.image(int(index)), look.side, look.crop) for index in indices])
 
 
-def shifted(pixels: Bytes, augmentation: Shift, generator: np.random.Generator) -> Bytes:
-    """Return the images, each moved and mirrored by its own draw."""
+def drawn_moves(augmentation: Shift, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Return by how many rows and columns each of `count` images is moved, and whether it is mirrored."""
+    offsets = generator.integers(0, 2 * augmentation.pixels, size=(2, count), endpoint=True)
+    return np.vstack((offsets, generator.integers(0, 2, size=count)))
+
+
+def shifted(pixels: Bytes, augmentation: Shift, moves: NDArray[np.int64]) -> Bytes:
+    """Return the images, each moved and mirrored by its column of `moves`."""
     count, height, width, _ = pixels.shape
     by = augmentation.pixels
-    offsets = generator.integers(0, 2 * by, size=(2, count), endpoint=True)
-    mirrored = generator.integers(0, 2, size=(count, 1))
-    rows = offsets[0][:, None] + np.arange(height)
-    columns = offsets[1][:, None] + np.arange(width)
+    down, right, mirrored = moves[:, :, None]
+    rows = down + np.arange(height)
+    columns = right + np.arange(width)
     if augmentation.flip:
         columns = np.where(mirrored == 1, columns[:, ::-1], columns)
     padded = np.pad(pixels, ((0, 0), (by, by), (by, by), (0, 0)))
@@ -145,6 +156,7 @@ def image_seeds(seed: int, step: int, count: int) -> list[int]:
 
 @functools.cache
 def _transform(augmentation: TimmAugmentation, side: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
+    ensure_torchvision_imports()
     from timm.data.transforms_factory import create_transform
 
     return create_transform(

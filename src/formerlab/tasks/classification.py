@@ -7,18 +7,21 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from jaxtyping import Float
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.data.images.store import ImageSet, load_images
 from formerlab.errors import UserError
-from formerlab.evaluation.classification import PREDICTIONS, predictions
+from formerlab.evaluation.classification import PREDICTIONS, predictions, said_of
 from formerlab.seeding import mixed_seed
+from formerlab.spec import Count
 from formerlab.tasks.augmentation import Augmentation, Look, Probability, Shift, own_randomness
 from formerlab.tasks.image_batches import ImageBatch, TrainingImages, held_out_batches
 from formerlab.tasks.moving_average import update_average, use_average
-from formerlab.tasks.task import Row, TaskSpec
+from formerlab.tasks.place import BEGINNING, Place
+from formerlab.tasks.task import WHOLE, Measures, Row, Share, TaskSpec
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of ImageNet's pixels, as everybody uses them."""
@@ -36,19 +39,19 @@ class Classification(TaskSpec):
     test_columns: ClassVar[tuple[str, ...]] = ("window", "tokens", "loss_nats", *PREDICTIONS)
 
     kind: Literal["classification"] = "classification"
-    batch: PositiveInt = 64
+    batch: Count = 64
     """Images per optimizer step, over all accumulation steps."""
-    accumulate: PositiveInt = 1
+    accumulate: Count = 1
     """Equal parts in which a step's images are processed; divides `batch`."""
-    valid_images: PositiveInt = 1000
+    valid_images: Count = 1000
     """Images of the validation split that are evaluated during training, evenly spread."""
     augmentation: Augmentation | None = Shift()
     """What happens to training images; null leaves them as they are."""
     smoothing: Probability = 0.0
     """Weight of the uniform distribution in the target (label smoothing, arXiv:1512.00567, section 7)."""
-    mixup: NonNegativeFloat = 0.0
+    mixup: float = Field(default=0.0, ge=0.0, le=100.0)
     """alpha of the Beta distribution by which two images are blended (arXiv:1710.09412); 0 for none."""
-    cutmix: NonNegativeFloat = 0.0
+    cutmix: float = Field(default=0.0, ge=0.0, le=100.0)
     """alpha for pasting a rectangle of another image (arXiv:1905.04899); 0 for none. With mixup, a step takes one."""
     average: float | None = Field(default=None, gt=0, lt=1)
     """Decay per step of the moving average of weights that is tested; null tests the last weights. Validation during
@@ -82,12 +85,25 @@ class Classification(TaskSpec):
         mean, std = IMAGENET if self.normalise == "imagenet" else (images.mean, images.std)
         return Look(side=images.form["side"], mean=mean, std=std, crop=crop)
 
-    def step_batches(self, data: TrainingImages, seed: int, step: int) -> list[ImageBatch]:
-        """Return the images of a step in equal parts, augmented and mixed."""
-        batch = data.batch_of(seed, step)
-        if self.mixup or self.cutmix:
-            batch = self._mixed(batch, len(data.images.classes), mixed_seed(seed, step, "mix"))
-        return batch.chunk(self.accumulate)
+    def part_count(self, data: TrainingImages, seed: int, step: int, start: Place = BEGINNING) -> int:
+        """Return the number of parts, that of all steps."""
+        del data, seed, step, start
+        return self.accumulate
+
+    def step_batches(
+        self, data: TrainingImages, seed: int, step: int, start: Place = BEGINNING, share: Share = WHOLE
+    ) -> list[ImageBatch]:
+        """Return the images of a step in equal parts, augmented and mixed.
+
+        An image is mixed with that at the same place from the end of the step, so those are made as well.
+        """
+        draw, mixes = start.steps + step, self.mixup or self.cutmix
+        parts = np.arange(self.batch).reshape(self.accumulate, -1)[share.numbers(self.accumulate)]
+        chosen = np.union1d(parts, self.batch - 1 - parts) if mixes else np.sort(parts, axis=None)
+        batch = data.batch_of(seed, draw, start.position + step * self.batch, chosen)
+        if mixes:
+            batch = self._mixed(batch, len(data.images.classes), mixed_seed(seed, draw, "mix"))
+        return [batch[np.searchsorted(chosen, part)] for part in parts]
 
     def valid_batches(self, data: ImageSet) -> list[ImageBatch]:
         """Return the fixed validation images."""
@@ -101,12 +117,11 @@ class Classification(TaskSpec):
         smoothing = 0.0 if batch.targets.is_floating_point() else self.smoothing  # mixed targets are smoothed already
         return F.cross_entropy(logits, batch.targets, label_smoothing=smoothing)
 
-    def measure(self, model: nn.Module, batch: ImageBatch) -> tuple[int | float, ...]:
+    def measure(self, model: nn.Module, batch: ImageBatch) -> Measures:
         """Return the number of images, their mean loss without smoothing, and the shares right at first and in five."""
-        rows = predictions(model(batch.images), batch.targets)
-        loss = sum(row.loss_nats for row in rows) / len(rows)
-        top1, top5 = (sum(row.rank < k for row in rows) / len(rows) for k in (1, 5))
-        return len(rows), loss, top1, top5
+        losses, _, _, ranks, _ = said_of(model(batch.images), batch.targets).unbind(dim=1)
+        top1, top5 = ((ranks < k).double().mean() for k in (1, 5))
+        return len(losses), losses.mean(), top1, top5
 
     def test_rows(self, model: Any, folder: Path) -> list[Row]:
         """Return loss and prediction of every test image."""
@@ -135,6 +150,14 @@ class Classification(TaskSpec):
         """Images of a step."""
         return self.batch
 
+    def epoch_tokens(self, data: TrainingImages) -> int:
+        """Images of the training split."""
+        return len(data)
+
+    def place_after(self, data: TrainingImages, start: Place, step: int) -> Place:
+        """Count images, so that the row of epochs goes on where it was left, whatever the batch."""
+        return self._moved(start, step, start.position + step * self.batch)
+
     def step_flops(self, model: Any) -> int:
         """Forward FLOPs of a step."""
         return self.batch * int(model.flops())
@@ -160,6 +183,7 @@ class Classification(TaskSpec):
 
     def _mixed(self, batch: ImageBatch, classes: int, seed: int) -> ImageBatch:
         """Blend or paste the images of a batch with those of the batch reversed, by timm's Mixup."""
+        ensure_torchvision_imports()
         from timm.data.mixup import Mixup
 
         mix: Any = Mixup(  # type: ignore[no-untyped-call]

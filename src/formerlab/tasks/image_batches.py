@@ -1,4 +1,4 @@
-"""Batches of images: any step's batch from (data, seed, step) alone, made ahead of time by worker processes."""
+"""Batches of images: any step's batch from (data, seed, place) alone, made ahead of time by worker processes."""
 
 import functools
 import itertools
@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from formerlab.tasks.augmentation import Augmentation, Look, TimmAugmentation, a
 
 REPORT_AFTER = 50
 """Batches after which the loader's speed is reported, once."""
+Positions = NDArray[np.int64]
+"""Places in the batch of a step."""
+Key = tuple[int, int, int, Positions]
 LIMIT = 0.2
 """Share of the time spent waiting from which the loader counts as the limit."""
 
@@ -31,13 +35,18 @@ class ImageBatch:
     images: Tensor
     targets: Tensor
 
-    def to(self, device: torch.device) -> "ImageBatch":
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> "ImageBatch":
         """Return the batch on a device."""
-        return ImageBatch(self.images.to(device, non_blocking=True), self.targets.to(device, non_blocking=True))
+        images, targets = (tensor.to(device, non_blocking=non_blocking) for tensor in (self.images, self.targets))
+        return ImageBatch(images, targets)
 
-    def chunk(self, parts: int) -> list["ImageBatch"]:
-        """Return equal parts."""
-        return [ImageBatch(*pair) for pair in zip(self.images.chunk(parts), self.targets.chunk(parts), strict=True)]
+    def pin_memory(self) -> "ImageBatch":
+        """Return the same batch where a GPU can copy it from by itself."""
+        return ImageBatch(self.images.pin_memory(), self.targets.pin_memory())
+
+    def __getitem__(self, places: Any) -> "ImageBatch":
+        """Return the images at some places."""
+        return ImageBatch(self.images[places], self.targets[places])
 
 
 @functools.lru_cache(maxsize=2)
@@ -46,9 +55,9 @@ def order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     return np.random.Generator(np.random.Philox(key=mixed_seed(seed, "epoch", epoch))).permutation(count)
 
 
-def step_indices(seed: int, step: int, batch: int, count: int) -> NDArray[np.int64]:
-    """Return the images of a step: the next `batch` of an endless row of epochs."""
-    places = np.arange(step * batch, (step + 1) * batch)
+def step_indices(seed: int, place: int, batch: int, count: int) -> NDArray[np.int64]:
+    """Return the images of a step: the next `batch` of an endless row of epochs, from `place` on."""
+    places = np.arange(place, place + batch)
     epochs = places // count
     return np.concatenate(
         [order(seed, int(epoch), count)[places[epochs == epoch] % count] for epoch in np.unique(epochs)]
@@ -66,55 +75,56 @@ class TrainingImages:
         self.images, self.augmentation, self.look, self.batch = images, augmentation, look, batch
         needs_workers = isinstance(augmentation, TimmAugmentation) or not images.whole
         self.workers = torch.get_num_threads() if needs_workers and torch.get_num_threads() > 1 else 0
+        self.meter = Meter(self.workers, batch)
+        """To be entered while training waits for a batch."""
         self._ahead: Iterator[Tensor] | None = None
-        self._next: tuple[int, int] | None = None
-        self._meter = Meter(self.workers, batch)
+        self._next: tuple[int, int, int, bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def batch_of(self, seed: int, step: int) -> ImageBatch:
-        """Return the batch of a step, not yet mixed."""
-        with self._meter:
-            indices = step_indices(seed, step, self.batch, len(self.images))
-            targets = torch.from_numpy(self.images.labels[indices])
-            if not self.workers:
-                return ImageBatch(self.part(seed, step, 0, self.batch), targets)
-            if self._next != (seed, step):
-                self._ahead = self._from(seed, step)
-            self._next = (seed, step + 1)
-            assert self._ahead is not None
-            return ImageBatch(torch.cat([next(self._ahead) for _ in range(self.workers)]), targets)
+    def batch_of(self, seed: int, draw: int, place: int, chosen: Positions) -> ImageBatch:
+        """Return the images at the positions `chosen` of the batch that begins at `place`, not yet mixed.
 
-    def part(self, seed: int, step: int, first: int, end: int) -> Tensor:
-        """Return the images at positions first, ..., end - 1 of a step's batch."""
-        indices = step_indices(seed, step, self.batch, len(self.images))[first:end]
+        `draw` numbers the batch's random changes.
+        """
+        indices = step_indices(seed, place, self.batch, len(self.images))
+        targets = torch.from_numpy(self.images.labels[indices[chosen]])
+        if not self.workers:
+            return ImageBatch(self.made(seed, draw, place, chosen), targets)
+        if self._next != (seed, draw, place, chosen.tobytes()):
+            self._ahead = self._from(seed, draw, place, chosen)
+        self._next = (seed, draw + 1, place + self.batch, chosen.tobytes())
+        assert self._ahead is not None
+        return ImageBatch(torch.cat([next(self._ahead) for _ in range(self.workers)]), targets)
+
+    def made(self, seed: int, draw: int, place: int, chosen: Positions) -> Tensor:
+        """Return the images at some positions of a step's batch."""
+        indices = step_indices(seed, place, self.batch, len(self.images))
         return augmented(
-            self.augmentation, self.images, indices, image_seeds(seed, step, self.batch)[first:end], self.look
+            self.augmentation, self.images, indices, image_seeds(seed, draw, self.batch), self.look, chosen
         )
 
-    def _from(self, seed: int, step: int) -> Iterator[Tensor]:
-        """Return the parts of all batches from a step on, in order, as the workers make them."""
-        bounds = np.linspace(0, self.batch, self.workers + 1).astype(int).tolist()
+    def _from(self, seed: int, draw: int, place: int, chosen: Positions) -> Iterator[Tensor]:
+        """Return the chosen images of all batches from one on, in order, as the workers make them."""
         parts = Parts(self.images, self.augmentation, self.look, self.batch)
-        keys = Keys(seed, step, list(itertools.pairwise(bounds)))
+        keys = Keys(seed, draw, place, self.batch, np.array_split(chosen, self.workers))
         loader = DataLoader(
             parts, batch_size=None, sampler=keys, num_workers=self.workers, multiprocessing_context="spawn"
         )
         return iter(loader)
 
 
-class Keys(Sampler[tuple[int, int, int, int]]):
-    """(seed, step, first, end) of every part of every batch from a step on, for ever."""
+class Keys(Sampler[Key]):
+    """(seed, draw, place, positions) of every part of every batch from one on, for ever."""
 
-    def __init__(self, seed: int, step: int, bounds: list[tuple[int, int]]) -> None:
-        self.seed, self.step, self.bounds = seed, step, bounds
+    def __init__(self, seed: int, draw: int, place: int, batch: int, parts: list[Positions]) -> None:
+        self.seed, self.draw, self.place, self.batch, self.parts = seed, draw, place, batch, parts
 
-    def __iter__(self) -> Iterator[tuple[int, int, int, int]]:
-        step = self.step
-        while True:
-            yield from ((self.seed, step, first, end) for first, end in self.bounds)
-            step += 1
+    def __iter__(self) -> Iterator[Key]:
+        for step in itertools.count():
+            draw, place = self.draw + step, self.place + step * self.batch
+            yield from ((self.seed, draw, place, part) for part in self.parts)
 
 
 class Parts(Dataset[Tensor]):
@@ -124,10 +134,10 @@ class Parts(Dataset[Tensor]):
         self.given = images, augmentation, look, batch
         self._training: TrainingImages | None = None
 
-    def __getitem__(self, key: tuple[int, int, int, int]) -> Tensor:
+    def __getitem__(self, key: Key) -> Tensor:
         if self._training is None:
             self._training = TrainingImages(*self.given)
-        return self._training.part(*key)
+        return self._training.made(*key)
 
 
 class Meter:

@@ -2,22 +2,24 @@
 
 import math
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from pydantic import PositiveInt
+from pydantic import Field, field_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from formerlab.data.streams import load_stream
 from formerlab.errors import UserError
 from formerlab.evaluation.perplexity import window_count, window_losses
-from formerlab.tasks.task import Row, TaskSpec
+from formerlab.spec import Count, Size
+from formerlab.tasks.place import BEGINNING, Place
+from formerlab.tasks.task import WHOLE, Measures, Row, Share, TaskSpec
 
 Windows = Int[Tensor, "batch window"]
+Proportion = Annotated[float, Field(ge=0, le=1)]
 
 
 class LanguageModeling(TaskSpec):
@@ -27,14 +29,24 @@ class LanguageModeling(TaskSpec):
     trains: ClassVar[str] = "decoder"
 
     kind: Literal["language_modeling"] = "language_modeling"
-    context: PositiveInt = 1024
+    context: Size = 1024
     """Tokens that a training sequence predicts (the window is one longer)."""
-    batch: PositiveInt = 8
+    batch: Count = 8
     """Sequences per optimizer step, over all devices and accumulation steps."""
-    accumulate: PositiveInt = 1
+    accumulate: Count = 1
     """Equal parts in which a step's sequences are processed; divides `batch`."""
-    valid_windows: PositiveInt = 64
+    valid_windows: Count = 64
     """Windows of the fixed validation stream that are evaluated during training."""
+    stretch: tuple[Proportion, Proportion] = (0.0, 1.0)
+    """Where the part of the training stream begins and ends that is read, as shares of the stream: with [0, 0.8] for a
+    model and [0.8, 1] for the stages that grow from it, they read nothing that it has read."""
+
+    @field_validator("stretch")
+    @classmethod
+    def _not_empty(cls, stretch: tuple[float, float]) -> tuple[float, float]:
+        if stretch[0] >= stretch[1]:
+            raise ValueError("holds nothing: give two shares of the training stream, the first below the second")
+        return stretch
 
     def check(self, model: Any) -> None:
         """Refuse other models, windows longer than the model's context, and parts that differ in size."""
@@ -45,22 +57,37 @@ class LanguageModeling(TaskSpec):
             raise ValueError(f"task.context={self.context} exceeds model.context={model.context}")
 
     def load(self, folder: Path, split: str) -> NDArray[np.unsignedinteger]:
-        """Return the token stream of a split, memory-mapped."""
-        return load_stream(folder, split)
+        """Return the token stream of a split, memory-mapped; of the training split the stretch that is read."""
+        stream = load_stream(folder, split)
+        if split != "train":
+            return stream
+        first, end = (round(share * len(stream)) for share in self.stretch)
+        return stream[first:end]
 
-    def step_batches(self, data: NDArray[np.unsignedinteger], seed: int, step: int) -> tuple[Windows, ...]:
+    def part_count(self, data: NDArray[np.unsignedinteger], seed: int, step: int, start: Place = BEGINNING) -> int:
+        """Return the number of parts, that of all steps."""
+        del data, seed, step, start
+        return self.accumulate
+
+    def step_batches(
+        self, data: NDArray[np.unsignedinteger], seed: int, step: int, start: Place = BEGINNING, share: Share = WHOLE
+    ) -> list[Windows]:
         """Return the windows of a step in equal parts."""
-        return self.train_batch(data, seed, step).chunk(self.accumulate)
+        size, step = self.batch // self.accumulate, start.steps + step
+        firsts = [size * number for number in share.numbers(self.accumulate)]
+        return [self.train_batch(data, seed, step, slice(first, first + size)) for first in firsts]
 
-    def train_batch(self, stream: NDArray[np.unsignedinteger], seed: int, step: int) -> Windows:
+    def train_batch(
+        self, stream: NDArray[np.unsignedinteger], seed: int, step: int, chosen: slice = slice(None)
+    ) -> Windows:
         """Return the windows of an optimizer step, drawn with replacement; pure in (stream, seed, step).
 
-        Nothing else is remembered between steps, so resuming needs no loader state, and runs that share a seed see the
-        same tokens in the same order.
+        `step` counts those of the ancestors on these data too. Nothing else is remembered between steps, so resuming
+        needs no loader state, and runs that share a seed and a parent see the same tokens in the same order.
         """
         random = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, step]))
         starts = random.integers(0, self._last_start(stream), size=self.batch, endpoint=True)
-        return self._windows(stream, starts)
+        return self._windows(stream, starts[chosen])
 
     def valid_batches(self, stream: NDArray[np.unsignedinteger]) -> list[Windows]:
         """Return the fixed validation windows, evenly spread over the stream, in batches of `batch / accumulate`."""
@@ -72,12 +99,12 @@ class LanguageModeling(TaskSpec):
 
     def loss(self, model: nn.Module, windows: Windows) -> Float[Tensor, ""]:
         """Mean negative log-likelihood per token, nats, in float32."""
-        logits: Tensor = model(windows[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+        loss: Tensor = model(windows[:, :-1], targets=windows[:, 1:])
+        return loss
 
-    def measure(self, model: nn.Module, batch: Windows) -> tuple[int | float, ...]:
+    def measure(self, model: nn.Module, batch: Windows) -> Measures:
         """Return the number of predicted tokens and their mean loss."""
-        return batch.shape[0] * (batch.shape[1] - 1), self.loss(model, batch).item()
+        return batch.shape[0] * (batch.shape[1] - 1), self.loss(model, batch)
 
     def test_rows(self, model: Any, folder: Path) -> list[Row]:
         """Return the losses of the non-overlapping windows of the held-out stream."""
@@ -94,6 +121,10 @@ class LanguageModeling(TaskSpec):
     def step_tokens(self) -> int:
         """Tokens that a step predicts."""
         return self.batch * self.context
+
+    def epoch_tokens(self, data: NDArray[np.unsignedinteger]) -> int:
+        """Tokens of the stretch that is read, each but the first to be predicted."""
+        return len(data) - 1
 
     def step_flops(self, model: Any) -> int:
         """Forward FLOPs of a step."""
@@ -113,6 +144,6 @@ class LanguageModeling(TaskSpec):
         if last < 0:
             raise UserError(
                 f"task.context={self.context} needs {self.context + 1} tokens, but the stream has {len(stream)}: "
-                "lower task.context or use more text"
+                "lower task.context, use more text or a longer task.stretch"
             )
         return last

@@ -1,7 +1,7 @@
 """Sentence pairs padded into tensors."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,20 +26,23 @@ class SentenceBatch:
     """The end of a sentence, then the target without its own end: it begins as the sentence before it ended."""
     target_out: Int[Tensor, "batch target"]
     """The target with its end; padding is `NO_TARGET`."""
+    tokens: int
+    """Target tokens, ends included."""
     share: float
     """Target tokens that the summed loss is divided by: those of the whole step, divided by its parts."""
 
-    @property
-    def tokens(self) -> int:
-        """Target tokens, ends included."""
-        return int((self.target_out != NO_TARGET).sum())
-
-    def to(self, device: torch.device) -> "SentenceBatch":
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> "SentenceBatch":
         """Return the same batch on a device."""
-        source, real, target_in, target_out = (
-            tensor.to(device) for tensor in (self.source, self.real, self.target_in, self.target_out)
-        )
-        return SentenceBatch(source, real, target_in, target_out, self.share)
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "SentenceBatch":
+        """Return the same batch where a GPU can copy it from by itself."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "SentenceBatch":
+        names = ("source", "real", "target_in", "target_out")
+        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
+        return replace(self, **changed)
 
 
 def sentence_batch(pairs: PairStream, numbers: Iterable[Any], share: float | None = None) -> SentenceBatch:
@@ -50,7 +53,8 @@ def sentence_batch(pairs: PairStream, numbers: Iterable[Any], share: float | Non
     first = torch.full((len(numbers), 1), pairs.end)
     target_in = torch.cat((first, target[:, :-1]), dim=1)
     target_out = target.masked_fill(~said, NO_TARGET)
-    return SentenceBatch(source, real, target_in, target_out, float(said.sum()) if share is None else share)
+    tokens = int(said.sum())
+    return SentenceBatch(source, real, target_in, target_out, tokens, float(tokens) if share is None else share)
 
 
 def padded(sentences: list[np.ndarray], fill: int) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,9 +10,33 @@ from torch import Tensor, nn
 
 from formerlab.rows import Cell
 from formerlab.spec import Spec
+from formerlab.tasks.place import BEGINNING, Place
 
 Row = Sequence[Cell]
+Measures = tuple[int | float | Tensor, ...]
 
+
+@dataclass(frozen=True)
+class Share:
+    """Which parts of a step one of several processes has."""
+
+    rank: int = 0
+    """Number of the process."""
+    processes: int = 1
+
+    def numbers(self, parts: int) -> list[int]:
+        """Return the numbers of its parts among the `parts` of a step.
+
+        A step may have fewer parts than others (of few sentences, say). All processes go through equally many all the
+        same, so that they meet in every sum: whoever has too few repeats others' parts, with numbers from `parts` on,
+        which are not to count.
+        """
+        rounds = -(-parts // self.processes)
+        return list(range(self.rank, rounds * self.processes, self.processes))
+
+
+WHOLE = Share()
+"""All parts."""
 TRAINING_PASSES = 3
 """One forward, and a backward of twice its products: gradients by inputs and by weights."""
 
@@ -19,8 +44,9 @@ TRAINING_PASSES = 3
 class TaskSpec(Spec, ABC):
     """Batches, loss, evaluation and test rows of one kind of data and model.
 
-    Everything is pure: a batch in (data, seed, step), a row in (model, data). `data` is whatever `load` returns, and a
-    batch anything with `to(device)`.
+    Everything is pure: a batch in (data, seed, start, step), a row in (model, data). `data` is whatever `load` returns,
+    a batch anything with `pin_memory()` and `to(device, non_blocking=...)`, and `start` where the ancestors of the run
+    ended, if it has any: nothing that was drawn before it is drawn again.
     """
 
     reads: ClassVar[str]
@@ -44,8 +70,17 @@ class TaskSpec(Spec, ABC):
         """Return a split (train, valid, test) of the data prepared in `folder`. Raises UserError for damaged files."""
 
     @abstractmethod
-    def step_batches(self, data: Any, seed: int, step: int) -> Sequence[Any]:
-        """Return the batch of optimizer step `step` (0-based) in the parts that are processed one after another."""
+    def part_count(self, data: Any, seed: int, step: int, start: Place = BEGINNING) -> int:
+        """Return the number of parts of optimizer step `step` (0-based)."""
+
+    @abstractmethod
+    def step_batches(
+        self, data: Any, seed: int, step: int, start: Place = BEGINNING, share: Share = WHOLE
+    ) -> Sequence[Any]:
+        """Return the batch of optimizer step `step` (0-based) in the parts that are processed one after another.
+
+        Of those, only the ones of `share` are made, in the order of its numbers; they are what they are among all.
+        """
 
     @abstractmethod
     def valid_batches(self, data: Any) -> Sequence[Any]:
@@ -56,8 +91,11 @@ class TaskSpec(Spec, ABC):
         """Return what training minimises on one part; the step takes the mean over its parts."""
 
     @abstractmethod
-    def measure(self, model: nn.Module, batch: Any) -> tuple[int | float, ...]:
-        """Return the values of `eval_columns`: predicted tokens, their mean negative log-likelihood in nats, ..."""
+    def measure(self, model: nn.Module, batch: Any) -> Measures:
+        """Return the values of `eval_columns`: predicted tokens, their mean negative log-likelihood in nats, ...
+
+        Values that are on the device stay there: whoever asks for many batches reads them at once.
+        """
 
     @abstractmethod
     def test_rows(self, model: Any, folder: Path) -> list[Row]:
@@ -81,14 +119,31 @@ class TaskSpec(Spec, ABC):
     def part_tokens(self) -> int:
         """Positions whose activations are in memory at once."""
 
-    def tokens_until(self, data: Any, seed: int, step: int) -> int:
+    @abstractmethod
+    def epoch_tokens(self, data: Any) -> int:
+        """Tokens that there are to predict in the training split."""
+
+    def place_after(self, data: Any, start: Place, step: int) -> Place:
+        """Return where a run that begins at `start` is after `step` steps: where the next of its chain goes on."""
+        del data
+        return self._moved(start, step, start.steps + step)
+
+    def _moved(self, start: Place, step: int, position: int) -> Place:
+        return Place(
+            chain_steps=start.chain_steps + step,
+            steps=start.steps + step,
+            position=position,
+            step_tokens=self.step_tokens,
+        )
+
+    def tokens_until(self, data: Any, seed: int, step: int, start: Place = BEGINNING) -> int:
         """Tokens predicted in the first `step` steps."""
-        del data, seed
+        del data, seed, start
         return step * self.step_tokens
 
-    def flops_until(self, model: Any, data: Any, seed: int, step: int) -> int:
+    def flops_until(self, model: Any, data: Any, seed: int, step: int, start: Place = BEGINNING) -> int:
         """Training FLOPs of the first `step` steps."""
-        del data, seed
+        del data, seed, start
         return TRAINING_PASSES * step * self.step_flops(model)
 
     def after_step(self, model: nn.Module, step: int, steps: int, kept: dict[str, Any]) -> None:

@@ -7,14 +7,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from jaxtyping import Float
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.data.pair_stream import PairStream, load_pairs
+from formerlab.data.pair_stream import Numbers, PairStream, load_pairs
+from formerlab.spec import AnyCount, Count
 from formerlab.tasks.averaging import add_weights, mean_weights
+from formerlab.tasks.place import BEGINNING, Place
 from formerlab.tasks.sentence_batch import NO_TARGET, SentenceBatch, sentence_batch
-from formerlab.tasks.task import TRAINING_PASSES, Row, TaskSpec
+from formerlab.tasks.task import TRAINING_PASSES, WHOLE, Measures, Row, Share, TaskSpec
 
 ASSUMED_LENGTH = 25
 """Tokens of a sentence that costs are predicted with before there are data."""
@@ -31,32 +33,37 @@ class Translation(TaskSpec):
     trains: ClassVar[str] = "translator"
 
     kind: Literal["translation"] = "translation"
-    tokens: PositiveInt = 25000
+    tokens: Count = 25000
     """Source tokens, and target tokens, of a step at most, padding included."""
-    accumulate: PositiveInt = 1
+    accumulate: Count = 1
     """Parts in which a step's sentences are processed."""
-    label_smoothing: NonNegativeFloat = Field(default=0.1, lt=1.0)
+    label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Probability taken from the right token (eps_ls)."""
     smoothing_mass: Literal["vocabulary", "others"] = "vocabulary"
     """Where it goes: evenly to all V tokens, the right one included (as published: uniform), or to the V - 1 others."""
-    average_last: NonNegativeInt = 0
+    average_last: AnyCount = 0
     """The final weights are the mean of this many snapshots (5 for the base model, 20 for big); 0 keeps the last."""
-    average_every: PositiveInt = 1500
+    average_every: Count = 1500
     """Steps between the snapshots, the last of which is that of the last step."""
-    valid_pairs: PositiveInt = 3000
+    valid_pairs: Count = 3000
     """Pairs of the validation split, evenly spread, that are evaluated during training."""
 
     def load(self, folder: Path, split: str) -> PairStream:
         """Return the pairs of a split."""
         return load_pairs(folder, split)
 
-    def step_batches(self, data: PairStream, seed: int, step: int) -> list[Any]:
+    def part_count(self, data: PairStream, seed: int, step: int, start: Place = BEGINNING) -> int:
+        """Return the number of parts: fewer than `accumulate` where there are fewer sentences."""
+        return min(self.accumulate, len(self._pairs(data, seed, step, start)))
+
+    def step_batches(
+        self, data: PairStream, seed: int, step: int, start: Place = BEGINNING, share: Share = WHOLE
+    ) -> list[Any]:
         """Return the sentences of a step; every epoch takes each pair once."""
-        epoch, place = data.epoch_of(self.tokens, step)
-        numbers = data.epoch(self.tokens, seed, epoch)[place]
-        parts = [part for part in np.array_split(numbers, self.accumulate) if len(part)]
-        share = float(data.target_lengths[numbers].sum()) / len(parts)
-        return [sentence_batch(data, part, share) for part in parts]
+        pairs = self._pairs(data, seed, step, start)
+        parts = np.array_split(pairs, self.part_count(data, seed, step, start))
+        tokens = float(data.target_lengths[pairs].sum()) / len(parts)
+        return [sentence_batch(data, parts[number % len(parts)], tokens) for number in share.numbers(len(parts))]
 
     def valid_batches(self, data: PairStream) -> list[Any]:
         """Return the fixed validation pairs in batches of like length."""
@@ -71,10 +78,10 @@ class Translation(TaskSpec):
         total: Tensor = smoothed_loss(logits, batch.target_out.flatten(), self.label_smoothing, self.smoothing_mass)
         return total / float(batch.share)
 
-    def measure(self, model: nn.Module, batch: SentenceBatch) -> tuple[int | float, ...]:
+    def measure(self, model: nn.Module, batch: SentenceBatch) -> Measures:
         """Return the number of target tokens and their mean loss, without smoothing."""
         losses = _token_losses(model, batch)
-        return batch.tokens, losses.double().sum().item() / batch.tokens
+        return batch.tokens, losses.double().sum() / batch.tokens
 
     def test_rows(self, model: Any, folder: Path) -> list[Row]:
         """Return the mean loss of every test sentence, in the order of the data."""
@@ -109,14 +116,22 @@ class Translation(TaskSpec):
         """Target tokens of a part at most."""
         return self._part
 
-    def tokens_until(self, data: PairStream, seed: int, step: int) -> int:
-        """Target tokens of the first `step` steps, without padding."""
-        return self._sum_until(data, seed, step, data.target_lengths)
+    def epoch_tokens(self, data: PairStream) -> int:
+        """Target tokens of the training split."""
+        return int(data.target_lengths.sum())
 
-    def flops_until(self, model: Any, data: PairStream, seed: int, step: int) -> int:
+    def place_after(self, data: PairStream, start: Place, step: int) -> Place:
+        """Count batches of the row of epochs."""
+        return self._moved(start, step, self._first(data, start) + step)
+
+    def tokens_until(self, data: PairStream, seed: int, step: int, start: Place = BEGINNING) -> int:
+        """Target tokens of the first `step` steps, without padding."""
+        return self._sum_until(data, seed, step, start, data.target_lengths)
+
+    def flops_until(self, model: Any, data: PairStream, seed: int, step: int, start: Place = BEGINNING) -> int:
         """Training FLOPs of the first `step` steps, without padding."""
         flops = model.flops(data.source_lengths, data.target_lengths)
-        return TRAINING_PASSES * self._sum_until(data, seed, step, flops)
+        return TRAINING_PASSES * self._sum_until(data, seed, step, start, flops)
 
     def after_step(self, model: nn.Module, step: int, steps: int, kept: dict[str, Any]) -> None:
         """Add the weights to the mean of the last snapshots where one is due."""
@@ -133,8 +148,26 @@ class Translation(TaskSpec):
     def _part(self) -> int:
         return -(-self.tokens // self.accumulate)
 
-    def _sum_until(self, data: PairStream, seed: int, step: int, values: np.ndarray) -> int:
-        epoch, place = data.epoch_of(self.tokens, step)
+    def _pairs(self, data: PairStream, seed: int, step: int, start: Place) -> Numbers:
+        """Return the numbers of the pairs of a step."""
+        epoch, place = data.epoch_of(self.tokens, self._first(data, start) + step)
+        return data.epoch(self.tokens, seed, epoch)[place]
+
+    def _first(self, data: PairStream, start: Place) -> int:
+        """Return the place of the run's first batch: where its ancestors ended, or, where they made batches of another
+        size, at the beginning of the epoch after theirs.
+        """
+        if start.step_tokens in (0, self.tokens):
+            return start.position
+        epoch, begun = data.epoch_of(start.step_tokens, start.position)
+        return data.epoch_size(self.tokens) * (epoch + (begun > 0))
+
+    def _sum_until(self, data: PairStream, seed: int, step: int, start: Place, values: np.ndarray) -> int:
+        first = self._first(data, start)
+        return self._sum_before(data, seed, first + step, values) - self._sum_before(data, seed, first, values)
+
+    def _sum_before(self, data: PairStream, seed: int, position: int, values: np.ndarray) -> int:
+        epoch, place = data.epoch_of(self.tokens, position)
         begun = data.epoch(self.tokens, seed, epoch)[:place]
         return epoch * int(values.sum()) + sum(int(values[numbers].sum()) for numbers in begun)
 

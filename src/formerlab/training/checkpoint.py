@@ -35,14 +35,11 @@ def save_checkpoint(path: Path, state: State, belongs_to: dict[str, str]) -> Non
 
     Raises
     ------
-    OSError
-        Where there is no room; the checkpoints that exist are untouched.
+    NoRoom
+        Where the disk is full; the checkpoints that exist are untouched.
     """
     with replacing(path) as temporary:
-        try:
-            torch.save({"belongs_to": belongs_to, "state": state}, temporary)
-        except RuntimeError as error:  # the form in which torch's writer reports a failed write
-            raise OSError(f"{path}: could not be written, is the disk full? ({str(error).splitlines()[0]})") from None
+        torch.save({"belongs_to": belongs_to, "state": state}, temporary)
         keep_before(path)
 
 

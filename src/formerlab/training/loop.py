@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from formerlab.errors import StoppedEarly
 from formerlab.evaluation.cost import peak_memory_bytes
 from formerlab.progress import Progress
 from formerlab.run import Run
 from formerlab.seeding import mixed_seed
+from formerlab.tasks.place import BEGINNING, Place
+from formerlab.tasks.task import Measures
 from formerlab.training import parallel
-from formerlab.training.state import Row, State
+from formerlab.training.batches import Batches
+from formerlab.training.state import State
+from formerlab.training.update import Outcome, Updates
 
 
 @dataclass(frozen=True)
@@ -31,103 +35,152 @@ class Hooks:
     """Time between two checkpoints."""
 
 
-def train(run: Run, state: State, train_data: Any, valid_data: Any, hooks: Hooks) -> int | None:
+def train(
+    run: Run, state: State, train_data: Any, valid_data: Any, hooks: Hooks, start: Place = BEGINNING
+) -> int | None:
     """Train to the last step and return nothing, or the step at which the run diverged.
 
-    It has diverged when loss, gradient or weights are not finite, or the validation loss; that step leaves no row.
-    Every step is pure in (run, step): its batch, learning rate and dropout depend on nothing else, so a run that was
-    interrupted and goes on from a checkpoint ends with the same bits.
+    It has diverged when loss or gradient are not finite, or what a step leaves: weights and validation loss where a
+    row is due. That step leaves no row, and weights that are not finite are never saved.
+    Every step is pure in (run, start, step): its batch, learning rate and dropout depend on nothing else, so a run that
+    was interrupted and goes on from a checkpoint ends with the same bits. `start` is where its ancestors ended.
 
     Raises
     ------
+    UserError
+        Where the parts of a step cannot be shared out to the processes.
     StoppedEarly
         When `hooks.stop` gave a reason; the state is saved.
     """
+    parallel.check(getattr(run.task, "accumulate", parallel.count()))
     model: nn.Module = torch.compile(state.model) if run.compile else state.model  # type: ignore[assignment]
     valid = run.task.valid_batches(valid_data)
     if not state.rows["eval"] and not _validate(run, model, state, valid):
         return state.step
+    updates = Updates(state.optimizer, run.optimizer.clip, _device(state))
     saved = time.monotonic()
-    with Progress(run.steps, f"train {run.id}", start=state.step) as progress:
+    batches = Batches(run, train_data, start, state.step, _device(state))
+    with batches, Progress(run.steps, f"train {run.id}", start=state.step) as progress:
         while state.step < run.steps:
-            if (reason := parallel.any_says(hooks.stop(), _device(state))) is not None:
-                hooks.save(state)
-                parallel.wait_for_all()
-                done = f"stopped after step {state.step} of {run.steps}"
-                raise StoppedEarly(f"{run.id}: {done} ({reason}); run again to continue")
+            reason, saves = _wishes(hooks, saved)
+            if reason is not None:
+                return _stop(run, state, hooks, updates, reason)
+            last = state.step + 1 == run.steps
+            logged = last or state.step == 0 or (state.step + 1) % run.log_every == 0
+            evaluated = last or (state.step + 1) % run.evaluate_every == 0
             started = time.perf_counter()
-            loss, norm = _optimizer_step(run, model, state, train_data)
-            weights = parallel.complete(nn.utils.get_total_norm(state.model.parameters())).item()
-            if not all(map(math.isfinite, (loss, norm, weights))):
-                return state.step + 1
-            state.training_time_s += time.perf_counter() - started
+            _optimizer_step(run, model, state, batches, updates)
             state.step += 1
+            outcome = updates.read() if updates.waits or logged or evaluated or saves else None
+            spent = time.perf_counter() - started
+            if outcome and (outcome.missed or ((logged or evaluated) and not _finite_weights(state.model))):
+                return _back_to_good(state, max(outcome.missed, 1))
+            state.training_time_s += spent
             run.task.after_step(state.model, state.step, run.steps, state.kept)
-            _log(run, state, train_data, loss, norm, progress)
-            due = state.step % run.evaluate_every == 0 or state.step == run.steps
-            if due and not _validate(run, model, state, valid):
+            if outcome and logged:
+                _log(run, state, train_data, start, outcome, progress)
+            if evaluated and not _validate(run, model, state, valid):
                 return state.step
-            time_to_save = "it is time" if time.monotonic() - saved >= hooks.checkpoint_seconds else None
-            if parallel.any_says(time_to_save, _device(state)) is not None:
-                hooks.save(state)
+            if saves:
+                _save(state, hooks)
                 saved = time.monotonic()
     run.task.finish(state.model, state.kept)
     return None
 
 
-def _optimizer_step(run: Run, model: nn.Module, state: State, data: Any) -> tuple[float, float]:
-    """Take one step; return the mean loss (nats) and the gradient norm before clipping.
+def _wishes(hooks: Hooks, saved: float) -> tuple[str | None, bool]:
+    """Return why to stop now, if there is a reason, and whether the next step is to be saved; all processes agree."""
+    reason = hooks.stop()
+    stops, saves = parallel.any_wants(reason is not None, time.monotonic() - saved >= hooks.checkpoint_seconds)
+    return reason or ("another process was asked to" if stops else None), saves
 
-    A step whose loss or gradient is not finite changes no weight.
-    """
+
+def _stop(run: Run, state: State, hooks: Hooks, updates: Updates, reason: str) -> int:
+    """Save and raise StoppedEarly, or return the step at which the run diverged before anybody looked."""
+    if missed := updates.read().missed:
+        return _back_to_good(state, missed)
+    _save(state, hooks)
+    parallel.wait_for_all()
+    done = f"stopped after step {state.step} of {run.steps}"
+    raise StoppedEarly(f"{run.id}: {done} ({reason}); run again to continue")
+
+
+def _back_to_good(state: State, steps: int) -> int:
+    """Take back steps that were not taken; return the first of them."""
+    state.step -= steps
+    return state.step + 1
+
+
+def _optimizer_step(run: Run, model: nn.Module, state: State, batches: Batches, updates: Updates) -> None:
+    """Take the next step, unless loss or gradient are not finite; then it changes no weight."""
     device = _device(state)
-    torch.manual_seed(mixed_seed(run.seed, state.step))  # dropout, pure in the step
+    drawn = batches.start.chain_steps + state.step
+    # The generator of a GPU alone: batches are drawn at the same time, by those of the CPU.
+    seed = (torch.default_generator if device.type == "cpu" else torch.get_device_module(device)).manual_seed
+    seed(mixed_seed(run.seed, drawn))  # dropout, pure in the step
     factor = run.schedule.factor(state.step, run.steps)
     run.optimizer.prepare(state.model, state.optimizer, state.step, factor)
-    parts: Sequence[Any] = run.task.step_batches(data, run.seed, state.step)
+    parts, mine = batches.take()
     total = torch.zeros((), device=device)
-    for index, part in parallel.share(parts):
+    for index, part in mine:
         if index > 0:
-            torch.manual_seed(mixed_seed(run.seed, state.step, index))  # whichever process has the part
+            seed(mixed_seed(run.seed, drawn, index))  # whichever process has the part
         with _precision(run, device):
-            loss = run.task.loss(model, part.to(device)) / len(parts)
+            loss = run.task.loss(model, part.to(device, non_blocking=True)) / parts
+        if index >= parts:
+            loss = 0.0 * loss
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     parallel.add_gradients(state.model, total)
-    limit = run.optimizer.clip or math.inf
-    norm = parallel.complete(nn.utils.clip_grad_norm_(state.model.parameters(), limit))
-    if torch.isfinite(total) and torch.isfinite(norm):
-        state.optimizer.step()
-    state.optimizer.zero_grad(set_to_none=True)
-    return total.item(), norm.item()
+    updates.take(total)
 
 
-def _log(run: Run, state: State, data: Any, loss: float, norm: float, progress: Progress) -> None:
+def _finite(*numbers: float) -> bool:
+    return all(map(math.isfinite, numbers))
+
+
+def _finite_weights(model: nn.Module) -> bool:
+    return _finite(parallel.complete(nn.utils.get_total_norm(model.parameters())).item())
+
+
+def _save(state: State, hooks: Hooks) -> None:
+    """Write a checkpoint, unless the run is about to diverge: then the last good one is worth more."""
+    if _finite_weights(state.model):
+        hooks.save(state)
+
+
+def _log(run: Run, state: State, data: Any, start: Place, outcome: Outcome, progress: Progress) -> None:
     """Add the rows of a logged step."""
-    if state.step % run.log_every and state.step not in (1, run.steps):
-        return
-    tokens = run.task.tokens_until(data, run.seed, state.step)
+    tokens = run.task.tokens_until(data, run.seed, state.step, start)
     lr = state.optimizer.param_groups[0]["lr"]
     speed = tokens / state.training_time_s
-    state.rows["train"].append([state.step, tokens, loss, lr, norm])
+    state.rows["train"].append([state.step, tokens, outcome.loss, lr, outcome.norm])
     memory = peak_memory_bytes(_device(state))
     state.rows["timing"].append([state.step, state.training_time_s, speed, memory])
-    progress.update(state.step, tokens_per_s=speed, loss=loss)
+    progress.update(state.step, tokens_per_s=speed, loss=outcome.loss)
 
 
 def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) -> bool:
     """Add one row per batch of the fixed validation stream and per mixing weight, or say that a loss is not finite."""
     device = _device(state)
-    rows: list[Row] = []
+    measures: list[Measures] = []
     with _evaluating(state.model), _precision(run, device):
-        for index, batch in enumerate(batches):
-            rows.append([state.step, "valid", index, *run.task.measure(model, batch.to(device))])
-    if not all(math.isfinite(float(value)) for row in rows for value in row[3:]):
+        for batch in batches:
+            measures.append(run.task.measure(model, batch.to(device, non_blocking=True)))
+    rows = _read(measures)
+    if not _finite(*(value for row in rows for value in row)):
         return False
-    state.rows["eval"] += rows
+    state.rows["eval"] += [[state.step, "valid", index, *row] for index, row in enumerate(rows)]
     mixer = getattr(state.model, "mixer", None)
     state.rows["depth"] += [] if mixer is None else [[state.step, *weight] for weight in mixer.weights()]
     return True
+
+
+def _read(rows: Sequence[Measures]) -> list[list[int | float]]:
+    """Return rows with the numbers of their tensors, which are read from the device at once."""
+    tensors = [cell.double() for row in rows for cell in row if isinstance(cell, Tensor)]
+    numbers = iter(torch.stack(tensors).tolist())
+    return [[next(numbers) if isinstance(cell, Tensor) else cell for cell in row] for row in rows]
 
 
 def _device(state: State) -> torch.device:

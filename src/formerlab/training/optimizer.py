@@ -1,12 +1,27 @@
 """The optimizer and its parameter groups."""
 
+import inspect
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import Field
 from torch import nn
 
-from formerlab.spec import Spec
+from formerlab.spec import AnyCount, Epsilon, Spec
+from formerlab.torchvision_shim import ensure_torchvision_imports
+
+
+class FusedAdamW(torch.optim.AdamW):
+    """torch's AdamW. Its methods import the compiler to keep out of it, which takes a second of every process that
+    compiles nothing; here they are those beneath.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -15,24 +30,24 @@ class AdamW(Spec):
     """Adam with decoupled weight decay (arXiv:1711.05101, algorithm 2), fused where torch has it."""
 
     kind: Literal["adamw"] = "adamw"
-    lr: PositiveFloat = 6.0e-4
+    lr: Annotated[float, Field(ge=1e-12, le=10.0)] = 6.0e-4
     """Peak learning rate, which the schedule multiplies."""
     beta1: Beta = 0.9
     """Decay of the first moment."""
     beta2: Beta = 0.95
     """Decay of the second moment."""
-    eps: PositiveFloat = 1.0e-8
+    eps: Epsilon = 1.0e-8
     """Added to the root of the second moment."""
-    weight_decay: NonNegativeFloat = 0.1
+    weight_decay: Annotated[float, Field(ge=0.0, le=10.0)] = 0.1
     """Decoupled decay of matrices; vectors (gains, biases) are not decayed."""
     decay_mixing: bool = True
     """Decay the mixing weights of depth mixers as well, as the official code of DenseFormer does."""
-    mixing_lr_factor: PositiveFloat = 1.0
+    mixing_lr_factor: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
     """Learning rate of the depth mixer's weights, as a multiple of that of all others; 1 in the code of DenseFormer."""
-    mixing_start_step: NonNegativeInt = 0
+    mixing_start_step: AnyCount = 0
     """Steps that the depth mixer's weights wait at their initial values before they are trained (arXiv:2402.02622,
     Table 5): no gradient, no moments, no decay, no part in the clipped norm."""
-    clip: NonNegativeFloat = 1.0
+    clip: Annotated[float, Field(ge=0.0, le=1e6)] = 1.0
     """Largest gradient norm; 0 turns clipping off."""
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
@@ -44,7 +59,7 @@ class AdamW(Spec):
             group = matrices if parameter.ndim >= 2 else vectors
             (mixing if name.startswith("mixer.") else group).append(parameter)
         mixing_decay = self.weight_decay if self.decay_mixing else 0.0
-        return torch.optim.AdamW(
+        return FusedAdamW(
             [
                 {"params": matrices, "weight_decay": self.weight_decay, "lr_factor": 1.0},
                 {"params": vectors, "weight_decay": 0.0, "lr_factor": 1.0},
@@ -63,9 +78,8 @@ class AdamW(Spec):
         """
         for group in optimizer.param_groups:
             group["lr"] = self.lr * factor * group["lr_factor"]
-        for name, parameter in model.named_parameters():
-            if name.startswith("mixer."):
-                parameter.requires_grad_(step >= self.mixing_start_step)
+        if isinstance(mixer := getattr(model, "mixer", None), nn.Module):
+            mixer.requires_grad_(step >= self.mixing_start_step)
 
 
 class LayerwiseAdamW(AdamW):
@@ -80,7 +94,7 @@ class LayerwiseAdamW(AdamW):
     def build(self, model: nn.Module) -> torch.optim.AdamW:
         """Return the optimizer over groups of decayed and other parameters, by timm's rule also for every layer."""
         exempt: set[str] = model.no_weight_decay()  # type: ignore[operator]
-        return torch.optim.AdamW(
+        return FusedAdamW(
             self._uniform(model, exempt) if self.layer_decay == 1 else self._by_layer(model, exempt),
             lr=self.lr,
             betas=(self.beta1, self.beta2),
@@ -95,6 +109,7 @@ class LayerwiseAdamW(AdamW):
         return [{"params": group, "weight_decay": decay, "lr_factor": 1.0} for decay, group in groups.items()]
 
     def _by_layer(self, model: nn.Module, exempt: set[str]) -> list[dict[str, Any]]:
+        ensure_torchvision_imports()
         from timm.optim._param_groups import param_groups_layer_decay
 
         groups = param_groups_layer_decay(model, self.weight_decay, exempt, layer_decay=self.layer_decay)

@@ -1,21 +1,19 @@
 """Data parallel training: the parts of a step are shared out to processes that torchrun starts, one per GPU.
 
-Every process holds the whole model and draws the same batch; each works on its own parts, gradients are summed, and all
+Every process holds the whole model; each makes and works on its own parts of the batch, gradients are summed, and all
 take the same optimizer step. Global batch, learning rate, dropout and the order of the data are those of one process,
 so losses differ by the order of sums alone. Alone, every function here changes nothing.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import torch
 from torch import distributed, nn
 
 from formerlab.errors import UserError
-
-Part = TypeVar("Part")
+from formerlab.tasks.task import Share
 
 
 @contextmanager
@@ -27,7 +25,7 @@ def joined(device: str) -> Iterator[str]:
     own = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
     if device == "cuda":
         torch.cuda.set_device(own)
-    distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     try:
         yield own
     finally:
@@ -44,16 +42,17 @@ def rank() -> int:
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
-def share(parts: Sequence[Part]) -> list[tuple[int, Part]]:
-    """Return this process's parts of a step, each with its number among all.
-
-    Raises UserError where they cannot be shared out evenly.
-    """
-    if len(parts) % count():
+def check(parts: int) -> None:
+    """Raise UserError where steps of so many parts cannot be shared out evenly."""
+    if parts % count():
         raise UserError(
-            f"{count()} processes cannot share a step of {len(parts)} parts; make task.accumulate a multiple of gpus"
+            f"{count()} processes cannot share a step of {parts} parts; make task.accumulate a multiple of gpus"
         )
-    return list(enumerate(parts))[rank() :: count()]
+
+
+def share() -> Share:
+    """Return which parts of a step this process has."""
+    return Share(rank(), count())
 
 
 def add_gradients(model: nn.Module, total: torch.Tensor) -> None:
@@ -68,13 +67,16 @@ def add_gradients(model: nn.Module, total: torch.Tensor) -> None:
         waiting.wait()
 
 
-def any_says(reason: str | None, device: torch.device) -> str | None:
-    """Return this process's reason, or another's if only that has one: all stop after the same step."""
+def any_wants(*wishes: bool) -> list[bool]:
+    """Say of every wish whether any process has it: all of them stop, or save, after the same step.
+
+    They talk over the network, not through their GPUs, so nobody waits for what those are doing.
+    """
     if count() == 1:
-        return reason
-    said = torch.tensor(float(reason is not None), device=device)
+        return list(wishes)
+    said = torch.tensor(wishes, dtype=torch.uint8)
     distributed.all_reduce(said, op=distributed.ReduceOp.MAX)
-    return reason or ("another process was asked to" if said.item() else None)
+    return [bool(wanted) for wanted in said]
 
 
 def complete(number: torch.Tensor) -> torch.Tensor:

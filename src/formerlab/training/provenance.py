@@ -22,18 +22,22 @@ def now() -> str:
 
 @functools.cache
 def git_state() -> dict[str, str | None]:
-    """Return commit and, where tracked files differ from it, a hash of the difference; empty outside a repository."""
-    root = Path(__file__).resolve().parents[3]
+    """Return commit and, where tracked files differ from it, a hash of the difference.
+
+    Both are empty where no repository holds this very file: an installed package may lie in a folder of some other one.
+    """
+    file = Path(__file__).resolve()
     try:
-        commit = _git(root, "rev-parse", "HEAD").strip()
-        difference = _git(root, "diff", "HEAD")
+        _git(file.parent, "ls-files", "--error-unmatch", file.name)
+        commit = _git(file.parent, "rev-parse", "HEAD").strip()
+        difference = _git(file.parent, "diff", "HEAD")
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty_hash": None}
     return {"commit": commit, "dirty_hash": fingerprint(difference) if difference else None}
 
 
-def _git(root: Path, *words: str) -> str:
-    command = ["git", "-C", str(root), *words]
+def _git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), *words]
     return subprocess.run(command, capture_output=True, check=True, text=True, errors="replace").stdout
 
 

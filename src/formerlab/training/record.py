@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from formerlab.errors import UserError
-from formerlab.evaluation.cost import flops_utilisation, matmul_flops_per_s, peak_memory_bytes
+from formerlab.evaluation.cost import matmul_flops_per_s, model_flops_utilisation, peak_memory_bytes
 from formerlab.files import read_json, sha256
 from formerlab.run import Run
-from formerlab.training import provenance
+from formerlab.training import parallel, provenance
+from formerlab.training.reading import reading_of, readings
 from formerlab.training.settings import Settings
 from formerlab.training.state import State
 
@@ -33,9 +34,12 @@ def record_of(
     the task loaded to train on.
     """
     device = torch.device(settings.device)
-    tokens = run.task.tokens_until(data, run.seed, state.step)
-    flops = run.task.flops_until(run.model, data, run.seed, state.step)
-    rate, time_s = matmul_flops_per_s(device), state.training_time_s
+    chain = readings(parent)
+    read = reading_of(run, state.step, manifest["fingerprint"], data, chain)
+    tokens = read.tokens
+    flops = run.task.flops_until(run.model, data, run.seed, state.step, read.start)
+    rate, time_s = matmul_flops_per_s(device, run.precision), state.training_time_s
+    processes = parallel.count()
     return {
         "schema": SCHEMA,
         "id": run.id,
@@ -49,6 +53,7 @@ def record_of(
         "code_hash": settings.code_hash,
         "data": {key: manifest[key] for key in ("name", "fingerprint")},
         "init": parent and {key: parent[key] for key in ("id", "weights_sha256")},
+        "read": [reading.plain() for reading in (*chain, read)],
         "parameters": run.model.params(),
         "parameters_non_embedding": run.model.params(embedding=False),
         "tokens": tokens,
@@ -58,9 +63,10 @@ def record_of(
         "wall_time_s": state.wall_time_s,
         "tokens_per_s": tokens / time_s if time_s else None,
         "peak_memory_bytes": peak_memory_bytes(device),
-        "flops_utilisation": flops_utilisation(flops, time_s, rate) if time_s else None,
+        "model_flops_utilisation": model_flops_utilisation(flops, time_s, rate, processes) if time_s else None,
         "matmul_flops_per_s": rate,
         "threads": settings.threads,
+        "processes": processes,
         "device": provenance.device_name(device),
         "host": provenance.host(),
         "git": provenance.git_state(),

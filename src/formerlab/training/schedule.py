@@ -3,9 +3,9 @@
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field
 
-from formerlab.spec import Spec
+from formerlab.spec import Count, Spec
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -28,7 +28,7 @@ class Cosine(Spec):
     kind: Literal["cosine"] = "cosine"
     warmup: Share = 0.01
     """Share of the steps with a linear rise from zero."""
-    floor: NonNegativeFloat = Field(default=0.1, le=1.0)
+    floor: float = Field(default=0.1, ge=0.0, le=1.0)
     """Final factor: 0.1 in both codes of Tokenformer, 0 in its paper."""
 
     def factor(self, step: int, steps: int) -> float:
@@ -49,9 +49,9 @@ class OneCycle(Spec):
     kind: Literal["onecycle"] = "onecycle"
     warmup: Share = 0.05
     """Share of the steps that rise."""
-    start_division: float = Field(default=100.0, ge=1.0)
+    start_division: float = Field(default=100.0, ge=1.0, le=1e9)
     """The first rate is the peak divided by this."""
-    end_division: float = Field(default=10.0, ge=1.0)
+    end_division: float = Field(default=10.0, ge=1.0, le=1e9)
     """The last rate is the peak divided by this."""
 
     def factor(self, step: int, steps: int) -> float:
@@ -69,7 +69,7 @@ class Noam(Spec):
     """
 
     kind: Literal["noam"] = "noam"
-    warmup_steps: PositiveInt = 4000
+    warmup_steps: Count = 4000
     """Steps of the linear rise."""
 
     def factor(self, step: int, steps: int) -> float:

@@ -15,6 +15,8 @@ class Settings:
     time_limit_s: float | None = None
     margin_s: float = 30.0
     checkpoint_seconds: float = 60.0
+    before_s: float = 0.0
+    """What the process took until the stage began: its start and its imports."""
     on_mismatch: str = "refuse"
     """What to do with the results or the checkpoint of another run in the same folder: refuse | restart."""
     code_hash: str = ""

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from formerlab.errors import UserError
+from formerlab.files import NoRoom, found_no_room, replacing
 from formerlab.training import parallel
 from formerlab.training.state import State
 
@@ -29,8 +30,8 @@ def save_parts(folder: Path, state: State, belongs_to: dict[str, str]) -> None:
 
     Raises
     ------
-    OSError
-        Where there is no room.
+    NoRoom
+        Where the disk is full.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -47,10 +48,13 @@ def save_parts(folder: Path, state: State, belongs_to: dict[str, str]) -> None:
         save(dict(tensors), storage_writer=writer)
     except CheckpointException as error:
         reason = next(iter(error.failures.values()))[0]
-        raise OSError(f"{folder}: could not be written, is the disk full? ({reason})") from None
+        if found_no_room(reason):
+            raise NoRoom(folder) from None
+        raise
     if parallel.rank() == 0:
         rest = _without(content, tensors)
-        torch.save({"belongs_to": belongs_to, "processes": parallel.count(), "state": rest}, folder / REST)
+        with replacing(folder / REST) as temporary:
+            torch.save({"belongs_to": belongs_to, "processes": parallel.count(), "state": rest}, temporary)
 
 
 def find_damage(folder: Path, processes: int) -> str | None:

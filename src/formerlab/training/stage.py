@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from formerlab.data.streams import read_manifest
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json, write_text
-from formerlab.growth import continued_spec, grow_into, grow_optimizer_state, growable, hold_old_tokens
+from formerlab.growth import continued_spec, grow_into, grow_optimizer_state, hold_old_tokens
+from formerlab.native import keep_memory
 from formerlab.run import Run
 from formerlab.training import parallel, provenance, sharded
 from formerlab.training.checkpoint import (
@@ -27,6 +28,7 @@ from formerlab.training.checkpoint import (
 )
 from formerlab.training.loop import Hooks, train
 from formerlab.training.products import FILES, OPTIMIZER, WEIGHTS, write_results, write_weights
+from formerlab.training.reading import next_place, readings
 from formerlab.training.record import Record, load_record, record_of
 from formerlab.training.settings import Settings
 from formerlab.training.sharded_checkpoint import in_one_piece, restore, save_parts
@@ -57,9 +59,10 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, setting
             finished = _is_finished(run, out, belongs_to, settings)
         if finished:
             return
-        clock = time.monotonic()
+        clock = time.monotonic() - settings.before_s
         provenance.git_state()  # remembered from here on: files may be edited while a run trains
         torch.set_num_threads(settings.threads)
+        keep_memory()
         state = _initial_state(run, parent, parent_record, device)
         path = out / CHECKPOINT
         with parallel.first_in_turn():
@@ -77,7 +80,8 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, setting
             write_text(out / "run.yaml", yaml.safe_dump(run.plain(), sort_keys=False))
         hooks = Hooks(save, stop, settings.checkpoint_seconds)
         examples = run.task.load(data, "train")
-        diverged = train(run, state, examples, run.task.load(data, "valid"), hooks)
+        start = next_place(readings(parent_record), manifest["fingerprint"])
+        diverged = train(run, state, examples, run.task.load(data, "valid"), hooks, start)
         state = sharded.gathered(state) if sharded.wanted() else state
         if parallel.rank() > 0:
             return
@@ -106,6 +110,10 @@ def _parent_record(run: Run, parent: Path | None) -> Record | None:
     if not (parent / "run.json").exists():
         raise UserError(f"{run.id}: init={run.init} is not finished, {parent / 'run.json'} is missing; train it first")
     record = load_record(parent)
+    if "read" not in record:
+        raise UserError(
+            f"{run.id}: init={run.init} is of an older version that did not note what it read; train it again"
+        )
     if record["status"] != "finished":
         raise UserError(f"{run.id}: init={run.init} {record['status']}; change its settings (lower optimizer.lr) first")
     return record
@@ -141,14 +149,13 @@ def _initial_state(run: Run, parent: Path | None, parent_record: Record | None, 
     if parent is None or parent_record is None:
         model = sharded.placed(run.model.build(run.seed), device)
         return State(model, run.optimizer.build(model), started=provenance.now())
-    weights, spec = load_file(parent / WEIGHTS), growable(Run.model_validate(parent_record["spec"]).model)
-    wanted = growable(run.model)
+    weights, spec = load_file(parent / WEIGHTS), Run.model_validate(parent_record["spec"]).model
     if run.growth is None:
-        model = continued_spec(spec, wanted).build(run.seed)
+        model = continued_spec(spec, run.model).build(run.seed)
         model.load_state_dict(weights)
         model = sharded.placed(model, device)
         return State(model, run.optimizer.build(model), started=provenance.now())
-    model = sharded.placed(grow_into(weights, spec, wanted, run.growth, run.seed), device)
+    model = sharded.placed(grow_into(weights, spec, run.model, run.growth, run.seed), device)
     optimizer = run.optimizer.build(model)
     hold_old_tokens(optimizer, model, weights, run.growth.old_tokens)
     if run.growth.optimizer == "carry":
@@ -174,8 +181,8 @@ def _save(path: Path, state: State, belongs_to: dict[str, str]) -> None:
 def _read_checkpoint(path: Path, belongs_to: dict[str, str], settings: Settings) -> dict[str, Any] | None:
     """Read a checkpoint where there is one; one of another run is refused or set aside."""
     if parallel.rank() == 0:  # it writes already when the others come here
-        for left in (*path.parent.glob(".*.tmp"), *path.parent.parent.glob(".*.tmp")):
-            remove(left)  # half a file of a killed process
+        for left in path.parent.glob(".*.tmp"):
+            remove(left)  # half a checkpoint of a killed process
     if not path.exists() and not previous(path).exists():
         return None
     try:

@@ -22,7 +22,7 @@ class State:
     training_time_s: float = 0.0
     """Time inside optimizer steps, over all starts of the run."""
     wall_time_s: float = 0.0
-    """Time that processes spent on the run until it was last saved, over all its starts."""
+    """Time that processes spent on the run until it was last saved, their starts included, over all its starts."""
     started: str = ""
     """When the run started for the first time, ISO 8601, UTC."""
     rows: dict[str, list[Row]] = field(default_factory=lambda: {"train": [], "timing": [], "eval": [], "depth": []})

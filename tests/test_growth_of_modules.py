@@ -1,0 +1,181 @@
+"""Growth of Pattention layers in modules that are none of our models."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+from formerlab.errors import UserError
+from formerlab.growth import grow
+from formerlab.layers import LayerNorm, Linear, Mlp, Pattention
+from formerlab.layers.pattention import PattentionLayer
+from formerlab.models import Decoder, Translator
+from formerlab.models.decoder import DecoderModel
+
+X = torch.randn(5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+TOKENS = torch.arange(12).reshape(2, 6) % 11
+DECODER = Decoder(
+    vocabulary=11,
+    layers=2,
+    width=8,
+    heads=2,
+    context=8,
+    norm=LayerNorm(gain=False, bias=False),
+    projection=Pattention(tokens=6),
+    feedforward=Pattention(tokens=10),
+)
+
+
+class Net(nn.Module):
+    """Somebody else's network: layers of PyTorch, one of ours twice, and an attribute that happens to be a spec."""
+
+    def __init__(self):
+        super().__init__()
+        self.spec = "mine"
+        self.first = Pattention(tokens=12).build(8, 16)
+        self.rest = nn.Sequential(nn.Linear(16, 8), nn.GELU(), Pattention(tokens=10, init="neox").build(8, 8, layers=4))
+        self.again = self.first
+
+    def forward(self, x):
+        return self.rest(self.first(x)) + self.rest(self.again(-x))
+
+
+def net():
+    torch.manual_seed(0)
+    return Net().double()
+
+
+def test_a_grown_copy_computes_the_same_and_its_new_tokens_learn():
+    model = net()
+    model.rest[2].keys.requires_grad_(False)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    grown = grow(model.eval(), factor=3)
+    assert type(grown) is Net
+    assert not grown.training
+    assert grown.again is grown.first
+    assert (grow_counts(model), grow_counts(grown)) == ([12, 10], [36, 30])
+    torch.testing.assert_close(grown(X), model(X), rtol=0, atol=1e-12)
+    assert not grown.rest[2].keys.requires_grad
+    grown(X).square().sum().backward()
+    assert grown.first.keys.grad[12:].ne(0).any(dim=1).all()
+    assert model.first.keys.grad is None
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    torch.testing.assert_close(grow(grown)(X), model(X), rtol=0, atol=1e-12)
+
+
+def grow_counts(model):
+    return [len(layer.keys) for layer in model.modules() if isinstance(layer, PattentionLayer)]
+
+
+def test_new_rows_start_as_in_a_layer_of_that_size():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        Pattention(tokens=4).build(100, 50), Pattention(tokens=4, init="neox").build(50, 64, layers=2)
+    )
+    grown = grow(model, factor=500, init="random", tau="sqrt")
+    for layer, (key_std, value_std) in zip(grown, [(0.1, 2000**-0.5), (0.02, 1 / 8)], strict=True):
+        assert layer.tau == math.sqrt(2000)
+        assert layer.keys[4:].std().item() == pytest.approx(key_std, rel=0.03)
+        assert layer.values[4:].std().item() == pytest.approx(value_std, rel=0.03)
+        layer.reset_parameters()
+        assert layer.values.std().item() == pytest.approx(value_std, rel=0.03)
+    one, again, other = (grow(model, init="random", seed=seed)[0].keys for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+def test_only_the_layers_that_are_named_grow():
+    grown = grow(net(), tokens={"rest.2": 11})
+    assert grow_counts(grown) == [12, 11]
+
+
+class Classifier(nn.Module):
+    """A decoder of ours below a head of somebody else."""
+
+    def __init__(self, spec):
+        super().__init__()
+        self.body = spec.build(1)
+        self.head = Pattention(tokens=5).build(11, 3)
+
+    def forward(self, tokens):
+        return self.head(self.body(tokens).mean(dim=1))
+
+
+class Named(DecoderModel):
+    """A decoder with one weight more."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.bias = nn.Parameter(torch.ones(11))
+
+    def forward(self, tokens, **options):
+        return super().forward(tokens, **options) + self.bias
+
+
+@pytest.mark.parametrize("make", [lambda: Classifier(DECODER), lambda: Named(DECODER)])
+def test_a_decoder_inside_grows_with_its_spec(make):
+    model = make().double()
+    grown = grow(model)
+    torch.testing.assert_close(grown(TOKENS), model(TOKENS), rtol=0, atol=1e-12)
+    inner = grown if isinstance(grown, Named) else grown.body
+    assert inner.spec.projection == Pattention(tokens=12, tau=math.sqrt(6))
+    assert inner.spec.feedforward == Pattention(tokens=20, tau=math.sqrt(10))
+    assert inner.spec.params() == sum(len(w.flatten()) for name, w in inner.named_parameters() if name != "bias")
+
+
+def test_a_translator_grows_too():
+    spec = Translator(
+        vocabulary=11, layers=1, width=8, heads=2, context=8, dropout=0.0, feedforward=Pattention(tokens=4)
+    )
+    model = spec.build(1).double().eval()
+    grown = grow(model)
+    real = torch.ones_like(TOKENS, dtype=torch.bool)
+    torch.testing.assert_close(grown(TOKENS, real, TOKENS), model(TOKENS, real, TOKENS), rtol=0, atol=1e-12)
+    assert grown.spec.feedforward == Pattention(tokens=8, tau=2.0)
+
+
+def shared():
+    model = net()
+    model.other = Pattention(tokens=12).build(8, 16)
+    model.other.keys = model.first.keys
+    return model
+
+
+def pruned():
+    model = net()
+    prune.random_unstructured(model.first, "values", 0.5)
+    return model
+
+
+def uncopyable():
+    model = net()
+    model.state = model.first.keys * 2
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (nn.Linear(2, 2), {}, "cannot grow a Linear: it holds no Pattention layer"),
+        (net(), {"tokens": {"first": 3}}, "cannot grow first from 12 tokens to 3: growth never removes any"),
+        (net(), {"tokens": {"second": 30}}, "cannot grow second: the Pattentions of this module are first, rest.2"),
+        (net(), {"factor": 0.5}, "cannot grow by factor=0.5"),
+        (shared(), {}, "cannot grow other: it shares its keys with first"),
+        (pruned(), {}, "cannot grow first: its values are no plain parameter"),
+        (uncopyable(), {}, "cannot grow a Net, since it cannot be copied: Only Tensors created explicitly"),
+        (Classifier(DECODER), {"tokens": {"body.mixer": 20}}, "cannot grow body.mixer alone: it is part of a model"),
+        (Named(DECODER), {"tokens": {"feedforward": 20}}, "cannot grow feedforward alone"),
+        (
+            Translator(vocabulary=11, layers=1, width=8, heads=2, projection=Linear(), feedforward=Mlp()).build(),
+            {},
+            "cannot grow a TranslatorModel: it holds no Pattention layer",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_grown_is_refused_in_one_line(model, options, message):
+    with pytest.raises(UserError) as caught:
+        grow(model, **options)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)

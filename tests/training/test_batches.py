@@ -1,0 +1,102 @@
+"""Batches made ahead, and by the process that has them, are those that a single process makes when it needs them."""
+
+import threading
+from dataclasses import fields, is_dataclass
+
+import pytest
+import torch
+from test_golden_trajectories import IMAGES, PICTURES, RUNS, data_of, run
+
+from formerlab.errors import UserError
+from formerlab.tasks.augmentation import TimmAugmentation
+from formerlab.tasks.place import Place
+from formerlab.tasks.task import WHOLE, Share
+from formerlab.training import parallel
+from formerlab.training.batches import AHEAD, Batches
+
+MIXED = {"augmentation": TimmAugmentation(policy=None), "mixup": 0.8, "cutmix": 1.0, "accumulate": 8}
+CASES = {
+    "text": (RUNS["decoder"], {"batch": 12, "accumulate": 6}),
+    "sentences": (RUNS["translator"], {"accumulate": 3}),
+    "images": (run(IMAGES, PICTURES), {"accumulate": 4}),
+    "mixed images": (run(IMAGES, PICTURES), MIXED),
+}
+START = Place(chain_steps=5, steps=3, position=2)
+CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
+
+
+@pytest.fixture(params=CASES)
+def case(request, tmp_path):
+    """Return a run of several parts, and its data."""
+    run, changes = CASES[request.param]
+    run = run.model_copy(update={"task": run.task.model_copy(update=changes)})
+    data, _ = data_of(run, tmp_path)
+    return run, data
+
+
+def same(one, other):
+    if is_dataclass(one):
+        return all(same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.mark.parametrize("parts", [6, 4, 3, 2, 1])
+@pytest.mark.parametrize("processes", [1, 2, 3, 6])
+def test_every_part_is_one_process_s_and_all_have_equally_many(parts, processes):
+    shares = [Share(rank, processes).numbers(parts) for rank in range(processes)]
+    assert len({len(share) for share in shares}) == 1
+    assert sorted(number for share in shares for number in share if number < parts) == list(range(parts))
+
+
+def test_a_share_is_its_parts_of_the_whole(case):
+    """To the bit, also of images that are mixed with others of the step, whoever has those."""
+    run, data = case
+    for step in range(3):
+        count = run.task.part_count(data, 3, step, START)
+        whole = run.task.step_batches(data, 3, step, START, WHOLE)
+        assert len(whole) == count
+        for share in (Share(0, 2), Share(1, 2)):
+            parts = run.task.step_batches(data, 3, step, START, share)
+            wanted = [whole[number % count] for number in share.numbers(count)]
+            assert all(map(same, parts, wanted))
+            assert len(parts) == len(wanted)
+
+
+def test_batches_made_ahead_are_the_same(case, monkeypatch):
+    run, data = case
+    monkeypatch.setattr(parallel, "share", lambda: Share(1, 2))
+    taken = []
+    for device in (CPU, ELSEWHERE):
+        with Batches(run, data, START, 4, device) as batches:
+            taken.append([batches.take() for _ in range(5)])
+    for here, ahead in zip(*taken, strict=True):
+        assert here.parts == ahead.parts
+        assert [number for number, _ in here.mine] == [number for number, _ in ahead.mine]
+        assert all(same(one, other) for (_, one), (_, other) in zip(here.mine, ahead.mine, strict=True))
+
+
+def test_they_are_made_in_a_thread_before_they_are_asked_for_and_not_beyond_the_last_step(monkeypatch, tmp_path):
+    run = RUNS["decoder"].model_copy(update={"steps": 9})
+    data, _ = data_of(run, tmp_path)
+    made, draw = [], type(run.task).train_batch
+
+    def noted(task, stream, seed, step, *chosen):
+        made.append((step, threading.current_thread().name))
+        return draw(task, stream, seed, step, *chosen)
+
+    monkeypatch.setattr(type(run.task), "train_batch", noted)
+    with Batches(run, data, Place(), 5, ELSEWHERE) as batches:
+        batches.take()
+        batches._made[-1].result()
+        assert [step for step, _ in made] == [5, *range(6, 6 + AHEAD)]
+        for _ in range(3):
+            batches.take()
+    assert [step for step, _ in made] == [5, 6, 7, 8]
+    assert {name.rpartition("_")[0] for _, name in made} == {"batches"}
+
+
+def test_what_fails_in_the_thread_fails_where_the_batch_is_asked_for(tmp_path):
+    run = RUNS["decoder"]
+    data, _ = data_of(run, tmp_path)
+    with Batches(run, data[:3], Place(), 0, ELSEWHERE) as batches, pytest.raises(UserError, match=r"task\.context=16"):
+        batches.take()

@@ -1,0 +1,133 @@
+"""A run of a chain reads on where its ancestors ended; run.json says which stretch of the data each of them read."""
+
+import numpy as np
+import pytest
+import torch
+from small_runs import MODEL, interrupted, small, trained
+
+from formerlab.data import BytePairs, Files, TextData, load_stream, prepare
+from formerlab.errors import UserError
+from formerlab.files import read_json, write_json
+from formerlab.tasks import LanguageModeling
+from formerlab.tasks.place import Place
+from formerlab.training import reading
+from formerlab.training.reading import Reading, readings
+
+DROPPING = MODEL.model_copy(update={"dropout": 0.1})
+
+
+@pytest.fixture(scope="module")
+def other(data, tmp_path_factory):
+    """Return a second data set."""
+    folder = tmp_path_factory.mktemp("other")
+    (folder / "lines.txt").write_text("\n".join(f"line {number} of another text" for number in range(90)))
+    source = Files(paths=(str(folder / "lines.txt"),), documents="line")
+    spec = TextData(source=source, tokenizer=BytePairs(vocabulary=257), valid_share=0.1, test_share=0.1)
+    prepare("other", spec, folder / "data", processes=1)
+    return folder / "data"
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Return the list that every training batch is added to, with the seed of its dropout."""
+    batches, loss = [], LanguageModeling.loss
+
+    def loss_and_note(task, model, windows):
+        if model.training:
+            batches.append((windows.tolist(), torch.initial_seed()))
+        return loss(task, model, windows)
+
+    monkeypatch.setattr(LanguageModeling, "loss", loss_and_note)
+    return batches
+
+
+def drawn(data, task, steps):
+    """Return the windows of some steps of one run that was never interrupted."""
+    stream = load_stream(data, "train")
+    return [task.train_batch(stream, 3, step).tolist() for step in steps]
+
+
+def run(name, parent=None, **changes):
+    return small(name=name, init=parent, **{"model": DROPPING, "steps": 4, **changes})
+
+
+def test_a_chain_reads_what_one_long_run_reads(data, tmp_path, seen):
+    """Trained on or grown, every run of it goes on with the next windows, and with dropout that was never drawn."""
+    for name, parent in (("a", None), ("b", "a"), ("c", "b")):
+        trained(run(name, parent), data, tmp_path / name, parent and tmp_path / parent)
+    assert [windows for windows, _ in seen] == drawn(data, run("a").task, range(12))
+    assert len({dropout for _, dropout in seen}) == 12
+
+
+def test_larger_batches_of_longer_windows_draw_none_of_the_ancestors_windows_again(data, tmp_path, seen):
+    trained(run("a"), data, tmp_path / "a")
+    task = LanguageModeling(context=4, batch=8, valid_windows=6)
+    trained(run("b", "a", task=task), data, tmp_path / "b", tmp_path / "a")
+    assert [windows for windows, _ in seen][4:] == drawn(data, task, range(4, 8))
+
+
+def test_after_a_stage_on_other_data_a_run_goes_on_where_it_left_the_first(data, other, tmp_path, seen):
+    trained(run("a"), data, tmp_path / "a")
+    trained(run("b", "a", data="other", steps=3), other, tmp_path / "b", tmp_path / "a")
+    record = trained(run("c", "b", steps=2), data, tmp_path / "c", tmp_path / "b")
+    task = run("a").task
+    wanted = drawn(data, task, range(4)) + drawn(other, task, range(3)) + drawn(data, task, range(4, 6))
+    assert [windows for windows, _ in seen] == wanted
+    assert len({dropout for _, dropout in seen}) == 9
+    first, second, third = readings(record)
+    assert [part.run for part in (first, second, third)] == [f"study/{name}/seed3" for name in "abc"]
+    assert first.end == third.start.model_copy(update={"chain_steps": 4})
+    assert second.start == Place(chain_steps=4)
+    assert third.end == Place(chain_steps=9, steps=6, position=6, step_tokens=32)
+    assert (third.tokens, third.tokens_cumulative) == (2 * 32, 6 * 32)
+    stream = load_stream(data, "train")
+    assert third.epochs == pytest.approx(2 * 32 / (len(stream) - 1))
+    assert third.epochs_cumulative == pytest.approx(3 * third.epochs)
+    assert second.epochs_cumulative == second.epochs == pytest.approx(3 * 32 / (len(load_stream(other, "train")) - 1))
+
+
+def test_a_run_stopped_and_resumed_reads_on_in_its_own_stretch(data, tmp_path, monkeypatch, seen):
+    trained(run("a"), data, tmp_path / "a")
+    interrupted(monkeypatch, 2, run("b", "a"), data, tmp_path / "b", tmp_path / "a")
+    trained(run("b", "a"), data, tmp_path / "b", tmp_path / "a")
+    assert [windows for windows, _ in seen] == drawn(data, run("a").task, range(8))
+
+
+def test_stages_read_a_stretch_that_their_parent_did_not(data, tmp_path, seen):
+    first, last = (run("a").task.model_copy(update={"stretch": part}) for part in ((0.0, 0.8), (0.8, 1.0)))
+    trained(run("a", task=first, steps=30), data, tmp_path / "a")
+    record = trained(run("b", "a", task=last, steps=5), data, tmp_path / "b", tmp_path / "a")
+    stream = np.asarray(load_stream(data, "train"), dtype=np.int64)
+    border = round(0.8 * len(stream))
+    parts = {0: windows_of(stream[:border]), 1: windows_of(stream[border:])}
+    assert all(tuple(window) in parts[step >= 30] for step, (windows, _) in enumerate(seen) for window in windows)
+    read = readings(record)[-1]
+    assert (read.stretch, read.start.steps) == ((0.8, 1.0), 30)
+    assert read.epochs_cumulative == read.epochs == pytest.approx(5 * 32 / (len(stream) - border - 1))
+    assert read.tokens_cumulative == 35 * 32
+
+
+def windows_of(stream):
+    return {tuple(stream[start : start + 9].tolist()) for start in range(len(stream) - 8)}
+
+
+def test_epochs_add_up_where_stretches_overlap():
+    before = Reading(
+        run="a", data="d", stretch=(0.0, 0.8), start=Place(), end=Place(steps=3, chain_steps=3), tokens=8, epochs=2.0,
+        tokens_cumulative=8, epochs_cumulative=2.0,
+    )  # fmt: skip
+    task = LanguageModeling(context=8, batch=4, stretch=(0.6, 1.0))
+    found = reading.reading_of(run("b", "a", task=task), 1, "d", np.zeros(65, np.uint16), [before])
+    assert found.epochs == 0.5
+    assert found.epochs_cumulative == pytest.approx(0.5 + 2.0 * 0.2 / 0.4)
+
+
+def test_a_parent_that_does_not_say_what_it_read_is_named(data, tmp_path):
+    trained(run("a"), data, tmp_path / "a")
+    record = read_json(tmp_path / "a" / "run.json")
+    del record["read"]
+    write_json(tmp_path / "a" / "run.json", record)
+    with pytest.raises(
+        UserError, match=r"init=a is of an older version that did not note what it read; train it again"
+    ):
+        trained(run("b", "a"), data, tmp_path / "b", tmp_path / "a")

@@ -1,0 +1,127 @@
+"""Training on a device that is none: every tensor is where it has to be, and the numbers are those of the CPU."""
+
+import json
+from itertools import count
+
+import pytest
+import torch
+from fixtures.elsewhere import DEVICE, elsewhere
+from fixtures.own_process import own_process
+from small_runs import RUN, TOKENFORMER, rows, small
+from test_golden_trajectories import RUNS, data_of
+
+from formerlab.errors import StoppedEarly
+from formerlab.growth import Growth
+from formerlab.layers import Pattention
+from formerlab.training.loop import Hooks, train
+from formerlab.training.settings import Settings
+from formerlab.training.stage import train_stage
+from formerlab.training.state import State
+from formerlab.training.stop import StopRequest
+
+KINDS = (
+    "decoder learned swiglu dropout",
+    "tokenformer bfloat16",
+    "dwa 2x3 late",
+    "attention residuals",
+    "mudd",
+    "gains",
+    "translator pre pattention dwa",
+    "vision pattention",
+)
+"""Between them they have every layer, optimizer, task and way of a batch."""
+
+
+@pytest.fixture(scope="module")
+def there():
+    """Return what calls a function in a process that knows the device."""
+    with own_process(elsewhere) as call:
+        yield call
+
+
+def losses(name, device, folder):
+    """Train a golden run for some steps; return its losses."""
+    run = RUNS[name].model_copy(update={"steps": 2, "evaluate_every": 2, "optimizer": RUNS[name].optimizer})
+    examples, valid = data_of(run, folder)
+    model = run.model.build(run.seed).to(device)
+    state = State(model, run.optimizer.build(model))
+    assert train(run, state, examples, valid, Hooks(save=lambda state: None, stop=lambda: None)) is None
+    assert {tensor.device.type for tensor in model.state_dict().values()} == {device}
+    return [row[2] for row in state.rows["train"]] + [row[4] for row in state.rows["eval"]]
+
+
+def check_kind(name, folder):
+    here = losses(name, "cpu", folder)
+    with elsewhere():
+        assert losses(name, DEVICE, folder) == pytest.approx(here, abs=0.02 if "bfloat16" in name else 1e-4)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_model_learns_the_same(there, name, tmp_path):
+    there(check_kind, name, tmp_path)
+
+
+def check_waits(name, folder):
+    changes = {"steps": 6, "log_every": 100, "evaluate_every": 100, "precision": "bfloat16"}
+    run = RUNS[name].model_copy(update=changes)
+    examples, valid = data_of(run, folder)
+    counts = []
+    with elsewhere() as device:
+        model = run.model.build(run.seed).to(DEVICE)
+        device.waits.clear()
+        hooks = Hooks(save=lambda state: None, stop=lambda: counts.append(len(device.waits)))
+        train(run, State(model, run.optimizer.build(model)), examples, valid, hooks)
+    validation = [wait for wait in device.waits[: counts[0]] if "formerlab/layers/" not in wait]  # a mixer has rows
+    assert len(validation) == 1, validation  # for all batches
+    assert device.waits[counts[1] : counts[5]] == []  # the first step is logged, and so is the last
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_steps_that_log_nothing_wait_for_nothing(there, name, tmp_path):
+    there(check_waits, name, tmp_path)
+
+
+def trained(run, data, out, device, parent=None, stop_at=None, **settings):
+    """Run the stage, interrupted after some steps where that is asked for; return the folder."""
+    checks = count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StopRequest, "__call__", lambda self: "a test" if next(checks) == stop_at else None)
+        settings = Settings(code_hash="code", device=device, **settings)
+        if stop_at is not None:
+            with pytest.raises(StoppedEarly):
+                train_stage(run, data, out, parent=parent, settings=settings)
+        train_stage(run, data, out, parent=parent, settings=settings)
+    return out
+
+
+def check_stage(data, folder):
+    """Train, stop, go on, and grow with the optimizer's state and the old tokens held back."""
+    first = small(model=TOKENFORMER, steps=6, schedule=RUN.schedule)
+    more = {"projection": Pattention(tokens=9), "feedforward": Pattention(tokens=16)}
+    growth = Growth(keys="zero", tau="keep", optimizer="carry", old_tokens="freeze")
+    second = small(model=TOKENFORMER.model_copy(update=more), steps=4, init="first", growth=growth)
+    found = {}
+    for device in ("cpu", DEVICE):
+        with elsewhere():
+            parent = trained(first, data, folder / device / "first", device, stop_at=3, keep_optimizer=True)
+            found[device] = [parent, trained(second, data, folder / device / "second", device, parent)]
+    for here, there in zip(*found.values(), strict=True):
+        assert json.loads((there / "run.json").read_text())["status"] == "finished"
+        for name in ("train", "eval", "test"):
+            pairs = zip(rows(here, name), rows(there, name), strict=True)
+            assert all(b["loss_nats"] == pytest.approx(a["loss_nats"], abs=1e-4) for a, b in pairs)
+
+
+def test_the_stage_stops_goes_on_and_grows(there, data, tmp_path):
+    there(check_stage, data, tmp_path)
+
+
+def check_mixing():
+    with elsewhere():
+        model = RUN.model.build(0).to(DEVICE)
+        with pytest.raises(RuntimeError, match="on the CPU and elsewhere"):
+            model(torch.zeros(1, 4, dtype=torch.long))
+
+
+def test_a_tensor_on_the_wrong_device_is_refused(there):
+    there(check_mixing)
