@@ -50,6 +50,16 @@ def test_phrases_are_distinct_exact_and_never_in_two_splits():
         assert target == f"{day}. {months[month]} {year}"
 
 
+def test_what_limits_leave_out_is_said(tmp_path, capsys):
+    prepare("pairs", files(tmp_path, max_pairs=200, max_ratio=2.5), tmp_path / "out")
+    notes = read_manifest(tmp_path / "out")["notes"]
+    assert "max_pairs=200 ends the train pairs; the rest is left out (max_pairs: null takes all)" in notes
+    assert [note for note in notes if note.startswith(("an empty side leaves out", "max_tokens=40 leaves out 1 "))]
+    assert all(f"pairs: {note}\n" in capsys.readouterr().err for note in notes[:1])
+    prepare("pairs", files(tmp_path, max_pairs=None), tmp_path / "all")
+    assert not [note for note in read_manifest(tmp_path / "all")["notes"] if note.startswith("max_pairs")]
+
+
 def test_prepared_pairs_are_the_lines(tmp_path):
     data = files(tmp_path)
     prepare("pairs", data, tmp_path / "out", code_hash="c")

@@ -24,6 +24,7 @@ from formerlab.data import (
 from formerlab.data.shards import SPLITS
 from formerlab.errors import UserError
 from formerlab.files import sha256
+from formerlab.spec import fingerprint
 
 
 def texts(out: Path, split: str) -> list[str]:
@@ -307,3 +308,79 @@ def test_a_tokenizer_that_is_not_there_or_does_not_fit_is_refused(out: Path, sou
         data = folder_data(source, tokenizer=TokenizerOf(data=name, vocabulary=vocabulary))
         with pytest.raises(UserError, match=message):
             prepare("more", data, out.parent / "more", processes=1)
+
+
+def paragraphs(path: Path, count: int) -> Path:
+    path.write_text("\n\n".join(document(number, 4) for number in range(count)))
+    return path
+
+
+@pytest.mark.parametrize("files_of", [1, 3])
+def test_files_too_few_to_be_divided_are_divided_by_paragraphs(
+    files_of: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts_of = tmp_path / "texts"
+    texts_of.mkdir()
+    for number in range(files_of):
+        lines = [document(f"{number} {paragraph}", 4) for paragraph in range(60 // files_of)]
+        (texts_of / f"{number}.txt").write_text("\n\n".join(lines))
+    data = folder_data(texts_of, valid_share=0.1, test_share=0.1)
+    prepare("text", data, tmp_path / "out", processes=1)
+    by_paragraph = data.model_copy(update={"source": data.source.model_copy(update={"documents": "paragraph"})})
+    prepare("text", by_paragraph, tmp_path / "same", processes=1)
+    manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("out", "same")]
+    assert manifests[0]["fingerprint"] == manifests[1]["fingerprint"]
+    assert manifests[0]["recipe"] == fingerprint(data.recipe())
+    count = "1 document" if files_of == 1 else f"{files_of} documents"
+    note = f"{count} cannot be divided into train, valid and test, so paragraphs are the documents"
+    assert [one["notes"] for one in manifests] == [[note], []]
+    assert f"text: {note}\n" in capsys.readouterr().err
+
+
+def test_what_cannot_be_divided_is_refused_before_anything_is_tokenised(tmp_path: Path) -> None:
+    lines = tmp_path / "one.txt"
+    lines.write_text(document(1, 4))
+    for source in (Files(paths=(str(lines),)), Files(train=(str(lines),), documents="line")):
+        with pytest.raises(UserError, match=r"^data: text: (none of 1 documents is left|no document is left)"):
+            prepare("text", folder_data(tmp_path, source=source), tmp_path / "out", processes=1)
+        assert set(files(tmp_path / "out")) <= {"contents.json"}
+
+
+def test_files_named_for_every_split_need_no_division(tmp_path: Path) -> None:
+    named_files = {split: (str(paragraphs(tmp_path / f"{split}.txt", 3 + n)),) for n, split in enumerate(SPLITS)}
+    data = folder_data(tmp_path, source=Files(**named_files))
+    prepare("text", data, tmp_path / "out", processes=1)
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["notes"] == []
+    assert [entry["documents"] for entry in manifest["splits"].values()] == [1, 1, 1]
+
+
+def test_every_limit_that_cuts_is_said_once(
+    out: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert json.loads((out / "manifest.json").read_text())["notes"] == []
+    prepare("text", folder_data(source, max_bytes=5000, max_held_out_bytes=1), tmp_path, processes=1)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    sizes = {split: (entry["bytes"], entry["documents"]) for split, entry in manifest["splits"].items()}
+    assert manifest["notes"] == [
+        f"max_bytes=5000 ends the train text at {sizes['train'][0]} bytes in {sizes['train'][1]} documents; "
+        "the rest is left out (max_bytes: null takes all)",
+        *(
+            f"max_held_out_bytes=1 ends the {split} text at {sizes[split][0]} bytes in 1 document; "
+            "the rest is left out (max_held_out_bytes: null takes all)"
+            for split in ("valid", "test")
+        ),
+    ]
+    said = capsys.readouterr().err
+    assert all(said.count(f"text: {note}\n") == 1 for note in manifest["notes"])
+
+
+def test_a_limit_that_cuts_nothing_is_not_said(out: Path, source: Path, tmp_path: Path) -> None:
+    whole = {
+        split: entry["bytes"] for split, entry in json.loads((out / "manifest.json").read_text())["splits"].items()
+    }
+    held_out = max(whole["valid"], whole["test"])
+    prepare("text", folder_data(source, max_bytes=whole["train"], max_held_out_bytes=held_out), tmp_path, processes=1)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["notes"] == []
+    assert {split: entry["bytes"] for split, entry in manifest["splits"].items()} == whole

@@ -10,7 +10,9 @@ from email.message import Message
 from functools import partial
 from importlib import metadata
 from pathlib import Path, PurePath
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
+
+from pydantic import Field
 
 from formerlab.data.docstrings import Module, read_code, read_module
 from formerlab.data.shards import SPLITS, Replay, Seen, Shard, Shares, Split, digest
@@ -43,7 +45,7 @@ class Embedded(TextSource):
     """
 
     kind: Literal["embedded"] = "embedded"
-    packages: tuple[str, ...] = PACKAGES
+    packages: tuple[Annotated[str, Field(min_length=1)], ...] = PACKAGES
     """Distributions to read; one that is not installed is left out, and the manifest names those used."""
     standard_library: bool = True
     """Whether to read the standard library too."""

@@ -75,6 +75,10 @@ class Files(TextSource):
             [[label, name, known[path]] for label, files in named.items() for name, path in files.items()]
         )
 
+    def search(self) -> None:
+        """Raise UserError for a pattern that matches nothing, an empty file or a file in two splits."""
+        self.named()
+
     def recipe(self) -> dict[str, object]:
         """Return the settings, the places and the licence aside."""
         return self.model_dump(mode="json", exclude={"paths", "train", "valid", "test", "licence"})
@@ -98,6 +102,13 @@ class Files(TextSource):
         ]
         return Corpus(sorted(shards, key=lambda shard: ("train" in shard.splits, shard.splits)))
 
+    def by_paragraph(self) -> "Files | None":
+        """Return the same files with paragraphs as documents; nothing where they are not text divided by documents."""
+        if self.documents != "file" or self.split_by != "document":
+            return None
+        formats = {self._format(path) for files in self.named().values() for path in files.values()}
+        return self.model_copy(update={"documents": "paragraph"}) if "text" in formats else None
+
     def named(self) -> dict[str, dict[str, Path]]:
         """Return the files by label (paths, train, valid, test) and by name below their common folder, sorted.
 
@@ -120,8 +131,11 @@ class Files(TextSource):
             return (shares.split(digest(name), candidates),)
         return candidates
 
+    def _format(self, path: Path) -> Format:
+        return format_of(path) if self.format == "auto" else self.format
+
     def _documents(self, path: Path) -> Iterator[str]:
-        format = format_of(path) if self.format == "auto" else self.format
+        format = self._format(path)
         if format == "parquet":
             return read_parquet(path, self.column)
         if format == "jsonl":

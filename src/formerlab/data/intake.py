@@ -22,6 +22,8 @@ class Intake:
     def __init__(self, data: TextData) -> None:
         self.duplicates = 0
         self.shards_begun = 0
+        self.limited: set[Split] = set()
+        """The splits that would have more text without their limit."""
         self._shares = data.shares
         self._limits = {"train": data.max_bytes, "valid": data.max_held_out_bytes, "test": data.max_held_out_bytes}
         self._bytes = dict.fromkeys(SPLITS, 0)
@@ -31,19 +33,20 @@ class Intake:
         """Yield documents with their splits. Raises UserError naming a shard without text."""
         for shard in shards:
             self.shards_begun += 1
-            if not self._enough_of(shard):
-                yield from self._documents_of(shard)
+            yield from self._documents_of(shard)
 
     def _documents_of(self, shard: Shard) -> Iterator[tuple[Split, str]]:
         blank = True
+        if self._enough_of(shard):
+            return
         for text in shard.documents():
             if not text or text.isspace():
                 continue
+            if not blank and self._enough_of(shard):
+                return
             blank = False
             for part in parts(text):
                 yield from self._taken(part, shard)
-            if self._enough_of(shard):
-                return
         if blank:
             raise UserError(f"{shard.name}: holds no text")
 
@@ -52,7 +55,9 @@ class Intake:
         split = self._shares.split(mark, shard.splits)
         if not self._seen.add(mark):
             self.duplicates += 1
-        elif not self._full(split):
+        elif self._full(split):
+            self.limited.add(split)
+        else:
             self._bytes[split] += len(text.encode())
             yield split, text
 
@@ -63,8 +68,30 @@ class Intake:
     def _enough_of(self, shard: Shard) -> bool:
         """Whether training text is complete and something is held out, or the held-out streams are full."""
         if "train" in shard.splits:
-            return self._full("train") and all(self._bytes[split] for split in shard.splits)
-        return all(self._full(split) for split in shard.splits)
+            enough = self._full("train") and all(self._bytes[split] for split in shard.splits)
+        else:
+            enough = all(self._full(split) for split in shard.splits)
+        if enough:
+            self.limited.update(filter(self._full, shard.splits))
+        return enough
+
+
+def without_documents(shards: list[Shard], data: TextData) -> tuple[list[Split], int]:
+    """Return the splits that the documents of the shards leave empty, and how many documents there are.
+
+    Reads no further than until every split has one. A shard that belongs to one split is taken to hold some text.
+    """
+    found = {shard.splits[0] for shard in shards if len(shard.splits) == 1}
+    intake, count = Intake(data), 0
+    for shard in shards:
+        if found.issuperset(shard.splits):
+            continue
+        for split, _ in intake.documents([shard]):
+            count += 1
+            found.add(split)
+            if found.issuperset(shard.splits):
+                break
+    return [split for split in SPLITS if split not in found], count
 
 
 def batches(documents: Iterator[tuple[Split, str]]) -> Iterator[tuple[Split, list[str]]]:

@@ -52,6 +52,12 @@ class LinePairs(PairSource):
             return None
         return fingerprint({split: [known[path] for path in some] for split, some in paths.items()})
 
+    def search(self) -> None:
+        """Raise UserError for a missing file."""
+        for path in (path for split in SPLITS for path in getattr(self, split) or ()):
+            if not _path(path).is_file():
+                raise UserError(f"no file at '{path}' (working directory {Path.cwd()})")
+
     def recipe(self) -> dict[str, object]:
         """Return the settings, the places and the licence aside."""
         return self.model_dump(mode="json", exclude={"train", "valid", "test", "licence"})

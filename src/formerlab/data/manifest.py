@@ -1,6 +1,7 @@
 """What the manifests of all kinds of data sets have in common, and whether prepared data are still what they say."""
 
 import platform
+import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -61,6 +62,12 @@ def are_whole(out: Path) -> bool:
     except UserError:
         return False
     return True
+
+
+def tell(name: str, notes: Iterable[str]) -> None:
+    """Say what limits leave out of a data set, and what else is not as its settings read; the manifest repeats it."""
+    for note in notes:
+        print(f"{name}: {note}", file=sys.stderr)
 
 
 def write_manifest(

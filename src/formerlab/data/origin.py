@@ -18,6 +18,9 @@ class Origin(Spec, ABC):
         Reads no network. `cache` names a file that remembers the contents of unchanged files.
         """
 
+    def search(self) -> None:
+        """Raise UserError where a name or pattern of files has none; what is not in files is not looked up."""
+
     @abstractmethod
     def recipe(self) -> dict[str, object]:
         """Return the settings that shape the content, without the places it lies at."""

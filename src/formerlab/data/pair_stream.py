@@ -70,11 +70,15 @@ class PairStream:
             self._epochs[key] = self.batches(tokens, random)
         return self._epochs[key]
 
-    def epoch_of(self, tokens: int, step: int) -> tuple[int, int]:
-        """Return the epoch of an optimizer step, and the place of its batch in it."""
+    def epoch_of(self, tokens: int, position: int) -> tuple[int, int]:
+        """Return the epoch of a batch in the endless row of epochs, and its place in the epoch."""
+        return divmod(position, self.epoch_size(tokens))
+
+    def epoch_size(self, tokens: int) -> int:
+        """Return the number of batches of an epoch."""
         if tokens not in self._sizes:
             self._sizes[tokens] = len(self.batches(tokens))
-        return divmod(step, self._sizes[tokens])
+        return self._sizes[tokens]
 
 
 def load_pairs(folder: Path, split: str) -> PairStream:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from formerlab.data.contents import CONTENTS
 from formerlab.data.encoding import Encoded, stream_type
-from formerlab.data.manifest import are_whole, current_manifest, made_from, write_manifest
+from formerlab.data.manifest import are_whole, current_manifest, made_from, tell, write_manifest
 from formerlab.data.pairs import Pair
 from formerlab.data.parallel_spec import ParallelData
 from formerlab.data.shards import SPLITS, Split
@@ -51,9 +51,11 @@ def prepare(name: str, data: ParallelData, out: Path, *, code_hash: str = "", pr
         return
     (out / "manifest.json").unlink(missing_ok=True)  # no old one vouches for new files
     tokenizer = write_tokenizer(data.tokenizer, out / "tokenizer.json", lambda size: _sample(data, size))
-    splits = {split: _write_split(split, data, out, tokenizer) for split in SPLITS}
+    written = {split: _write_split(split, data, out, tokenizer) for split in reversed(SPLITS)}  # the small ones first
+    splits = {split: written[split] for split in SPLITS}
+    tell(name, notes := [note for split, entry in splits.items() for note in _cuts(split, data, entry)])
     files = [tokenizer["sha256"], *(entry["sha256"] for entry in splits.values())]
-    content = {"fingerprint": fingerprint(files), "tokenizer": tokenizer, "splits": splits}
+    content = {"fingerprint": fingerprint(files), "tokenizer": tokenizer, "splits": splits, "notes": notes}
     write_manifest(out, name, data, origin, content, ("tokenizers", "numpy"))
 
 
@@ -71,8 +73,8 @@ def _write_split(split: Split, data: ParallelData, out: Path, tokenizer: dict[st
     """Write the stream of a split; return what the manifest says of it."""
     encoder, end = read_tokenizer(out / "tokenizer.json"), tokenizer["end_of_text"]
     dropped: Counter[str] = Counter({"empty": 0, "too_long": 0, "ratio": 0})
-    limit = data.max_pairs if split == "train" else None
-    pairs = islice(data.source.pairs(split, data.shares), limit)
+    source = data.source.pairs(split, data.shares)
+    pairs = islice(source, data.max_pairs if split == "train" else None)
     path, sizes = out / f"{split}.npy", {"pairs": 0, "source_tokens": 0, "target_tokens": 0}
     with writing(path, stream_type(data.vocabulary)) as stream, _progress_bar(f"{out.name} {split}") as bar:
         while some := tuple(islice(pairs, BATCH)):
@@ -92,7 +94,22 @@ def _write_split(split: Split, data: ParallelData, out: Path, tokenizer: dict[st
         if not sizes["pairs"]:
             raise UserError(f"no pair is left for '{split}' ({dict(dropped)} left out); name more text")
     entry = {"file": path.name, "documents": stream.documents, "bytes": stream.bytes, "tokens": stream.tokens}
-    return entry | {"sha256": sha256(path)} | sizes | {"dropped": dict(dropped)}
+    limited = next(source, None) is not None
+    return entry | {"sha256": sha256(path)} | sizes | {"dropped": dict(dropped), "limited": limited}
+
+
+def _cuts(split: Split, data: ParallelData, entry: dict[str, Any]) -> Iterator[str]:
+    """Say what is left out of a split, and by which limit."""
+    limits = {
+        "empty": "an empty side",
+        "too_long": f"max_tokens={data.max_tokens}",
+        "ratio": f"max_ratio={data.max_ratio}",
+    }
+    for reason, count in entry["dropped"].items():
+        if count:
+            yield f"{limits[reason]} leaves out {count} {split} pairs"
+    if entry["limited"]:
+        yield f"max_pairs={data.max_pairs} ends the {split} pairs; the rest is left out (max_pairs: null takes all)"
 
 
 def _progress_bar(name: str) -> "tqdm[Any]":

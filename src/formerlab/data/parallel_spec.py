@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from formerlab.data.dataset import DataSpec
 from formerlab.data.hub_pairs import HubPairs
@@ -10,6 +10,7 @@ from formerlab.data.line_pairs import LinePairs
 from formerlab.data.phrases import Phrases
 from formerlab.data.shards import Shares
 from formerlab.data.tokenizer import BytePairs, TokenizerFile
+from formerlab.spec import Count, Size
 
 Share = Annotated[float, Field(gt=0, lt=0.5)]
 
@@ -33,12 +34,12 @@ class ParallelData(DataSpec):
     """Share of the pairs that become validation pairs, where the source does not say which."""
     test_share: Share = 0.025
     """Share of the pairs that become test pairs, where the source does not say which."""
-    max_pairs: PositiveInt | None = None
+    max_pairs: Count | None = None
     """Training pairs at most; None keeps all."""
-    max_tokens: PositiveInt = 256
+    max_tokens: Size = 256
     """Longest sentence of either language in tokens, its end included; longer training and validation pairs are left
     out and counted, a longer test pair is an error."""
-    max_ratio: PositiveFloat | None = None
+    max_ratio: float | None = Field(default=None, gt=0.0, le=1e6)
     """Training pairs with more than this times as many tokens on one side as on the other are left out and counted."""
 
     @property

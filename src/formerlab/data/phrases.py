@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, field_validator
 
 from formerlab.data.pairs import Pair, PairSource, divided
 from formerlab.data.shards import SPLITS, Shares, Split
@@ -46,7 +46,7 @@ class Phrases(PairSource):
     """Locale to translate from, as CLDR names it."""
     target: str = "de"
     """Locale to translate into."""
-    count: PositiveInt = Field(default=12000, le=200000)
+    count: int = Field(default=12000, gt=0, le=200000)
     """Distinct pairs, over all splits."""
 
     @field_validator("source", "target")

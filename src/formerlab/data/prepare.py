@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 from formerlab.data.contents import CONTENTS
 from formerlab.data.encoding import Encoding, encode, stream_type
-from formerlab.data.intake import Intake, batches, training_sample
-from formerlab.data.manifest import are_whole, current_manifest, made_from, write_manifest
+from formerlab.data.intake import Intake, batches, training_sample, without_documents
+from formerlab.data.manifest import are_whole, current_manifest, made_from, tell, write_manifest
 from formerlab.data.questions import FOLDER, write_questions
 from formerlab.data.shards import SPLITS, Split
 from formerlab.data.source import Corpus
@@ -47,7 +47,7 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
         print(f"{out}: already prepared", file=sys.stderr)
         return
     with Workers(processes) as workers:
-        corpus = data.source.open(data.shares, workers)
+        corpus, notes = _opened(name, data, workers)
         if isinstance(data.tokenizer, TokenizerFile):
             data.tokenizer.load()
         if isinstance(data.tokenizer, TokenizerOf):
@@ -55,16 +55,42 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
         _clear(out)  # not before it is clear that source and tokenizer are there
         questions = write_questions(list(corpus.test_modules), data.questions, out) if data.questions else []
         tokenizer = _write_tokenizer(data, out, corpus)
-        splits, duplicates = _write_streams(data, out, corpus, tokenizer, workers)
+        splits, intake = _write_streams(data, out, corpus, tokenizer, workers)
+    notes += [_cut(split, data, splits[split]) for split in SPLITS if split in intake.limited]
+    tell(name, notes)
     files = [tokenizer["sha256"], *(entry["sha256"] for entry in (*splits.values(), *questions))]
     content = {
         "fingerprint": fingerprint(files),
         "tokenizer": tokenizer,
         "splits": splits,
-        "duplicates_removed": duplicates,
+        "duplicates_removed": intake.duplicates,
+        "notes": notes,
         "questions": questions,
     }
     write_manifest(out, name, data, origin, content, ("tokenizers", "regex", "numpy"))
+
+
+def _opened(name: str, data: TextData, workers: Workers) -> tuple[Corpus, list[str]]:
+    """Open the source, whose documents must leave no split empty, and return it with what is to be said of it.
+
+    Whole files that are too few to be divided are divided by their paragraphs.
+    """
+    corpus = data.source.open(data.shares, workers)
+    empty, documents = without_documents(corpus.shards, data)
+    if not empty:
+        return corpus, []
+    if (finer := data.source.by_paragraph()) is not None:
+        corpus = finer.open(data.shares, workers)
+        if not without_documents(corpus.shards, data)[0]:
+            what = "1 document" if documents == 1 else f"{documents} documents"
+            return corpus, [f"{what} cannot be divided into train, valid and test, so paragraphs are the documents"]
+    raise UserError(f"data: {name}: {_no_documents(empty[0], data, documents)}")
+
+
+def _cut(split: Split, data: TextData, entry: dict[str, Any]) -> str:
+    key = "max_bytes" if split == "train" else "max_held_out_bytes"
+    size = f"{entry['bytes']} bytes in {entry['documents']} document{'s' * (entry['documents'] != 1)}"
+    return f"{key}={getattr(data, key)} ends the {split} text at {size}; the rest is left out ({key}: null takes all)"
 
 
 def _is_current(out: Path, data: TextData, origin: dict[str, Any]) -> bool:
@@ -110,8 +136,8 @@ def _borrowed(spec: TokenizerOf, out: Path) -> dict[str, Any]:
 
 def _write_streams(
     data: TextData, out: Path, corpus: Corpus, tokenizer: dict[str, Any], workers: Workers
-) -> tuple[dict[str, dict[str, Any]], int]:
-    """Write the three streams; return what the manifest says of them and the number of repeated documents."""
+) -> tuple[dict[str, dict[str, Any]], Intake]:
+    """Write the three streams; return what the manifest says of them, and what was met on the way."""
     dtype = stream_type(data.vocabulary)
     encoding = Encoding(out / "tokenizer.json", tokenizer["sha256"], tokenizer["end_of_text"], dtype)
     intake = Intake(data)
@@ -127,7 +153,7 @@ def _write_streams(
         for split, stream in streams.items():
             if not stream.documents:
                 raise UserError(_no_documents(split, data, sum(other.documents for other in streams.values())))
-    return {split: _entry(out / f"{split}.npy", stream) for split, stream in streams.items()}, intake.duplicates
+    return {split: _entry(out / f"{split}.npy", stream) for split, stream in streams.items()}, intake
 
 
 def _progress_bar(name: str) -> "tqdm[Any]":

@@ -26,3 +26,7 @@ class TextSource(Origin, ABC):
     @abstractmethod
     def open(self, shares: Shares, workers: Workers) -> Corpus:
         """Open the source. Raises UserError, now or while reading, naming what is missing, empty or unreadable."""
+
+    def by_paragraph(self) -> "TextSource | None":
+        """Return the same text with paragraphs as its documents, where these are whole files now."""
+        return None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from formerlab.data.dataset import DataSpec
 from formerlab.data.embedded import Embedded
@@ -10,6 +10,7 @@ from formerlab.data.files import Files
 from formerlab.data.hub import Hub
 from formerlab.data.shards import Shares
 from formerlab.data.tokenizer import BytePairs, Tokenizer, TokenizerFile, TokenizerOf
+from formerlab.spec import AnyCount, Bytes
 
 Source = Annotated[Embedded | Files | Hub, Field(discriminator="kind")]
 
@@ -30,11 +31,11 @@ class TextData(DataSpec):
     """Share of the documents that become validation text, where the source does not say which."""
     test_share: Share = 0.05
     """Share of the documents that become test text, where the source does not say which."""
-    max_bytes: PositiveInt | None = None
+    max_bytes: Bytes | None = None
     """Training text ends with the document that reaches this size; None keeps all."""
-    max_held_out_bytes: PositiveInt | None = 8_000_000
+    max_held_out_bytes: Bytes | None = 8_000_000
     """Validation and test text each end with the document that reaches this size; None keeps all."""
-    questions: NonNegativeInt = 0
+    questions: AnyCount = 0
     """At most so many multiple-choice questions for each embedded task, from the test documents; 0 makes none."""
 
     @model_validator(mode="after")

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from formerlab.errors import UserError
 from formerlab.files import replacing, sha256
-from formerlab.spec import Spec, fingerprint
+from formerlab.spec import Bytes, Size, Spec, fingerprint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -24,9 +24,9 @@ class BytePairs(Spec):
     """
 
     kind: Literal["bpe"] = "bpe"
-    vocabulary: Annotated[int, Field(ge=257)] = 1024
+    vocabulary: Annotated[Size, Field(ge=257)] = 1024
     """Number of tokens, the end of a document and the 256 bytes included."""
-    training_bytes: PositiveInt = 8_000_000
+    training_bytes: Bytes = 8_000_000
     """How much training text it is learned from, in bytes; taken evenly from up to 16 shards."""
 
     @property
@@ -62,7 +62,7 @@ class TokenizerFile(Spec):
     kind: Literal["file"] = "file"
     path: str
     """The file."""
-    vocabulary: PositiveInt
+    vocabulary: Size
     """Number of tokens a model makes room for; the file may have fewer (50 304 for GPT-2's 50 257), never more."""
     end_of_text: str = END_OF_TEXT
     """The token that ends a document."""
@@ -86,7 +86,7 @@ class TokenizerOf(Spec):
     kind: Literal["of"] = "of"
     data: str
     """The other data set; it is prepared first."""
-    vocabulary: PositiveInt | None = None
+    vocabulary: Size | None = None
     """Number of tokens; the plan fills in what the other data set says, and refuses anything else."""
 
 

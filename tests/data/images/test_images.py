@@ -14,20 +14,20 @@ from formerlab.data.images.prepare import prepare, source_fingerprint
 from formerlab.errors import UserError
 
 
-def picture(number, size=(12, 10)):
+def picture(number, size=(12, 10), blue=7):
     """Return an image whose colour tells which it is."""
-    return Image.new("RGB", size, (number * 20, 255 - number * 20, 7))
+    return Image.new("RGB", size, (number * 20, 255 - number * 20, blue))
 
 
 @pytest.fixture
 def folders(tmp_path):
     """Two classes, six training images each, three held out."""
-    for split, count in (("train", 6), ("val", 3)):
+    for split, count, blue in (("train", 6, 7), ("val", 3, 99)):
         for label, name in enumerate(("cat", "dog")):
             folder = tmp_path / split / name / "deep"
             folder.mkdir(parents=True)
             for number in range(count):
-                picture(label * 6 + number).save(folder / f"{number}.png")
+                picture(label * 6 + number, blue=blue).save(folder / f"{number}.png")
     return ImageFolders(train=str(tmp_path / "train"), test=str(tmp_path / "val"))
 
 
@@ -66,7 +66,7 @@ def test_folders_give_their_images_with_their_classes(folders, tmp_path, process
     assert len(sets["valid"]) > 0
     assert sets["test"].labels.tolist() == [0, 0, 0, 1, 1, 1]
     colours = sets["test"].pixels(range(6))[:, 4, 4]
-    assert colours.tolist() == [[n * 20, 255 - n * 20, 7] for n in (0, 1, 2, 6, 7, 8)]
+    assert colours.tolist() == [[n * 20, 255 - n * 20, 99] for n in (0, 1, 2, 6, 7, 8)]
 
 
 def test_the_result_does_not_depend_on_the_number_of_processes(folders, tmp_path):
@@ -103,8 +103,35 @@ def test_damaged_images_are_named_and_left_out(folders, tmp_path, capsys):
     corrupt = json.loads((tmp_path / "out" / "manifest.json").read_text())["corrupt"]
     assert sorted(line.partition(":")[0] for line in corrupt) == ["cat/deep/3.png", "dog/deep/0.png"]
     messages = capsys.readouterr().err
-    assert "left out, cannot be decoded: cat/deep/3.png" in messages
+    assert "pictures: cannot be decoded, left out: cat/deep/3.png" in messages
     assert "images/s decoded in 1 processes" in messages
+
+
+@pytest.mark.parametrize("storage", ["pixels", "encoded"])
+def test_a_training_image_that_is_held_out_too_is_left_out(storage, folders, tmp_path, capsys):
+    picture(7, blue=99).save(tmp_path / "train" / "dog" / "deep" / "held out.bmp")  # the same pixels in another file
+    picture(8, blue=99).save(tmp_path / "train" / "cat" / "deep" / "wrong.png")  # with another class even
+    picture(7, blue=98).save(tmp_path / "train" / "dog" / "deep" / "other.png")
+    sets = prepared(settings(folders, storage=storage), tmp_path / "out")
+    assert len(sets["test"]) == 6
+    assert len(sets["train"]) + len(sets["valid"]) == 13
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["duplicates_removed"] == 2
+    assert "pictures: identical to another image, left out: 2\n" in capsys.readouterr().err
+
+
+def test_no_image_is_in_two_splits_or_twice_in_one(tmp_path):
+    for number in range(12):
+        for copy in range(4):
+            folder = tmp_path / "train" / ("cat" if number < 6 else "dog")
+            folder.mkdir(parents=True, exist_ok=True)
+            picture(number).save(folder / f"{copy} of {number}.png")
+    data = settings(ImageFolders(train=str(tmp_path / "train")), valid_share=0.3, test_share=0.3)
+    sets = prepared(data, tmp_path / "out")
+    colours = [pixels[4, 4, 0] for images in sets.values() for pixels in images.pixels(range(len(images)))]
+    assert sorted(colours) == [20 * number for number in range(12)]
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["duplicates_removed"] == 36
+    pixels = sets["train"].pixels(range(len(sets["train"]))) / 255
+    assert sets["train"].mean == pytest.approx(pixels.mean(axis=(0, 1, 2)))
 
 
 def test_too_many_damaged_images_are_refused(folders, tmp_path):
@@ -137,6 +164,9 @@ def test_a_missing_folder_and_an_unknown_class_are_named(folders, tmp_path):
     picture(1).save(tmp_path / "val" / "bird" / "x.png")
     with pytest.raises(UserError, match="no class 'bird' among the training images"):
         prepared(settings(folders), tmp_path / "out")
+    (tmp_path / "train" / "cat" / "gone.png").symlink_to("/nowhere")
+    with pytest.raises(UserError, match=r"train/cat/gone\.png: cannot be read \(No such file or directory\); rem"):
+        prepared(settings(folders), tmp_path / "out")
 
 
 def test_prepared_images_are_not_prepared_again(folders, tmp_path, capsys):
@@ -145,7 +175,7 @@ def test_prepared_images_are_not_prepared_again(folders, tmp_path, capsys):
     prepared(data, out)
     assert capsys.readouterr().err.count("already prepared") == 1
     before = source_fingerprint(data)
-    picture(3, (20, 20)).save(tmp_path / "train" / "cat" / "deep" / "9.png")
+    picture(3, (20, 20), blue=50).save(tmp_path / "train" / "cat" / "deep" / "9.png")
     assert source_fingerprint(data) != before
     prepared(data, out)
     assert len(load_images(out, "train")) + len(load_images(out, "valid")) == 13
@@ -159,12 +189,16 @@ def test_a_truncated_file_is_named(folders, tmp_path):
         load_images(tmp_path / "out", "train")
 
 
-def test_a_part_of_the_images_can_be_kept(tmp_path):
+def test_a_part_of_the_images_can_be_kept(tmp_path, capsys):
     whole = prepared(ImageData(), tmp_path / "whole")
     part = prepared(ImageData(keep=0.25), tmp_path / "part")
     assert 0.2 < len(part["train"]) / len(whole["train"]) < 0.3
     assert len(part["test"]) == len(whole["test"])
     assert np.bincount(part["train"].labels).min() > 20
+    left_out = len(whole["train"]) - len(part["train"])
+    notes = [json.loads((tmp_path / name / "manifest.json").read_text())["notes"] for name in ("whole", "part")]
+    assert notes == [[], [f"keep=0.25 leaves out {left_out}"]]
+    assert f"pictures: keep=0.25 leaves out {left_out}\n" in capsys.readouterr().err
 
 
 def encoded(number):

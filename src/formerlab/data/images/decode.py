@@ -2,14 +2,16 @@
 
 import io
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from formerlab.data.images.source import Picture, Pixels
+from formerlab.data.shards import Split
 
 MODES = {1: "L", 3: "RGB"}
 
@@ -23,17 +25,17 @@ class Form:
     storage: Literal["pixels", "encoded"]
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """What became of some pictures."""
+class Decoded(NamedTuple):
+    """What became of a picture."""
 
-    contents: list[bytes]
+    split: Split
+    label: int
+    content: bytes
     """The bytes to store."""
-    labels: list[int]
-    corrupt: list[str]
-    """Names of those that cannot be decoded, with the reason."""
-    sums: NDArray[np.float64]
-    """Sum and sum of squares over all pixels, per channel, on a scale from 0 to 1."""
+    mark: int
+    """64 bits that identify the pixels as a model would see them."""
+    moments: NDArray[np.float64]
+    """Mean and mean of squares of these pixels, per channel, on a scale from 0 to 1."""
 
 
 def decode(content: Path | bytes | Pixels, channels: int) -> Image.Image:
@@ -59,32 +61,29 @@ def cut(image: Image.Image, side: int, share: float = 1.0) -> Pixels:
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def decode_all(work: tuple[Form, list[Picture]]) -> Decoded:
-    """Decode pictures; those that cannot be are named."""
+def decode_all(work: tuple[Form, list[tuple[Split, Picture]]]) -> list[Decoded | str]:
+    """Decode pictures; in place of one that cannot be stand its name and the reason."""
     form, pictures = work
-    done = Decoded([], [], [], np.zeros((2, form.channels)))
-    for picture in pictures:
+    done: list[Decoded | str] = []
+    for split, picture in pictures:
         try:
-            content, pixels = _stored(picture.content, form)
+            done.append(_decoded(split, picture, form))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             reason = (str(error) or type(error).__name__).partition("\n")[0]
-            done.corrupt.append(f"{picture.name}: {reason}")
-            continue
-        done.contents.append(content)
-        done.labels.append(picture.label)
-        values = pixels.reshape(-1, form.channels) / 255
-        done.sums[:] += values.mean(axis=0), np.square(values).mean(axis=0)
+            done.append(f"{picture.name}: {reason}")
     return done
 
 
-def _stored(content: Path | bytes | Pixels, form: Form) -> tuple[bytes, Pixels]:
-    """Return what to store of a picture, and its pixels as a model would see them."""
+def _decoded(split: Split, picture: Picture, form: Form) -> Decoded:
+    content = picture.content
     if isinstance(content, Path) and form.storage == "encoded":
         content = content.read_bytes()
     pixels = cut(decode(content, form.channels), form.side)
+    mark = int.from_bytes(blake2b(pixels.tobytes(), digest_size=8).digest(), "big")
+    values = pixels.reshape(-1, form.channels) / 255
+    moments = np.stack((values.mean(axis=0), np.square(values).mean(axis=0)))
     if form.storage == "pixels":
-        return pixels.tobytes(), pixels
-    if isinstance(content, np.ndarray):
+        content = pixels.tobytes()
+    if not isinstance(content, bytes):
         raise ValueError("pixels cannot be stored as an encoded file; use storage: pixels")
-    assert isinstance(content, bytes)
-    return content, pixels
+    return Decoded(split, picture.label, content, mark, moments)

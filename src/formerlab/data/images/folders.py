@@ -42,6 +42,12 @@ class ImageFolders(ImageSource):
         except (UserError, OSError):
             return None
 
+    def search(self) -> None:
+        """Raise UserError for a missing folder or one without images."""
+        for split in SPLITS:
+            if getattr(self, split):
+                self._files(split)
+
     def open(self) -> Gallery:
         """Return the files of all splits. Raises UserError for a missing folder or a class that `train` has not."""
         named: list[Split] = [split for split in SPLITS if getattr(self, split)]
@@ -67,7 +73,10 @@ class ImageFolders(ImageSource):
         root = Path(getattr(self, split)).expanduser()
         if not root.is_dir():
             raise UserError(f"data: source.{split}: {root} is no folder; name one with a folder per class")
-        found = sorted(_images(str(root), ""))
+        try:
+            found = sorted(_images(str(root), ""))
+        except OSError as error:  # a link to what is not there, a folder that may not be read
+            raise UserError(f"{error.filename}: cannot be read ({error.strerror}); remove or restore it") from None
         if not found:
             raise UserError(
                 f"data: source.{split}: {root} holds no images in folders; name one with a folder per class"

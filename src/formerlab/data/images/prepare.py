@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,8 +14,8 @@ from formerlab.data.images.decode import Decoded, Form, decode_all
 from formerlab.data.images.source import Gallery, Picture
 from formerlab.data.images.spec import ImageData
 from formerlab.data.images.store import load_images
-from formerlab.data.manifest import current_manifest, made_from, write_manifest
-from formerlab.data.shards import SPLITS, Split, digest
+from formerlab.data.manifest import current_manifest, made_from, tell, write_manifest
+from formerlab.data.shards import SPLITS, Seen, Split, digest
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.files import replacing, sha256
@@ -42,6 +43,54 @@ class Growing:
         self.offsets.append(self.offsets[-1] + len(content))
 
 
+class Intake:
+    """Puts images into the files of their splits, of identical ones only the first, and counts what it leaves out."""
+
+    def __init__(self, files: dict[Split, Growing], data: ImageData) -> None:
+        self.files = files
+        self.corrupt: list[str] = []
+        self.duplicates = 0
+        self.passed_over = {"keep": 0, "keep_held_out": 0}
+        """Images that these shares leave out."""
+        self.sums = np.zeros((2, data.channels))
+        """Sums of the means and of the mean squares of the training images."""
+        self._most_corrupt = data.most_corrupt
+        self._seen = Seen()
+
+    def add(self, image: Decoded | str) -> None:
+        """Take an image, or the name of one that is corrupt. Raises UserError where there are too many of those."""
+        if isinstance(image, str):
+            self.corrupt.append(image)
+            if len(self.corrupt) > self._most_corrupt:
+                raise UserError(
+                    f"data: more than most_corrupt={self._most_corrupt} images cannot be decoded, the last one "
+                    f"{image}; mend or remove them, or raise most_corrupt"
+                )
+        elif not self._seen.add(image.mark):
+            self.duplicates += 1
+        else:
+            self.files[image.split].add(image.content, image.label)
+            if image.split == "train":
+                self.sums += image.moments
+
+    def check(self) -> None:
+        """Raise UserError for a split without images."""
+        for split, files in self.files.items():
+            if not files.labels:
+                repeated = f" ({self.duplicates} are identical to others)" if self.duplicates else ""
+                raise UserError(
+                    f"data: no image is left for '{split}'{repeated}: name a split of the source, "
+                    f"or raise {split}_share"
+                )
+
+    def notes(self, data: ImageData) -> list[str]:
+        """Say what was left out."""
+        notes = [f"{key}={getattr(data, key):g} leaves out {count}" for key, count in self.passed_over.items() if count]
+        if self.duplicates:
+            notes.append(f"identical to another image, left out: {self.duplicates}")
+        return notes + [f"cannot be decoded, left out: {line}" for line in self.corrupt]
+
+
 def source_fingerprint(data: ImageData, cache: Path | None = None) -> str | None:
     """Return 16 hexadecimal digits that change when the source does; None where it cannot be seen now."""
     return data.source.state(cache)
@@ -65,15 +114,18 @@ def prepare(name: str, data: ImageData, out: Path, *, code_hash: str = "", proce
     (out / "manifest.json").unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     with Workers(processes) as workers:
-        splits, corrupt, sums = _write(data, gallery, out, workers)
-    mean, square = sums / splits["train"]["images"]
+        splits, intake = _write(data, gallery, out, workers)
+    tell(name, notes := intake.notes(data))
+    mean, square = intake.sums / splits["train"]["images"]
     content = {
         "fingerprint": fingerprint([[entry["sha256"], entry["labels_sha256"]] for entry in splits.values()]),
         "classes": gallery.classes,
         "mean": mean.tolist(),
         "std": np.sqrt(square - mean**2).tolist(),
         "splits": splits,
-        "corrupt": corrupt,
+        "duplicates_removed": intake.duplicates,
+        "corrupt": intake.corrupt,
+        "notes": notes,
     }
     write_manifest(out, name, data, origin, content, ("pillow", "numpy"))
 
@@ -87,77 +139,48 @@ def _are_whole(out: Path) -> bool:
     return True
 
 
-def _write(
-    data: ImageData, gallery: Gallery, out: Path, workers: Workers
-) -> tuple[dict[str, dict[str, Any]], list[str], Any]:
-    """Write all splits; return what the manifest says of them, the corrupt images, and sums over training pixels."""
-    form = Form(data.side, data.channels, data.storage)
-    corrupt: list[str] = []
-    sums = np.zeros((2, data.channels))
+def _write(data: ImageData, gallery: Gallery, out: Path, workers: Workers) -> tuple[dict[str, dict[str, Any]], Intake]:
+    """Write all splits; return what the manifest says of them, and what was met on the way."""
     began, done = time.monotonic(), 0
     with ExitStack() as stack:
-        growing = {}
+        files = {}
         for split in SPLITS:
             temporary = stack.enter_context(replacing(out / f"{split}.bin"))
-            growing[split] = Growing(stack.enter_context(open(temporary, "wb")))
-        for split, decoded in _decoded(data, gallery, form, workers):
-            corrupt += decoded.corrupt
-            _check_corrupt(corrupt, data.most_corrupt)
-            for content, label in zip(decoded.contents, decoded.labels, strict=True):
-                growing[split].add(content, label)
-            sums += decoded.sums if split == "train" else 0.0
-            done += len(decoded.labels)
-        for split, files in growing.items():
-            if not files.labels:
-                raise UserError(
-                    f"data: no image is left for '{split}': name a split of the source, or raise {split}_share"
-                )
+            files[split] = Growing(stack.enter_context(open(temporary, "wb")))
+        intake = Intake(files, data)
+        for decoded in workers.map(decode_all, _chunks(data, gallery, intake)):
+            for image in decoded:
+                intake.add(image)
+            done += len(decoded)
+        intake.check()
     rate = done / max(1e-9, time.monotonic() - began)
     print(
         f"{out.name}: {done} images, {short(rate)} images/s decoded in {workers.processes} processes", file=sys.stderr
     )
-    for line in corrupt:
-        print(f"left out, cannot be decoded: {line}", file=sys.stderr)
-    return {split: _entry(out, split, files, data) for split, files in growing.items()}, corrupt, sums
+    return {split: _entry(out, split, growing, data) for split, growing in files.items()}, intake
 
 
-def _check_corrupt(corrupt: list[str], most: int) -> None:
-    if len(corrupt) > most:
-        raise UserError(
-            f"data: more than most_corrupt={most} images cannot be decoded, the last one {corrupt[-1]}; "
-            "mend or remove them, or raise most_corrupt"
-        )
+def _chunks(data: ImageData, gallery: Gallery, intake: Intake) -> Iterator[tuple[Form, list[tuple[Split, Picture]]]]:
+    """Yield the pictures with their splits, in the order of the source, at most `AT_ONCE` at a time.
+
+    What the source holds out comes first, so that of identical images a training image is the one that is left out.
+    """
+    form = Form(data.side, data.channels, data.storage)
+    pictures = _divided(data, gallery, intake)
+    while some := list(islice(pictures, AT_ONCE)):
+        yield form, some
 
 
-def _decoded(data: ImageData, gallery: Gallery, form: Form, workers: Workers) -> Iterator[tuple[Split, Decoded]]:
-    """Yield what became of the pictures, with the split they belong to, in the order of the source."""
-    tasks = ((split, (form, pictures)) for split, pictures in _chunks(data, gallery))
-    splits: list[Split] = []
-
-    def work() -> Iterator[tuple[Form, list[Picture]]]:
-        for split, task in tasks:
-            splits.append(split)
-            yield task
-
-    for index, decoded in enumerate(workers.map(decode_all, work())):
-        yield splits[index], decoded
-
-
-def _chunks(data: ImageData, gallery: Gallery) -> Iterator[tuple[Split, list[Picture]]]:
-    """Yield pictures of one split at a time, at most `AT_ONCE`."""
+def _divided(data: ImageData, gallery: Gallery, intake: Intake) -> Iterator[tuple[Split, Picture]]:
     candidates = tuple(split for split in SPLITS if split == "train" or split not in gallery.splits)
-    for theirs, pictures in gallery.splits.items():
-        waiting: dict[Split, list[Picture]] = {split: [] for split in SPLITS}
-        for picture in pictures:
+    for theirs in reversed([split for split in SPLITS if split in gallery.splits]):
+        for picture in gallery.splits[theirs]:
             split = data.shares.split(digest(picture.name), candidates) if theirs == "train" else theirs
-            share = data.keep if split == "train" else data.keep_held_out
-            if digest(f"keep {picture.name}") / SPREAD >= share:
-                continue
-            waiting[split].append(picture)
-            if len(waiting[split]) == AT_ONCE:
-                yield split, waiting[split]
-                waiting[split] = []
-        yield from ((split, rest) for split, rest in waiting.items() if rest)
+            key = "keep" if split == "train" else "keep_held_out"
+            if digest(f"keep {picture.name}") / SPREAD < getattr(data, key):
+                yield split, picture
+            else:
+                intake.passed_over[key] += 1
 
 
 def _entry(out: Path, split: str, files: Growing, data: ImageData) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
 from formerlab.data.dataset import DataSpec
 from formerlab.data.images.digits import Digits
 from formerlab.data.images.folders import ImageFolders
 from formerlab.data.images.hub import ImageHub
 from formerlab.data.shards import Shares
+from formerlab.spec import AnyCount, Size
 
 ImageOrigin = Annotated[Digits | ImageFolders | ImageHub, Field(discriminator="kind")]
 
@@ -24,11 +25,11 @@ class ImageData(DataSpec):
     kind: Literal["images"] = "images"
     source: ImageOrigin = Digits()
     """Where the images come from."""
-    side: PositiveInt = 8
+    side: Size = 8
     """Side of the square images that a model sees, pixels."""
     channels: Literal[1, 3] = 1
     """1 for grey, 3 for colour; images are converted."""
-    classes: PositiveInt = 10
+    classes: Size = 10
     """Number of classes; known before anything is read, checked when the data are prepared."""
     storage: Literal["pixels", "encoded"] = "pixels"
     """pixels: every image cut to `side` once and kept as bytes, for small images. encoded: the files as they are,
@@ -41,7 +42,7 @@ class ImageData(DataSpec):
     """Share of the training images that is kept, by a hash of their names."""
     keep_held_out: Part = 1.0
     """Share of the validation and test images that is kept, by a hash of their names."""
-    most_corrupt: NonNegativeInt = 10
+    most_corrupt: AnyCount = 10
     """Images that cannot be decoded are named and left out, up to this number; one more and the data are refused."""
 
     @property
