@@ -1,5 +1,6 @@
 """Real caches against whole-sequence attention: the same numbers token by token."""
 
+import functools
 import itertools
 import math
 
@@ -9,16 +10,21 @@ from torch.nn import functional as F
 
 from formerlab.cache import (
     H2O,
+    TOVA,
     CachePolicy,
+    CompressedCache,
     Decay,
     Full,
+    Knorm,
     KVCache,
     Local,
     PrunedCache,
     Simulation,
+    SnapKV,
     SpAtten,
     StreamingLLM,
     entries,
+    pruned,
     simulate,
 )
 from formerlab.errors import UserError
@@ -183,6 +189,29 @@ def test_memory_shrinks_to_the_share_that_is_kept(length):
     assert pruned.bytes() / full.bytes() == pytest.approx(0.4, abs=0.01)
 
 
+REORDERED = {repr(policy): functools.partial(PrunedCache, policy, 5) for policy in (Decay(recent=0.5), TOVA(), Knorm())}
+REORDERED |= {"everything": KVCache, "compressed": lambda: CompressedCache(SnapKV(), 5)}
+
+
+@pytest.mark.parametrize("worthwhile", [0, math.inf], ids=["compiled", "torch"])
+@pytest.mark.parametrize("make", REORDERED.values(), ids=REORDERED)
+def test_sequences_that_change_places_go_on_as_if_they_had_always_stood_there(make, worthwhile, monkeypatch):
+    """Beam search: the step after a change reads buffers that a compiled step may hold on to."""
+    monkeypatch.setattr(pruned, "WORTHWHILE", worthwhile)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, heads, 14, 16, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
+    rows, moved, placed = torch.tensor([2, 0, 2]), make(), make()
+    for start, end in ((0, 8), (8, 9), (9, 10)):
+        moved(0, *(x[:, :, start:end] for x in (q, k, v)))
+        placed(0, *(x[rows, :, start:end] for x in (q, k, v)))
+    moved.reorder(rows)
+    for now in range(10, 14):
+        one = [x[rows, :, now : now + 1] for x in (q, k, v)]
+        assert torch.equal(moved(0, *one), placed(0, *one))
+    if not isinstance(moved, KVCache):
+        assert torch.equal(moved.kept(0), placed.kept(0))
+
+
 def test_half_filled_cache_counts_what_it_holds():
     cache = PrunedCache(Local(), 100)
     x = torch.zeros(1, 1, 30, 2)
@@ -198,9 +227,29 @@ def test_policies_that_cannot_evict_say_so(policy):
         PrunedCache(policy, 4)
 
 
-def test_a_cache_needs_a_count():
-    with pytest.raises(UserError, match="needs a count of entries"):
-        PrunedCache(Decay(), 0.4)
+@pytest.mark.parametrize("policy", [Decay(), H2O(), StreamingLLM(positions="renumbered")], ids=repr)
+@pytest.mark.parametrize("ratio", [0.05, 0.4, 1.0])
+def test_a_ratio_is_a_share_of_the_prompt_as_in_a_simulation(policy, ratio, tokens):
+    model = decoder(position=Rotary())
+    cache = PrunedCache(policy, ratio, model.position)
+    simulation = Simulation(policy, ratio, position=model.position)
+    assert (model(tokens, attend=cache) - model(tokens, attend=simulation)).abs().max() < 1e-10
+    count = PrunedCache(policy, entries(ratio, TIME), model.position)
+    model(tokens, attend=count)
+    assert torch.equal(*(model(tokens[:, :2], attend=one, start=TIME) for one in (cache, count)))
+    assert cache.bytes() == count.bytes()
+
+
+def test_a_ratio_of_a_length_that_is_told_serves_tokens_one_by_one(tokens):
+    model = decoder()
+    cache = PrunedCache(Decay(), 0.4, length=TIME)
+    steps = [model(token, attend=cache, start=now) for now, token in enumerate(tokens.split(1, 1))]
+    assert (torch.cat(steps, 1) - model(tokens, attend=Simulation(Decay(), 0.4))).abs().max() < 1e-10
+
+
+def test_a_ratio_without_a_prompt_is_refused_in_one_line(tokens):
+    with pytest.raises(UserError, match=r"^budget 0\.4 is a share of the prompt, .* single token; give length=[^\n]*$"):
+        decoder()(tokens[:, :1], attend=PrunedCache(Decay(), 0.4))
 
 
 def test_an_impossible_budget_is_refused_at_once():

@@ -223,7 +223,7 @@ def test_age_bias():
     """Under uniform causal attention the plain sum favours the oldest key ever more, decay by 1 / (1 - alpha)."""
 
     def ratio(alpha, time):
-        layer = Layer(torch.zeros(1, 1, 1, time, time), torch.tensor([time]), torch.tensor([time]))
+        layer = Layer(torch.zeros(1, 1, 1, time, time), [time], [time])
         *_, (_, slots) = Decay(alpha=alpha).walk(layer)
         return (slots.scores[0, 0, 0] / slots.scores[0, 0, time - 1]).item()
 
@@ -285,7 +285,7 @@ def test_a_group_keeps_one_set_chosen_by_its_sum(policy):
 
 def test_scores_of_half_precision_logits_are_summed_in_single_precision():
     """In bfloat16 the sum would stop growing at 256 times the smallest step."""
-    layer = Layer(torch.zeros(1, 1, 1, 300, 300, dtype=torch.bfloat16), torch.tensor([300]), torch.tensor([300]))
+    layer = Layer(torch.zeros(1, 1, 1, 300, 300, dtype=torch.bfloat16), [300], [300])
     *_, (_, slots) = H2O().walk(layer)
     assert slots.scores.dtype == torch.float32
     assert slots.scores[0, 0, 0].item() == pytest.approx(sum(1 / n for n in range(1, 301)), rel=1e-5)

@@ -18,7 +18,7 @@ TRACES = {
 
 def as_layer(logits, budget, groups=1):
     batch, _, time, _ = logits.shape
-    return Layer(by_group(logits, groups), torch.full((batch,), budget), torch.full((batch,), time))
+    return Layer(by_group(logits, groups), [budget] * batch, [time] * batch)
 
 
 def steps(policy: Eviction, logits, budget, groups=1, head=0):

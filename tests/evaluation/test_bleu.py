@@ -1,5 +1,6 @@
 """BLEU from the rows of sentences is the score of the corpus, and each metric does to the text what it says."""
 
+import numpy as np
 import pytest
 import sacrebleu
 
@@ -11,7 +12,8 @@ REFERENCES = ["The well known cat sat on a mat.", "A dog is running in the park.
 
 def score(metric):
     found = [statistics(metric, *pair) for pair in zip(TRANSLATIONS, REFERENCES, strict=True)]
-    return corpus_bleu([(*one.correct, *one.total, one.length, one.reference_length) for one in found])
+    rows = np.array([(*one.correct, *one.total, one.length, one.reference_length) for one in found], dtype=float)
+    return corpus_bleu(rows.sum(axis=0))
 
 
 def test_rows_add_up_to_sacrebleu():
@@ -21,6 +23,39 @@ def test_rows_add_up_to_sacrebleu():
     parts = {part.split(":")[0]: part for part in str(bleu.get_signature()).split("|")}
     ours = {part.split(":")[0]: part for part in signature("sacrebleu").split("|")}
     assert ours == parts
+
+
+@pytest.mark.parametrize(
+    ("translations", "references"),
+    [
+        (["", ""], ["A dog.", "A cat."]),
+        (["", "A cat sat on the mat."], ["A dog.", "A cat sat on a mat."]),
+        (["A dog"], ["A dog runs here"]),  # no n-grams of the orders 3 and 4
+        (["one two three four five"], ["six seven eight nine ten"]),  # no match at all
+        (["one two three four five"], ["five four three two one"]),  # words match, longer n-grams do not
+        (["one two three four five", "a b c d"], ["one two x four five", "b a d c"]),  # matches up to order 2
+        (["a b c d e f g h i j"], ["a b c d"]),
+    ],
+)
+def test_sacrebleu_is_the_judge_of_empty_and_unmatched_output(translations, references):
+    found = [statistics("sacrebleu", *pair) for pair in zip(translations, references, strict=True)]
+    rows = np.array([(*one.correct, *one.total, one.length, one.reference_length) for one in found], dtype=float)
+    expected = sacrebleu.BLEU().corpus_score(translations, [references]).score
+    assert corpus_bleu(rows.sum(axis=0)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_many_corpora_at_once_score_as_sacrebleu_scores_each():
+    random = np.random.default_rng(0)
+    total = np.sort(random.integers(0, 6, (400, 4)), axis=1)[:, ::-1]
+    correct = np.sort(random.integers(0, total + 1), axis=1)[:, ::-1]
+    lengths = np.stack([total[:, 0], random.integers(1, 8, 400)], axis=1)
+    sums = np.concatenate([correct, total, lengths], axis=1)
+    expected = [
+        sacrebleu.BLEU.compute_bleu(list(map(int, c)), list(map(int, t)), int(n), int(r), smooth_method="exp").score
+        for c, t, (n, r) in zip(correct, total, lengths, strict=True)
+    ]
+    assert 50 < sum(score > 0 for score in expected) < 350
+    np.testing.assert_allclose(corpus_bleu(sums.astype(float)), expected, rtol=1e-9)
 
 
 def test_splitting_compounds_gives_their_halves_credit():
@@ -40,5 +75,3 @@ def test_lower_case_ignores_case_alone():
 
 def test_every_metric_has_a_signature_of_its_own():
     assert len({signature(metric) for metric in METRICS}) == len(METRICS)
-    with pytest.raises(ValueError, match="no sentence"):
-        corpus_bleu([])

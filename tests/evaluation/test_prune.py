@@ -7,7 +7,7 @@ from formerlab.cache import H2O, Decay, Full, KVCache, Local, PrunedCache, SnapK
 from formerlab.errors import UserError
 from formerlab.evaluation.arm import Arm
 from formerlab.evaluation.calibration import calibrated, head_distances
-from formerlab.evaluation.dips import ALPHAS, dips, follow
+from formerlab.evaluation.dips import ALPHAS, dips, follow, mean_and_tenths
 from formerlab.evaluation.masks import mean_position
 from formerlab.evaluation.once import once_losses
 from formerlab.evaluation.perplexity import mean_loss, window_losses
@@ -216,13 +216,13 @@ def test_scores_are_weighted_means_of_attention():
     attention = torch.rand(1, 1, 12, 12, dtype=torch.float64).tril()
     attention /= attention.sum(-1, keepdim=True)
     found = follow(attention)
-    for alpha in ALPHAS:
+    for index, alpha in enumerate(ALPHAS):
         for key, query in ((0, 6), (3, 8), (5, 11)):
             weights = torch.tensor([alpha ** (query - step) for step in range(key, query + 1)], dtype=torch.float64)
             mean = (weights * attention[0, 0, key : query + 1, key]).sum() / weights.sum()
-            assert found.scores[alpha][0, query - 6, key].item() == pytest.approx(mean.item())
-    assert torch.equal(found.scores[0.0][0], attention[0, 0, 6:, :6])
-    kept = (found.missed[0.0] == 0).sum(-1)
+            assert found.scores[index][0, query - 6, key].item() == pytest.approx(mean.item())
+    assert torch.equal(found.scores[0][0], attention[0, 0, 6:, :6])
+    kept = (found.missed[0] == 0).sum(-1)
     assert (kept <= torch.tensor([round(0.4 * (query + 1)) for query in range(6, 12)])).all()
 
 
@@ -246,3 +246,10 @@ def test_compression_once_spares_the_prompt(model, stream):
             logits = model(tokens[:, :-1])[0, 10:]
         loss = torch.nn.functional.cross_entropy(logits, tokens[0, 11:]).item()
         assert found["full", window] == pytest.approx(loss, abs=1e-5)
+
+
+def test_quantiles_of_scores_are_those_of_all_values():
+    """Of 1.5 million values in rising order: the first million alone has other quantiles."""
+    last = 1_500_000
+    found = mean_and_tenths(torch.arange(last + 1, dtype=torch.float32))
+    assert found == pytest.approx((0.5 * last, 0.1 * last, 0.9 * last))

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from formerlab.errors import UserError
 
-Budget = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
+Budget = Annotated[int, Field(ge=1, le=10**7)] | Annotated[float, Field(gt=0, le=1)]
 """A count of entries (int) or a share of the sequence's own length (float): 1 is one entry, 1.0 is everything."""
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from formerlab.cache import kernel
 from formerlab.cache.engine import Prompt, Pruned
-from formerlab.cache.eviction import Eviction, coefficients
+from formerlab.cache.eviction import Eviction, coefficients, decides_by_score
 from formerlab.cache.kernel_data import Held, Rule
 from formerlab.cache.lanes import LANES, Strided
 from formerlab.cache.slots import EMPTY, Scores
@@ -26,8 +26,7 @@ CHUNKS = 4  # per thread, so that one with short sequences can take over from th
 
 def supports(policy: Eviction, k: KeyHeads) -> bool:
     """Say whether the kernel can run a policy: its score must be decay S + gain p and decide alone."""
-    exact = k.dtype in (torch.float32, torch.float64)
-    return exact and type(policy).rank is Eviction.rank and coefficients(policy) is not None
+    return k.dtype in (torch.float32, torch.float64) and decides_by_score(policy)
 
 
 def run(policy: Eviction, prompt: Prompt) -> Pruned:

@@ -5,12 +5,12 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.budget import entries
+from formerlab.cache.budget import Budget, entries
 from formerlab.cache.engine import Prompt
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.kv import KVCache
 from formerlab.cache.oneshot import OneShot, kept
-from formerlab.cache.policy import Policy
+from formerlab.cache.policy import Policy, places
 from formerlab.errors import UserError
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
@@ -30,7 +30,7 @@ class CompressedCache:
     Raises UserError for a policy without a score for the keys of a prompt, and for an impossible budget.
     """
 
-    def __init__(self, policy: Policy, budget: int | float, position: PositionEncoding | None = None) -> None:
+    def __init__(self, policy: Policy, budget: Budget, position: PositionEncoding | None = None) -> None:
         entries(budget, 1)  # refuse an impossible budget here
         if not (isinstance(policy, OneShot) or (isinstance(policy, Eviction) and policy.streams)):
             raise UserError(f"{policy!r} cannot compress a prompt: it masks whole sequences; run it as a Simulation")
@@ -62,7 +62,12 @@ class CompressedCache:
         batch, _, time, _ = q.shape
         prompt = Prompt(q, k, v, [entries(self.budget, time)] * batch, [time] * batch, layer)
         chosen = kept(self.policy, prompt, self.position)
-        return chosen.nonzero()[:, 2].view(*chosen.shape[:2], -1).expand(-1, k.shape[1], -1)
+        return places(chosen, min(self.policy.limit(prompt.entries[0]), time)).expand(-1, k.shape[1], -1)
+
+    def reorder(self, rows: Int[Tensor, " batch"]) -> None:
+        """Put the sequence `rows[i]` in the place of sequence i, as beam search does; some come twice, some go."""
+        self._cache.reorder(rows)
+        self._kept = {layer: kept[rows] for layer, kept in self._kept.items()}
 
     @property
     def length(self) -> int:

@@ -2,11 +2,12 @@
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field
 
 from formerlab.cache.budget import part
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.slots import Scores
+from formerlab.spec import AnyCount
 
 
 class Decay(Eviction):
@@ -22,7 +23,7 @@ class Decay(Eviction):
     """Forgetting factor per step."""
     recent: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the budget reserved for the most recent tokens, rounded down; the article reserves none."""
-    sink: NonNegativeInt = 0
+    sink: AnyCount = 0
     """First positions kept for ever, in entries (the `streaming_budget` of A2SF's code)."""
 
     def score(self, past: Scores, attention: Scores) -> Scores:

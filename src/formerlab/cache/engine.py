@@ -1,4 +1,4 @@
-"""Which engine simulates step-by-step eviction over whole sequences: compiled where that pays, torch everywhere."""
+"""Which engine simulates step-by-step eviction over whole sequences: fused on a GPU, compiled, or torch everywhere."""
 
 import functools
 import logging
@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from formerlab import kernels
 from formerlab.cache.eviction import Eviction
 from formerlab.layers.attention import Heads, KeyHeads
 
@@ -61,15 +62,17 @@ Engine = Callable[[Eviction, Prompt], Pruned]
 
 
 def choose(policy: Eviction, prompt: Prompt) -> Engine:
-    """Return the engine for a prompt: torch on a GPU and for little work, else the compiled one if it can run."""
+    """Return the engine for a prompt: the fused one on a GPU, the compiled one on a CPU where that pays, else torch."""
     from formerlab.cache import loop
 
-    if prompt.q.device.type != "cpu" or work(policy, prompt) < WORTHWHILE:
+    engine = None
+    if prompt.q.is_cuda:
+        engine = load_fused()
+    elif prompt.q.device.type == "cpu" and work(policy, prompt) >= WORTHWHILE:
+        engine = load_compiled()
+    if engine is None or not engine.supports(policy, prompt.k):
         return loop.run
-    compiled = load_compiled()
-    if compiled is None or not compiled.supports(policy, prompt.k):
-        return loop.run
-    run: Engine = compiled.run
+    run: Engine = engine.run
     return run
 
 
@@ -92,3 +95,12 @@ def load_compiled() -> ModuleType | None:
         return None
     log.info("pruned attention on the CPU runs compiled by numba, with %d threads", torch.get_num_threads())
     return compiled
+
+
+def load_fused() -> ModuleType | None:
+    """Return the engine of GPUs, or nothing where Triton is missing."""
+    if not kernels.usable("pruned attention"):
+        return None
+    from formerlab.kernels import pruned_attention
+
+    return pruned_attention

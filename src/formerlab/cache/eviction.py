@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.policy import Layer, Policy
+from formerlab.cache.policy import Layer, Policy, on_device
 from formerlab.cache.slots import EMPTY, Chosen, Positions, Scores, Slots
 
 Attention = Float[Tensor, "batch key_heads groups slots"]
@@ -164,10 +164,9 @@ class Eviction(Policy):
 
         The books then hold what q sees. They are changed in place: read, do not keep. `last` is filled as by `over`.
         """
-        entries: list[int] = layer.entries.tolist()
         key_heads, time = layer.logits.shape[1], layer.logits.shape[3]
         precise = layer.logits.to(torch.promote_types(layer.logits.dtype, torch.float32))
-        slots = self.slots(entries, key_heads, min(max(map(self.limit, entries)), time) + 1, precise)
+        slots = self.slots(layer.budgets, key_heads, min(max(map(self.limit, layer.budgets)), time) + 1, precise)
         last = slots.positions.new_zeros(*slots.positions.shape[:2], time + 1) if last is None else last
         keys = layer.keys if "keys" in self.needs else None
         entry = self.entry(torch.arange(time, device=precise.device), slots.positions.shape[1], keys, layer.index)
@@ -201,7 +200,7 @@ def _count(counts: Sequence[int], device: torch.device) -> int | Int[Tensor, "ba
     """Return one number where all sequences have the same, which is faster to compare with."""
     if len(set(counts)) == 1:
         return counts[0]
-    return torch.tensor(counts, dtype=torch.int32, device=device)[:, None, None]
+    return on_device(counts, device).int()[:, None, None]
 
 
 @functools.lru_cache(maxsize=256)
@@ -216,3 +215,8 @@ def coefficients(policy: Eviction) -> tuple[float, float] | None:
     scores = policy.score(past, attention)
     decay, gain = scores[0, 0, 0].item(), scores[0, 0, 1].item()
     return (decay, gain) if torch.allclose(scores, decay * past + gain * attention, rtol=1e-12, atol=0) else None
+
+
+def decides_by_score(policy: Eviction) -> bool:
+    """Say whether a score of the form decay S + gain p decides alone, which is what compiled engines can run."""
+    return type(policy).rank is Eviction.rank and coefficients(policy) is not None

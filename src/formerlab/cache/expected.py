@@ -1,10 +1,10 @@
 """Expected Attention: what queries like those of the prompt would look at."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field
 from torch import Tensor
 
 from formerlab.cache.engine import Prompt
@@ -12,6 +12,7 @@ from formerlab.cache.oneshot import QUERIES, OneShot, Worth
 from formerlab.cache.policy import by_group
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding, RotaryEncoding
+from formerlab.spec import AnyCount, Size
 
 
 class ExpectedAttention(OneShot):
@@ -24,11 +25,11 @@ class ExpectedAttention(OneShot):
     """
 
     kind: Literal["expected_attention"] = "expected_attention"
-    future: PositiveInt = 512
+    future: Size = 512
     """Positions after the prompt that queries are expected at."""
-    sink: NonNegativeInt = 4
+    sink: AnyCount = 4
     """First positions kept in any case, in entries; their queries are not counted."""
-    epsilon: NonNegativeFloat = 0.0
+    epsilon: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Added to the expected attention, so that the value's norm counts even where none is expected."""
 
     def worth(self, prompt: Prompt, position: PositionEncoding | None) -> Worth:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from formerlab.cache.budget import part
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policy import Layer, largest
+from formerlab.cache.policy import Layer, largest, on_device
 from formerlab.cache.slots import Scores
 
 Mask = Bool[Tensor, "batch key_heads time time"]
@@ -54,8 +54,8 @@ class H2O(Eviction):
         """Return the mask of the variant."""
         if self.variant == "accumulated":
             return super().visible(layer)
-        windows = [self.protected(entries)[1] for entries in layer.entries.tolist()]
-        recent = torch.tensor(windows, device=layer.logits.device)[:, None, None]
+        windows = [self.protected(budget)[1] for budget in layer.budgets]
+        recent = on_device(windows, layer.logits.device)[:, None, None]
         heavy = layer.entries[:, None, None] - recent
         now = torch.arange(layer.logits.shape[-1], device=layer.logits.device)
         band = (now[:, None] - now <= recent)[:, None]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -63,6 +63,11 @@ class KVCache:
         return F.scaled_dot_product_attention(
             q, keys, values, attn_mask=mask, is_causal=prompt, enable_gqa=q.shape[1] != k.shape[1]
         )
+
+    def reorder(self, rows: Int[Tensor, " batch"]) -> None:
+        """Put the sequence `rows[i]` in the place of sequence i, as beam search does; some come twice, some go."""
+        for held in self._layers.values():
+            held.keys, held.values = held.keys[rows], held.values[rows]
 
     @property
     def length(self) -> int:

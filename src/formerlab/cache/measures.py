@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from formerlab.cache.budget import entries
-from formerlab.cache.policy import largest, true_lengths
+from formerlab.cache.budget import Budget, entries
+from formerlab.cache.policy import largest, on_device, true_lengths
 from formerlab.cache.simulation import Square, SquareMask
 
 
@@ -22,7 +22,7 @@ def early_share(
     no such query. (Claim decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
     """
     batch, _, time, _ = visible.shape
-    true = true_lengths(lengths, batch, time, visible.device)
+    true = on_device(true_lengths(lengths, batch, time), visible.device)
     position = torch.arange(time, device=visible.device)
     weight = (early * position.double()[:, None] - position).clamp(0, 1)
     kept = visible & (position < position[:, None])
@@ -35,7 +35,7 @@ def early_share(
 def distance_to_ideal(
     probabilities: Square,
     full_probabilities: Square,
-    budget: int | float,
+    budget: Budget,
     *,
     lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
     skip: int = 0,
@@ -49,9 +49,9 @@ def distance_to_ideal(
     arXiv:2407.20485, Table 2, as cosine similarity.)
     """
     batch, _, time, _ = probabilities.shape
-    true = true_lengths(lengths, batch, time, probabilities.device)
-    counts = torch.tensor([entries(budget, length) for length in true.tolist()], device=probabilities.device)
-    past = torch.ones(time, time, dtype=torch.bool, device=probabilities.device).tril(-1)
+    numbers, device = true_lengths(lengths, batch, time), probabilities.device
+    true, counts = on_device(numbers, device), on_device([entries(budget, length) for length in numbers], device)
+    past = torch.ones(time, time, dtype=torch.bool, device=device).tril(-1)
     best = largest(full_probabilities.masked_fill(~past, -torch.inf), counts[:, None, None]) & past
     itself = torch.eye(time, dtype=torch.bool, device=past.device)
     ideal = (full_probabilities * (best | itself))[..., skip:].double()

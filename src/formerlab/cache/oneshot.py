@@ -69,15 +69,16 @@ def accumulated(policy: Eviction, prompt: Prompt) -> Worth:
     time, key_heads = prompt.k.shape[2], prompt.k.shape[1]
     like = prompt.k.new_empty(0, dtype=torch.promote_types(prompt.k.dtype, torch.float32))
     slots = policy.slots(prompt.entries, key_heads, time, like)
-    slots.positions.copy_(torch.arange(time))
+    slots.positions.copy_(torch.arange(time, device=slots.positions.device))
     entry = policy.entry(torch.arange(time, device=prompt.k.device), slots.positions.shape[1], prompt.k, prompt.layer)
     age = torch.arange(time, 0, -1, device=prompt.k.device, dtype=slots.scores.dtype)
     if entry is not None:
         slots.scores += entry * decay**age
-    for start in range(0, time if gain else 0, QUERIES):
-        weights = gain * decay ** (age[start : start + QUERIES] - 1)
-        if weights.any():
-            rows = attention_rows(prompt, start, min(start + QUERIES, time))
+    for start in range(0, time, QUERIES):
+        end = min(start + QUERIES, time)
+        if gain * decay ** (time - end):  # what the last of them adds
+            weights = gain * decay ** (age[start:end] - 1)
+            rows = attention_rows(prompt, start, end)
             slots.scores += policy.together((rows * weights[:, None].to(rows.dtype)).sum(3))
     return policy.rank(slots, prompt.k, time - 1)
 

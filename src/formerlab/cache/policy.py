@@ -28,9 +28,9 @@ class Layer:
 
     logits: Logits
     """Attention logits q k^T / sqrt(d_head); those of later keys are never read."""
-    entries: Int[Tensor, " batch"]
+    budgets: Sequence[int]
     """Budget of each sequence, in entries held between steps."""
-    lengths: Int[Tensor, " batch"]
+    lengths: Sequence[int]
     """True length of each sequence; what comes after is padding."""
     index: int = 0
     """Which layer of the model it is, counted from 0."""
@@ -38,6 +38,11 @@ class Layer:
     values: Float[Tensor, "batch key_heads time d_head"] | None = None
     state: State | None = None
     """What passes from layer to layer: one dict for all layers of a forward pass, empty before the first."""
+
+    @property
+    def entries(self) -> Int[Tensor, " batch"]:
+        """The budgets, to compute with."""
+        return on_device(self.budgets, self.logits.device)
 
     @property
     def causal(self) -> Bool[Tensor, "time time"]:
@@ -48,7 +53,8 @@ class Layer:
     @property
     def real(self) -> Bool[Tensor, "batch time"]:
         """Positions that are not padding."""
-        return torch.arange(self.logits.shape[-1], device=self.lengths.device) < self.lengths[:, None]
+        device = self.logits.device
+        return torch.arange(self.logits.shape[-1], device=device) < on_device(self.lengths, device)[:, None]
 
     def attention(self, visible: Bool[Tensor, "*#shape time time"]) -> Float[Tensor, "batch key_heads time time"]:
         """Return the probabilities over the visible keys, summed over each group; queries of padding give zeros.
@@ -80,7 +86,7 @@ class Policy(Spec, ABC):
         logits: Logits,
         queries: Queries,
         keys: KeyHeads,
-        entries: Int[Tensor, " batch"],
+        budgets: Sequence[int],
         position: PositionEncoding,
     ) -> Logits:
         """Return the logits as they are with the kept keys numbered anew; `queries` are scaled."""
@@ -122,13 +128,26 @@ def largest(scores: Float[Tensor, "*shape time"], count: Int[Tensor, "*#shape"])
     return marked.flip(-1)
 
 
-def true_lengths(
-    lengths: Int[Tensor, " batch"] | Sequence[int] | None, batch: int, time: int, device: torch.device
-) -> Int[Tensor, " batch"]:
-    """Return the true lengths in a right-padded batch as a tensor; None means that nothing is padding."""
+def places(marked: Bool[Tensor, "*shape time"], count: int) -> Int[Tensor, "*shape count"]:
+    """Return where the marks stand, ascending, given that every row has `count`; a GPU need not be waited for."""
+    return marked.byte().argsort(dim=-1, descending=True, stable=True)[..., :count]
+
+
+def true_lengths(lengths: Int[Tensor, " batch"] | Sequence[int] | None, batch: int, time: int) -> list[int]:
+    """Return the true lengths in a right-padded batch; None means that nothing is padding.
+
+    Lengths in a tensor should lie on the CPU: a GPU would be waited for.
+    """
     if lengths is None:
-        return torch.full((batch,), time, device=device)
-    true = torch.as_tensor(lengths, device=device)
-    if true.shape != (batch,) or not 1 <= int(true.min()) <= int(true.max()) <= time:
-        raise ValueError(f"lengths={true.tolist()}: give {batch} lengths from 1 to {time}")
+        return [time] * batch
+    true: list[int] = torch.as_tensor(lengths).tolist()
+    if len(true) != batch or not 1 <= min(true) <= max(true) <= time:
+        raise ValueError(f"lengths={true}: give {batch} lengths from 1 to {time}")
     return true
+
+
+def on_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " batch"]:
+    """Return numbers, one per sequence, as a tensor on a device, for which a GPU need not be waited for."""
+    if len(set(numbers)) == 1:
+        return torch.full((len(numbers),), numbers[0], device=device)
+    return torch.tensor(numbers).to(device, non_blocking=True)

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from formerlab.cache.budget import entries
+from formerlab.cache.budget import Budget, entries
 from formerlab.cache.engine import Prompt, choose, load_compiled
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policy import Policy
+from formerlab.cache.policy import Policy, places
 from formerlab.cache.renumber import check_position, turned
 from formerlab.cache.simulation import Simulation
 from formerlab.cache.slots import Scores
@@ -43,29 +43,32 @@ class PrunedCache:
     """An `attend` that holds at most `budget` keys and values per key head between steps.
 
     A prompt is pruned while it is read, as if its tokens were fed one by one, and the outputs are those of `Simulation`
-    with the same count of entries. `position` is the model's position encoding, for policies that number the kept keys
-    anew; the others keep their original positions. For inference: no gradient passes. All sequences of a batch have
-    the same length.
+    with the same budget. A ratio is a share of `length` tokens, by default those of the first call, the prompt; the
+    count that it gives stays the same while decoding. `position` is the model's position encoding, for policies that
+    number the kept keys anew; the others keep their original positions. For inference: no gradient passes. All
+    sequences of a batch have the same length.
 
-    Raises UserError for a policy that cannot decide from what a cache holds, and for a budget that is a ratio, since
-    the final length is not known while decoding.
+    Raises UserError for a policy that cannot decide from what a cache holds, for an impossible budget, and in the first
+    call for a ratio without `length` where there is no prompt but a single token.
     """
 
-    def __init__(self, policy: Policy, budget: int | float, position: PositionEncoding | None = None) -> None:
+    def __init__(
+        self, policy: Policy, budget: Budget, position: PositionEncoding | None = None, *, length: int | None = None
+    ) -> None:
+        entries(budget, 1)  # refuse an impossible budget here
         policy.check_stepwise()
         if not (isinstance(policy, Eviction) and policy.streams):
             raise UserError(
                 f"{policy!r} cannot evict: it needs attention to keys that are gone or of queries still to come; "
                 "run it as a Simulation"
             )
-        if isinstance(budget, float):
-            raise UserError(f"budget {budget!r}: a cache needs a count of entries; entries(ratio, length) gives it")
         self.policy = policy
-        self.budget = entries(budget, 0)
+        self.budget = budget
         self.position = check_position(policy, position)
-        self._limit = policy.limit(self.budget)
-        self._sink = policy.protected(self.budget)[0] if policy.renumbers else 0
         self._layers: dict[int, _Layer] = {}
+        self._settled = False
+        if isinstance(budget, int) or length is not None:
+            self._settle(length or 0)
 
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
@@ -75,6 +78,13 @@ class PrunedCache:
                 f"{self.policy!r}: {q.shape[1] // k.shape[1]} query heads share a key head, so a set of keys for each "
                 "saves no memory; use scope='group' or 'layer'"
             )
+        if not self._settled:
+            if q.shape[2] == 1:
+                raise UserError(
+                    f"budget {self.budget!r} is a share of the prompt, and the first call has a single token; "
+                    "give length=..., or a count of entries"
+                )
+            self._settle(q.shape[2])
         if layer not in self._layers:
             if q.shape[2] > 1:
                 return self._read(layer, q, k, v)
@@ -86,14 +96,21 @@ class PrunedCache:
         steps = [self._step(layer, held, q[:, :, one], k[:, :, one], v[:, :, one]) for one in tokens]
         return torch.cat(steps, 2)
 
+    def _settle(self, length: int) -> None:
+        """Take the budget as a count of entries, at least one."""
+        self._settled = True
+        self._entries = max(1, entries(self.budget, length))
+        self._limit = self.policy.limit(self._entries)
+        self._sink = self.policy.protected(self._entries)[0] if self.policy.renumbers else 0
+
     def _read(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Take in a whole prompt by simulation, and keep what survives it."""
         batch, time = q.shape[0], q.shape[2]
-        prompt = Prompt(q, k, v, [self.budget] * batch, [time] * batch, layer)
+        prompt = Prompt(q, k, v, [self._entries] * batch, [time] * batch, layer)
         out, last, scores = choose(self.policy, prompt)(self.policy, prompt)
         if self.policy.renumbers:  # the same keys, seen from elsewhere
-            out = Simulation(self.policy, self.budget, position=self.position)(layer, q, k, v)
-        kept = (last >= time).nonzero()[:, 2].view(*last.shape[:2], -1)
+            out = Simulation(self.policy, self._entries, position=self.position)(layer, q, k, v)
+        kept = places(last >= time, min(self._limit, time))
         store = self._empty(kept.shape[-1], k, v)
         store.fill(kept, k, v, scores)
         held = self._layers[layer] = self._layer(store, q.shape[1])
@@ -103,14 +120,14 @@ class PrunedCache:
 
     def _empty(self, held: int, k: KeyHeads, v: KeyHeads) -> Store:
         capacity = min(max(held + 1, ROOM), self._limit + 1)
-        return Store.empty(self.policy, [self.budget] * k.shape[0], capacity, k, v)
+        return Store.empty(self.policy, [self._entries] * k.shape[0], capacity, k, v)
 
     def _layer(self, store: Store, heads: int) -> _Layer:
         step = None
         if store.keys.device.type == "cpu" and store.keys.numel() >= WORTHWHILE:
             compiled = load_compiled()
             if compiled is not None and compiled.Step.supports(self.policy, store.values):
-                step = compiled.Step(self.policy, store, [self.budget] * store.keys.shape[0], heads)
+                step = compiled.Step(self.policy, store, [self._entries] * store.keys.shape[0], heads)
         return _Layer(store, step)
 
     def _step(self, layer: int, held: _Layer, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
@@ -133,8 +150,14 @@ class PrunedCache:
         if type(self.policy).entry is Eviction.entry:
             return None
         sets = store.slots.positions.shape[1]
-        entry = self.policy.entry(torch.tensor([now], device=k.device), sets, k, layer)
+        entry = self.policy.entry(torch.full((1,), now, device=k.device), sets, k, layer)
         return None if entry is None else entry.to(store.slots.scores.dtype).expand(k.shape[0], sets, 1)
+
+    def reorder(self, rows: Int[Tensor, " batch"]) -> None:
+        """Put the sequence `rows[i]` in the place of sequence i, as beam search does; some come twice, some go."""
+        for held in self._layers.values():
+            held.store.reorder(rows)
+            held.sink = [keys[rows] for keys in held.sink]
 
     @property
     def length(self) -> int:

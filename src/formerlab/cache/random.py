@@ -4,12 +4,12 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import NonNegativeInt
 from torch import Tensor
 
 from formerlab.cache.eviction import Eviction, Keys
 from formerlab.cache.slots import Scores
 from formerlab.seeding import mixed_seed
+from formerlab.spec import Seed
 
 LOW = 2**32 - 1
 
@@ -22,7 +22,7 @@ class Random(Eviction):
     """
 
     kind: Literal["random"] = "random"
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of the draw."""
 
     def entry(

@@ -1,10 +1,12 @@
 """Kept keys numbered anew: they stand elsewhere in the cache than in the text."""
 
+from collections.abc import Sequence
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from formerlab.cache.policy import Logits, Policy, Queries
+from formerlab.cache.policy import Logits, Policy, Queries, on_device
 from formerlab.errors import UserError
 from formerlab.layers.attention import KeyHeads
 from formerlab.layers.position import PositionEncoding
@@ -35,22 +37,23 @@ def renumbered_sink(
     logits: Logits,
     queries: Queries,
     keys: KeyHeads,
-    sink: Int[Tensor, " batch"],
-    entries: Int[Tensor, " batch"],
+    sink: Sequence[int],
+    budgets: Sequence[int],
     position: PositionEncoding,
 ) -> Logits:
     """Return the logits where each sequence's first `sink` keys stand right in front of a window that slides.
 
-    Query q of a cache of `entries` keys finds e = max(0, q - entries) positions missing between the sink and the
+    Query q of a cache of b = `budgets` keys finds e = max(0, q - b) positions missing between the sink and the
     window. Only distances matter, so the sink's keys are turned e positions further and all others stay.
     """
     time = logits.shape[-1]
-    missing = (torch.arange(time, device=logits.device) - entries[:, None]).clamp(min=0)
-    steps = int(missing.max()) + 1
+    first, held = on_device(sink, logits.device), on_device(budgets, logits.device)
+    missing = (torch.arange(time, device=logits.device) - held[:, None]).clamp(min=0)
+    steps = max(time - min(budgets), 1)
     logits = logits.clone()
-    for key in range(int(sink.max())):
+    for key in range(max(sink)):
         places = position.rotate(keys[:, :, key : key + 1].expand(-1, -1, steps, -1), 0)
         index = missing[:, None, :, None].expand(-1, keys.shape[1], -1, keys.shape[3])
         column = (queries * places.gather(2, index).unsqueeze(2)).sum(-1)
-        logits[..., key] = torch.where((key < sink)[:, None, None, None], column, logits[..., key])
+        logits[..., key] = torch.where((key < first)[:, None, None, None], column, logits[..., key])
     return logits

@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.budget import entries
+from formerlab.cache.budget import Budget, entries
 from formerlab.cache.engine import Engine, Prompt, choose
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policy import Layer, Policy, State, by_group, masked_softmax, true_lengths
+from formerlab.cache.policy import Layer, Policy, State, by_group, masked_softmax, on_device, true_lengths
 from formerlab.cache.renumber import check_position
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
@@ -37,7 +37,7 @@ Observer = Callable[[int, Seen], None]
 def simulate(
     policy: Policy,
     logits: Square,
-    budget: int | float,
+    budget: Budget,
     *,
     lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
     groups: int = 1,
@@ -68,13 +68,13 @@ def simulate(
             raise ValueError(f"{type(policy).__name__} needs {name}: pass {name}=... to simulate")
     if groups < 1 or logits.shape[1] % groups:
         raise ValueError(f"groups={groups} does not divide the {logits.shape[1]} heads of the logits")
-    true = true_lengths(lengths, logits.shape[0], logits.shape[-1], logits.device)
-    counts = torch.tensor([entries(budget, length) for length in true.tolist()], device=logits.device)
+    true = true_lengths(lengths, logits.shape[0], logits.shape[-1])
+    budgets = [entries(budget, length) for length in true]
     if isinstance(policy, Eviction) and policy.scope == "head":
         keys, values = (x if x is None else x.repeat_interleave(groups, 1) for x in (keys, values))
         groups = 1
     with torch.no_grad():
-        inputs = Layer(by_group(logits.detach(), groups), counts, true, layer, keys, values, state)
+        inputs = Layer(by_group(logits.detach(), groups), budgets, true, layer, keys, values, state)
         itself = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
         by_key_head = (policy.visible(inputs) | itself) & inputs.causal
         visible = by_key_head.unsqueeze(2).expand(inputs.logits.shape).reshape(logits.shape)
@@ -99,7 +99,7 @@ class Simulation:
     def __init__(
         self,
         policy: Policy,
-        budget: int | float,
+        budget: Budget,
         lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
         observe: Observer | None = None,
         position: PositionEncoding | None = None,
@@ -120,16 +120,16 @@ class Simulation:
         """Return softmax(q k^T / sqrt(d_head)) v over the keys that the policy lets each query see."""
         if layer in self._realised:
             raise ValueError(f"layer {layer} was simulated before: make a new Simulation for every forward pass")
-        lengths = true_lengths(self.lengths, q.shape[0], q.shape[2], q.device)
+        lengths = true_lengths(self.lengths, q.shape[0], q.shape[2])
         gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         steps = isinstance(self.policy, Eviction) and self.policy.streams and not self.policy.renumbers
         if steps and self.observe is None and not gradient:
-            out, self._realised[layer] = self._by_engine(layer, q, k, v, lengths.tolist())
+            out, self._realised[layer] = self._by_engine(layer, q, k, v, lengths)
         else:
             out, self._realised[layer] = self._by_mask(layer, q, k, v, lengths)
         if self.lengths is None:
             return out
-        padding = torch.arange(q.shape[2], device=q.device) >= lengths[:, None]
+        padding = torch.arange(q.shape[2], device=q.device) >= on_device(lengths, q.device)[:, None]
         return out.masked_fill(padding[:, None, :, None], 0.0)
 
     def _by_engine(
@@ -143,19 +143,19 @@ class Simulation:
         prompt = Prompt(q, k, v, counts, lengths, layer).for_scope(self.policy.scope)
         run = self.engine or choose(self.policy, prompt)
         out, last, _ = run(self.policy, prompt)
-        true = torch.tensor(lengths, device=q.device)[:, None, None]
+        true = on_device(lengths, q.device)[:, None, None]
         held = (last >= true) & (torch.arange(q.shape[2], device=q.device) < true)
         return out, held.double().sum(-1).mean(1) / true[:, 0, 0]
 
     def _by_mask(
-        self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads, lengths: Int[Tensor, " batch"]
+        self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads, lengths: list[int]
     ) -> tuple[Heads, Float[Tensor, " batch"]]:
         groups = q.shape[1] // k.shape[1]
         queries = by_group(q * q.shape[-1] ** -0.5, groups)
         logits = queries @ k.unsqueeze(2).transpose(-1, -2)
-        counts = torch.tensor([entries(self.budget, length) for length in lengths.tolist()], device=q.device)
+        budgets = [entries(self.budget, length) for length in lengths]
         if self.position is not None:
-            logits = self.policy.renumbered(logits, queries, k, counts, self.position)
+            logits = self.policy.renumbered(logits, queries, k, budgets, self.position)
         flat = logits.flatten(1, 2)
         probabilities, visible = simulate(
             self.policy,
@@ -171,7 +171,7 @@ class Simulation:
         if self.observe is not None:
             self.observe(layer, Seen(flat, probabilities, visible, k, v))
         out: Tensor = by_group(probabilities, groups) @ v.unsqueeze(2)
-        return out.flatten(1, 2), _realised(self.policy, visible, counts, lengths)
+        return out.flatten(1, 2), _realised(self.policy, visible, budgets, lengths)
 
     @property
     def realised_budget(self) -> Float[Tensor, " batch"]:
@@ -183,11 +183,9 @@ class Simulation:
         return torch.stack(list(self._realised.values())).mean(0)
 
 
-def _realised(
-    policy: Policy, visible: SquareMask, counts: Int[Tensor, " batch"], lengths: Int[Tensor, " batch"]
-) -> Float[Tensor, " batch"]:
-    rows = torch.arange(len(lengths), device=lengths.device)
-    last = visible[rows, :, lengths - 1].sum(-1)
-    limits = torch.tensor([policy.limit(count) for count in counts.tolist()], device=lengths.device)
-    held = torch.where(last == lengths[:, None], torch.minimum(limits, lengths)[:, None], last - 1)
-    return held.double().mean(1) / lengths
+def _realised(policy: Policy, visible: SquareMask, budgets: list[int], lengths: list[int]) -> Float[Tensor, " batch"]:
+    true = on_device(lengths, visible.device)
+    last = visible[torch.arange(len(lengths), device=true.device), :, true - 1].sum(-1)
+    limits = [min(policy.limit(count), length) for count, length in zip(budgets, lengths, strict=True)]
+    held = torch.where(last == true[:, None], on_device(limits, true.device)[:, None], last - 1)
+    return held.double().mean(1) / true

@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from pydantic import PositiveInt
 from torch.nn import functional as F
 
 from formerlab.cache.engine import Prompt
 from formerlab.cache.oneshot import OneShot, Worth, attention_rows
 from formerlab.layers.position import PositionEncoding
+from formerlab.spec import Size
 
 
 class SnapKV(OneShot):
@@ -18,9 +18,9 @@ class SnapKV(OneShot):
     """
 
     kind: Literal["snapkv"] = "snapkv"
-    window: PositiveInt = 64
+    window: Size = 64
     """Queries at the end of the prompt that are observed."""
-    kernel: PositiveInt = 5
+    kernel: Size = 5
     """Neighbouring positions pooled, an odd number."""
     pooling: Literal["mean", "max"] = "mean"
     """How neighbours are pooled."""

@@ -60,6 +60,13 @@ class Store:
         self.slots.positions[..., :count] = kept
         self.slots.scores[..., :count] = scores.gather(-1, kept)
 
+    def reorder(self, rows: Int[Tensor, " batch"]) -> None:
+        """Put the sequence `rows[i]` in the place of sequence i, in the same memory."""
+        for held in (self.keys, self.values, self.slots.positions, self.slots.scores):
+            held.copy_(held[rows])
+        if self.slots.vacant is not None:
+            self.slots.vacant = self.slots.vacant[rows]
+
     def replace_first(self, keys: KeyHeads) -> None:
         """Write other keys in the place of those at the first positions."""
         first = self.slots.positions.topk(keys.shape[2], largest=False).indices.expand(-1, keys.shape[1], -1)

@@ -1,11 +1,7 @@
 """Windows: policies that look at positions alone."""
 
+from collections.abc import Sequence
 from typing import Literal
-
-import torch
-from jaxtyping import Int
-from pydantic import NonNegativeInt
-from torch import Tensor
 
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policy import Logits, Queries
@@ -13,12 +9,13 @@ from formerlab.cache.renumber import renumbered_sink
 from formerlab.cache.slots import Scores
 from formerlab.layers.attention import KeyHeads
 from formerlab.layers.position import PositionEncoding
+from formerlab.spec import AnyCount
 
 
 class Window(Eviction):
     """Keep `sink` first positions and give the rest of the budget to the most recent; whatever falls out is gone."""
 
-    sink: NonNegativeInt = 0
+    sink: AnyCount = 0
     """First positions kept for ever, in entries; a smaller budget keeps only as many as fit."""
 
     def score(self, past: Scores, attention: Scores) -> Scores:
@@ -46,7 +43,7 @@ class StreamingLLM(Window):
     """Query q sees the first `sink` tokens, the last budget - sink, and itself (arXiv:2309.17453, section 3.2)."""
 
     kind: Literal["streaming_llm"] = "streaming_llm"
-    sink: NonNegativeInt = 4
+    sink: AnyCount = 4
     """First positions kept for ever, in entries; a smaller budget keeps only as many as fit."""
     positions: Literal["kept", "renumbered"] = "kept"
     """kept: where the tokens stand in the text, as a mask has it. renumbered: where the keys stand in the cache, so
@@ -62,11 +59,11 @@ class StreamingLLM(Window):
         logits: Logits,
         queries: Queries,
         keys: KeyHeads,
-        entries: Int[Tensor, " batch"],
+        budgets: Sequence[int],
         position: PositionEncoding,
     ) -> Logits:
         """Return the logits with the sink right in front of the window; `queries` are scaled."""
         if not self.renumbers:
             return logits
-        sink = torch.tensor([self.protected(count)[0] for count in entries.tolist()], device=logits.device)
-        return renumbered_sink(logits, queries, keys, sink, entries, position)
+        sink = [self.protected(count)[0] for count in budgets]
+        return renumbered_sink(logits, queries, keys, sink, budgets, position)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from jaxtyping import Int
 from torch import Tensor
 
-from formerlab.cache import Simulation
+from formerlab.cache import Budget, Simulation
 from formerlab.cache.policy import Policy
 from formerlab.layers.position import PositionEncoding
 from formerlab.rows import Cell
@@ -17,7 +17,7 @@ class Arm(NamedTuple):
     """A policy under a budget."""
 
     policy: Policy
-    budget: int | float
+    budget: Budget
     """Entries (int) or a share of each sequence's own length (float)."""
 
     def attend(self, lengths: Int[Tensor, " batch"], position: PositionEncoding | None = None) -> Simulation:

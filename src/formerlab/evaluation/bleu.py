@@ -1,9 +1,12 @@
 """BLEU from rows: what each sentence contributes, and the score of any set of sentences. Nothing here imports torch."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -17,10 +20,12 @@ METRICS: dict[Metric, str] = {
 }
 """What each metric is. Only sacrebleu compares across papers; the others stand beside it, labelled."""
 
-COLUMNS = (
-    *("split", "sentence", "metric", "correct_1", "correct_2", "correct_3", "correct_4"),
-    *("total_1", "total_2", "total_3", "total_4", "length", "reference_length"),
+STATISTICS = (
+    *("correct_1", "correct_2", "correct_3", "correct_4", "total_1", "total_2", "total_3", "total_4"),
+    *("length", "reference_length"),
 )
+"""What a sentence contributes; the score of a corpus follows from the sums."""
+COLUMNS = ("split", "sentence", "metric", *STATISTICS)
 """Columns of bleu.csv."""
 _HYPHEN = re.compile(r"(?<=\S)-(?=\S)")
 
@@ -46,21 +51,19 @@ def _four(values: Sequence[int]) -> tuple[int, int, int, int]:
     return one, two, three, four
 
 
-def corpus_bleu(rows: Iterable[Sequence[int]]) -> float:
-    """Return BLEU (0 to 100) of rows of ten numbers: correct_1..4, total_1..4, length, reference_length."""
-    from sacrebleu.metrics.bleu import BLEU
+def corpus_bleu(sums: Float[np.ndarray, "*shape statistics"]) -> Float[np.ndarray, "*shape"]:
+    """Return BLEU, 0 to 100, of sums of STATISTICS over sentences, by sacreBLEU's rules.
 
-    sums = [sum(column) for column in zip(*rows, strict=True)]
-    if not sums:
-        raise ValueError("BLEU of no sentence")
-    score: float = BLEU.compute_bleu(
-        correct=[int(value) for value in sums[:4]],
-        total=[int(value) for value in sums[4:8]],
-        sys_len=int(sums[8]),
-        ref_len=int(sums[9]),
-        smooth_method="exp",
-    ).score
-    return score
+    The geometric mean of the precisions of all four orders times the brevity penalty. An order without a match counts
+    1 / (2^k T) of its T n-grams, where k numbers such orders from the lowest up (smoothing `exp`). A corpus without any
+    match, without n-grams of some order or without words scores 0.
+    """
+    correct, total, length, reference = sums[..., :4], sums[..., 4:8], sums[..., 8], sums[..., 9]
+    unmatched = np.cumsum(correct == 0, axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        precision = np.where(correct > 0, correct, 0.5**unmatched) / total
+        score = 100 * np.exp(np.log(precision).mean(axis=-1) + np.minimum(0.0, 1 - reference / length))
+    return np.asarray(np.where((correct > 0).any(axis=-1) & (total > 0).all(axis=-1) & (length > 0), score, 0.0))
 
 
 def signature(metric: Metric) -> str:

@@ -41,11 +41,12 @@ class Headwise:
         groups = q.shape[1] // k.shape[1]
         out = torch.empty_like(q)
         for alpha in sorted(set(self.alphas[layer])):
-            keys = [head for head, own in enumerate(self.alphas[layer]) if own == alpha]
-            heads = [key * groups + member for key in keys for member in range(groups)]
+            own = [head for head, chosen in enumerate(self.alphas[layer]) if chosen == alpha]
+            keys = torch.tensor(own).to(q.device, non_blocking=True)
+            heads = (keys[:, None] * groups + torch.arange(groups, device=q.device)).flatten()
             simulation = Simulation(Decay(alpha=alpha), self.budget, self.lengths)
             out[:, heads] = simulation(layer, q[:, heads], k[:, keys], v[:, keys])
-            self._realised += [simulation.realised_budget] * len(keys)
+            self._realised += [simulation.realised_budget] * len(own)
         return out
 
     @property

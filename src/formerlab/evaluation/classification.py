@@ -25,10 +25,17 @@ class Prediction(NamedTuple):
 
 
 def predictions(logits: Float[Tensor, "batch classes"], labels: Int[Tensor, "batch"]) -> list[Prediction]:
-    """Return a row per image; softmax in float64, ties count against the model."""
+    """Return a row per image."""
+    return [
+        Prediction(loss, int(label), int(best), int(rank), sure)
+        for loss, label, best, rank, sure in said_of(logits, labels).tolist()  # read at once
+    ]
+
+
+def said_of(logits: Float[Tensor, "batch classes"], labels: Int[Tensor, "batch"]) -> Float[Tensor, "batch columns"]:
+    """Return the fields of `Prediction` per image; softmax in float64, ties count against the model."""
     log_probabilities = torch.log_softmax(logits.double(), dim=-1)
     right = log_probabilities.gather(1, labels[:, None])
     ranks = (log_probabilities >= right).sum(dim=1) - 1
     top = log_probabilities.max(dim=1)
-    columns = (-right[:, 0], labels, top.indices, ranks, top.values.exp())
-    return [Prediction(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    return torch.stack((-right[:, 0], labels, top.indices, ranks, top.values.exp()), dim=1)

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from formerlab.rows import write_rows
-from formerlab.spec import Spec
+from formerlab.spec import Count, Size, Spec
 
 LayerName = Literal["self_attention", "recurrent", "convolution", "restricted"]
 LAYERS: tuple[LayerName, ...] = ("self_attention", "recurrent", "convolution", "restricted")
@@ -27,15 +26,15 @@ COLUMNS = ("operation", "axis", "n", "d", "k", "r", "multiply_adds", "path", "ti
 class Complexity(Spec):
     """Which lengths and widths."""
 
-    lengths: tuple[PositiveInt, ...] = (64, 128, 256, 512, 1024)
+    lengths: tuple[Size, ...] = (64, 128, 256, 512, 1024)
     """n, at the first of `widths`."""
-    widths: tuple[PositiveInt, ...] = (64, 128, 256, 512)
+    widths: tuple[Size, ...] = (64, 128, 256, 512)
     """d, at the first of `lengths`."""
-    kernel: PositiveInt = 3
+    kernel: Size = 3
     """k of the convolution; odd."""
-    neighbourhood: PositiveInt = 32
+    neighbourhood: Size = 32
     """r of restricted self-attention; it divides the lengths, for the timed form attends within blocks of r."""
-    repeats: PositiveInt = 5
+    repeats: Count = 5
     """Timed calls, of which the fastest counts."""
 
 

@@ -28,28 +28,39 @@ def model_cost(spec: Decoder, context: int) -> dict[str, int]:
     }
 
 
-def matmul_flops_per_s(device: str | torch.device = "cpu", *, size: int = 1024, seconds: float = 0.05) -> float:
-    """Measure the fastest float32 product of two `size` x `size` matrices, in FLOP per second.
+def matmul_flops_per_s(
+    device: str | torch.device = "cpu", precision: str = "float32", *, size: int | None = None, seconds: float = 0.05
+) -> float:
+    """Measure the fastest product of two square matrices on one device, in FLOP per second.
 
-    It is the denominator of `flops_utilisation`: what this machine reaches at best with the threads it was given.
+    `precision` is that of a run's products, float32 or bfloat16. Without `size` matrices are large enough that starting
+    a product costs nothing. This is what the device reaches at best with the threads it was given, and as a peak it
+    stands in `model_flops_utilisation`.
     """
     device = torch.device(device)
-    left, right = (torch.randn(size, size, device=device) for _ in range(2))
+    size = size or (4096 if device.type == "cuda" else 1024)
+    in_a_row = 8 if device.type == "cuda" else 1  # so that waiting for a GPU costs nothing either
+    left, right = (torch.randn(size, size, device=device, dtype=getattr(torch, precision)) for _ in range(2))
     best, spent = float("inf"), 0.0
     torch.matmul(left, right)  # the first product pays for allocations and for choosing a kernel
     while spent < seconds:
         _synchronise(device)
         began = time.perf_counter()
-        torch.matmul(left, right)
+        for _ in range(in_a_row):
+            torch.matmul(left, right)
         _synchronise(device)
         took = time.perf_counter() - began
         best, spent = min(best, took), spent + took
-    return 2 * size**3 / best
+    return in_a_row * 2 * size**3 / best
 
 
-def flops_utilisation(flops: float, seconds: float, flops_per_s: float) -> float:
-    """Return the share of a machine's rate that `flops` in `seconds` reached."""
-    return flops / seconds / flops_per_s
+def model_flops_utilisation(flops: float, seconds: float, flops_per_s: float, devices: int = 1) -> float:
+    """Return the share of the peak of so many devices that training reached: FLOPs of the model in `seconds`.
+
+    Only what the model needs counts, nothing that is computed twice (MFU, arXiv:2204.02311, section 4.1). The peak here
+    is the measured one of `matmul_flops_per_s`, not that of a data sheet, so shares are higher than published ones.
+    """
+    return flops / seconds / (devices * flops_per_s)
 
 
 def peak_memory_bytes(device: str | torch.device = "cpu") -> int:

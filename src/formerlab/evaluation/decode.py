@@ -12,10 +12,10 @@ from typing import Annotated, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Int
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Local, PrunedCache, entries
+from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Local, PrunedCache
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policy import Policy
 from formerlab.errors import UserError
@@ -29,6 +29,7 @@ from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.progress import Progress
 from formerlab.rows import Cell, write_rows
 from formerlab.run import Run
+from formerlab.spec import Count, Size
 
 COLUMNS = ("run", *ARM, "length", "sequences", "repetition", "place", "time_s", "cache_bytes", "book_bytes")
 
@@ -36,16 +37,16 @@ COLUMNS = ("run", *ARM, "length", "sequences", "repetition", "place", "time_s", 
 class DecodeSettings(Timing):
     """Of which decoders of a study decoding is measured, at which lengths, and with which caches."""
 
-    lengths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 256, 512, 1024, 2048)
+    lengths: Annotated[tuple[Size, ...], Field(min_length=1)] = (128, 256, 512, 1024, 2048)
     """Tokens in front of those that are timed."""
-    batches: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1, 8)
+    batches: Annotated[tuple[Size, ...], Field(min_length=1)] = (1, 8)
     """Sequences that are decoded together."""
     policies: tuple[CachePolicy, ...] = (Local(), H2O(), Decay())
     """Policies of the pruned caches, which must be able to evict; the whole cache, and transformers' DynamicCache where
     it is installed, are always measured."""
     budgets: Annotated[tuple[Budget, ...], Field(min_length=1)] = (0.2, 0.4)
     """Budgets of the pruned caches: shares of the length, or counts of entries."""
-    tokens: PositiveInt = 16
+    tokens: Count = 16
     """Tokens that are timed in a repetition."""
 
     @model_validator(mode="after")
@@ -118,8 +119,8 @@ def variants_of(settings: DecodeSettings) -> list[Variant]:
     return found + [Variant(arm.cells(), _pruned(arm.policy, arm.budget)) for arm in arms]
 
 
-def _pruned(policy: Policy, budget: int | float) -> Callable[[DecoderModel, int], PrunedCache]:
-    return lambda model, length: PrunedCache(policy, max(1, entries(budget, length)), model.position)
+def _pruned(policy: Policy, budget: Budget) -> Callable[[DecoderModel, int], PrunedCache]:
+    return lambda model, length: PrunedCache(policy, budget, model.position, length=length)
 
 
 def decoder_of(run: Run) -> Decoder:
@@ -138,5 +139,5 @@ def _step_seconds(
     model: DecoderModel, cache: Cache, tokens: Int[Tensor, "sequences time"], length: int, device: torch.device
 ) -> float:
     """Return the seconds of a step behind a prompt of `length` tokens."""
-    model(tokens[:, :length], attend=cache)
+    model(tokens[:, :length], attend=cache, last=1)
     return seconds(lambda: take_in(model, cache, tokens, length), device) / (tokens.shape[1] - length)

@@ -7,6 +7,7 @@ such dips; one that remembers everything also keeps what was important long ago.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -27,23 +28,21 @@ KEPT = 0.4
 """Share of the tokens so far that a cache would keep by its score, for `missed`."""
 
 Square = Float[Tensor, "batch heads time time"]
-Scores = Float[Tensor, "sequences queries keys"]
 
 
 class Followed(NamedTuple):
-    """Scores of the tokens of the first half, as the queries of the second half leave them."""
+    """Scores of the tokens of the first half, as the queries of the second half leave them, for each of ALPHAS."""
 
-    scores: dict[float, Scores]
-    """By alpha, with the sum of the weights divided out: a mean of attention whose memory alpha sets."""
-    missed: dict[float, Bool[Tensor, "sequences queries keys"]]
+    scores: Float[Tensor, "alphas sequences queries keys"]
+    """With the sum of the weights divided out: a mean of attention whose memory alpha sets."""
+    missed: Bool[Tensor, "alphas sequences queries keys"]
     """Whether a token's score is not among the best of all tokens so far."""
     importance: Float[Tensor, "sequences keys"]
     """Mean attention from the second half."""
 
     def packed(self) -> "Followed":
         """Return the same in single precision, off the GPU: all layers of all windows are kept until the end."""
-        scores = {alpha: score.float().cpu() for alpha, score in self.scores.items()}
-        return Followed(scores, {alpha: lost.cpu() for alpha, lost in self.missed.items()}, self.importance.cpu())
+        return Followed(self.scores.float().cpu(), self.missed.cpu(), self.importance.cpu())
 
 
 def follow(attention: Square) -> Followed:
@@ -53,21 +52,18 @@ def follow(attention: Square) -> Followed:
     """
     rows = attention.flatten(0, 1).double()
     time = rows.shape[-1]
-    half = time // 2
-    scores: dict[float, Tensor] = {}
-    missed: dict[float, Tensor] = {}
-    for alpha in ALPHAS:
-        total, weight, kept, lost = torch.zeros_like(rows[:, 0]), torch.zeros(time, dtype=rows.dtype), [], []
-        for query in range(time):
-            total = alpha * total + rows[:, query]
-            weight = alpha * weight + (torch.arange(time) <= query)
-            if query >= half:
-                seen = total[:, : query + 1]
-                least = seen.kthvalue(query + 1 - max(1, round(KEPT * (query + 1))), dim=-1, keepdim=True).values
-                lost.append(seen[:, :half] <= least)
-                kept.append(total[:, :half] / weight[:half].to(total.device))
-        scores[alpha], missed[alpha] = torch.stack(kept, 1), torch.stack(lost, 1)
-    return Followed(scores, missed, rows[:, half:, :half].mean(1))
+    half, place = time // 2, torch.arange(time, device=rows.device)
+    alphas = torch.tensor(ALPHAS, dtype=rows.dtype)[:, None, None].to(rows.device, non_blocking=True)
+    total, weight, kept, missed = rows.new_zeros(()), rows.new_zeros(()), [], []
+    for query in range(time):
+        total = alphas * total + rows[:, query]
+        weight = alphas * weight + (place <= query)
+        if query >= half:
+            seen = total[..., : query + 1]
+            least = seen.kthvalue(query + 1 - max(1, round(KEPT * (query + 1))), dim=-1, keepdim=True).values
+            missed.append(seen[..., :half] <= least)
+            kept.append(total[..., :half] / weight[..., :half])
+    return Followed(torch.stack(kept, 2), torch.stack(missed, 2), rows[:, half:, :half].mean(1))
 
 
 def dips(
@@ -90,12 +86,17 @@ def dips(
     importance = torch.cat([each.importance for each in found])[:, 1:]
     count = max(1, round(IMPORTANT * importance.shape[1]))
     best = torch.zeros_like(importance, dtype=torch.bool).scatter_(1, importance.topk(count, dim=1).indices, value=True)
-    for alpha in ALPHAS:
-        scores = torch.cat([each.scores[alpha] for each in found])[..., 1:]
-        missed = torch.cat([each.missed[alpha] for each in found])[..., 1:]
+    for index, alpha in enumerate(ALPHAS):
+        scores = torch.cat([each.scores[index] for each in found])[..., 1:]
+        missed = torch.cat([each.missed[index] for each in found])[..., 1:]
         for group, members in (("important", best), ("unimportant", ~best)):
             for step in range(scores.shape[1]):
                 values = scores[:, step][members]
-                low, high = torch.quantile(values[: 2**20], torch.tensor([0.1, 0.9], dtype=values.dtype)).tolist()
                 share = missed[:, step][members].double().mean().item()
-                yield group, alpha, scores.shape[1] + step, values.mean().item(), low, high, share
+                yield group, alpha, scores.shape[1] + step, *mean_and_tenths(values), share
+
+
+def mean_and_tenths(values: Float[Tensor, "values"]) -> tuple[float, float, float]:
+    """Return the mean and the 10 % and 90 % quantile of all values; torch.quantile refuses more than 2^24 of them."""
+    low, high = np.quantile(values.numpy(), [0.1, 0.9])
+    return values.double().mean().item(), float(low), float(high)

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, PositiveInt
-from torch import nn
+from pydantic import Field
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.errors import UserError
@@ -24,7 +24,7 @@ from formerlab.layers.identity import History, Mixer, Stream
 from formerlab.models.decoder import DecoderModel
 from formerlab.rows import Cell, write_rows
 from formerlab.run import Run
-from formerlab.spec import Spec
+from formerlab.spec import Count, Spec
 from formerlab.tasks.language import LanguageModeling
 
 COLUMNS = ("measure", "place", "kept", "value")
@@ -36,7 +36,7 @@ class Flow(Spec):
 
     runs: tuple[str, ...] = ()
     """Patterns of run names, of Transformers and static averages. Empty: none."""
-    windows: PositiveInt = 256
+    windows: Count = 256
     """Windows of the held-out stream, evenly spread."""
     shares: tuple[Share, ...] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
     """Shares of the mixing weights that are dropped, the smallest first (Fig 7: 0 to 50 %)."""
@@ -59,7 +59,8 @@ def flow(model: DecoderModel, run: Run, stream: NDArray[np.integer[Any]], settin
 
     with _listening(model) as cosines:
         loss()
-    rows: list[list[Cell]] = [[COSINE, index, None, float(np.mean(found))] for index, found in sorted(cosines.items())]
+    means = {index: float(np.mean(torch.stack(found).tolist())) for index, found in sorted(cosines.items())}
+    rows: list[list[Cell]] = [[COSINE, index, None, mean] for index, mean in means.items()]
     if isinstance(model.mixer, DepthWeightedAverageLayer):
         for share in settings.shares:
             with _pruned(model.mixer, share) as kept:
@@ -73,7 +74,7 @@ class Listener(Mixer):
     def __init__(self, mixer: Mixer) -> None:
         super().__init__()
         self.mixer = mixer
-        self.cosines: dict[int, list[float]] = {}
+        self.cosines: dict[int, list[Tensor]] = {}
 
     def begin(self, x: Stream) -> History:
         """Remember X_0."""
@@ -87,12 +88,12 @@ class Listener(Mixer):
         """Return Y_index, and note its mean cosine with X_0."""
         mixed = self.mixer.mix(index, x, history[1])
         cosine = F.cosine_similarity(mixed.float(), history[0].float(), dim=-1)
-        self.cosines.setdefault(index, []).append(cosine.mean().item())
+        self.cosines.setdefault(index, []).append(cosine.mean())
         return mixed
 
 
 @contextmanager
-def _listening(model: DecoderModel) -> Iterator[dict[int, list[float]]]:
+def _listening(model: DecoderModel) -> Iterator[dict[int, list[Tensor]]]:
     """Give the cosines of every forward pass, by block."""
     listener = Listener(model.mixer)
     model.mixer = listener

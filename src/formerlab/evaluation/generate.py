@@ -1,5 +1,6 @@
 """Text from a decoder, one token at a time, with keys and values kept between steps."""
 
+import logging
 from collections.abc import Callable, Iterator
 
 import torch
@@ -13,6 +14,8 @@ from formerlab.errors import UserError
 from formerlab.evaluation.scoring import evaluating
 from formerlab.layers.attention import Attend
 from formerlab.models.decoder import DecoderModel
+
+log = logging.getLogger(__name__)
 
 INCOMPLETE = "\ufffd"  # how a character reads whose last bytes are still to come
 
@@ -29,23 +32,28 @@ def generate(
     attend: Attend | None = None,
     end_of_text: int | None = None,
     stream: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] = log.warning,
 ) -> str:
     """Continue `prompt` by at most `tokens` tokens and return the new text, which ends where the document ends.
+
+    It stops earlier at the end of the model's context, and `tell` is then called with one line that says so: a window
+    that slides would need another cache, and a model of learned positions other ones.
 
     `temperature` 0 takes the most probable token; `top_k` draws among the k most probable only. `attend` is a fresh
     cache, such as one that evicts (default: a full one). `end_of_text` is the token that ends a document (default:
     the id of `<|endoftext|>`); `stream` is called with each piece of text as it is known.
-    Raises UserError where prompt and new tokens do not fit the model's context, and for impossible options.
+    Raises UserError where the prompt alone does not fit the model's context, and for impossible options.
     """
     for name, value, least in (("tokens", tokens, 0), ("temperature", temperature, 0), ("top_k", top_k, 1)):
         if value is not None and value < least:
             raise UserError(f"{name}={value}: give at least {least}")
     end = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
-    check_room(len(ids), tokens, model.spec.context)
+    room = room_after(len(ids), model.spec.context)
     new: list[int] = []
     shown = ""
-    for token in sample(model, ids, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, attend=attend):
+    count = min(tokens, room)
+    for token in sample(model, ids, tokens=count, temperature=temperature, top_k=top_k, seed=seed, attend=attend):
         if token == end:
             break
         new.append(token)
@@ -53,6 +61,8 @@ def generate(
         if stream is not None and not text.endswith(INCOMPLETE):
             stream(text[len(shown) :])
             shown = text
+    if len(new) == room < tokens:
+        tell(f"stopped after {room} of {tokens} tokens, at the end of the model's context of {model.spec.context}")
     text = tokenizer.decode(new)
     if stream is not None and text != shown:
         stream(text[len(shown) :])
@@ -67,16 +77,11 @@ def end_of_text_id(tokenizer: Tokenizer) -> int:
     return token
 
 
-def check_room(prompt: int, tokens: int, context: int) -> None:
-    """Refuse what does not fit: the last new token is not fed back, so it needs no position."""
-    room = context - prompt + 1
-    if room < 1:
+def room_after(prompt: int, context: int) -> int:
+    """Return how many tokens fit behind a prompt: the last one is not fed back, so it needs no position."""
+    if prompt > context:
         raise UserError(f"the prompt has {prompt} tokens, but the model's context is {context}; shorten the prompt")
-    if tokens > room:
-        raise UserError(
-            f"{tokens} new tokens after a prompt of {prompt} exceed the model's context of {context}; "
-            f"ask for at most {room}"
-        )
+    return context - prompt + 1
 
 
 def sample(
@@ -92,14 +97,15 @@ def sample(
     """Yield `tokens` token ids after `prompt`; each step feeds only the newest token, the cache holds the rest."""
     attend = KVCache() if attend is None else attend
     generator = torch.Generator().manual_seed(seed)
-    inputs, start = torch.tensor([prompt], device=model.embedding.device), 0
+    device = model.embedding.device
+    inputs, start = torch.tensor([prompt]).to(device, non_blocking=True), 0
     for _ in range(tokens):
         with evaluating(model):
-            logits = model(inputs, attend=attend, start=start)[0, -1].float().cpu()
+            logits = model(inputs, attend=attend, start=start, last=1)[0, -1].float().cpu()
         start += inputs.shape[1]
         token = draw(logits, temperature, top_k, generator)
         yield token
-        inputs = torch.tensor([[token]], device=model.embedding.device)
+        inputs = torch.tensor([[token]]).to(device, non_blocking=True)
 
 
 def draw(

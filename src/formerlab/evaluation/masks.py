@@ -73,8 +73,9 @@ def mask_measures(
         observer = _Observer(arms)
         with evaluating(model):
             model(tokens[:, :-1].to(model.embedding.device), attend=Simulation(Full(), 1.0, observe=observer))
-        for (arm, metric), layers in observer.layers.items():
-            for window, value in zip(indices, torch.stack(layers).mean(0).tolist(), strict=True):
+        values = torch.stack([torch.stack(layers).mean(0) for layers in observer.layers.values()]).tolist()
+        for (arm, metric), row in zip(observer.layers, values, strict=True):
+            for window, value in zip(indices, row, strict=True):
                 yield MaskMeasure(arm, window, metric, value)
 
 

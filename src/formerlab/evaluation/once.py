@@ -29,7 +29,7 @@ def once_losses(
         for arm in (None, *arms):
             cache = KVCache() if arm is None else CompressedCache(arm.policy, arm.budget, position=model.position)
             with evaluating(model):
-                model(inputs[:, :half], attend=cache)
+                model(inputs[:, :half], attend=cache, last=1)
                 logits = model(inputs[:, half:-1], attend=cache, start=half)
             targets = inputs[:, half + 1 :]
             losses = F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none").double().mean(1)

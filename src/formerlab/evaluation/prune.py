@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import Field, field_validator
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, Local
 from formerlab.cache.policy import Policy
@@ -19,7 +19,7 @@ from formerlab.evaluation.questions import Questions
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.rows import Cell, write_rows
-from formerlab.spec import Spec
+from formerlab.spec import AnyCount, Count, Size, Spec
 
 WINDOW_COLUMNS = (*COLUMNS, "realised_budget", "window", "tokens", "loss_nats")
 QUESTION_COLUMNS = (*COLUMNS, "realised_budget", *zeroshot.COLUMNS)
@@ -46,11 +46,11 @@ class PruneSweep(Spec):
     """Decay factors: each adds Decay with this alpha and no recent part."""
     budgets: tuple[Budget, ...] = (0.2, 0.4)
     """Budgets on the windows: shares of a sequence's length (float) or entries (int)."""
-    windows: PositiveInt = 96
+    windows: Count = 96
     """Windows, evenly spread over the held-out stream."""
-    context: PositiveInt | None = None
+    context: Size | None = None
     """Tokens predicted per window; none means the model's context."""
-    mask_windows: NonNegativeInt = 8
+    mask_windows: AnyCount = 8
     """Windows, evenly spread as well, whose kept keys are measured; 0 means none."""
     questions: bool = True
     """Answer the embedded questions and the suites under every policy."""
@@ -58,15 +58,15 @@ class PruneSweep(Spec):
     """Patterns of the names of the suites that are asked."""
     question_budgets: tuple[Budget, ...] = (0.4,)
     """Budgets on the questions."""
-    question_limit: PositiveInt | None = None
+    question_limit: Count | None = None
     """First examples of each task; none means all."""
-    calibration_windows: NonNegativeInt = 0
+    calibration_windows: AnyCount = 0
     """Windows of the validation stream on which alpha is chosen, per layer and head and for all; 0 means none."""
     calibration_budgets: tuple[Budget, ...] = (0.2,)
     """Budgets at which it is chosen; the alphas to choose from are those of `alphas`."""
-    score_windows: NonNegativeInt = 0
+    score_windows: AnyCount = 0
     """Windows in which scores are followed from query to query (Fig. 5 of the Decay article); 0 means none."""
-    picture_tokens: NonNegativeInt = 0
+    picture_tokens: AnyCount = 0
     """Tokens of the window whose masks are drawn (its Fig. 3); 0 means none."""
     picture_budgets: tuple[Budget, ...] = (0.2,)
     """Budgets of these masks."""
@@ -74,7 +74,7 @@ class PruneSweep(Spec):
     """Policies that compress a prompt once, the first half of each window: another mode, in a file of its own."""
     once_budgets: tuple[Budget, ...] = (0.2, 0.4)
     """Their budgets, shares of the prompt."""
-    batch: PositiveInt = 64
+    batch: Count = 64
     """Sequences per forward pass."""
 
     @field_validator("policies")

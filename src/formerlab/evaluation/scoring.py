@@ -13,7 +13,8 @@ from formerlab.layers.attention import Attend, causal_attention
 from formerlab.models.decoder import DecoderModel
 
 AttendFor = Callable[[Int[Tensor, " batch"]], Attend]
-"""Makes the attention of one batch from the true lengths of its rows (inputs, without the padding on the right)."""
+"""Makes the attention of one batch from the true lengths of its rows (inputs, without the padding on the right), which
+are on the CPU."""
 
 
 class Scores(NamedTuple):
@@ -51,9 +52,10 @@ def score(
     row, since a batch of float32 logits can be larger than the model.
     """
     device = model.embedding.device
-    inputs, targets = tokens[:, :-1].to(device), tokens[:, 1:].to(device)
-    attend = causal_attention if attend_for is None else attend_for(lengths.to(device))
-    logits = model(inputs, attend=attend)
+    moved = tokens.to(device, non_blocking=True)
+    targets = moved[:, 1:]
+    attend = causal_attention if attend_for is None else attend_for(lengths)
+    logits = model(moved[:, :-1], attend=attend)
     precision = torch.promote_types(logits.dtype, torch.float32)
     losses = [F.cross_entropy(row.to(precision), t, reduction="none") for row, t in zip(logits, targets, strict=True)]
     # Only a simulation counts what it kept. Asked by name: training must not depend on the code of the cache policies.

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Int
-from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from formerlab.cache import KVCache
@@ -26,6 +25,7 @@ from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.rows import Cell, write_rows
 from formerlab.run import Run
+from formerlab.spec import Count
 from formerlab.tasks.language import LanguageModeling
 from formerlab.training.loop import Hooks, train
 from formerlab.training.state import State
@@ -38,11 +38,11 @@ WARM_UP = 1
 class Speed(Timing):
     """What is timed of which runs of a study; each should be another model."""
 
-    training_steps: PositiveInt = 5
+    training_steps: Count = 5
     """Optimizer steps that are timed in a repetition."""
-    forward_sequences: PositiveInt = 64
+    forward_sequences: Count = 64
     """Sequences of a full forward pass, without gradients (64 in arXiv:2402.02622, section 4)."""
-    decoded_tokens: PositiveInt = 64
+    decoded_tokens: Count = 64
     """Tokens that one sequence is decoded by, one at a time with cached keys and values; at most the context."""
 
 

@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from formerlab.data.contents import contents
 from formerlab.errors import UserError
-from formerlab.spec import Spec, fingerprint
+from formerlab.spec import AnyCount, Count, Spec, fingerprint
 
 LOCAL = "_local"
 """How the names of suites from files end, and no others."""
@@ -35,11 +35,11 @@ class LocalSuite(Spec):
     """What stands before the choices, with the names of fields in braces; for the format `choices` only."""
     delimiter: str = " "
     """What stands between context and ending; pairs have neither."""
-    limit: PositiveInt | None = None
+    limit: Count | None = None
     """Examples at most, a sample of all, the same on every machine; none means all."""
     leading_token: bool = False
     """Put the token that ends documents in front of every context; the published accuracies have none."""
-    version: PositiveFloat = 1.0
+    version: float = Field(default=1.0, gt=0.0, le=1e6)
     """Version of the task; raise it when files or prompt change what is asked."""
 
     def state(self) -> str | None:
@@ -75,9 +75,9 @@ class HarnessSuite(Spec):
     paths: dict[Literal["train", "validation", "test"], str] = {}
     """Local copies of the data set by split, in JSON lines or Parquet, with the fields that it has on the hub; every
     split that the task names must be there. Empty: the hub, or its cache where HF_HUB_OFFLINE is set."""
-    shots: NonNegativeInt = 0
+    shots: AnyCount = 0
     """Solved examples in front of each question."""
-    limit: PositiveInt | None = None
+    limit: Count | None = None
     """First examples at most; none means all."""
     leading_token: bool = False
     """Put the token that ends documents in front of every context; the published accuracies have none."""

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from formerlab.run import Run
-from formerlab.spec import Spec
+from formerlab.spec import Count, Spec
 from formerlab.training import provenance
 
 Item = TypeVar("Item")
@@ -20,7 +20,7 @@ class Timing(Spec):
 
     runs: tuple[str, ...] = ()
     """Patterns of run names; what they learned does not matter. Empty: nothing is measured."""
-    repetitions: Annotated[int, Field(ge=5)] = 7
+    repetitions: Annotated[Count, Field(ge=5)] = 7
     """Times that everything is measured."""
 
     def memory_bytes(self, runs: Sequence[Run]) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field
 
 from formerlab.data.pair_stream import PairStream, load_pairs
 from formerlab.evaluation.attention_maps import COLUMNS as ATTENTION_COLUMNS
@@ -16,7 +16,7 @@ from formerlab.files import write_text
 from formerlab.models.translator_model import TranslatorModel
 from formerlab.progress import Progress
 from formerlab.rows import write_rows
-from formerlab.spec import Spec
+from formerlab.spec import AnyCount, Count, Size, Spec
 from formerlab.tasks.sentence_batch import sentence_batch
 
 if TYPE_CHECKING:
@@ -30,17 +30,17 @@ class Decoding(Spec):
 
     splits: tuple[Literal["valid", "test"], ...] = ("test",)
     """Which splits."""
-    sentences: PositiveInt | None = None
+    sentences: Count | None = None
     """At most so many of each, from the beginning; None means all."""
-    beam: PositiveInt = 4
+    beam: Size = 4
     """Hypotheses of a sentence; 1 is greedy."""
-    alpha: NonNegativeFloat = 0.6
+    alpha: float = Field(default=0.6, ge=0.0, le=10.0)
     """Exponent of the length penalty."""
-    extra: NonNegativeInt = 50
+    extra: AnyCount = 50
     """Tokens by which a translation may be longer than its source."""
-    batch_tokens: PositiveInt = 4096
+    batch_tokens: Count = 4096
     """Source tokens, padding included, that are translated together."""
-    attention_sentences: NonNegativeInt = 0
+    attention_sentences: AnyCount = 0
     """Test sentences whose attention is written to attention.csv, with the text of their tokens."""
 
 

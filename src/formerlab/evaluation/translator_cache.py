@@ -33,7 +33,8 @@ class TranslatorCache:
 
     def select(self, rows: Int[Tensor, "kept"]) -> None:
         """Go on with the histories of these hypotheses, in this order."""
-        if len(rows) == len(self._stores[0][0]) and torch.equal(rows, torch.arange(len(rows), device=rows.device)):
+        same = rows.device.type == "cpu" and len(rows) == len(self._stores[0][0])  # a GPU would be waited for
+        if same and torch.equal(rows, torch.arange(len(rows))):
             return
         for stores in self._stores:
             for index, store in enumerate(stores):

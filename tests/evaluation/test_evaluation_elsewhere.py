@@ -1,0 +1,240 @@
+"""Evaluation and decoding on a device that is none: no tensor on the wrong side, the CPU's rows, few waits for it."""
+
+import csv
+import math
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from fixtures.elsewhere import DEVICE, elsewhere
+from fixtures.own_process import own_process
+
+from formerlab.cache import (
+    H2O,
+    TOVA,
+    Decay,
+    ExpectedAttention,
+    Ideal,
+    KeyDiff,
+    Knorm,
+    KVCache,
+    Local,
+    PrunedCache,
+    Random,
+    SnapKV,
+    SpAtten,
+    StreamingLLM,
+)
+from formerlab.data.pair_stream import PairStream
+from formerlab.evaluation import beam, scoring
+from formerlab.evaluation.arm import Arm
+from formerlab.evaluation.attention_maps import attention_maps
+from formerlab.evaluation.flow import Flow, flow
+from formerlab.evaluation.generate import sample
+from formerlab.evaluation.perplexity import window_losses
+from formerlab.evaluation.prune import FILES, PruneSweep, prune
+from formerlab.evaluation.token_by_token import take_in
+from formerlab.evaluation.translate import Decoding, decode
+from formerlab.layers import DepthWeightedAverage, Rotary
+from formerlab.models import Decoder, Translator
+from formerlab.run import Run
+from formerlab.tasks import LanguageModeling
+from formerlab.tasks.sentence_batch import sentence_batch
+
+SPEC = Decoder(
+    vocabulary=30,
+    layers=2,
+    width=16,
+    heads=2,
+    context=16,
+    embedding_std=0.5,
+    position=Rotary(),
+    depth=DepthWeightedAverage(),
+)
+STREAM = np.random.default_rng(2).integers(0, 30, 80).astype(np.uint16)
+STEPWISE = (
+    Local(),
+    StreamingLLM(sink=2, positions="renumbered"),
+    H2O(),
+    Decay(recent=0.5, sink=1),
+    TOVA(),
+    Knorm(),
+    KeyDiff(),
+    Random(),
+)
+MASKS = H2O(variant="local_statistics"), H2O(variant="global_statistics"), SpAtten(), Ideal()
+SWEEP = PruneSweep(
+    policies=(*STEPWISE, *MASKS),
+    alphas=(0.0, 0.2),
+    budgets=(0.4,),
+    windows=2,
+    context=10,
+    mask_windows=1,
+    calibration_windows=1,
+    score_windows=1,
+    picture_tokens=8,
+    once=(SnapKV(window=4), ExpectedAttention(), Knorm(), Decay()),
+    once_budgets=(0.4,),
+)
+
+
+@pytest.fixture(scope="module")
+def there():
+    """Return what calls a function in a process that knows the device."""
+    with own_process(elsewhere) as call:
+        yield call
+
+
+def model_on(device, spec=SPEC):
+    """Return a model whose attention is uneven enough for pruning to matter."""
+    model = spec.build(seed=1).eval()
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights *= 8 if weights.dim() > 1 and weights.shape[0] != spec.vocabulary else 1
+    return model.to(device)
+
+
+def same(ones, others):
+    """Compare rows of cells; numbers may differ in their last digits."""
+    for row, other in zip(ones, others, strict=True):
+        for one, two in zip(row, other, strict=True):
+            if one != two:
+                assert math.isclose(float(one), float(two), rel_tol=1e-4, abs_tol=1e-5), (row, other)
+
+
+def read(path):
+    with open(path, newline="") as file:
+        return list(csv.reader(file))
+
+
+def check_pruning(folder):
+    streams, waits = {"valid": STREAM[:40], "test": STREAM}, []
+    for device in ("cpu", DEVICE):
+        (folder / device).mkdir()
+        with elsewhere() as noted:
+            prune(model_on(device), streams, None, SWEEP, folder / device)
+            waits = noted.waits
+    for name in FILES:
+        same(read(folder / "cpu" / name), read(folder / DEVICE / name))
+    assert not [wait for wait in waits if "/cache/" in wait]
+    losses = [wait for wait in waits if "/scoring.py" in wait]  # a batch of windows each: arms, alphas, choices
+    assert len(losses) == 3 * (1 + len(SWEEP.arms((0.4,))) - 1 + 2 + 3)
+    assert len(waits) - len(losses) < 60, Counter(waits)
+
+
+def test_pruning_in_all_its_forms(there, tmp_path):
+    there(check_pruning, tmp_path)
+
+
+def check_padded():
+    """Sequences of unequal lengths, whose budgets differ."""
+    tokens, lengths = torch.from_numpy(STREAM[:34].astype(np.int64)).view(2, 17), torch.tensor([16, 9])
+    found = {}
+    for device in ("cpu", DEVICE):
+        with elsewhere() as noted, torch.inference_mode():
+            model = model_on(device)
+            noted.waits.clear()
+            arms = [Arm(policy, 0.4) for policy in (Decay(), H2O(), SpAtten(), STEPWISE[1])]
+            attends = [partial(arm.attend, position=model.position) for arm in arms]
+            found[device] = [scoring.score(model, tokens, lengths, attend_for) for attend_for in attends]
+    assert len(noted.waits) == 3 * len(found[DEVICE]), noted.waits
+    for here, there in zip(*found.values(), strict=True):
+        assert torch.allclose(here.realised_budget, there.realised_budget)
+        assert torch.allclose(here.log_probs[0], there.log_probs[0], atol=1e-4)
+        assert torch.allclose(here.log_probs[1, :9], there.log_probs[1, :9], atol=1e-4)
+
+
+def test_padded_batches(there):
+    there(check_padded)
+
+
+def check_decoding():
+    """Whatever the cache holds, a token is taken in without a wait."""
+    tokens = torch.from_numpy(STREAM[:32].astype(np.int64)).view(2, 16)
+    with elsewhere() as noted, torch.no_grad():
+        model, tokens = model_on(DEVICE), tokens.to(DEVICE)
+        noted.waits.clear()
+        for policy in (None, *STEPWISE):
+            cache = KVCache(4) if policy is None else PrunedCache(policy, 5, position=model.position)
+            model(tokens[:, :8], attend=cache)
+            take_in(model, cache, tokens, start=8)
+        assert noted.waits == []
+        list(sample(model, [1, 2, 3], tokens=4, temperature=0, attend=PrunedCache(Decay(), 2)))
+        assert len(noted.waits) == 4, "text is wanted token by token"
+
+
+def test_decoding_waits_for_nothing(there):
+    there(check_decoding)
+
+
+def check_a_model_of_transformers():
+    from formerlab import prune
+    from tests.huggingface.foreign import build, tokens
+
+    mask = torch.tensor([[0, 0, 0, *[1] * 9], [1] * 12])
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    found = {"cpu": [], DEVICE: []}
+    for device, texts in found.items():
+        with elsewhere() as noted:
+            model, text = build("llama").to(device), tokens(2, 12).to(device)
+            for policy, beams in ((Decay(), 1), (Decay(), 2), (SnapKV(window=4), 1)):
+                with prune(model, policy, 0.4):
+                    kept = mask.to(device)
+                    texts.append(model.generate(text, attention_mask=kept, num_beams=beams, **options).cpu())
+            with prune(model, Decay(), 0.4):
+                cache = model(text, attention_mask=mask.to(device)).past_key_values
+                noted.waits.clear()
+                model(text[:, :1], past_key_values=cache)
+                assert noted.waits == []
+    assert all(map(torch.equal, *found.values()))
+
+
+def test_a_model_of_transformers_is_pruned_there_and_a_step_waits_for_nothing(there):
+    there(check_a_model_of_transformers)
+
+
+SENTENCES = Translator(vocabulary=12, layers=2, width=16, heads=2, context=40, embedding_std=0.7)
+
+
+def pairs():
+    random = np.random.default_rng(0)
+    sentences = [[*random.integers(1, 12, random.integers(2, 9)), 0] for _ in range(16)]
+    return PairStream(np.concatenate(sentences).astype(np.uint16), 0)
+
+
+def check_translation():
+    found = {}
+    for device in ("cpu", DEVICE):
+        with elsewhere() as noted:
+            model = SENTENCES.build(1).eval().to(device)
+            noted.waits.clear()
+            found[device] = decode(model, pairs(), Decoding(beam=3, extra=20), "elsewhere")
+            looks = [wait for wait in noted.waits if "/beam.py" in wait]
+            maps = attention_maps(model, sentence_batch(pairs(), [0]).to(device))
+            assert all(weights.device.type == "cpu" for *_, weights in maps)
+    for one, other in zip(*found.values(), strict=True):
+        assert one.tokens == other.tokens
+        assert one.score == pytest.approx(other.score, abs=1e-5)
+    longest = max(len(one.tokens) for one in found[DEVICE])
+    assert longest > 3 * beam.LOOK
+    assert len(looks) == longest // beam.LOOK + 2, "and the tokens and their scores are read in the end"
+
+
+def test_a_beam_is_looked_at_now_and_then(there):
+    there(check_translation)
+
+
+def check_flow(folder):
+    run = Run(study="study", name="run", model=SPEC, task=LanguageModeling(context=16, batch=2))
+    for device in ("cpu", DEVICE):
+        with elsewhere():
+            flow(model_on(device), run, STREAM, Flow(windows=3, shares=(0.0, 0.5)), folder / f"{device}.csv")
+            losses = window_losses(model_on(device), STREAM, 12, batch=2)
+            assert losses[-1].tokens < 12, "the last window is a part of one"
+    same(read(folder / "cpu.csv"), read(folder / f"{DEVICE}.csv"))
+
+
+def test_flow_and_windows(there, tmp_path):
+    there(check_flow, tmp_path)
