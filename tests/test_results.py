@@ -9,6 +9,7 @@ import pytest
 from fixtures.rows import make_denseformer, make_run, write_csv
 
 from formerlab.errors import UserError
+from formerlab.plan.judge import RECORDS
 from formerlab.results import COLUMNS, Results, flatten, read_rows
 
 
@@ -147,3 +148,32 @@ print(sorted({"torch", "mlflow", "snakemake", "datasets"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_rows_that_are_objected_to_are_left_out_and_listed(root):
+    write_csv(root / "study/b/seed0/zeroshot.csv", COLUMNS["zeroshot.csv"], [("t", "1", "0", "acc", 1)])
+    write_csv(root / "study/a/seed0/zeroshot.csv", COLUMNS["zeroshot.csv"], [("t", "1", "0", "acc", 1)])
+    write_csv(root / "study/speed.csv", COLUMNS["speed.csv"], [("a", "m", 1, 1, 1, 1, 1, 1)])
+    wrong = {("train", "study/a/seed1"): "not in the plan", ("zeroshot", "study/b/seed0"): "changed since: code"}
+    wrong["speed", "study"] = "changed since: configuration"
+    results = Results(root, lambda stage, name: wrong.get((stage, name), ""))
+    assert list(results.runs("study")["id"]) == ["study/a/seed0", "study/b/seed0"]
+    assert set(results.rows("test.csv", "study")["run"]) == {"a", "b"}
+    assert set(results.rows("zeroshot.csv", "study")["run"]) == {"a"}
+    assert results.rows_of_study("speed.csv", "study").empty
+    assert results.left_out("study", ("b", "c*")) == [
+        "zeroshot study/b/seed0: changed since: code",
+        "speed study: changed since: configuration",
+    ]
+    assert results.left_out("study", ("a",))[0] == "train study/a/seed1: not in the plan"
+    assert results.left_out("other") == []
+    assert results.place("study") == "scale laptop, live results, without 3 that are not as planned"
+    assert results.place("other") == Results(root).place() == "scale laptop, live results"
+    assert len(results.all_records()) == 4
+
+
+@pytest.mark.parametrize("file", [*COLUMNS, "run.json", "run.yaml", "zeroshot.json", "prune.json", "translate.json"])
+def test_every_file_belongs_to_a_stage_of_the_plan(root, file):
+    asked = []
+    Results(root, lambda stage, name: asked.append(stage) or "").leaves_out(file, "study/a/seed0")
+    assert set(asked) <= RECORDS.keys()

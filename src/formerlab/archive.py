@@ -1,12 +1,14 @@
 """Results with their weights in one zip that proves itself: manifest.json names every file with size and SHA-256.
 
-An archive is unpacked beside its place, verified as a whole, and only then moved there: a damaged one changes nothing.
+Names, sizes and times are judged before anything is unpacked; an archive is then unpacked beside its place, verified as
+a whole, and only then moved there: a damaged or hostile one changes nothing.
 """
 
 import os
 import re
 import shutil
 import stat
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -16,17 +18,25 @@ from pydantic import NonNegativeInt, ValidationError
 
 from formerlab import __version__
 from formerlab.errors import UserError
-from formerlab.files import replacing, sha256
+from formerlab.files import beside, remove_abandoned, replacing, sha256
 from formerlab.progress import Progress
 from formerlab.spec import Spec
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
-MOST_MANIFEST_BYTES = 100_000_000
 BLOCK = 1 << 20
+MOST_FILES = 200_000
+MOST_MANIFEST_BYTES = 500 * MOST_FILES
+MOST_GROWTH = 100
+"""Content of more than SMALL_BYTES is at most so many times as large as its archive: rows shrink to a twentieth."""
+SMALL_BYTES = 100_000_000
+LONGEST_PART, LONGEST_NAME = 200, 1000
+"""Bytes of a name, so that the folders of any results have room beside it."""
+DAY_NS = 24 * 3600 * 10**9
 _LEFT_OUT = ("checkpoint", "plans")
 """Folders that are of use only where they are; of data sets, manifest and tokenizer go along, streams do not."""
 _OF_DATA = ("manifest.json", "tokenizer.json")
+_FORMS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Entry(Spec):
@@ -67,14 +77,13 @@ def archive(root: Path, out: Path) -> Manifest:
     if not any(path.name == "run.json" for path in paths):
         raise UserError(f"{root}: no finished run to archive; run the DAG for this scale first")
     files = {}
-    with replacing(out) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as package:
+    with replacing(out) as temporary, zipfile.ZipFile(temporary, "w", _FORMS[1], strict_timestamps=False) as package:
         with Progress(len(paths), "archive", unit="file") as progress:
             for path in paths:
                 name, state = path.relative_to(root).as_posix(), path.stat()
                 # Weights are noise to a compressor, and by far the largest files.
-                form = zipfile.ZIP_STORED if path.suffix == ".safetensors" else zipfile.ZIP_DEFLATED
-                package.write(path, name, compress_type=form)
-                files[name] = Entry(sha256=sha256(path), bytes=state.st_size, modified_ns=state.st_mtime_ns)
+                package.write(path, name, compress_type=_FORMS[path.suffix != ".safetensors"])
+                files[name] = Entry(sha256=sha256(path), bytes=state.st_size, modified_ns=max(0, state.st_mtime_ns))
                 progress.advance()
         manifest = Manifest(schema_version=SCHEMA, formerlab=__version__, scale=root.resolve().name, files=files)
         package.writestr(MANIFEST, manifest.model_dump_json(indent=1))
@@ -83,15 +92,21 @@ def archive(root: Path, out: Path) -> Manifest:
 
 def _finished_files(root: Path) -> Iterator[Path]:
     for path in root.rglob("*"):
-        parts = path.relative_to(root).parts
-        hidden = any(part.startswith(".") or part in _LEFT_OUT for part in parts)
-        if hidden or not path.is_file() or path.is_symlink():
-            continue
-        if parts[0] == "data" and path.name not in _OF_DATA:
+        if path.is_symlink() or not path.is_file() or not _is_plain(path.relative_to(root).as_posix()):
             continue
         run = next((parent for parent in path.parents if re.fullmatch(r"seed\d+", parent.name)), None)
         if run is None or (run / "run.json").exists():
             yield path
+
+
+def _is_plain(name: str) -> bool:
+    """Say whether an archive takes a file of that name: one below its folder, on any system, and worth taking."""
+    parts = PurePosixPath(name).parts
+    if not name.isprintable() or set("\\:") & set(name) or "/".join(parts) != name or len(name) > LONGEST_NAME:
+        return False
+    if any(part.startswith(".") or part in _LEFT_OUT or len(part.encode()) > LONGEST_PART for part in parts):
+        return False
+    return bool(parts) and not name.startswith("/") and (parts[0] != "data" or parts[-1] in _OF_DATA)
 
 
 def import_archive(path: Path, live: Path) -> tuple[Manifest, list[str]]:
@@ -104,10 +119,13 @@ def import_archive(path: Path, live: Path) -> tuple[Manifest, list[str]]:
         with zipfile.ZipFile(path) as package:
             manifest = _manifest(path, package)
             _check_names(path, package, manifest)
+            _check_sizes(path, package, manifest)
             return manifest, _unpack(path, package, manifest, live)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
+    except OSError as error:
+        if not path.exists():
+            raise UserError(f"{path}: no such file") from None
+        raise UserError(f"{path}: not unpacked as a whole ({error}); mend that and import again") from None
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, zlib.error) as error:
         raise UserError(f"{path}: not a whole archive ({error}); copy it again") from None
 
 
@@ -122,24 +140,26 @@ def _manifest(path: Path, package: zipfile.ZipFile) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: {MANIFEST}: {place}: {first['msg']}; it was not written by this project") from None
+        raise UserError(f"{path}: {MANIFEST}: {place!r}: {first['msg']}; it was not written by this project") from None
     if manifest.schema_version != SCHEMA:
         raise UserError(f"{path}: schema {manifest.schema_version}, but this version reads schema {SCHEMA}")
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", manifest.scale):
-        raise UserError(f"{path}: scale {manifest.scale!r} is no name of a scale; the archive was tampered with")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,99}", manifest.scale):
+        raise UserError(f"{path}: scale {manifest.scale[:100]!r} is no name of a scale; the archive was tampered with")
     return manifest
 
 
 def _check_names(path: Path, package: zipfile.ZipFile, manifest: Manifest) -> None:
-    names = [information.filename for information in package.infolist()]
-    for information in package.infolist():
-        name, place = information.filename, PurePosixPath(information.filename)
-        outside = (
-            not place.parts or place.is_absolute() or ".." in place.parts or "\\" in name or ":" in name or "\0" in name
-        )
-        kind = stat.S_IFMT(information.external_attr >> 16)
-        if outside or information.is_dir() or kind not in (0, stat.S_IFREG):
-            raise UserError(f"{path}: {name!r} is no plain file below its folder; the archive was tampered with")
+    members = package.infolist()
+    if len(members) > MOST_FILES:
+        raise UserError(f"{path}: holds {len(members)} files, more than {MOST_FILES}; archive fewer runs at a time")
+    for member in members:
+        kind = stat.S_IFMT(member.external_attr >> 16)
+        if not _is_plain(member.filename) or kind not in (0, stat.S_IFREG) or member.compress_type not in _FORMS:
+            raise UserError(
+                f"{path}: {member.filename[:LONGEST_NAME]!r} is no plain file below its folder; "
+                "the archive was tampered with"
+            )
+    names = [member.filename for member in members]
     folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
     if len(set(names)) < len(names) or folders & set(names):
         raise UserError(f"{path}: holds a name twice; the archive was tampered with")
@@ -147,32 +167,46 @@ def _check_names(path: Path, package: zipfile.ZipFile, manifest: Manifest) -> No
         raise UserError(f"{path}: {odd[0]!r} is in the archive or in its manifest alone; copy it again")
 
 
+def _check_sizes(path: Path, package: zipfile.ZipFile, manifest: Manifest) -> None:
+    """Refuse sizes that are not those of the manifest, and what no results shrink to; times that are yet to come."""
+    for name, entry in manifest.files.items():
+        if package.getinfo(name).file_size != entry.bytes:
+            raise UserError(f"{path}: {name!r} has not the size in its manifest; copy it again")
+        if entry.modified_ns > time.time_ns() + DAY_NS:
+            raise UserError(f"{path}: {name!r} is of a time that is yet to come; set the clock and archive again")
+    total, packed = sum(entry.bytes for entry in manifest.files.values()), path.stat().st_size
+    if total > max(SMALL_BYTES, MOST_GROWTH * packed):
+        raise UserError(
+            f"{path}: {packed / 1e6:.1f} MB would become {total / 1e9:.1f} GB, as no results do; get another"
+        )
+
+
 def _unpack(path: Path, package: zipfile.ZipFile, manifest: Manifest, live: Path) -> list[str]:
-    target, beside = live / manifest.scale, live / f".{manifest.scale}.{os.getpid()}.import"
+    target = live / manifest.scale
+    fresh = beside(target, "new")
     needed = sum(entry.bytes for entry in manifest.files.values())
     live.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(live)
     if shutil.disk_usage(live).free < needed:
         raise UserError(f"{live}: the archive needs {needed / 1e9:.1f} GB, and there is less room")
     try:
         with Progress(len(manifest.files), "import", unit="file") as progress:
             for name, entry in manifest.files.items():
-                _extract(path, package, name, entry, beside / name)
+                _extract(path, package, name, entry, fresh / name)
                 progress.advance()
         new = [name for name, entry in manifest.files.items() if not _is_there(target / name, entry)]
         # A run counts as finished once its run.json is there, so that comes after the files it speaks of.
         for name in sorted(new, key=lambda name: name.endswith("run.json")):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(beside / name, target / name)
+            os.replace(fresh / name, target / name)
         return new
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _extract(path: Path, package: zipfile.ZipFile, name: str, entry: Entry, out: Path) -> None:
-    """Write one file, never more than its manifest says, and compare it with its hash."""
+    """Write one file and compare it with its hash; reading stops at the size that was checked."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    if package.getinfo(name).file_size != entry.bytes:
-        raise UserError(f"{path}: {name!r} has not the size in its manifest; copy it again")
     with package.open(name) as source, open(out, "wb") as file:
         shutil.copyfileobj(source, file, BLOCK)
     if sha256(out) != entry.sha256:

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from formerlab.errors import UserError
 from formerlab.results import flatten, read_rows, read_run
-from formerlab.statistics import bootstrap
+from formerlab.statistics import over_examples
 
 _SHOWN_POINTS = 5
 _IDENTITY = ("study", "name", "seed")
@@ -78,7 +78,7 @@ def _verdict(a: dict[str, Any], b: dict[str, Any], test_a: DataFrame, test_b: Da
     if len(pairs) != len(test_a) or len(pairs) != len(test_b):
         return "\n".join([*lines, "not comparable: the held-out windows differ (another task.context?)"])
     differences = (pairs["loss_nats_b"] - pairs["loss_nats_a"]).to_numpy()
-    interval = bootstrap(differences[None, :], pairs["tokens"].to_numpy(dtype=float))
+    interval = over_examples(differences[None, :], pairs["tokens"].to_numpy(dtype=float))
     lines.append(f"b - a: {interval.mean:+.4f} nats, 95 % interval [{interval.low:+.4f}, {interval.high:+.4f}]")
     if not interval.known or interval.low <= 0 <= interval.high:
         verdict = "no difference can be told from zero"

@@ -10,8 +10,9 @@ from typing import Any
 
 from formerlab import __version__
 from formerlab.errors import UserError
-from formerlab.files import read_json, sha256, write_json
-from formerlab.results import TRAINED, Results, read_rows
+from formerlab.files import beside, read_json, remove_abandoned, replacing, sha256, write_json
+from formerlab.plan.judge import CLAIMS, UNPLANNED
+from formerlab.results import TRAINED, Objection, Results, read_rows
 
 PROVENANCE = "provenance.json"
 EXACT = "exact.csv"
@@ -19,23 +20,24 @@ EXACT = "exact.csv"
 _KEPT = ("run.json", "git", "versions", "host", "device", "code_hash", "spec_hash", "data", "started", "finished")
 
 
-def export(live_root: Path, cached_root: Path) -> dict[str, Any]:
+def export(live_root: Path, cached_root: Path, objection: Objection | None = None) -> dict[str, Any]:
     """Copy the rows (never the weights) of finished runs from results/live/<scale> to results/cached/<scale>.
 
     A run is copied when all seeds of its study are there and every file can be read. A study is replaced as a whole, in
-    one rename, and only when it has something to copy; studies that are not in `live_root` stay as they are. Returns
-    the ids of runs by what became of them: exported, diverged (exported too: divergence is a result) and unfinished
-    (with the reason). Raises UserError for damaged files and for a mix of scales or of data.
+    one rename, and only when it has something to copy; studies that are not in `live_root` stay as they are. What
+    `objection` objects to, as not made by the plan's configuration and code, stays behind like what is not finished.
+    Returns the ids of runs by what became of them: exported, diverged (exported too: divergence is a result) and
+    unfinished (with the reason). Raises UserError for damaged files and for a mix of scales or of data.
     """
     if live_root.resolve().name != cached_root.resolve().name:
         raise UserError(
             f"{cached_root}: scale '{cached_root.name}' is not that of {live_root}; export to {live_root.name} instead"
         )
-    results = Results(live_root)
+    results = Results(live_root, objection)
     report: dict[str, Any] = {"exported": [], "diverged": [], "unfinished": {}}
     for study in sorted({path.parts[-3] for path in live_root.glob("*/*/seed*/")}):
         records = [record for record in results.records() if record["study"] == study]
-        unfinished = _unfinished(live_root / study, records)
+        unfinished = _unfinished(results, study, records)
         complete = [record for record in records if record["id"] not in unfinished]
         _check(results, study, complete)
         if complete:
@@ -43,21 +45,30 @@ def export(live_root: Path, cached_root: Path) -> dict[str, Any]:
         report["exported"] += [record["id"] for record in complete]
         report["diverged"] += [record["id"] for record in complete if record["status"] == "diverged"]
         report["unfinished"] |= unfinished
-    if (live_root / EXACT).exists():
-        shutil.copyfile(live_root / EXACT, cached_root / EXACT)
+    if (live_root / EXACT).exists() and not results.leaves_out(EXACT, CLAIMS):
+        with replacing(cached_root / EXACT) as temporary:
+            shutil.copyfile(live_root / EXACT, temporary)
     if not report["exported"]:
-        raise UserError(f"{live_root}: no complete run to export; finish the seeds of a study first")
+        first = "".join(f" ({name}: {reason})" for name, reason in list(report["unfinished"].items())[:1])
+        raise UserError(f"{live_root}: no complete run to export{first}; finish the seeds of a study first")
+    report["left_out"] = [line for line in results.left_out() if not line.startswith("train ")]
     return report
 
 
-def _unfinished(study: Path, records: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return, by id, why runs of a study are not complete: without run.json, or with fewer seeds than others."""
-    folders = {"/".join(path.parts[-3:]) for path in study.glob("*/seed*/")}
-    reasons = {name: "not finished" for name in sorted(folders - {record["id"] for record in records})}
+def _unfinished(results: Results, study: str, records: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return, by id, why runs of a study are not complete: unfinished, not as planned, or with fewer seeds than others.
+
+    A seed that is not planned at all is not waited for.
+    """
+    folders = {"/".join(path.parts[-3:]) for path in (results.root / study).glob("*/seed*/")}
+    absent = sorted(folders - {record["id"] for record in records})
+    reasons = {name: "not finished" for name in absent}
+    if results.objection is not None:
+        reasons |= {name: reason for name in absent if (reason := results.objection("train", name)) != "missing"}
     seeds = defaultdict(set)
     for record in records:
         seeds[record["run"]].add(record["seed"])
-    wanted = {int(name.rpartition("seed")[2]) for name in folders}
+    wanted = {int(name.rpartition("seed")[2]) for name in folders if reasons.get(name) != UNPLANNED}
     for record in records:
         if lacking := sorted(wanted - seeds[record["run"]]):
             reasons[record["id"]] = f"its run lacks seed {', '.join(map(str, lacking))}"
@@ -83,7 +94,7 @@ def _check(results: Results, study: str, records: Sequence[dict[str, Any]]) -> N
 
 def _replace(results: Results, target: Path, records: Sequence[dict[str, Any]], unfinished: dict[str, str]) -> None:
     """Write the study's folder beside its place and swap the two."""
-    fresh, old = (target.with_name(f".{target.name}.{os.getpid()}.{word}") for word in ("new", "old"))
+    fresh, old = beside(target, "new"), beside(target, "old")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         runs = {}
@@ -92,12 +103,14 @@ def _replace(results: Results, target: Path, records: Sequence[dict[str, Any]], 
             copy = fresh / record["run"] / folder.name
             copy.mkdir(parents=True)
             for path in sorted(path for path in folder.iterdir() if _is_row_file(path)):
-                shutil.copyfile(path, copy / path.name)
+                if not results.leaves_out(path.name, record["id"]):
+                    shutil.copyfile(path, copy / path.name)
             files = {path.name: sha256(path) for path in sorted(copy.iterdir())}
             runs[record["id"]] = {key: record[key] for key in _KEPT if key in record} | {"files_sha256": files}
         of_study = results.root / target.name
         for path in sorted(path for path in of_study.iterdir() if path.is_file() and _is_row_file(path)):
-            shutil.copyfile(path, fresh / path.name)
+            if not results.leaves_out(path.name, target.name):
+                shutil.copyfile(path, fresh / path.name)
         files = {path.name: sha256(path) for path in sorted(fresh.iterdir()) if path.is_file()}
         stamp = {"schema": 1, "scale": results.scale, "exported": datetime.now(UTC).isoformat(timespec="seconds")}
         write_json(
@@ -107,6 +120,7 @@ def _replace(results: Results, target: Path, records: Sequence[dict[str, Any]], 
         if target.exists():
             os.replace(target, old)
         os.replace(fresh, target)
+        remove_abandoned(target.parent, target.name)
     finally:
         if old.exists() and not target.exists():
             os.replace(old, target)

@@ -1,4 +1,7 @@
-"""Pages of HTML that need nothing but themselves: no script, no font, no picture from elsewhere."""
+"""Pages of HTML that need nothing but themselves: no script, no font, no picture from elsewhere.
+
+What they show may come from elsewhere, in an archive of results: all of it stands there as text, and does nothing.
+"""
 
 from collections.abc import Sequence
 from html import escape
@@ -35,5 +38,15 @@ def paragraph(text: str) -> str:
 
 def table(frame: DataFrame) -> str:
     """Return a table; a line feed in a cell begins a new line."""
-    cells = frame.astype(object).where(frame.notna(), "").map(lambda value: escape(str(value)).replace("\n", "<br>"))
-    return str(cells.to_html(index=False, escape=False, border=0, justify="left"))
+    cells = frame.astype(object).where(frame.notna(), "").map(_lines)
+    return str(cells.rename(columns=_lines).to_html(index=False, escape=False, border=0, justify="left"))
+
+
+def _lines(value: object) -> str:
+    return escape(str(value)).replace("\n", "<br>")
+
+
+def markdown(text: str) -> str:
+    """Return what shows as this text in a cell of a table in Markdown: one line without HTML, links and pictures."""
+    text = escape(text, quote=False).replace("\\", "&#92;").replace("](", "]&#40;")
+    return text.replace("|", "\\|").replace("\r", " ").replace("\n", "<br>")

@@ -3,7 +3,8 @@
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 TRAINED = ("train.csv", "timing.csv", "eval.csv", "test.csv")
 """Files that training writes before run.json; without one of them a finished run is damaged."""
 
+_STAGES = dict.fromkeys(("run", "timing", "eval", "test", "depth"), "train") | dict.fromkeys(
+    ("bleu", "attention"), "translate"
+)
 # From pandas 3.1 on floats are always read exactly, and asking for it is deprecated.
 _EXACT_FLOATS: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
@@ -67,19 +71,34 @@ _TEXT = frozenset(
 _TEXT_OF_FILE = {"prune_pictures.csv": {"kept"}}
 """Columns that are text in one file and a number in another."""
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
+_TEXTS = (
+    *("id", "study", "run", "status", "data.name", "data.fingerprint", "init.id", "device", "host", "git.commit"),
+    *("git.dirty_hash", "code_hash", "spec_hash", "versions.torch", "started", "finished"),
+)
+_NUMBERS = (
+    *("seed", "parameters", "parameters_non_embedding", "tokens", "flops", "flops_cumulative", "training_time_s"),
+    *("wall_time_s", "tokens_per_s", "peak_memory_bytes", "model_flops_utilisation", "threads"),
+)
+"""Keys of run.json that are text, and numbers, or empty."""
 _KEYS = ["study", "run", "seed"]
+
+
+Objection = Callable[[str, str], str]
 
 
 class Results:
     """The finished runs below `results/<tree>/<scale>`; a run is finished when its run.json exists.
 
-    A run that diverged is finished too: `status` says so.
+    A run that diverged is finished too: `status` says so. Rows to which `objection` objects, as those made by another
+    configuration or other code than the plan's (plan/judge.py), are left out; cached rows need no judge.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, objection: Objection | None = None) -> None:
+        """Read below `root`; `objection` is asked with a stage and a run, or a study, and says why not, or nothing."""
         if not root.is_dir():
             raise UserError(f"{root}: no such folder; run the DAG for this scale first")
-        self.root = root
+        self.root, self.objection = root, objection
+        self._left_out: dict[tuple[str, str], str] = {}
         self._records: list[dict[str, Any]] | None = None
         self._frames: dict[Path, DataFrame] = {}
 
@@ -116,6 +135,8 @@ class Results:
         for study_name, run, seed in self.runs(study, runs)[_KEYS].itertuples(index=False):
             path = self.folder(study_name, run, seed) / name
             if path.exists():
+                if self.leaves_out(name, f"{study_name}/{run}/seed{seed}"):
+                    continue
                 frame = self._frame(path)
                 frames += [frame.assign(study=study_name, run=run, seed=seed)] if len(frame) else []
             elif name in TRAINED:
@@ -127,18 +148,52 @@ class Results:
     def rows_of_study(self, name: str, study: str) -> DataFrame:
         """Return the rows of a file that belongs to a study rather than to a run (`speed.csv`); none where it lacks."""
         path = self.root / study / name
-        return self._frame(path) if path.exists() else DataFrame(columns=COLUMNS[name])
+        there = path.exists() and not self.leaves_out(name, study)
+        return self._frame(path) if there else DataFrame(columns=COLUMNS[name])
 
     def folder(self, study: str, run: str, seed: int) -> Path:
         """Return the folder of a run."""
         return self.root / study / run / f"seed{seed}"
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the contents of every run.json, in the order of study, run and seed."""
+        """Return the contents of every run.json that is not left out, in the order of study, run and seed."""
+        return [record for record in self.all_records() if not self.leaves_out("run.json", record["id"])]
+
+    def all_records(self) -> list[dict[str, Any]]:
+        """Return the contents of every run.json, in the same order."""
         if self._records is None:
             records = [read_run(path) for path in self.root.glob("*/*/seed*/run.json")]
             self._records = sorted(records, key=lambda record: (record["study"], record["run"], record["seed"]))
         return self._records
+
+    def left_out(self, study: str = "*", runs: Sequence[str] = ("*",)) -> list[str]:
+        """Return what was asked for so far and left out, each with the reason."""
+        return [
+            f"{stage} {name}: {reason}"
+            for (stage, name), reason in self._left_out.items()
+            if fnmatchcase(name, study) or any(fnmatchcase(name, f"{study}/{pattern}/seed*") for pattern in runs)
+        ]
+
+    def warning(self) -> str:
+        """Return a line that says what was left out and what to do about it; nothing where nothing was."""
+        left_out = self.left_out()
+        more = f"; and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+        what = f"left out, as the plan asks for something else ({left_out[0]}{more})" if left_out else ""
+        return what and f"{what}: status lists them, snakemake makes them anew"
+
+    def place(self, study: str = "*", runs: Sequence[str] = ("*",)) -> str:
+        """Return for readers where rows come from, and how much was left out."""
+        left_out = self.left_out(study, runs)
+        without = f", without {len(left_out)} that are not as planned" if left_out else ""
+        return f"scale {self.scale}, {self.tree} results{without}"
+
+    def leaves_out(self, file: str, name: str) -> bool:
+        """Say whether a file of a run or of a study is left out, for what its stage made it of."""
+        stage = _stage_of(file)
+        reason = self.objection(stage, name) if self.objection is not None else ""
+        if reason:
+            self._left_out[stage, name] = reason
+        return bool(reason)
 
     def _frame(self, path: Path) -> DataFrame:
         if path not in self._frames:
@@ -156,8 +211,22 @@ def read_run(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: schema {record['schema']}, but this version reads schema {SCHEMA}; train again")
     folder = path.resolve().parent
     if record["id"] != "/".join(folder.parts[-3:]):
-        raise UserError(f"{path}: id '{record['id']}' is not its folder's name; move the folder back or train again")
+        raise UserError(f"{path}: id {record['id']!r} is not its folder's name; move the folder back or train again")
+    _check_values(path, record)
     return record
+
+
+def _check_values(path: Path, record: dict[str, Any]) -> None:
+    """Refuse a record whose names could lead elsewhere, and one whose values are of another kind."""
+    names = [str(record["study"]), str(record["run"]), f"seed{record['seed']}"]
+    if "/".join(names) != record["id"] or not all(re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name) for name in names):
+        raise UserError(f"{path}: {record['id']!r} is not made of plain names of study, run and seed; train again")
+    flat = flatten(record)
+    wrong = ["status"] if record["status"] not in ("finished", "diverged") else []
+    wrong += [key for key in _TEXTS if not isinstance(flat.get(key), str | None)]
+    wrong += [key for key in _NUMBERS if not isinstance(flat.get(key), int | float | None)]
+    if wrong:
+        raise UserError(f"{path}: {wrong[0]}: got {flat.get(wrong[0])!r}; delete the folder and train again")
 
 
 def read_rows(path: Path) -> DataFrame:
@@ -193,6 +262,12 @@ def _check_shape(path: Path, text: str) -> None:
         raise UserError(f"{path}: lacks the column '{missing[0]}'; {remedy}")
     if len(last) != len(header):
         raise UserError(f"{path}: its last row is cut short; {remedy}")
+
+
+def _stage_of(name: str) -> str:
+    """Return the stage that writes a file: it bears the stage's name, but for those of training and translating."""
+    first = name.partition(".")[0].partition("_")[0]
+    return _STAGES.get(first, first)
 
 
 def flatten(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Intervals over seeds and over examples, by the rules that the claims were registered with.
 
 Trained models are compared with Student's t over seeds, paired by seed; two policies on one model with a paired
-bootstrap over examples. A bootstrap of a single seed speaks of that model alone, and the interval says which it is.
+bootstrap over examples, which speaks of that model alone; policies on several models with both variances. The interval
+says which it is.
 """
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
+
+Method = Literal["none", "student", "bootstrap", "seeds and examples"]
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
@@ -28,7 +31,7 @@ class Interval:
     high: float
     seeds: int
     examples: int = 0
-    method: Literal["none", "student", "bootstrap"] = "none"
+    method: Method = "none"
 
     @property
     def known(self) -> bool:
@@ -73,71 +76,98 @@ def bootstrap_means(
 ) -> Float[np.ndarray, "resamples *metrics"]:
     """Return bootstrap replicates of the weighted mean over examples, averaged over seeds.
 
-    Seeds are resampled first, then examples. Every seed answers the same examples, so one resample of the examples
-    serves all seeds of a replicate. The resamples depend on the counts and on `random_seed` alone: calls for the same
-    examples share them, and differences of replicates are paired.
+    Examples alone are resampled: every seed answers the same ones, so one resample serves all seeds of a replicate. The
+    resamples depend on the number of examples and on `random_seed` alone: calls for the same examples share them, and
+    differences of replicates are paired.
 
     `values` are numbers per example; `weights` are, for losses, the tokens of each window.
     """
-    *metrics, seeds, examples = values.shape
-    flat = values.reshape(-1, examples)
+    *metrics, _, examples = values.shape
+    flat = values.mean(axis=-2).reshape(-1, examples)
     weight = np.ones(examples) if weights is None else np.asarray(weights, dtype=float)
-    replicates = np.empty((resamples, flat.shape[0] // seeds))
-    chunk = max(1, 2_000_000 // examples)
-    for start in range(0, resamples, chunk):
-        count = min(chunk, resamples - start)
-        seed_counts, example_counts = _drawn(random_seed, start, count, seeds, examples)
-        drawn_seeds, drawn = seed_counts / seeds, example_counts * weight
-        means = (drawn @ flat.T / drawn.sum(axis=1, keepdims=True)).reshape(count, -1, seeds)
-        replicates[start : start + count] = np.einsum("rms,rs->rm", means, drawn_seeds)
+    replicates = np.empty((resamples, len(flat)))
+    for part, counts in resampled(examples, resamples, random_seed):
+        drawn = counts * weight
+        replicates[part] = drawn @ flat.T / drawn.sum(axis=1, keepdims=True)
     return replicates.reshape(resamples, *metrics)
 
 
+def resampled(
+    examples: int, resamples: int, random_seed: int = 0
+) -> Iterator[tuple[slice, Float[np.ndarray, "part examples"]]]:
+    """Yield parts of the resamples, each with how often every example is drawn in each of them."""
+    chunk = max(1, 2_000_000 // max(1, examples))
+    for start in range(0, resamples, chunk):
+        count = min(chunk, resamples - start)
+        yield slice(start, start + count), _drawn(random_seed, start, count, examples).astype(float)
+
+
 @functools.lru_cache(maxsize=16)  # of 4 MB each: many comparisons are of the same examples
-def _drawn(
-    random_seed: int, start: int, count: int, seeds: int, examples: int
-) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """Return the counts of seeds and of examples in the resamples from `start` on."""
-    random = np.random.default_rng([random_seed, start])
-    of_seeds, of_examples = (resample_counts(random, count, size) for size in (seeds, examples))
-    return of_seeds.astype(np.uint16), of_examples.astype(np.uint16)
+def _drawn(random_seed: int, start: int, count: int, examples: int) -> NDArray[np.uint16]:
+    draws = np.random.default_rng([random_seed, start]).integers(examples, size=(count, examples))
+    draws += examples * np.arange(count)[:, None]
+    return np.bincount(draws.ravel(), minlength=count * examples).reshape(count, examples).astype(np.uint16)
 
 
-def resample_counts(random: np.random.Generator, resamples: int, size: int) -> Float[np.ndarray, "resamples size"]:
-    """Return how often each of `size` things is drawn in `size` draws with replacement, per resample."""
-    draws = random.integers(size, size=(resamples, size)) + size * np.arange(resamples)[:, None]
-    return np.bincount(draws.ravel(), minlength=resamples * size).reshape(resamples, size).astype(float)
+def mean_ends(
+    of_seeds: Float[np.ndarray, "*metrics seeds"],
+    replicates: Float[np.ndarray, "resamples *metrics"],
+    examples: int,
+    confidence: float = CONFIDENCE,
+) -> tuple[Float[np.ndarray, "*metrics"], Float[np.ndarray, "*metrics"]]:
+    """Return both ends of the interval of a mean over seeds and examples.
+
+    One seed: percentiles of the replicates, which resample examples. S seeds and E examples: mean +- t SE with
+    SE^2 = s^2 / S + B^2, where s is the standard deviation over seeds, B that of the replicates, and t has
+    Satterthwaite's degrees of freedom, SE^4 / ((s^2 / S)^2 / (S - 1) + B^4 / (E - 1)). To resample three seeds would
+    not do: it excludes zero whenever they agree in sign.
+    """
+    seeds = of_seeds.shape[-1]
+    if examples < 2:
+        nothing = np.full(of_seeds.shape[:-1], math.nan)
+        return nothing, nothing
+    if seeds == 1:
+        low, high = np.quantile(replicates, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+        return low, high
+    between, within = of_seeds.var(axis=-1, ddof=1) / seeds, replicates.var(axis=0)
+    doubt = between**2 / (seeds - 1) + within**2 / (examples - 1)
+    freedom = np.divide((between + within) ** 2, doubt, out=np.ones_like(doubt), where=doubt > 0)
+    half = special.stdtrit(freedom, (1 + confidence) / 2) * np.sqrt(between + within)
+    mean = of_seeds.mean(axis=-1)
+    return mean - half, mean + half
 
 
-def bootstrap(
+def over_examples(
     values: Float[np.ndarray, "seeds examples"],
     weights: Float[np.ndarray, "examples"] | None = None,
     confidence: float = CONFIDENCE,
     *,
     resamples: int = RESAMPLES,
-    random_seed: int = 0,
 ) -> Interval:
-    """Return the weighted mean and its percentile interval; for a paired comparison, pass the differences."""
-    seeds, examples = values.shape
-    mean = float(np.average(values, axis=1, weights=weights).mean())
-    if examples < 2:
-        return Interval(mean, math.nan, math.nan, seeds, examples)
-    replicates = bootstrap_means(values, weights, resamples=resamples, random_seed=random_seed)
-    low, high = np.quantile(replicates, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(mean, float(low), float(high), seeds, examples, "bootstrap")
+    """Return the weighted mean over seeds and examples and its interval; for a paired comparison, pass differences."""
+    of_seeds = np.average(values, axis=1, weights=weights)
+    return interval_over(of_seeds, bootstrap_means(values, weights, resamples=resamples), values.shape[1], confidence)
+
+
+def interval_over(
+    of_seeds: Float[np.ndarray, "seeds"],
+    replicates: Float[np.ndarray, "resamples"],
+    examples: int,
+    confidence: float = CONFIDENCE,
+) -> Interval:
+    """Return the mean over seeds with the interval of `mean_ends`."""
+    low, high = mean_ends(of_seeds, replicates, examples, confidence)
+    method: Method = "none" if examples < 2 else "bootstrap" if len(of_seeds) == 1 else "seeds and examples"
+    return Interval(float(of_seeds.mean()), float(low), float(high), len(of_seeds), examples, method)
 
 
 def standard_error(values: Float[np.ndarray, "*metrics seeds examples"]) -> Float[np.ndarray, "*metrics"]:
-    """Return the standard error of each mean over examples and seeds.
+    """Return the standard error of each mean over examples and seeds, SE of `mean_ends` in closed form.
 
-    It is the standard deviation of `bootstrap_means` in the limit of many resamples, in closed form: with one seed the
-    population standard deviation over examples by the root of their number, with several the variance between seeds and
-    that of seeds times examples as well.
+    With one seed it is the population standard deviation over examples by the root of their number, the spread of the
+    bootstrap in the limit of many resamples; with several the variance between seeds is added.
     """
     seeds, examples = values.shape[-2:]
-    mean = values.mean(axis=(-1, -2))
-    of_seed = values.mean(axis=-1) - mean[..., None]
-    of_example = values.mean(axis=-2) - mean[..., None]
-    both = values - mean[..., None, None] - of_seed[..., :, None] - of_example[..., None, :]
-    variance = (of_seed**2).sum(axis=-1) / seeds**2 + (of_example**2).sum(axis=-1) / examples**2
-    return np.asarray(np.sqrt(variance + (both**2).sum(axis=(-1, -2)) / (seeds * examples) ** 2))
+    within = values.mean(axis=-2).var(axis=-1) / examples
+    between = values.mean(axis=-1).var(axis=-1, ddof=1) / seeds if seeds > 1 else 0.0
+    return np.asarray(np.sqrt(within + between))

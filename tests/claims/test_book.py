@@ -15,8 +15,20 @@ BOOK = read_claims()
 def test_the_file_is_unchanged():
     content = files("formerlab.claims").joinpath("claims.yaml").read_bytes()
     assert hashlib.sha256(content).hexdigest() == VERSION_HASHES[BOOK.version]
-    assert len(BOOK.claims) == 55
-    assert sum(claim.headline for claim in BOOK.claims) == 8
+    assert len(BOOK.claims) == 60
+    assert sum(claim.headline for claim in BOOK.claims) == 10
+
+
+def test_what_version_2_changed_is_marked():
+    marks = {claim.id: mark for claim in BOOK.claims if (mark := BOOK.changed(claim))}
+    assert marks["tokenformer-continued-training-lower"] == "changed in version 2"
+    assert marks["tokenformer-worse-than-modern-transformer"] == "changed in version 2"
+    assert marks["decay-beats-h2o"] == "interval changed in version 2"
+    added = [name for name, mark in marks.items() if mark == "added in version 2"]
+    assert {claim.id for claim in BOOK.claims if claim.origin == "own"} < set(added)
+    assert len(added) == 5
+    paired = {claim.id for claim in BOOK.claims if any("paired(" in text for text in claim.criterion.expressions)}
+    assert len(marks) == len(paired | set(added)) + 2, "and nothing else"
 
 
 @pytest.mark.parametrize("claim", BOOK.claims, ids=lambda claim: claim.id)

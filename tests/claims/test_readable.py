@@ -7,15 +7,17 @@ import pytest
 from fixtures.checkout import ROOT
 from fixtures.rows import make_decay, make_tokenformer
 
+from formerlab.claims.arms import Arm, ClaimArms
 from formerlab.claims.book import read_claims
 from formerlab.claims.coverage import missing_arms
 from formerlab.claims.mapping import read_arms
-from formerlab.claims.readable import markdown, readme_block
+from formerlab.claims.readable import counts, markdown, readme_block
 from formerlab.claims.readme import BEGIN, END, PAGES, outdated, write
-from formerlab.claims.table import verdicts, write_claims
+from formerlab.claims.table import frame, read_withdrawn, verdicts, write_claims
 from formerlab.errors import UserError
 from formerlab.results import Results
 
+WITHDRAWN, REASON = "tokenformer-growth-equal-total-flops", "the rows were taken at full moon"
 HEADLINES = [claim.id for claim in read_claims().claims if claim.headline]
 
 
@@ -25,6 +27,7 @@ def results(tmp_path_factory):
     make_tokenformer(root)
     make_decay(root, (0, 1, 2))
     (root / "exact.csv").write_text("claim,name,value\ntransformer-sinusoid-linear-shift,sinusoid_linear_shift,0.0\n")
+    (root / "tokenformer/withdrawn.yaml").write_text(f"{WITHDRAWN}: {REASON}\n")
     return Results(root)
 
 
@@ -33,29 +36,94 @@ def found(results):
     return verdicts(results, read_arms(ROOT, "overnight"))
 
 
+@pytest.fixture(scope="module")
+def written(results, tmp_path_factory):
+    """claims.csv, claims.md and claims.html."""
+    return write_claims(results, read_arms(ROOT, "overnight"), tmp_path_factory.mktemp("written"))
+
+
 def test_every_claim_is_there_headlines_first(found, results):
     text = markdown(found, results.scale)
     claims = re.findall(r"^\| \*\*(\S+)\*\*", text, re.MULTILINE)
-    assert len(claims) == len(set(claims)) == 55
-    assert claims[:8] == HEADLINES
+    assert len(claims) == len(set(claims)) == 60
+    assert claims[:10] == HEADLINES
     assert "p (Holm)" in text
 
 
-def test_the_page_has_sources_and_traps_too(results, tmp_path):
-    csv, md, html = write_claims(results, read_arms(ROOT, "overnight"), tmp_path)
-    rows, page = pd.read_csv(csv), html.read_text()
-    assert md.read_text().startswith("# Claims at scale overnight")
-    for claim in read_claims().claims:
-        assert claim.id in page
-    assert "Attention Is All You Need (1706.03762), Table 3" in page
-    assert "flooring both halves" in page or "flooring gives H2O" in page
-    assert not re.search(r"(?:src|href)=", page), "nothing is fetched from elsewhere"
-    assert rows["runs"].str.contains("grown-random-sqrt-4").any()
+def test_exact_and_measured_claims_are_never_added_up(found):
+    sentences = re.findall(r"Of (\d+) (\w+) claims: (.*?)\.", counts(found))
+    assert [(total, kind) for total, kind, _ in sentences] == [("44", "measured"), ("16", "exact")]
+    assert sentences[1][2] == "holds 2, not judged 14"
+    assert all(int(total) == sum(map(int, re.findall(r"\d+", listed))) for total, _, listed in sentences)
+    headings = re.findall(r"^## (.*)$", markdown(found, "overnight"), re.MULTILINE)
+    assert "decay, measured: decided by trained models" in headings
+    assert headings[-1].startswith("decay, exact: decided by arithmetic")
+
+
+def test_a_changed_criterion_is_marked_beside_its_verdict(found, results, written):
+    text = markdown(found, results.scale)
+    line = next(line for line in text.splitlines() if "**decay-mask-closer-to-ideal**" in line)
+    assert re.search(r"\| \w+ at overnight<br>\[interval changed in version 2\] \|", line)
+    assert "known by then: all rows committed at scale overnight" in text
+    rows = pd.read_csv(written[0]).set_index("claim")
+    assert set(rows.loc["decay-half-recent-beats-h2o", "changed"]) == {"added in version 2"}
+    assert rows.loc[["denseformer-weight-pattern"], "changed"].isna().all()
+
+
+def test_a_withdrawn_claim_says_so_and_why_wherever_verdicts_are_shown(found, results, written):
+    shown = f"withdrawn: {REASON}"
+    line = f"scratch at its final size. | {shown} |  | none; the paper's cost claim implies it |  |  |"
+    assert line in markdown(found, results.scale)
+    assert line in readme_block(found, results.scale)
+    csv, _, html = written
+    row = pd.read_csv(csv).set_index("claim").loc[WITHDRAWN]
+    assert (row["outcome"], row["verdict"]) == ("withdrawn", shown)
+    assert shown in html.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tokenformer-growth: old", "no claim 'tokenformer-growth'"),
+        (f"{WITHDRAWN}:", "got None; write why its rows are no evidence"),
+    ],
+)
+def test_withdrawals_of_nothing_or_without_a_reason_are_refused(tmp_path, text, message):
+    (tmp_path / "tokenformer").mkdir()
+    (tmp_path / "tokenformer/withdrawn.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"tokenformer/withdrawn\.yaml") as error:
+        read_withdrawn(tmp_path)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("scale", "run", "expected"),
+    [
+        ("overnight", "decoder", "holds at overnight, this model alone"),
+        ("pretrained", "some-released-model", "holds for some-released-model"),
+        ("laptop", "decoder", "indicative"),
+    ],
+)
+def test_a_verdict_on_one_model_says_whose_it_is(tmp_path, scale, run, expected):
+    """One seed: of this model alone. At scale pretrained: of the released model, by its name."""
+    make_decay(tmp_path / scale, (0,), run)
+    items = {
+        f"budget_{100 * budget:.0f}_percent": {
+            "split": Arm(run=run, policy="decay", alpha=0.2, recent=0.5, budget=budget),
+            "h2o": Arm(run=run, policy="h2o", budget=budget),
+        }
+        for budget in (0.1, 0.2)
+    }
+    name = "decay-half-recent-beats-h2o"
+    found = verdicts(Results(tmp_path / scale), {"decay": {name: ClaimArms(items=items)}})
+    rows = frame(found).set_index("claim").loc[name]
+    assert set(rows["verdict"]) == {expected}
+    assert rows["ours"].str.startswith("effect = 0.0").sum() == 2
 
 
 def test_the_block_of_the_readme_names_scale_and_what_has_no_rows(found):
     block = readme_block(found, "overnight")
-    assert block.startswith("Scale `overnight`. Of 55 claims: holds ")
+    assert block.startswith("Scale `overnight`. Of 44 measured claims: ")
     for name in HEADLINES:
         assert f"**{name}**" in block
     assert "**transformer-sinusoid-linear-shift**" in block

@@ -1,16 +1,19 @@
 """Planted effects give `holds`, opposite ones `fails`, noise `undecided`, missing arms `not judged`."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from formerlab.claims.arms import Arm, ClaimArms
 from formerlab.claims.book import Claim, read_claims
-from formerlab.claims.bootstrap import Examples, paired_replicates
+from formerlab.claims.bootstrap import Examples, paired_difference
 from formerlab.claims.evidence import Evidence
-from formerlab.claims.quantity import Seeds
-from formerlab.claims.rows import MissingRowsError
-from formerlab.claims.verdict import holm, judge, p_value
+from formerlab.claims.quantity import MissingRowsError, Seeds
+from formerlab.claims.verdict import holm, judge, judge_all, p_value, standing
 from formerlab.errors import UserError
+from formerlab.evaluation.bleu import corpus_bleu
+from formerlab.statistics import resampled
 
 BOOK = read_claims()
 
@@ -31,13 +34,20 @@ class Planted:
 
     def examples(self, arm, metric, like=None):
         if arm.constant is not None:
-            return Examples(tuple(np.full_like(group, arm.constant) for group in like.groups))
+            return replace(like, groups=tuple(np.full_like(group, arm.constant) for group in like.groups))
         if (arm.run, metric) not in self.planted:
             raise MissingRowsError(f"no finished run {arm.run}")
-        return Examples((self.planted[arm.run, metric][:, :, None],))
+        return answered(self.planted[arm.run, metric])
 
-    def realised_budget(self, arm):
+    def realised_budget(self, arm, metric):
         return 0.4
+
+
+def answered(*groups, seeds=None, **more):
+    """Examples of tasks; each group is seeds x examples."""
+    names = {f"task{place}": tuple(map(str, range(group.shape[1]))) for place, group in enumerate(groups)}
+    seeds = tuple(range(len(groups[0]))) if seeds is None else seeds
+    return Examples(tuple(group.reshape(*group.shape[:2], -1) for group in groups), seeds, names, **more)
 
 
 def claim_of(name) -> Claim:
@@ -102,19 +112,66 @@ def test_bootstrap_replicates_are_paired():
     assert verdict.items[0].values["effect"] == "0 [0, 0]"
 
 
-def test_tasks_of_different_size_share_the_draw_of_seeds():
-    """Two tasks whose differences depend on the seed alone, and cancel: so do they in every replicate."""
-    by_seed = np.array([0.1, -0.3, 0.5])[:, None, None]
+def test_what_is_printed_is_the_point_estimate():
+    """Not the mean of the replicates, which differs in the third digit."""
+    claim, arms = claim_of("decay-best-alpha-depends-on-task"), {("own", "accuracy"): kept(0.7, 1)}
+    arms |= {("common", "accuracy"): kept(0.6, 2)}
+    verdict = judge(evidence(claim, Planted(claim, {}, arms)), "workstation")
+    exact = (arms["own", "accuracy"] - arms["common", "accuracy"]).mean()
+    assert verdict.items[0].values["effect"].startswith(f"{exact:.4g} [")
+
+
+def test_three_seeds_that_agree_in_sign_are_not_enough():
+    """Two seeds near zero and one far away: resampled seeds exclude zero, Student's t does not."""
+    of_seeds = np.array([0.001, 0.002, 0.05])[:, None] + np.zeros((3, 200))
+    found = paired_difference(answered(of_seeds), answered(np.zeros((3, 200))), 200).interval(0.95)
+    assert found.low < 0 < found.high
+
+
+def test_tasks_of_different_size_count_alike():
+    """Two tasks whose differences depend on the seed alone, and cancel: so they do in every replicate."""
+    by_seed = np.array([0.1, -0.3, 0.5])[:, None]
     sizes = (3, 300_000)  # the second is resampled in chunks
-    groups = (np.tile(by_seed, (1, sizes[0], 1)), np.tile(-by_seed, (1, sizes[1], 1)))
-    other = Examples(tuple(np.zeros_like(group) for group in groups))
-    assert np.abs(paired_replicates(Examples(groups), other, 20).values).max() < 1e-12
+    groups = (np.tile(by_seed, (1, sizes[0])), np.tile(-by_seed, (1, sizes[1])))
+    found = paired_difference(answered(*groups), answered(*(np.zeros_like(group) for group in groups)), 20)
+    assert np.abs(found.replicates).max() < 1e-12
+    assert found.of_seeds == pytest.approx({0: 0.0, 1: 0.0, 2: 0.0})
+    assert found.examples == sum(sizes)
+
+
+def test_seeds_that_both_arms_have_are_compared():
+    a = answered(np.arange(3.0)[:, None] + np.zeros((3, 5)), seeds=(0, 1, 2))
+    b = answered(np.zeros((2, 5)), seeds=(2, 7))
+    assert paired_difference(a, b, 10).of_seeds == {2: 2.0}
+    with pytest.raises(MissingRowsError, match="no seed in common"):
+        paired_difference(a, answered(np.zeros((1, 5)), seeds=(7,)), 10)
+
+
+def test_other_questions_are_not_compared():
+    a = answered(np.zeros((3, 5)))
+    with pytest.raises(MissingRowsError, match="different examples"):
+        paired_difference(a, replace(a, names={"task0": tuple("abcde")}), 10)
+
+
+def test_a_corpus_score_is_computed_again_on_every_resample():
+    """With sums: a mean of counts would smooth an order without a match by another number."""
+    sentences = np.random.default_rng(1).integers(0, 3, (2, 1, 12, 10)).astype(float)
+    sentences[..., 4:8] = 4
+    sentences[..., 3] = 0  # no match of order 4
+    sentences[..., 8:] = 9
+    of, other = (answered(one, reduce=lambda sums, _: corpus_bleu(sums)) for one in sentences)
+    found = paired_difference(of, other, 50)
+    point = [float(corpus_bleu(one[0].sum(axis=0))) for one in sentences]
+    assert found.of_seeds[0] == pytest.approx(point[0] - point[1])
+    ((_, drawn),) = resampled(12, 50)
+    expected = [corpus_bleu(drawn @ one[0]) for one in sentences]
+    np.testing.assert_allclose(found.replicates, expected[0] - expected[1])
 
 
 def test_levels_of_confidence_share_one_bootstrap(monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "formerlab.claims.evidence.paired_replicates", lambda *given: calls.append(1) or paired_replicates(*given)
+        "formerlab.claims.evidence.paired_difference", lambda *given: calls.append(1) or paired_difference(*given)
     )
     claim = claim_of("decay-beats-h2o")
     planted = {(arm, "accuracy"): kept(share, 1) for arm, share in (("full", 1.0), ("h2o", 0.6), ("decay", 0.9))}
@@ -130,8 +187,27 @@ def test_standing_follows_the_scale():
     rows = Planted(claim, {})
     standings = {s: judge(evidence(claim, rows), s).standing for s in ("smoke", "laptop", "overnight")}
     assert standings == {"smoke": "indicative", "laptop": "judged", "overnight": "judged"}
-    other = claim_of("decay-beats-h2o")
-    assert judge(evidence(other, Planted(other, {})), "overnight").standing == "provisional"
+    standings = {name: standing(claim_of("decay-beats-h2o"), name) for name in ("laptop", "overnight", "pretrained")}
+    assert standings == {"laptop": "indicative", "overnight": "provisional", "pretrained": "judged"}
+    assert standing(claim_of("decay-best-alpha-depends-on-task"), "pretrained") == "indicative"
+    assert standing(claim_of("decay-half-recent-beats-h2o"), "overnight") == "judged", "it names the scale"
+    assert standing(claim_of("transformer-parameter-counts"), "pretrained") == "judged", "arithmetic is the same"
+
+
+def test_a_withdrawn_claim_has_no_verdict_no_numbers_and_no_p():
+    claims = [claim_of(name) for name in ("tokenformer-growth-equal-total-flops", "decay-beats-h2o")]
+    full = np.ones((3, 400))
+    arms = {("full", "accuracy"): full, ("h2o", "accuracy"): kept(0.6, 1), ("decay", "accuracy"): kept(0.85, 2)}
+
+    def found(withdrawn):
+        rows = {claim.id: Planted(claim, LOSSES, arms) for claim in claims}
+        return judge_all(claims, BOOK.protocol, "workstation", lambda c: rows[c.id], lambda _: {}, withdrawn)
+
+    both, one = found({}), found({claims[0].id: "its rows are not what they seemed"})
+    assert [verdict.outcome for verdict in both] == ["holds", "holds"]
+    assert [verdict.outcome for verdict in one] == ["withdrawn", "holds"]
+    assert (one[0].items[0].values, one[0].holm_p) == ({}, None)
+    assert both[1].holm_p > one[1].holm_p, "what is withdrawn does not count in Holm's correction"
 
 
 def test_an_exact_claim_is_decided_by_its_numbers():
@@ -157,6 +233,21 @@ def test_p_is_where_the_claim_stops_to_hold():
     assert "hi(gap)" in claim.criterion.holds
     if claim.criterion.holds == f"hi(gap) <= {limit}":
         assert p == pytest.approx(stats.ttest_1samp(gaps, limit).pvalue, abs=2e-4)
+
+
+def test_p_of_a_paired_claim_is_that_of_its_interval():
+    """At level 1 - p the lower end is zero: Satterthwaite's t test of mean and standard error."""
+    from scipy import stats
+
+    claim = claim_of("decay-half-recent-beats-h2o")
+    effect = np.random.default_rng(6).normal([[0.02], [0.06], [0.05]], 0.1, (3, 60))
+    arms = {("h2o", "loss_nats"): effect, ("split", "loss_nats"): np.zeros((3, 60))}
+    shared = evidence(claim, Planted(claim, {}, arms))
+    p, found = p_value(shared), shared.paired("budget_10_percent", "h2o", "split", "loss_nats")
+    between, within = stats.sem(effect.mean(axis=1)) ** 2, found.replicates.var()
+    freedom = (between + within) ** 2 / (between**2 / 2 + within**2 / 59)
+    assert p == pytest.approx(2 * stats.t(freedom).sf(effect.mean() / np.sqrt(between + within)), abs=2e-4)
+    assert 0.01 < p < 0.3
 
 
 def test_holm_steps_down():

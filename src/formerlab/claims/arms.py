@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from formerlab.spec import Spec
 
 Moment = Literal["end", "first_step", "last_step", "area_under_curve"]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Arm(Spec):
@@ -16,7 +17,7 @@ class Arm(Spec):
     """Name of the run."""
     best_of: str | None = None
     """Glob pattern of run names: the one with the lowest mean validation loss over the seeds stands for the arm."""
-    constant: float | None = None
+    constant: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
     """A number for every seed and example."""
     chance: bool = False
     """Guessing on the questions that the run answered: one over the number of choices."""
@@ -25,18 +26,21 @@ class Arm(Spec):
     the steps by the trapezoidal rule."""
     policy: str | None = None
     """Kind of cache policy, as in the rows of the pruning stage."""
-    alpha: float | None = None
+    alpha: Share | None = None
     """Decay factor of the policy."""
-    alphas: tuple[float, ...] = ()
+    alphas: tuple[Share, ...] = ()
     """Several decay factors, whose mean is taken example by example, or among which `chosen` chooses."""
     chosen: Literal["own", "common"] | None = None
     """Which of `alphas` counts: the best on the other half of the questions of the same task, or of all tasks."""
-    recent: float | None = None
+    recent: Share | None = None
     """Share of the budget for the newest tokens."""
-    budget: float | None = None
+    budget: Annotated[int, Field(ge=1, le=10**7)] | Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Cache budget as asked for."""
     measure: Literal["training_step", "forward", "decode"] | None = None
     """What is timed of the run, for seconds and bytes."""
+
+    envelope: str | None = None
+    """Glob pattern of the Transformers from scratch whose lower envelope the FLOPs of the run are compared with."""
 
     @model_validator(mode="after")
     def _check(self) -> "Arm":

@@ -1,5 +1,7 @@
-"""claims.yaml as it was registered: 55 claims, their arms, criteria and traps, fixed before any model was trained."""
+"""claims.yaml as it was registered: the claims with their arms, criteria and traps, and what later versions changed."""
 
+import datetime
+import re
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -9,7 +11,10 @@ from pydantic import model_validator
 
 from formerlab.spec import Spec
 
-VERSION_HASHES = {1: "5f560fc9458713204c14d6ba8b93d91fc3e1ecdbe9f94377f55d3e6de06879f4"}
+VERSION_HASHES = {
+    1: "5f560fc9458713204c14d6ba8b93d91fc3e1ecdbe9f94377f55d3e6de06879f4",
+    2: "1f43f7313e566f9a4dea2794ee2c9ba95ea55bdf00b214f838175a0a9deda929",
+}
 """SHA-256 of claims.yaml by its version. A correction raises the version and says what was known by then."""
 
 
@@ -31,6 +36,16 @@ class Criterion(Spec):
     combine: Literal["all", "pooled"] | None = None
     """How the items' verdicts become one."""
 
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """All that is evaluated for a verdict."""
+        return (*self.let.values(), self.requires or "", self.holds, self.fails)
+
+    @property
+    def metrics(self) -> set[str]:
+        """The metrics that are asked for."""
+        return {metric for text in self.expressions for metric in re.findall(r"'(\w+)'\)", text)}
+
 
 class Scales(Spec):
     """Where a claim is judged."""
@@ -48,8 +63,8 @@ class Claim(Spec):
 
     id: str
     """Name; its prefix is the study."""
-    origin: Literal["paper", "third-party", "derived"]
-    """Who claims it."""
+    origin: Literal["paper", "third-party", "derived", "own"]
+    """Who claims it; own: a control of this project."""
     kind: Literal["exact", "measured"]
     """exact: decided by arithmetic; measured: by trained models."""
     statement: str
@@ -87,7 +102,9 @@ class Protocol(Spec):
     verdicts: dict[str, str]
     """What each verdict means."""
     scale_overnight: str
-    """How the scale overnight, which no claim names, is judged."""
+    """How the scale overnight is judged where a claim does not name it."""
+    scale_pretrained: str
+    """What the scale pretrained is."""
     confidence: float
     """Level of intervals."""
     min_seeds: int
@@ -112,11 +129,26 @@ class Protocol(Spec):
     """What an item changes."""
 
 
+class Change(Spec):
+    """A later version of the file."""
+
+    version: int
+    """The version that it made."""
+    date: datetime.date
+    """When."""
+    known: str
+    """Which results were known by then."""
+    what: tuple[str, ...]
+    """What was changed: `<claim id>: ...`, a function such as `paired()`, or the ids of claims that were added."""
+
+
 class Book(Spec):
     """The whole file."""
 
     version: int
     """Raised by every correction."""
+    changes: tuple[Change, ...]
+    """What each correction changed, and what was known by then."""
     protocol: Protocol
     """The common rules."""
     claims: tuple[Claim, ...]
@@ -128,6 +160,21 @@ class Book(Spec):
             if bool(claim.criterion.for_each) != (claim.criterion.combine is not None):
                 raise ValueError(f"{claim.id}: for_each and combine come together")
         return self
+
+    def changed(self, claim: Claim) -> str:
+        """Return what a reader must know beside a verdict: that the claim or its criterion is younger than the rest."""
+        notes: list[str] = []
+        for change in self.changes:
+            for what in change.what:
+                subject, _, text = what.partition(": ")
+                function = re.search(r"\w+\(", subject)
+                if "claims added" in subject and claim.id in text.split(", "):
+                    notes = [f"added in version {change.version}"]
+                elif subject == claim.id:
+                    notes.append(f"changed in version {change.version}")
+                elif function and any(function[0] in expression for expression in claim.criterion.expressions):
+                    notes.append(f"interval changed in version {change.version}")
+        return "; ".join(notes)
 
 
 @cache

@@ -38,9 +38,10 @@ def missing_arms(root: Path, scale: str) -> dict[str, list[str]]:
 def _exists(arm: Arm | None, runs: set[str]) -> bool:
     if arm is None:
         return False
-    if arm.best_of is not None:
-        return any(fnmatchcase(run, arm.best_of) for run in runs)
-    return arm.constant is not None or arm.run in runs
+    patterns = [pattern for pattern in (arm.best_of, arm.envelope) if pattern is not None]
+    if not all(any(fnmatchcase(run, pattern) for run in runs) for pattern in patterns):
+        return False
+    return arm.run is None or arm.run in runs
 
 
 def coverage_block(root: Path) -> str:

@@ -1,13 +1,13 @@
-"""What the criterion of one claim asks for, each found once: values and replicates of arms, numbers of its check."""
+"""What the criterion of one claim asks for, each found once: values and differences of arms, numbers of its check."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from formerlab.claims.arms import Arm
 from formerlab.claims.book import Claim, Protocol
-from formerlab.claims.bootstrap import paired_replicates
-from formerlab.claims.quantity import Replicates, Seeds
-from formerlab.claims.rows import MissingRowsError, Rows
+from formerlab.claims.bootstrap import paired_difference
+from formerlab.claims.quantity import MissingRowsError, Paired, Seeds
+from formerlab.claims.rows import Rows
 from formerlab.errors import UserError
 
 Numbers = Mapping[str, float]
@@ -34,22 +34,22 @@ class Evidence:
         chosen, rows = self._arm(item, arm), self._known_rows()
         return self._once((chosen, self._metric(metric)), lambda: rows.value(chosen, metric))
 
-    def paired(self, item: str | None, a: str, b: str, metric: str) -> Replicates:
-        """Return bootstrap replicates of the mean difference over the same examples."""
+    def paired(self, item: str | None, a: str, b: str, metric: str) -> Paired:
+        """Return the mean difference over the same examples."""
         left, right = self._arm(item, a), self._arm(item, b)
 
-        def replicates() -> Replicates:
+        def difference() -> Paired:
             rows = self._known_rows()
             # A constant takes the shape of the rows that it is compared with.
             other = rows.examples(right if left.constant is not None else left, metric)
             left_rows = rows.examples(left, metric, other) if left.constant is not None else other
             right_rows = other if left.constant is not None else rows.examples(right, metric, other)
-            shapes = [[group.shape for group in examples.groups] for examples in (left_rows, right_rows)]
-            if shapes[0] != shapes[1]:
-                raise MissingRowsError(f"arms {a} and {b} have rows of different examples")
-            return paired_replicates(left_rows, right_rows, self.protocol.bootstrap_resamples)
+            try:
+                return paired_difference(left_rows, right_rows, self.protocol.bootstrap_resamples)
+            except MissingRowsError as error:
+                raise MissingRowsError(f"{a} and {b}: {error}") from None
 
-        return self._once((left, right, self._metric(metric)), replicates)
+        return self._once((left, right, self._metric(metric)), difference)
 
     def number(self, item: str | None, name: str) -> float:
         """Return a number of the exact check, or one that is counted in the rows."""
@@ -58,7 +58,8 @@ class Evidence:
                 return self.numbers[key]
         if name.startswith("realised_budget_"):
             arm = self._arm(item, name.removeprefix("realised_budget_"))
-            return self._known_rows().realised_budget(arm)
+            metric = "loss_nats" if "loss_nats" in self.claim.criterion.metrics else "accuracy"
+            return self._known_rows().realised_budget(arm, metric)
         if name == "smallest_seed_correlation_off_diagonal":
             return self._known_rows().seed_correlation(self._arm(item, "dense"))
         raise MissingRowsError(f"no check has given {name}")

@@ -7,10 +7,9 @@ from typing import Any, Literal
 
 from formerlab.claims.evidence import Evidence
 from formerlab.claims.expression import evaluate
-from formerlab.claims.quantity import Quantity, Replicates, Seeds
-from formerlab.claims.rows import MissingRowsError
+from formerlab.claims.quantity import MissingRowsError, NoValueError, Paired, Quantity, Seeds
 
-Outcome = Literal["holds", "fails", "undecided", "not judged"]
+Outcome = Literal["holds", "fails", "undecided", "withdrawn", "not judged"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,8 @@ class Judgement:
             outcome = self._outcome(met)
         except MissingRowsError as error:
             return ItemVerdict(self.item, "not judged", self._texts(), str(error))
+        except NoValueError as error:
+            return ItemVerdict(self.item, "undecided", self._texts(), str(error))
         except ZeroDivisionError:
             return ItemVerdict(self.item, "not judged", self._texts(), "a number to divide by is zero")
         reason = ""
@@ -94,10 +95,10 @@ class Judgement:
     def _ratio(self, a: str, b: str, metric: str) -> Seeds:
         return self._value(a, metric) / self._value(b, metric)
 
-    def _paired(self, a: str, b: str, metric: str) -> Replicates:
-        replicates = self.evidence.paired(self.item, a, b, metric)
-        self.seeds, self.examples = replicates.seeds, replicates.examples
-        return replicates
+    def _paired(self, a: str, b: str, metric: str) -> Paired:
+        paired = self.evidence.paired(self.item, a, b, metric)
+        self.seeds, self.examples = len(paired.of_seeds), paired.examples
+        return paired
 
     def _number(self, name: str) -> float:
         return self.evidence.number(self.item, name)

@@ -1,6 +1,5 @@
-"""Quantities with an uncertainty: one number per seed, or the replicates of a bootstrap over examples."""
+"""Quantities with an uncertainty: one number per seed, or one per seed with replicates over the same examples."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -8,9 +7,17 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from formerlab.statistics import Interval, student
+from formerlab.statistics import Interval, interval_over, student
 
 Same = TypeVar("Same", bound="Quantity")
+
+
+class MissingRowsError(Exception):
+    """What a criterion asks for has no rows; the message says what."""
+
+
+class NoValueError(Exception):
+    """The rows are there, but the quantity has no value for them; the message says why."""
 
 
 class Quantity:
@@ -64,7 +71,7 @@ class Seeds(Quantity):
             return Seeds({seed: operation(self.values[seed], other.values[seed]) for seed in shared})
         if isinstance(other, int | float):
             return Seeds({seed: operation(value, other) for seed, value in self.values.items()})
-        raise TypeError("numbers per seed and bootstrap replicates do not mix")
+        raise TypeError("numbers per seed and paired differences do not mix")
 
     def map(self, function: Callable[[float], float]) -> "Seeds":
         """Return a function of every number."""
@@ -72,25 +79,27 @@ class Seeds(Quantity):
 
 
 @dataclass(frozen=True)
-class Replicates(Quantity):
-    """Replicates of a bootstrap; those of one claim share their resamples, so arithmetic on them stays paired."""
+class Paired(Quantity):
+    """A mean over the same examples; those of one claim share their resamples, so arithmetic on them stays paired."""
 
-    values: Float[np.ndarray, "resamples"]
-    seeds: int
+    of_seeds: Mapping[int, float]
+    """The point estimate: one mean over the examples for each seed."""
+    replicates: Float[np.ndarray, "resamples"]
+    """Means over the seeds for resamples of the examples."""
     examples: int
 
     def interval(self, confidence: float) -> Interval:
-        """Return the percentile interval."""
-        mean = float(self.values.mean())
-        if self.examples < 2:
-            return Interval(mean, math.nan, math.nan, self.seeds, self.examples)
-        low, high = np.quantile(self.values, [(1 - confidence) / 2, (1 + confidence) / 2])
-        return Interval(mean, float(low), float(high), self.seeds, self.examples, "bootstrap")
+        """Return the point estimate with the interval over examples, and over seeds where there are several."""
+        return interval_over(np.array(list(self.of_seeds.values())), self.replicates, self.examples, confidence)
 
-    def _with(self, other: Any, operation: Callable[[Any, Any], Any]) -> "Replicates":
-        if isinstance(other, Replicates):
-            seeds, examples = min(self.seeds, other.seeds), min(self.examples, other.examples)
-            return Replicates(operation(self.values, other.values), seeds, examples)
+    def _with(self, other: Any, operation: Callable[[Any, Any], Any]) -> "Paired":
+        if isinstance(other, Paired):
+            if self.of_seeds.keys() != other.of_seeds.keys():
+                raise MissingRowsError("two paired differences are of different seeds")
+            of_seeds = {seed: operation(value, other.of_seeds[seed]) for seed, value in self.of_seeds.items()}
+            replicates = operation(self.replicates, other.replicates)
+            return Paired(of_seeds, replicates, min(self.examples, other.examples))
         if isinstance(other, int | float):
-            return Replicates(operation(self.values, other), self.seeds, self.examples)
-        raise TypeError("bootstrap replicates and numbers per seed do not mix")
+            of_seeds = {seed: operation(value, other) for seed, value in self.of_seeds.items()}
+            return Paired(of_seeds, operation(self.replicates, other), self.examples)
+        raise TypeError("paired differences and numbers per seed do not mix")

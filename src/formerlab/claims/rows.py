@@ -1,27 +1,26 @@
 """From result rows to the quantities that expressions ask for."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 from pandas import DataFrame
 
+from formerlab.claims import envelope
 from formerlab.claims.arms import Arm, ClaimArms
-from formerlab.claims.bleu import STATISTICS, corpus_bleu
 from formerlab.claims.bootstrap import Examples
-from formerlab.claims.quantity import Seeds
+from formerlab.claims.quantity import MissingRowsError, Seeds
+from formerlab.evaluation.bleu import STATISTICS, corpus_bleu
 from formerlab.halves import half_of, judged
 from formerlab.results import Results
 
 RUN_KEYS = ("flops", "flops_cumulative", "training_time_s")
 """Metrics that stand in run.json."""
-MASK_METRICS = ("early_share", "distance_to_ideal")
-
-
-class MissingRowsError(Exception):
-    """An arm has no rows; the message says which."""
+FLOPS_RATIO = "flops_ratio_at_equal_loss"
+OF_WINDOWS = {"loss_nats": "prune.csv", "early_share": "prune_masks.csv", "distance_to_ideal": "prune_masks.csv"}
+"""What is measured of a policy on every window, and where it stands."""
 
 
 class Rows:
@@ -41,9 +40,8 @@ class Rows:
         run = self._run(arm)
         if metric == "loss_nats":
             return self._loss(run, arm)
-        if metric in RUN_KEYS:
-            records = self.results.runs(self.study, [run])
-            return _by_seed(records, records[metric])
+        if metric in (*RUN_KEYS, FLOPS_RATIO):
+            return self._recorded(run, metric) if metric in RUN_KEYS else self._flops_ratio(run, arm)
         if metric == "error_rate":
             rows = self._rows("test.csv", run)
             return Seeds({seed: float((group["rank"] > 0).mean()) for seed, group in _seeds(rows)})
@@ -59,27 +57,26 @@ class Rows:
         if arm.constant is not None:
             if like is None:
                 raise MissingRowsError("a constant is compared with rows, not with a constant")
-            return Examples(tuple(np.full_like(group, arm.constant) for group in like.groups))
+            return replace(like, groups=tuple(np.full_like(group, arm.constant) for group in like.groups))
         if arm.alphas:
             return self._over_alphas(arm, metric)
         run = self._run(arm)
-        if metric in MASK_METRICS:
-            rows = self._policy(self._rows("prune_masks.csv", run), arm)
-            return _grouped(rows[rows["metric"] == metric].assign(task=metric), "window", run)
+        if metric in OF_WINDOWS:
+            rows = self._policy(self._rows(OF_WINDOWS[metric], run), arm)
+            rows = rows[rows["metric"] == metric] if "metric" in rows else rows.assign(value=rows[metric])
+            return _grouped(rows.assign(task=metric), "window", run)
         if metric == "accuracy":
             rows = self._answers(arm, run)
             rows = rows.assign(value=1 / rows["choices"]) if arm.chance else rows
             return _grouped(rows, "example", run)
         if metric == "bleu":
-            stacked = list(self._sentences(run, metric, "valid").values())
-            if len({len(group) for group in stacked}) != 1:
-                raise MissingRowsError(f"the seeds of {run} translated different sentences")
-            return Examples((np.stack(stacked),), corpus_bleu)
+            return self._translations(run)
         raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")
 
-    def realised_budget(self, arm: Arm) -> float:
-        """Return the mean realised cache budget of a policy on the questions."""
-        return float(self._policy(self._rows("prune_questions.csv", self._run(arm)), arm)["realised_budget"].mean())
+    def realised_budget(self, arm: Arm, metric: str) -> float:
+        """Return the mean realised cache budget of a policy where the metric is measured: on windows or questions."""
+        rows = self._rows(OF_WINDOWS.get(metric, "prune_questions.csv"), self._run(arm))
+        return float(self._policy(rows, arm)["realised_budget"].mean())
 
     def seed_correlation(self, arm: Arm) -> float:
         """Return the smallest correlation between two seeds' off-diagonal mixing weights."""
@@ -100,17 +97,17 @@ class Rows:
     def _over_alphas(self, arm: Arm, metric: str) -> Examples:
         """Return the mean over the alphas, or each example under the alpha that the other half chose."""
         single = [arm.model_copy(update={"alpha": alpha, "alphas": (), "chosen": None}) for alpha in arm.alphas]
-        stacks = [
-            np.stack(groups) for groups in zip(*(self.examples(one, metric).groups for one in single), strict=True)
-        ]
+        each = [self.examples(one, metric) for one in single]
+        if any((one.seeds, one.names) != (each[0].seeds, each[0].names) for one in each):
+            raise MissingRowsError(f"run {arm.run} answered different questions under different alphas")
+        stacks = [np.stack(groups) for groups in zip(*(one.groups for one in each), strict=True)]
         if arm.chosen is None:
-            return Examples(tuple(stack.mean(axis=0) for stack in stacks))
-        rows = self._answers(single[0], self._run(arm))
-        tasks = sorted(str(task) for task in rows["task"].unique())
-        examples = rows.groupby("task")["example"].unique()
-        halves = {task: np.array([half_of(str(example)) for example in sorted(examples[task])]) for task in tasks}
-        found = judged({task: stack[..., 0] for task, stack in zip(tasks, stacks, strict=True)}, halves)
-        return Examples(tuple(getattr(one, arm.chosen)[:, :, None] for one in found.values()))
+            return replace(each[0], groups=tuple(stack.mean(axis=0) for stack in stacks))
+        names = each[0].names
+        halves = {task: np.array([half_of(example) for example in names[task]]) for task in names}
+        found = judged({task: stack[..., 0] for task, stack in zip(names, stacks, strict=True)}, halves)
+        groups = tuple(getattr(one, arm.chosen)[:, :, None] for one in found.values())
+        return replace(each[0], groups=groups, names={task: names[task] for task in found})
 
     def _run(self, arm: Arm) -> str:
         names = list(self.results.runs(self.study)["run"].unique())
@@ -125,6 +122,29 @@ class Rows:
         best: str = min(candidates, key=lambda name: float(np.mean(list(self._last_valid(name).values.values()))))
         self.used.add(best)
         return best
+
+    def _recorded(self, run: str, key: str) -> Seeds:
+        """Return a number of run.json."""
+        records = self.results.runs(self.study, [run])
+        return Seeds({int(seed): float(value) for seed, value in zip(records["seed"], records[key], strict=True)})
+
+    def _flops_ratio(self, run: str, arm: Arm) -> Seeds:
+        """Return the cumulative FLOPs of a run by those that models from scratch need for its loss."""
+        if arm.envelope is None:
+            raise MissingRowsError(f"arm {run} names no envelope")
+        points = self.results.runs(self.study, [arm.envelope])
+        envelope.check_envelope(points, arm.envelope)
+        losses = {name: self._loss(str(name), arm).values for name in points["run"].unique()}
+        self.used |= set(losses)
+        found = [losses[name][seed] for name, seed in zip(points["run"], points["seed"], strict=True)]
+        points = points.assign(loss_nats=found)
+        costs = self._recorded(run, "flops_cumulative").values
+        return Seeds(
+            {
+                seed: envelope.flops_ratio(costs[seed], loss, envelope.of_seed(points, seed))
+                for seed, loss in self._loss(run, arm).values.items()
+            }
+        )
 
     def _rows(self, name: str, run: str) -> DataFrame:
         rows = self.results.rows(name, self.study, [run])
@@ -163,6 +183,14 @@ class Rows:
         rows = rows[(rows["metric"] == name) & (rows["split"] == split)].sort_values("sentence")
         return {seed: group[list(STATISTICS)].to_numpy(float) for seed, group in _seeds(rows)}
 
+    def _translations(self, run: str) -> Examples:
+        by_seed = self._sentences(run, "bleu", "valid")
+        if len({len(group) for group in by_seed.values()}) != 1:
+            raise MissingRowsError(f"the seeds of {run} translated different sentences")
+        stacked = np.stack(list(by_seed.values()))
+        names = {"valid": tuple(map(str, range(stacked.shape[1])))}
+        return Examples((stacked,), tuple(by_seed), names, lambda sums, _: corpus_bleu(sums))
+
     def _policy(self, rows: DataFrame, arm: Arm) -> DataFrame:
         wanted = rows["policy"] == arm.policy
         wanted &= rows["alpha"].isna() if arm.alpha is None else np.isclose(rows["alpha"], arm.alpha)
@@ -193,10 +221,6 @@ class Rows:
         return Seeds({int(n): float(value) for n, value in zip(chosen["repetition"], chosen[metric], strict=True)})
 
 
-def _by_seed(records: DataFrame, values: "pd.Series[float]") -> Seeds:
-    return Seeds({int(seed): float(value) for seed, value in zip(records["seed"], values, strict=True)})
-
-
 def _weighted(rows: DataFrame) -> Seeds:
     return Seeds({seed: float(np.average(g["loss_nats"], weights=g["tokens"])) for seed, g in _seeds(rows)})
 
@@ -217,12 +241,16 @@ def _mean_over_steps(group: DataFrame) -> float:
 
 def _grouped(rows: DataFrame, example: str, run: str) -> Examples:
     """Return an array per task, seeds by examples, in sorted order."""
-    groups = []
-    for _, task in sorted(rows.groupby("task"), key=lambda pair: str(pair[0])):
-        wide = task.pivot(index="seed", columns=example, values="value")
+    groups, names, seeds = [], {}, set()
+    for task, block in sorted(rows.groupby("task"), key=lambda pair: str(pair[0])):
+        wide = block.pivot(index="seed", columns=example, values="value")
         if wide.isna().any(axis=None):
             raise MissingRowsError(f"the seeds of {run} answered different examples")
         groups.append(wide.to_numpy()[:, :, None])
-    if not groups:
-        raise MissingRowsError(f"run {run} has no such rows")
-    return Examples(tuple(groups))
+        names[str(task)] = tuple(map(str, wide.columns))
+        seeds.add(tuple(map(int, wide.index)))
+    if len(seeds) != 1:
+        raise MissingRowsError(
+            f"the seeds of {run} answered different tasks" if seeds else f"run {run} has no such rows"
+        )
+    return Examples(tuple(groups), seeds.pop(), names)

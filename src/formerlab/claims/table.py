@@ -12,28 +12,59 @@ from formerlab.claims.evidence import Numbers
 from formerlab.claims.judgement import ItemVerdict
 from formerlab.claims.rows import Rows
 from formerlab.claims.verdict import Verdict, judge_all
+from formerlab.errors import UserError
 from formerlab.files import replacing, write_text
+from formerlab.plan.judge import CLAIMS
+from formerlab.plan.read import near_misses, read_yaml
 from formerlab.results import Results
 from formerlab.rows import write_rows
 
 EXACT = "exact.csv"
 """The numbers of the exact checks: claim, name, value."""
+WITHDRAWN = "withdrawn.yaml"
+"""In the folder of a study: claims whose rows there are no evidence, each with the reason."""
 COLUMNS = (
-    *("claim", "headline", "item", "verdict", "standing", "ours", "published", "seeds", "examples", "reason"),
-    *("holm_p", "runs", "statement", "source", "traps"),
+    *("claim", "kind", "headline", "item", "outcome", "verdict", "standing", "changed", "ours", "published"),
+    *("seeds", "examples", "reason", "holm_p", "runs", "statement", "source", "traps"),
 )
 """Columns of claims.csv: a row per claim, and per item where a claim has several."""
 
 
 def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> list[Verdict]:
     """Return the verdicts at the scale of `results`; `arms` are those that each study maps, by claim."""
-    book, numbers = read_claims(), read_exact(results.root / EXACT)
+    book, path = read_claims(), results.root / EXACT
+    numbers = {} if path.exists() and results.leaves_out(EXACT, CLAIMS) else read_exact(path)
 
     def rows_of(claim: Claim) -> Rows | None:
         mapped = arms.get(claim.study, {}).get(claim.id)
         return None if mapped is None else Rows(results, claim.study, mapped)
 
-    return judge_all(ordered(book), book.protocol, results.scale, rows_of, lambda claim: numbers.get(claim.id, {}))
+    return judge_all(
+        ordered(book),
+        book.protocol,
+        results.scale,
+        rows_of,
+        lambda claim: numbers.get(claim.id, {}),
+        read_withdrawn(results.root),
+    )
+
+
+def read_withdrawn(root: Path) -> dict[str, str]:
+    """Return why rows of a scale are no evidence, by claim: what the file WITHDRAWN of each study says.
+
+    It lies beside the rows, so an export that replaces them removes it. Raises UserError for claims that are not
+    registered and for a missing reason.
+    """
+    found: dict[str, str] = {}
+    registered = [claim.id for claim in read_claims().claims]
+    for path in sorted(root.glob(f"*/{WITHDRAWN}")):
+        for claim, reason in read_yaml(path.parent, path.name).items():
+            if claim not in registered:
+                raise UserError(f"{path}: no claim {claim!r}{near_misses(str(claim), registered)}")
+            if not isinstance(reason, str) or not reason.strip():
+                raise UserError(f"{path}: {claim}: got {reason!r}; write why its rows are no evidence")
+            found[claim] = " ".join(reason.split())
+    return found
 
 
 def ordered(book: Book) -> list[Claim]:
@@ -67,10 +98,13 @@ def _row(verdict: Verdict, item: ItemVerdict | None) -> dict[str, object]:
     outcome = verdict.outcome if item is None or len(verdict.items) == 1 else item.outcome
     return {
         "claim": claim.id,
+        "kind": claim.kind,
         "headline": claim.headline,
         "item": None if item is None else item.item,
+        "outcome": word_of(outcome, verdict),
         "verdict": worded(outcome, verdict),
         "standing": verdict.standing,
+        "changed": read_claims().changed(claim),
         "ours": "" if item is None else "; ".join(f"{name} = {text}" for name, text in item.values.items()),
         "published": claim.published,
         "seeds": None if item is None or not item.seeds else item.seeds,
@@ -85,17 +119,22 @@ def _row(verdict: Verdict, item: ItemVerdict | None) -> dict[str, object]:
 
 
 def worded(outcome: str, verdict: Verdict) -> str:
-    """Return the verdict as a reader sees it, with the scale it holds for."""
+    """Return the verdict as a reader sees it, with the scale or the model that it holds for."""
     word = word_of(outcome, verdict)
-    if word == "not judged" or verdict.standing == "indicative":
+    if word == "withdrawn":
+        return f"withdrawn: {verdict.items[0].reason}"
+    if word in ("not judged", "indicative") or verdict.claim.kind == "exact":
         return word
-    at = f" at {verdict.scale}" if verdict.claim.kind == "measured" else ""
-    return f"{word}{at}{' (provisional)' if verdict.standing == 'provisional' else ''}"
+    if verdict.scale == "pretrained":
+        return f"{word} for {', '.join(verdict.runs)}"
+    one = ", this model alone" if verdict.examples and verdict.seeds == 1 else ""
+    return f"{word} at {verdict.scale}{one}{' (provisional)' if verdict.standing == 'provisional' else ''}"
 
 
 def word_of(outcome: str, verdict: Verdict) -> str:
     """Return the verdict in one word: numbers of an indicative scale are shown without one."""
-    return "indicative" if verdict.standing == "indicative" and outcome != "not judged" else outcome
+    shown = verdict.standing == "indicative" and outcome not in ("not judged", "withdrawn")
+    return "indicative" if shown else outcome
 
 
 def write_exact(path: Path) -> None:

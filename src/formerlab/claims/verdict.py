@@ -29,6 +29,16 @@ class Verdict:
     holm_p: float | None = None
     """For headline claims with rows: p after Holm's correction."""
 
+    @property
+    def seeds(self) -> int:
+        """The most seeds of any item."""
+        return max((item.seeds for item in self.items), default=0)
+
+    @property
+    def examples(self) -> int:
+        """The most examples of any item; none where models are compared as a whole."""
+        return max((item.examples for item in self.items), default=0)
+
 
 def judge(evidence: Evidence, scale: str) -> Verdict:
     """Return the verdict on one claim."""
@@ -74,10 +84,18 @@ def judge_all(
     scale: str,
     rows_of: Callable[[Claim], Rows | None],
     numbers_of: Callable[[Claim], Numbers],
+    withdrawn: Mapping[str, str],
 ) -> list[Verdict]:
-    """Return the verdicts on all claims, headline claims with their corrected p."""
+    """Return the verdicts on all claims, headline claims with their corrected p.
+
+    `withdrawn` gives the reason why rows that exist are no evidence, by claim: those get no verdict, no numbers, no p.
+    """
     verdicts, p_values = [], {}
     for claim in claims:
+        if claim.id in withdrawn:
+            item = ItemVerdict(None, "withdrawn", reason=withdrawn[claim.id])
+            verdicts.append(Verdict(claim, scale, "withdrawn", standing(claim, scale), (item,)))
+            continue
         evidence = Evidence(claim, protocol, rows_of(claim), numbers_of(claim))
         verdicts.append(judge(evidence, scale))
         if claim.headline and (p := p_value(evidence)) is not None:
@@ -92,7 +110,13 @@ def _judgements(evidence: Evidence, confidence: float | None = None) -> list[Ite
 
 
 def standing(claim: Claim, scale: str) -> Standing:
-    """Return how a scale counts: overnight is judged where laptop is, else provisional (protocol.scale_overnight)."""
-    if scale == "overnight":
+    """Return how a scale counts; arithmetic counts everywhere.
+
+    Where a claim does not name overnight, it is judged there if it is at laptop, else provisional
+    (protocol.scale_overnight).
+    """
+    if claim.kind == "exact" or scale in claim.scales.judged:
+        return "judged"
+    if scale == "overnight" and scale not in claim.scales.indicative:
         return "judged" if "laptop" in claim.scales.judged else "provisional"
-    return "judged" if scale in claim.scales.judged else "indicative"
+    return "indicative"

@@ -1,0 +1,118 @@
+"""The FLOPs that models from scratch need for a loss, on envelopes that are known."""
+
+import math
+
+import numpy as np
+import pytest
+from fixtures.rows import make_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formerlab.claims.arms import Arm, ClaimArms
+from formerlab.claims.book import read_claims
+from formerlab.claims.envelope import flops_at_loss
+from formerlab.claims.evidence import Evidence
+from formerlab.claims.rows import Rows
+from formerlab.claims.verdict import judge
+from formerlab.results import Results
+
+runs = st.lists(st.tuples(st.floats(1e9, 1e15), st.floats(1.0, 8.0)), min_size=1, max_size=12, unique=True)
+
+
+@given(st.floats(0.02, 0.5), st.floats(1e9, 1e20), st.floats(0.05, 0.95))
+def test_a_power_law_is_found_again(exponent, scale, share):
+    """Loss falls as FLOPs to a power: between the ends every loss has the FLOPs of the law."""
+    flops = scale * np.array([1.0, 3.0, 10.0, 50.0])
+    asked = scale * 50**share
+    found = flops_at_loss(4 * (asked / scale) ** -exponent, flops, 4 * (flops / scale) ** -exponent)
+    assert found == pytest.approx(asked, rel=1e-9)
+
+
+@given(runs)
+def test_no_run_costs_less_than_the_envelope_at_its_loss(points):
+    flops, losses = (np.array(column) for column in zip(*points, strict=True))
+    for cost, loss in points:
+        needed = flops_at_loss(loss, flops, losses)
+        assert math.isnan(needed) == (loss > losses[flops == flops.min()].min()), "only a run worse than the cheapest"
+        cheaper = [other for other, found in points if found <= loss]
+        assert math.isnan(needed) or needed <= min(cheaper) * (1 + 1e-9) <= cost * (1 + 1e-9)
+
+
+@given(runs, st.floats(1.0, 8.0), st.floats(1.0, 8.0))
+def test_a_lower_loss_needs_more(points, one, other):
+    flops, losses = zip(*points, strict=True)
+    low, high = (flops_at_loss(loss, flops, losses) for loss in sorted((one, other)))
+    assert math.isnan(low) or math.isnan(high) or low >= high * (1 - 1e-9)
+
+
+@given(runs, st.floats(1.0, 8.0), st.floats(0.0, 3.0), st.floats(1.0, 100.0), st.randoms(use_true_random=False))
+def test_worse_runs_their_order_and_the_unit_of_flops_do_not_matter(points, loss, worse, dearer, random):
+    expected = flops_at_loss(loss, *zip(*points, strict=True))
+    cost, found = random.choice(points)
+    shuffled = [*points, (cost * dearer, found + worse)]
+    random.shuffle(shuffled)
+    flops, losses = (np.array(column) for column in zip(*shuffled, strict=True))
+    assert flops_at_loss(loss, 7 * flops, losses) == pytest.approx(7 * expected, rel=1e-9, nan_ok=True)
+
+
+def test_beyond_the_ends_nothing_is_known():
+    assert math.isnan(flops_at_loss(4.01, [1.0, 2.0], [4.0, 3.0]))
+    assert math.isnan(flops_at_loss(2.99, [1.0, 2.0], [4.0, 3.0]))
+    assert flops_at_loss(3.0, [1.0, 2.0], [4.0, 3.0]) == pytest.approx(2.0)
+
+
+CLAIM = next(claim for claim in read_claims().claims if claim.id == "tokenformer-growth-saves-cost")
+LAW = [(size, length, size * length * 1e12) for size in (1, 2, 4) for length in (1, 2, 4)]
+
+
+def judged(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=None):
+    """The verdict on a chain of `flops` that reaches the loss of a Transformer of 8e12, or `loss`."""
+    for size, length, cost in LAW:
+        if (size, length) in left_out:
+            continue
+        for seed in seeds:
+            make_envelope_run(root, size, length, cost, seed, init=init)
+    for seed in (0, 1, 2):
+        exact(root, "grown-random-sqrt-4", seed, 4 * 8**-0.1 if loss is None else loss, flops, tokens=1)
+    arms = ClaimArms(arms={"grown": Arm(run="grown-random-sqrt-4", envelope="envelope-*")})
+    rows = Rows(Results(root), "tokenformer", arms)
+    return judge(Evidence(CLAIM, read_claims().protocol, rows, {}), "overnight")
+
+
+def make_envelope_run(root, size, length, cost, seed, init):
+    changes = {"parameters": size * 1000, "tokens": length * 1000, "init": init}
+    exact(root, f"envelope-{size}-{length}", seed, 4 * (cost / 1e12) ** -0.1, cost, **changes)
+
+
+def exact(root, run, seed, loss, flops, **changes):
+    """A run whose held-out loss is this number."""
+    init = changes.pop("init", None)
+    folder = make_run(root, "tokenformer", run, seed, flops=flops, init=init, **changes)
+    (folder / "test.csv").write_text(f"window,tokens,loss_nats\n0,10,{loss!r}\n")
+
+
+def test_a_chain_at_half_the_cost_saves_it(tmp_path):
+    verdict = judged(tmp_path / "overnight")
+    assert verdict.outcome == "holds"
+    assert verdict.items[0].values["cost"] == "0.5 [0.5, 0.5]"
+    assert "envelope-2-4" in verdict.runs
+    assert judged(tmp_path / "dearer/overnight", flops=4.1e12).outcome == "fails"
+
+
+def test_one_seed_of_the_envelope_serves_all_seeds_of_the_chain(tmp_path):
+    verdict = judged(tmp_path / "overnight", seeds=(0,))
+    assert (verdict.outcome, verdict.seeds) == ("holds", 3)
+
+
+def test_a_loss_beyond_the_envelope_leaves_it_undecided_and_says_so(tmp_path):
+    verdict = judged(tmp_path / "overnight", loss=2.0)
+    assert verdict.outcome == "undecided"
+    assert verdict.items[0].reason == "a loss of 2 nats lies beyond the ends of the envelope (4 to 3.031)"
+
+
+def test_nine_runs_from_scratch_are_needed(tmp_path):
+    verdict = judged(tmp_path / "overnight", left_out=[(4, 2)])
+    assert verdict.outcome == "not judged"
+    assert verdict.items[0].reason == "the envelope envelope-* needs 3 sizes of 3 lengths each; 2 sizes have so many"
+    verdict = judged(tmp_path / "grown/overnight", init="transformer-1")
+    assert "not from scratch: envelope-1-1, envelope-1-2" in verdict.items[0].reason
