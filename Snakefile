@@ -1,28 +1,43 @@
-# The DAG of all studies. It decides nothing: the plan says which jobs exist, the rules run them.
+# The DAG of all studies. It decides nothing: the plan says which jobs exist, the judge which of their products are what
+# the plan asks for, and the rules run the others.
+import os
 from pathlib import Path
-from shlex import quote
 
 from snakemake.exceptions import WorkflowError
 
 from formerlab.errors import UserError
 from formerlab.evaluation.measures import TIMED
-from formerlab.plan.locate import ensure_plan, given_beyond_file, read_plan
+from formerlab.plan.judge import CLAIMS, RECORDS, Judge
+from formerlab.plan.locate import VARIABLE, ensure_plan, given_beyond_file, read_plan
 
-
-configfile: "config.yaml"
-
-
+# Jobs work from the very plan that they were submitted with, however long they wait and whatever is edited meanwhile:
+# the environment hands it on, also to the Snakemake that runs inside a cluster job, which reads no configuration.
 ROOT = Path(workflow.basedir)
+if workflow.is_main_process:
+
+    configfile: "config.yaml"
+
+    try:
+        os.environ[VARIABLE] = str(
+            ensure_plan(ROOT, given_beyond_file(ROOT, config))
+        )
+    except UserError as error:
+        raise WorkflowError(f"{error}") from None
+
+
+envvars:
+    VARIABLE,
+
+
 try:
-    PLAN_PATH = ensure_plan(ROOT, given_beyond_file(ROOT, config))
+    PLAN = read_plan(Path(os.environ[VARIABLE]))
 except UserError as error:
     raise WorkflowError(f"{error}") from None
-PLAN = read_plan(PLAN_PATH)
 RESULTS, FIGURES, LOGS = PLAN["results"], PLAN["figures"], f"logs/{PLAN['scale']}"
 
-# Jobs work from this very plan, even if the configuration changes while they wait. A prefix takes the place of
-# Snakemake's own, without which a stage that fails or stops would pass for done in front of `| tee`.
-shell.prefix(f"set -euo pipefail; export FORMERLAB_PLAN={quote(str(PLAN_PATH))}; ")
+# A prefix takes the place of Snakemake's own, without which a stage that fails or stops would pass for done in front of
+# `| tee`.
+shell.prefix("set -euo pipefail; ")
 
 
 report: "workflow/report/workflow.rst"

@@ -10,7 +10,26 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+# Ranges that many parts share. Their upper ends are beyond what anyone has built, so that a slip of the finger is
+# refused when it is planned; what is too large only together, the plan finds by the sizes that result.
+Size = Annotated[int, Field(gt=0, le=10**7)]
+"""An extent of a tensor: channels, heads, tokens, pixels."""
+Layers = Annotated[int, Field(gt=0, le=1000)]
+"""A number of layers."""
+Count = Annotated[int, Field(gt=0, le=10**9)]
+"""How many steps, windows, sentences, repetitions."""
+AnyCount = Annotated[int, Field(ge=0, le=10**9)]
+"""The same, or none."""
+Bytes = Annotated[int, Field(gt=0, le=10**15)]
+"""A size of text."""
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+"""A seed of random numbers."""
+Std = Annotated[float, Field(gt=0, le=10)]
+"""A standard deviation of initial values."""
+Epsilon = Annotated[float, Field(gt=0, le=1)]
+"""A small number that keeps a divisor from zero."""
 
 
 class Spec(BaseModel):

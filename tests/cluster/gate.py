@@ -2,14 +2,16 @@
 
 `gates/<run id>.json` says {"step": where, ...}. A run that comes to its gate for the first time saves a checkpoint,
 leaves the file `<...>.reached` and waits until it is asked to stop; a `deaf` one does not hear that. The next process
-passes. `memory_mb` is taken and held by every process that comes to the gate, and a `greedy` one then waits to be
-killed for it, as long as its job has not that much.
+passes. At a gate with a `mistake` every process ends for that. `memory_mb` is taken and held by every process that
+comes to the gate, and a `greedy` one then waits to be killed for it, as long as its job has not that much.
 """
 
 import json
 import os
 import time
 from pathlib import Path
+
+from formerlab.errors import UserError
 
 HELD = []
 
@@ -18,6 +20,8 @@ def pass_through(run_id, state, hooks):
     gate = Path("gates", f"{run_id}.json")
     if not gate.exists() or state.step != (order := json.loads(gate.read_text()))["step"]:
         return
+    if "mistake" in order:
+        raise UserError(order["mistake"])
     reached = gate.with_suffix(".reached")
     before = reached.exists()
     if not before:

@@ -9,10 +9,12 @@ from pathlib import Path
 from fixtures.checkout import Checkout
 
 from formerlab.files import sha256
+from formerlab.plan import loaded
 from formerlab.plan.locate import read_plan
 
 TINY = """
 studies: [tokenformer, denseformer, decay]
+seeds: [0, 1]
 tracking_uri: ""
 scale.data.text:
   source: {kind: files, paths: [words.txt], documents: paragraph}
@@ -101,7 +103,7 @@ class Laboratory(Checkout):
         """Return the bits of a run that nothing disturbs, trained here and now."""
         alone = self.root / "alone"
         path = self.root / "alone.json"
-        path.write_text(json.dumps(self.plan | {"results": str(alone)}))
+        path.write_text(json.dumps(self.plan | {"results": str(alone), "sources": loaded.AT_START}))
         words = [sys.executable, "-m", "formerlab", "train", run, "--plan", str(path)]
         quiet = self.environment | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
         done = subprocess.run(words, cwd=self.root, env=quiet, capture_output=True, text=True)

@@ -4,6 +4,7 @@ The runs wait at a gate (gate.py) for their fault, so nothing here depends on ho
 """
 
 import re
+from contextlib import contextmanager
 
 import pytest
 from laboratory import GATE, Laboratory, history
@@ -77,3 +78,50 @@ def test_preempted_and_then_its_node_is_lost(slurm, laboratory):
     laboratory.finish(*runs)
     states = [state for (state,) in history(slurm, laboratory, run, "State")]
     assert states == ["PREEMPTED", "NODE_FAIL", "COMPLETED"]
+
+
+@pytest.fixture
+def waiting(slurm, laboratory):
+    """Return a function that submits runs and has them wait in the queue until the block ends."""
+
+    @contextmanager
+    def waiting(*runs):
+        slurm.run("scontrol", "update", "PartitionName=main", "State=DOWN")
+        try:
+            laboratory.start(slurm, runs)
+            slurm.wait_for(lambda: slurm.run("squeue", "--noheader", "--format=%T").split() == ["PENDING"] * len(runs))
+            yield
+        finally:
+            slurm.run("scontrol", "update", "PartitionName=main", "State=UP")
+
+    return waiting
+
+
+def test_a_job_that_waits_runs_the_plan_it_was_submitted_with_and_a_mistake_is_made_once(slurm, laboratory, waiting):
+    patient, mistaken = laboratory.runs[6:8]
+    laboratory.gate(mistaken, mistake="something to mend; mend it")
+    overlay = laboratory.root / "tiny.yaml"
+    before = overlay.read_text()
+    with waiting(patient, mistaken):
+        overlay.write_text(before.replace("steps: 8", "steps: 12"))
+    assert laboratory.process.wait(timeout=600) == 1
+    overlay.write_text(before)
+    assert laboratory.bits(laboratory.results / patient) == laboratory.left_alone(patient)
+    assert history(slurm, laboratory, patient, "State") == [("COMPLETED",)]
+    assert history(slurm, laboratory, mistaken, "State") == [("FAILED",)]
+    assert "error: something to mend; mend it" in laboratory.slurm_logs(mistaken)[0]
+
+
+def test_a_job_whose_code_was_edited_while_it_waited_refuses_once(slurm, laboratory, waiting):
+    (run,) = laboratory.runs[8:9]
+    with waiting(run):
+        laboratory.edit("src/formerlab/training/loop.py", "def train(", "CHANGED = 1\n\n\ndef train(")
+    try:
+        assert laboratory.process.wait(timeout=600) == 1
+        assert history(slurm, laboratory, run, "State") == [("FAILED",)]
+        (said,) = laboratory.slurm_logs(run)
+        assert (
+            f"error: train {run}: its code has changed since it was planned (training/loop.py); start snakemake" in said
+        )
+    finally:
+        laboratory.edit("src/formerlab/training/loop.py", "CHANGED = 1\n\n\n", "")

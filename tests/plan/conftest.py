@@ -1,8 +1,27 @@
 import pytest
-from fixtures.project import Project
+from fixtures.project import Project, finish
 
 
 @pytest.fixture
 def project(tmp_path):
     """A small project in an empty folder."""
     return Project(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def _planned(tmp_path_factory):
+    root = tmp_path_factory.mktemp("planned")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        project = Project(root)
+        project.lay_over(project.config, "seeds: [0]")
+        return root, project.plan()
+
+
+@pytest.fixture
+def finished_plan(_planned, monkeypatch):
+    """The plan of a small project with one seed, in whose folder the records of all its products are."""
+    root, plan = _planned
+    monkeypatch.chdir(root)
+    finish(plan)
+    return plan

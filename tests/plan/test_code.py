@@ -172,6 +172,14 @@ def test_helpers_of_helpers_count(package):
     assert package.changed_by("files.py", new_code) == set(JOBS)
 
 
+def test_the_registered_claims_count_for_their_verdicts(package):
+    modules = code.closure(["formerlab.claims.book"], frozenset())
+    assert "claims/claims.yaml" in code.files_of(modules)
+    before, path = code.hash_of(modules), package.root / "claims/claims.yaml"
+    path.write_text(path.read_text() + "\n")
+    assert code.hash_of(modules) != before
+
+
 def test_published_values_count_for_what_shows_them(package):
     changed = package.changed_by("published/published_results.csv", lambda text: text + "\n")
     assert changed == {"draw denseformer_depth", "draw decay_table"}
@@ -186,7 +194,7 @@ def test_published_values_count_for_what_shows_them(package):
             '    kind: Literal["dwa"] = "dwa"', '    kind: Literal["dwa"] = "dwa"\n    """New."""'
         ),
         lambda text: text.replace("self.period, layers + 1, self.period", "\n  self.period,  layers + 1, self.period,"),
-        lambda text: text.replace("import PositiveInt", "import PositiveInt  # why"),
+        lambda text: text.replace("import Layers", "import Layers  # why"),
     ],
     ids=["comment", "docstring", "attribute docstring", "format", "comment on an import"],
 )
@@ -197,9 +205,9 @@ def test_what_people_read_does_not_count(package, edit):
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda text: text.replace("alpha[-1] = 1.0", "alpha[-1] = 2.0"),
+        lambda text: text.replace("alpha[-1] = self.own", "alpha[-1] = 2.0"),
         lambda text: text.replace("destination + 1, self.dilation", "destination, self.dilation"),
-        lambda text: text.replace("dilation: PositiveInt = 1", "dilation: PositiveInt = 2"),
+        lambda text: text.replace("dilation: Layers = 1", "dilation: Layers = 2"),
         lambda text: text.replace("from torch import Tensor, nn", "from torch import nn, Tensor as T\nTensor = T"),
     ],
 )

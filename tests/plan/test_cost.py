@@ -47,8 +47,19 @@ def test_every_processor_has_its_hours_and_a_faster_one_fewer(project):
     assert faster["A100"] == found["A100"]
 
 
+OWN = {"memory_gb": 1.0e-3, "float32_tflops": 1.0, "bfloat16_tflops": 2.0, "price": 2.0}
+
+
+def test_what_is_measured_and_what_assumed_is_said(project):
+    text = table(project.plan(hardware={"H100": {"utilisation": 0.5, "price": 2.0}, "mine": OWN}))
+    sheet = "memory and peaks from data sheets; utilisation and overheads assumed"
+    assert f"\nA100, H200, RTX4090: {sheet}\nH100: {sheet}; utilisation as configured\nCPU: one thread of" in text
+    assert "\nmine: as configured\n" in text
+    assert "; speed as scale.flops_per_s\n" in table(project.plan(set={"scale.flops_per_s": 1.0e9}))
+
+
 def test_a_price_is_multiplied_and_ones_own_machine_is_known(project):
-    own = {"mine": {"memory_gb": 1.0e-3, "float32_tflops": 1.0, "bfloat16_tflops": 2.0, "price": 2.0}}
+    own = {"mine": OWN}
     plan = project.plan(hardware=own)
     mine = plan["forecast"]["mine"]
     assert mine["price"] == pytest.approx(2 * mine["hours_total"])
@@ -64,7 +75,7 @@ def test_a_price_is_multiplied_and_ones_own_machine_is_known(project):
     ("given", "line"),
     [
         ({"set": {"scale.hardware": "H10"}}, "scale.hardware: 'H10' is not in the table; did you mean H100"),
-        ({"hardware": {"H100": {"prize": 3.0}}}, "config.yaml: hardware.H100.prize: "),
+        ({"hardware": {"H100": {"prize": 3.0}}}, "command line: hardware.H100.prize: "),
         ({"hardware": {"mine": {"memory_gb": 80.0}}}, "hardware.mine.float32_tflops: "),
     ],
 )

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fixtures.project import Project
+from fixtures.project import Project, finish
 
 from formerlab.commands import stages
 from formerlab.errors import UserError
@@ -74,10 +74,11 @@ def test_a_run_trains_for_the_measured_time_and_says_so(project, monkeypatch, ca
 
     def train_stage(run, data, out, **_):
         trained.append(run.steps)
-        write_json(out / "run.json", {"spec_hash": run.fingerprint(), "code_hash": job["code"], "status": "finished"})
+        record = {"spec_hash": run.fingerprint(), "code_hash": job["code"], "data": {"fingerprint": "text"}}
+        write_json(out / "run.json", record)
 
     job = plan["train"]["small/matched/seed0"]
-    folder = project.root / plan["results"] / "small"
+    folder = finish(plan, ("data", "text")) / "small"
     (folder / "matched/seed0").mkdir(parents=True)
     header = "run,measure,repetition,place,sequences,tokens,time_s,memory_bytes\n"
     times = {"deep-3": 1.0, "deep-4": 1.3}
@@ -97,7 +98,7 @@ def test_a_run_trains_for_the_measured_time_and_says_so(project, monkeypatch, ca
         return {(stage, name): (state, detail) for stage, name, state, detail in states(plan)}
 
     assert state()["speed", "small"] == ("finished", "")
-    assert state()["train", "small/matched/seed0"][1] == "text is missing"
+    assert state()["train", "small/matched/seed0"] == ("finished", "")
     write_json(folder / "speed.json", measured | {"rows_sha256": "measured again"})
     assert state()["train", "small/matched/seed0"][1] == "changed since: measured speed"
     json.dumps(plan)

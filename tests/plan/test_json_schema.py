@@ -34,6 +34,25 @@ def test_the_schema_is_one():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
+def numbers(schema, place=""):
+    """Yield every place at which a number stands, with its schema."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("integer", "number"):
+            yield place, schema
+        for key, part in schema.items():
+            yield from numbers(part, f"{place}.{key}")
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from numbers(part, place)
+
+
+def test_no_number_is_without_end():
+    ends = {"maximum", "exclusiveMaximum", "const", "enum"}, {"minimum", "exclusiveMinimum", "const", "enum"}
+    found = list(numbers(DEFINITIONS))
+    assert len(found) > 100
+    assert [place for place, schema in found if not all(end & schema.keys() for end in ends)] == []
+
+
 def test_every_key_has_a_description():
     assert [key for key in KEYS if len(entry(*key)["description"]) < 5] == []
 

@@ -68,6 +68,35 @@ def test_another_kind_replaces_the_mapping_below(project):
     assert changed["model"]["projection"] == {"kind": "linear", "bias": True, "std": 0.02, "scale_residual": True}
 
 
+@pytest.mark.parametrize(
+    ("below", "above", "left"),
+    [
+        ({"paths": ["own.txt"]}, {"train": ["a.txt"], "test": ["b.txt"]}, {"train", "test"}),
+        ({"train": ["a.txt"], "valid": ["b.txt"]}, {"paths": ["own.txt"]}, {"paths"}),
+        ({"train": ["a.txt"], "valid": ["b.txt"]}, {"train": ["own.txt"]}, {"train", "valid"}),
+    ],
+)
+def test_alternatives_that_exclude_each_other_replace_each_other(project, below, above, left):
+    for name in ("own.txt", "a.txt", "b.txt"):
+        project.write(name, name)
+    below, above = (
+        {key: [str(project.root / name) for name in names] for key, names in layer.items()} for layer in (below, above)
+    )
+    text = {"source": {"kind": "files"} | below, "questions": 0}
+    project.lay_over("config.yaml", yaml.safe_dump({"data": {"text": text}}))
+    project.write("mine.yaml", yaml.safe_dump({"data.text.source": above}))
+    source = project.plan(overlay="mine.yaml")["data"]["text"]["spec"]["source"]
+    assert {key for key in ("paths", "train", "valid", "test") if source[key]} == left
+
+
+def test_a_data_set_of_another_kind_replaces_the_one_below(project):
+    """A data set that says no kind is text, so that images laid over it leave nothing of the text."""
+    before = project.plan(data={"pictures": {"source": {"kind": "embedded"}, "questions": 3}})
+    images = {"kind": "images", "source": {"kind": "digits"}}
+    project.lay_over(project.scale, "data: {pictures: {source: {kind: embedded}, questions: 3}}")
+    assert project.plan(data={"pictures": images})["train"] == before["train"]
+
+
 @given(trees, trees, trees)
 def test_merging_is_associative_and_leaves_its_arguments_alone(a, b, c):
     copies = yaml.safe_load(yaml.safe_dump([a, b, c]))

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from formerlab.errors import UserError
-from formerlab.plan import locate
+from formerlab.plan import loaded, locate
 from formerlab.plan.locate import ensure_plan, given_beyond_file, plan_path, read_plan
 
 
@@ -58,6 +58,51 @@ def test_the_name_follows_what_the_plan_depends_on(project, edit):
     assert plan_path(project.root, {}) != before
 
 
+@pytest.fixture
+def texts(project):
+    """A folder of texts that a data set names."""
+    project.write("texts/deep/a.txt", "words")
+    project.lay_over(project.config, "{data: {text: {source: {kind: files, paths: [texts]}}}}")
+    return project.root / "texts"
+
+
+@pytest.mark.parametrize("paths", ["texts", "texts/*.txt", "texts/**"])
+def test_a_link_to_what_is_not_there_is_named_in_one_line(project, texts, paths):
+    (texts / "gone.txt").symlink_to("/nowhere")
+    project.lay_over(project.config, f"{{data: {{text: {{source: {{paths: ['{paths}']}}}}}}}}")
+    with pytest.raises(UserError) as caught:
+        ensure_plan(project.root, {})
+    remedy = "named by a data set or suite, but a link to what is not there; remove or restore it"
+    assert str(caught.value) == f"{texts}/gone.txt: {remedy}"
+
+
+def test_hidden_files_are_no_texts_and_links_may_lead_in_a_circle(project, texts):
+    before = plan_path(project.root, {})
+    (texts / ".#a.txt").symlink_to("an editor's mark")
+    assert plan_path(project.root, {}) == before
+    (texts / "deep" / "circle").symlink_to(texts)
+    assert plan_path(project.root, {}) == before
+    (texts.parent / "others").mkdir()
+    (texts.parent / "others" / "b.txt").write_text("words")
+    (texts / "linked").symlink_to(texts.parent / "others")
+    assert plan_path(project.root, {}) != before
+
+
+def test_what_is_edited_while_it_is_planned_is_planned_anew(project, monkeypatch):
+    made = []
+
+    def make(root, given, path):
+        made.append(path)
+        if len(made) < 3:
+            project.lay_over(project.config, f"threads: {len(made)}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+
+    monkeypatch.setattr(locate, "_make", make)
+    assert ensure_plan(project.root, {}) == made[-1] == plan_path(project.root, {})
+    assert [path.exists() for path in made] == [False, False, True]
+
+
 def test_the_name_follows_the_command_line_and_the_overlay_that_it_names(project):
     project.write("overlay.yaml", "small.steps: 3")
     names = [plan_path(project.root, given) for given in ({}, {"seeds": [1]}, {"overlay": "overlay.yaml"})]
@@ -82,7 +127,7 @@ def test_texts_named_on_the_command_line_are_watched_too(project, given):
 
 def test_the_name_follows_the_code(project, monkeypatch, tmp_path_factory):
     package = tmp_path_factory.mktemp("package")
-    monkeypatch.setattr(locate, "PACKAGE", package)
+    monkeypatch.setattr(loaded, "PACKAGE", package)
     names = set()
     for text in ("a = 1", "a = 2"):
         (package / "module.py").write_text(text)

@@ -130,6 +130,129 @@ MISTAKES = {
         "prune: {plain: {policies: [{kind: dekay}]}}",
         f"{STUDY}: small.prune.plain.policies.0: unknown kind 'dekay'; did you mean decay or ideal?",
     ),
+    # Sizes that nothing can have, by themselves and together.
+    "lr": (
+        SCALE,
+        "defaults: {optimizer: {lr: 1.0e+12}}",
+        f"{SCALE}: small.runs.plain.optimizer.lr: Input should be less than or equal to 10 (got 1000000000000.0)",
+    ),
+    "width": (
+        SCALE,
+        "defaults: {model: {width: 1000000000000}}",
+        f"{SCALE}: small.runs.plain.model.width: Input should be less than or equal to 10000000 (got 1000000000000)",
+    ),
+    "weights": (
+        SCALE,
+        "defaults: {model: {width: 1000000}}",
+        f"{SCALE}: small.runs.plain.model: its weights take 96 TB, more than 10 TB; make it smaller",
+    ),
+    "activations": (
+        CONFIG,
+        "set: {small.task.batch: 100000000}",
+        f"{CONFIG}: set: small.runs.plain.task: a part of a step keeps 15.1 TB for the backward pass, more than 10 TB;",
+    ),
+    "FLOPs": (
+        SCALE,
+        "defaults: {steps: 1000000000, model: {width: 200000}, task: {batch: 80000, accumulate: 20}}",
+        f"{SCALE}: small.runs.plain.steps: training takes 1.47e+28 FLOPs, more than 1e+28; make fewer or smaller steps",
+    ),
+    "alpha of an arm": (
+        STUDY,
+        "claims: {some: {arms: {decay: {run: plain, alpha: -0.2}}}}",
+        f"{STUDY}: claims.some.arms.decay.alpha: Input should be greater than or equal to 0 (got -0.2)",
+    ),
+    "recent of a policy": (
+        STUDY,
+        "prune: {plain: {policies: [{kind: decay, recent: 1.0e+12}]}}",
+        f"{STUDY}: small.prune.plain.policies.0.recent: Input should be less than or equal to 1 (got 1000000000000.0)",
+    ),
+    "seed": (
+        CONFIG,
+        "seeds: [4294967296]",
+        f"{CONFIG}: seeds.0: Input should be less than 4294967296 (got 4294967296)",
+    ),
+    # Values of runs that this scale leaves out, and values that another layer hides.
+    "run left out": (
+        SCALE,
+        "{defaults: {optimizer: {lr: 1.0e-3}}, studies: {small: {only: [plain], runs: {parent: {steps: -1}}}}}",
+        f"{SCALE}: small.runs.parent.steps: Input should be greater than 0 (got -1)",
+    ),
+    "key of a run left out": (
+        SCALE,
+        small("only: [plain], runs: {parent: {stepps: 3}}"),
+        f"{SCALE}: small.runs.parent.stepps: unknown key (value 3); did you mean steps?",
+    ),
+    "name of a run left out": (
+        STUDY,
+        "runs: {'deep-X': {}}",
+        f"{STUDY}: small.runs.deep-X.name: 'deep-X' is no name; use 1 to 100 of a-z 0-9 _ -, a letter or digit first",
+    ),
+    "template without values": (
+        STUDY,
+        "runs: {'other-{x}': {model: {layers: '{x}', width: -1}}}",
+        f"{STUDY}: runs.other-{{x}}.model.width: Input should be greater than 0 (got -1)",
+    ),
+    "hidden by another layer": (
+        SCALE,
+        "{defaults: {steps: -1}, studies: {small: {defaults: {steps: 3}}}}",
+        f"{SCALE}: small.runs.plain.steps: Input should be greater than 0 (got -1)",
+    ),
+    "sweep of no run": (
+        SCALE,
+        "{defaults: {steps: 3}, studies: {small: {only: [parent], prune: {plain: {budgets: [0.0]}}}}}",
+        f"{SCALE}: small.prune.plain.budgets.0: Input should be greater than 0 (got 0.0)",
+    ),
+    "translation of no run": (
+        SCALE,
+        small("translate: {parent: {beam: 0}}"),
+        f"{SCALE}: small.translate.parent.beam: Input should be greater than 0 (got 0)",
+    ),
+    # Places to write to.
+    "no folder": (
+        CONFIG,
+        "results: ''",
+        f"{CONFIG}: results: '' is no folder to write into; name one, such as results",
+    ),
+    "root": (CONFIG, "figures: /tmp/..", f"{CONFIG}: figures: '/tmp/..' is no folder to write into; name one, such as"),
+    "the project": (CONFIG, "results: ./", f"{CONFIG}: results: './' is no folder to write into; name one, such as"),
+    "home": (
+        CONFIG,
+        "results: '~/x'",
+        f"{CONFIG}: results: '~/x' is taken as it stands; use letters, digits, spaces and",
+    ),
+    "wildcard": (CONFIG, "results: 'a{b}'", f"{CONFIG}: results: 'a{{b}}' is taken as it stands; use letters, digits"),
+    "file": (CONFIG, "results: config.yaml/x", f"{CONFIG}: results: "),
+    "tracking": (
+        CONFIG,
+        "tracking_uri: ftp://x",
+        f"{CONFIG}: tracking_uri: 'ftp://x' is no tracking server; write sqlite:///mlflow.db, http(s)://server, or",
+    ),
+    "tracking without a file": (
+        CONFIG,
+        "tracking_uri: 'sqlite:///'",
+        f"{CONFIG}: tracking_uri: 'sqlite:///' is no track",
+    ),
+    # Files that are not there.
+    "own text": (
+        CONFIG,
+        "data: {text: {source: {kind: files, train: [none/*.txt], test: [none]}, questions: 0}}",
+        f"{CONFIG}: data.text: source.train: no file at 'none/*.txt' (working directory ",
+    ),
+    "own tokenizer": (
+        CONFIG,
+        "data: {text: {tokenizer: {kind: file, path: none.json, vocabulary: 300}}}",
+        f"{CONFIG}: data.text.tokenizer: none.json: no such tokenizer file",
+    ),
+    "own images": (
+        CONFIG,
+        "data: {pictures: {kind: images, source: {kind: folders, train: none}}}",
+        f"{CONFIG}: data.pictures: data: source.train: none is no folder; name one with a folder per class",
+    ),
+    "own suite": (
+        CONFIG,
+        "suites: {mine_local: {kind: files, paths: ['none/*']}}",
+        f"{CONFIG}: suites.mine_local.paths: no file at 'none/*' (working directory ",
+    ),
     # Seeds and names.
     "no seeds": (CONFIG, "seeds: []", f"{CONFIG}: seeds: [] is empty; give at least one value, or leave the key out"),
     "a seed twice": (CONFIG, "seeds: [0, 1, 0]", f"{CONFIG}: seeds: 0 stands here twice; keep one"),
@@ -137,7 +260,7 @@ MISTAKES = {
     "name with a slash": (
         STUDY,
         "runs: {a/b: {steps: 3}}",
-        f"{STUDY}: small.runs.a/b.name: 'a/b' is no name; use a-z, 0-9, _ and - only, a letter or digit first",
+        f"{STUDY}: small.runs.a/b.name: 'a/b' is no name; use 1 to 100 of a-z 0-9 _ -, a letter or digit first",
     ),
     "name as a key": (
         STUDY,
@@ -182,7 +305,7 @@ MISTAKES = {
     "context": (
         STUDY,
         "defaults: {model: {context: 16}}",
-        f"{SCALE}: small.runs.plain: task.context=32 exceeds model.context=16; change one of them",
+        f"{STUDY}: small.runs.plain: task.context=32 exceeds model.context=16; change one of them",
     ),
     "context of a sweep": (
         STUDY,
@@ -197,7 +320,7 @@ MISTAKES = {
     "questions of files": (
         CONFIG,
         "data: {text: {source: {kind: files, train: [a.txt]}}}",
-        f"{SCALE}: data.text: questions are made from the docstrings of source 'embedded' only; set questions: 0",
+        f"{CONFIG}: data.text: questions are made from the docstrings of source 'embedded' only; set questions: 0",
     ),
     # Growth.
     "misspelt parent": (
@@ -228,7 +351,7 @@ MISTAKES = {
     "fewer tokens": (
         SCALE,
         small("runs: {child: {model: {projection: {tokens: 4}}}}"),
-        f"{STUDY}: runs.child.init: 'parent': cannot grow projection.tokens=8 into 4: growth never removes tokens; "
+        f"{SCALE}: runs.child.init: 'parent': cannot grow projection.tokens=8 into 4: growth never removes tokens; "
         "ask for at least 8",
     ),
     "other width": (
@@ -245,7 +368,7 @@ MISTAKES = {
     "larger without growth": (
         STUDY,
         "runs: {child: {growth: null}}",
-        f"{STUDY}: runs.child.init: 'parent': cannot go on from projection.tokens=8 with projection.tokens=16; make "
+        f"{SCALE}: runs.child.init: 'parent': cannot go on from projection.tokens=8 with projection.tokens=16; make "
         "them equal, or add the key growth",
     ),
     # Tokenizers of other data sets.
@@ -267,7 +390,7 @@ MISTAKES = {
     "parent with another tokenizer": (
         SCALE,
         "{data: {more: {tokenizer: {kind: bpe, vocabulary: 300}}}, " + small("runs: {child: {data: more}}") + "}",
-        f"{STUDY}: runs.child.data: 'more' has another tokenizer than 'text', on which init='parent' is trained; give "
+        f"{SCALE}: runs.child.data: 'more' has another tokenizer than 'text', on which init='parent' is trained; give "
         "data set 'more' tokenizer: {kind: of, data: text, ...}",
     ),
     # Patterns and grids.
@@ -290,6 +413,22 @@ MISTAKES = {
         SCALE,
         small("prune: {'pla*': {windows: 3}}"),
         f"{SCALE}: studies.small.prune: 'pla*' is no sweep of the study; did you mean plain?",
+    ),
+    "pattern of flow": (SCALE, small("flow: {runs: [plian]}"), f"{SCALE}: studies.small.flow.runs: 'plian' matches no"),
+    "pattern of speed": (
+        STUDY,
+        "speed: {runs: ['x*']}",
+        f"{STUDY}: speed.runs: 'x*' matches no run; known are child, ",
+    ),
+    "pattern of translations": (
+        STUDY,
+        "translate: {plian: {}}",
+        f"{STUDY}: translate: 'plian' matches no run; did you",
+    ),
+    "field in a pattern": (
+        SCALE,
+        small("only: ['deep-{l}']"),
+        f"{SCALE}: studies.small.only: 'deep-{{l}}' matches no run",
     ),
     "fields of a grid": (
         SCALE,
@@ -380,11 +519,66 @@ def test_a_mistake_on_the_command_line_is_found_there(project, given, answer):
         ("small.optimizer.lr: 1e-3", "mine.yaml: small.runs.plain.optimizer.lr: '1e-3' is text"),
         ("3: 4", "mine.yaml: 3: unknown key (value 4)"),
         ("[small]", "mine.yaml: got ['small']; write keys and values"),
+        # Keys that reach the plan by way of other files, and what only does not fit what those say.
+        ("data.text.valid_share: 2.0", "mine.yaml: data.text.valid_share: Input should be less than 0.5"),
+        (
+            "data.text: {source: {kind: files, paths: [none]}, questions: 0}",
+            "mine.yaml: data.text: source.paths: no file",
+        ),
+        ("hardware.CPU.prize: 1.0", "mine.yaml: hardware.CPU.prize: unknown key"),
+        ("suites.mine_local: {kind: files, paths: [none]}", "mine.yaml: suites.mine_local.paths: no file at 'none'"),
+        ("results: /", "mine.yaml: results: '/' is no folder"),
+        ("scale.defaults.steps: -1", "mine.yaml: scale: small.runs.plain.steps: Input should be greater than 0"),
+        ("scale.studies.small.runs.plain.steps: -1", "mine.yaml: scale: small.runs.plain.steps: Input should be"),
+        ("scale.studies.small.only: [plian]", "mine.yaml: scale: studies.small.only: 'plian' matches no run"),
+        ("scale.studies.smal.only: [x]", "mine.yaml: scale: studies.smal: no such study; did you mean small?"),
+        ("study.small.defaults.model.width: -1", "mine.yaml: study.small: small.runs.plain.model.width: Input should"),
+        ("study.small.prune.plain.windows: 0", "mine.yaml: study.small: small.prune.plain.windows: Input should"),
+        (
+            "study.small.speed: {runs: [plain], repetitions: 1}",
+            "mine.yaml: study.small: small.speed.repetitions: Input",
+        ),
+        ("study.small.flow.windows: 0", "mine.yaml: study.small: small.flow.windows: Input should"),
+        ("small.model.context: 16", "mine.yaml: small.runs.plain: task.context=32 exceeds model.context=16"),
+        ("small.runs.child.init: parnt", "mine.yaml: runs.child.init: 'parnt' does not exist"),
+        (
+            "small.runs.child.model.width: 32",
+            "mine.yaml: runs.child.init: 'parent': cannot grow width=16 into",
+        ),
     ],
 )
 def test_a_mistake_in_an_overlay_is_found_there(project, text, answer):
     project.write("mine.yaml", text)
     assert project.mistake(overlay="mine.yaml").startswith(answer)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("small.plain.optimizer.lr", "small.runs.plain.optimizer.lr"),
+        ("small.deep-7.steps", "small.runs.deep-7.steps"),
+        ("plain.steps", "small.runs.plain.steps"),
+        ("small.lr", "small.optimizer.lr"),
+        ("optimizer.lr", "small.optimizer.lr"),
+        ("steps", "small.steps"),
+        ("small.runs.plain.lr", "small.runs.plain.optimizer.lr"),
+        ("small.model.steps", "small.runs.plain.steps"),
+        ("small.prune.plain.windows", "study.small.prune.plain.windows"),
+        ("scale.small.only", "scale.studies.small.only"),
+        ("memory_mb", "scale.memory_mb"),
+    ],
+)
+def test_a_natural_but_wrong_path_gets_a_hint(project, key, meant):
+    message = project.mistake(set={key: 3})
+    assert message.startswith("command line: set: ")
+    assert message.endswith(f"; did you mean {meant}?")
+
+
+@pytest.mark.parametrize("key", ["small.steps", "small.runs.plain.steps", "study.small.title"])
+def test_what_belongs_below_set_gets_a_hint_too(project, key):
+    study, _, rest = key.partition(".")
+    project.lay_over(project.config, f"{study}: {{{rest}: 3}}")
+    assert project.mistake().endswith(f"; did you mean set: {{{key}: ...}}?")
 
 
 def test_a_mapping_merged_from_merged_mappings_has_no_key_twice(project):

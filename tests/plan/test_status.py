@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from fixtures.project import Project
+from fixtures.project import Project, finish
 
-from formerlab.commands.context import noted, read_note
+from formerlab.commands.notes import noted, read_note
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import write_json
 from formerlab.plan.status import report, states
@@ -16,6 +16,7 @@ from formerlab.plan.status import report, states
 DATA = ("data", "text")
 PLAIN, PARENT, CHILD = (("train", f"small/{run}/seed0") for run in ("plain", "parent", "child"))
 ASKED, PRUNED = ("zeroshot", "small/plain/seed0"), ("prune", "small/plain/seed0")
+EXACT = ("exact", "claims")
 
 
 @pytest.fixture
@@ -29,22 +30,9 @@ def plan(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def finished(plan, tmp_path):
+def finished(plan):
     """The same, with the records that finished stages leave."""
-    results = tmp_path / plan["results"]
-    job = plan["data"]["text"]
-    manifest = {"recipe": job["recipe"], "code_hash": job["code"], "source_fingerprint": job["source"]}
-    write_json(results / "data/text/manifest.json", manifest | {"fingerprint": "text"})
-    for name, job in plan["train"].items():
-        record = {"spec_hash": job["spec_hash"], "code_hash": job["code"], "status": "finished"}
-        record |= {"data": {"fingerprint": "text"}, "weights_sha256": name}
-        record["init"] = {"weights_sha256": job["init"]} if job["init"] else None
-        write_json(results / name / "run.json", record)
-    for stage in ("zeroshot", "prune"):
-        for name, job in plan[stage].items():
-            record = {"code_hash": job["code"], "weights_sha256": name, "sweep": job.get("sweep")}
-            write_json(results / name / f"{stage}.json", record)
-    return results
+    return finish(plan)
 
 
 def found(plan):
@@ -58,9 +46,9 @@ def change(path, **keys):
 
 
 def test_nothing_is_there_at_first(plan):
-    assert set(found(plan)) == {DATA, PLAIN, PARENT, CHILD, ASKED, PRUNED}
+    assert set(found(plan)) == {DATA, PLAIN, PARENT, CHILD, ASKED, PRUNED, EXACT}
     assert set(found(plan).values()) == {("missing", "")}
-    assert report(plan).endswith("scale smoke: 6 missing")
+    assert report(plan).endswith("scale smoke: 7 missing")
     assert report(plan, problems_only=True) == "no stage failed"
 
 
@@ -161,5 +149,8 @@ def test_a_broken_note_is_no_note(tmp_path):
     assert read_note("train", tmp_path) is None
     (tmp_path / ".train.state.json").write_text("{")
     assert read_note("train", tmp_path) is None
+
+
+def test_another_process_with_the_number_of_a_killed_one_does_not_pass_for_it(tmp_path):
     write_json(tmp_path / ".train.state.json", {"state": "running", "pid": os.getpid(), "host": socket.gethostname()})
-    assert read_note("train", tmp_path)["state"] == "running"
+    assert read_note("train", tmp_path)["state"] == "killed"

@@ -2,15 +2,16 @@
 
 
 rule exact:
+    input:
+        reading("exact"),
     output:
         f"{RESULTS}/exact.csv",
+        f"{RESULTS}/exact.json",
     log:
         f"{LOGS}/exact.log",
     threads: 1
     resources:
-        mem_mb=PLAN["memory_mb"],
-    params:
-        code=PLAN["claims"]["exact"],
+        mem_mb=memory("exact", lambda wildcards: PLAN["memory_mb"]),
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} python -m formerlab exact 2>&1 | tee -i {log}"
 
@@ -22,7 +23,6 @@ rule claims:
         expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
         expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
     output:
-        f"{FIGURES}/claims.csv",
         f"{FIGURES}/claims.md",
         report(
             f"{FIGURES}/claims.html",
@@ -30,11 +30,13 @@ rule claims:
             category="Claims",
             labels={"what": "claims", "as": "table"},
         ),
+        csv=f"{FIGURES}/claims.csv",
     log:
         f"{LOGS}/claims.log",
     localrule: True
     params:
         code=PLAN["claims"]["code"],
         arms=PLAN["claims"]["arms"],
+        jobs=PLAN["jobs"],
     shell:
-        "FORMERLAB_LOG={log} python -m formerlab claims > {log} 2>&1 || (cat {log}; exit 1)"
+        "FORMERLAB_LOG={log} python -m formerlab claims --out $(dirname {output.csv}) > {log} 2>&1 || (cat {log}; exit 1)"

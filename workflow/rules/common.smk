@@ -1,4 +1,37 @@
-# What the rules ask the plan.
+# What the rules ask the plan, and the judge.
+
+from snakemake.jobs import Job
+
+from formerlab.plan.attempts import Attempts
+
+JUDGE = Judge(PLAN)
+ATTEMPTS = Attempts(JUDGE.folder)
+# Within a cluster job nothing is judged: it was submitted because it is to run.
+STALE = JUDGE.stale() if workflow.is_main_process else {}
+STALE_LIST = JUDGE.write_stale(ROOT / ".formerlab/stale") if STALE else None
+
+
+def name_of(wildcards):
+    """Return the name of a job within its stage: a run, a study, a data set."""
+    return str(wildcards[0]) if len(wildcards) else CLAIMS
+
+
+def reading(stage, *functions):
+    """Return a function that gives what a job of a stage reads, in such a way that Snakemake runs what the judge says.
+
+    What is stale also reads the list of all that is, which is younger: so it runs again, whoever made it. What is
+    current does not run for the times of files, which a copy changes. Anything else is missing, and runs.
+    """
+
+    def files(wildcards):
+        found = [file for function in functions for file in function(wildcards)]
+        job = (stage, name_of(wildcards))
+        if job in STALE:
+            return [*found, STALE_LIST]
+        current = workflow.is_main_process and JUDGE.verdict(*job).current
+        return [ancient(file) for file in found] if current else found
+
+    return files
 
 
 def parent(wildcards):
@@ -11,6 +44,25 @@ def measured(wildcards):
     """Return the times of the study's runs, where the run trains for as long as another."""
     job = PLAN["train"][wildcards.id]
     return [f"{RESULTS}/{job['study']}/speed.json"] if job["equal_time"] else []
+
+
+def manifest(wildcards):
+    """Return the data set that the run reads."""
+    return [f"{RESULTS}/data/{PLAN['train'][wildcards.id]['data']}/manifest.json"]
+
+
+def tokenizer(wildcards):
+    """Return the data set whose tokenizer this one takes, if any."""
+    above = PLAN["data"][wildcards.name]["tokenizer"]
+    return [f"{RESULTS}/data/{above}/manifest.json"] if above else []
+
+
+def model(wildcards):
+    """Return the record and the weights of a finished run."""
+    return [
+        f"{RESULTS}/{wildcards.id}/{name}"
+        for name in ("run.json", "weights.safetensors")
+    ]
 
 
 def all_cores(wildcards):
@@ -27,19 +79,26 @@ def timed(stage, value):
     return said
 
 
-def manifest(wildcards):
-    """Return the data set that the run reads."""
-    return f"{RESULTS}/data/{PLAN['train'][wildcards.id]['data']}/manifest.json"
+def memory(stage, first):
+    """Return a function that gives the host memory of a job in MiB: half of `first` more for every time that it was
+    killed for memory, up to three times."""
+
+    def requested(wildcards, attempt):
+        kills = 0
+        if workflow.is_main_process:
+            kills = ATTEMPTS.memory_kills(stage, name_of(wildcards), attempt)
+        return int(first(wildcards) * min(3, 1 + 0.5 * kills))
+
+    return requested
 
 
-def tokenizer(wildcards):
-    """Return the data set whose tokenizer this one takes, if any."""
-    above = PLAN["data"][wildcards.name]["tokenizer"]
-    return [f"{RESULTS}/data/{above}/manifest.json"] if above else []
+def common_memory(wildcards):
+    """Return the host memory of a job that the scale's own says all about."""
+    return 2 * PLAN["memory_mb"]
 
 
-def mebibytes(wildcards, attempt):
-    """Return the host memory that a run needs, half of it more at every attempt, up to three times."""
+def training_memory(wildcards):
+    """Return the host memory that a run needs."""
     cost = PLAN["train"][wildcards.id]["cost"]
     # On a GPU the host holds a copy of weights and moments while a checkpoint is written.
     need = (
@@ -47,12 +106,7 @@ def mebibytes(wildcards, attempt):
         if PLAN["device"] == "cpu"
         else 4 * 4 * cost["parameters"]
     )
-    return grown(PLAN["memory_mb"] + 1.5 * need / 2**20, attempt)
-
-
-def grown(first, attempt):
-    """Return a request for memory at its n-th attempt: a job killed for memory asks for more, but not without end."""
-    return int(first * min(3, 1 + 0.5 * (attempt - 1)))
+    return PLAN["memory_mb"] + 1.5 * need / 2**20
 
 
 def on_a_node(wildcards):
@@ -94,3 +148,20 @@ def minutes(stage):
         )
 
     return requested
+
+
+# Snakemake tries every job again that fails, as often as its retries say. A stage that ended for a mistake would end
+# for it again, and Snakemake has no way to say so but this.
+retries_allowed = Job.restart_times.fget
+
+
+def retries_left(job):
+    """Return how often a job may be tried again: not at all where its last attempt ended for a mistake."""
+    stage = job.rule.name
+    if stage in RECORDS and ATTEMPTS.was_a_mistake(stage, name_of(job.wildcards)):
+        return 0
+    return retries_allowed(job)
+
+
+if workflow.is_main_process:
+    Job.restart_times = property(retries_left)

@@ -43,17 +43,18 @@ rule runs:
     input:
         expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
     output:
-        f"{FIGURES}/runs.csv",
         report(
             f"{FIGURES}/runs.html",
             caption="../report/runs.rst",
             category="Provenance and cost",
             labels={"what": "runs", "as": "table"},
         ),
+        csv=f"{FIGURES}/runs.csv",
     log:
         f"{LOGS}/runs.log",
     localrule: True
     params:
         code=PLAN["ledger"],
+        jobs=PLAN["jobs"],
     shell:
-        "FORMERLAB_LOG={log} python -m formerlab runs > {log} 2>&1 || (cat {log}; exit 1)"
+        "FORMERLAB_LOG={log} python -m formerlab runs --out $(dirname {output.csv}) > {log} 2>&1 || (cat {log}; exit 1)"

@@ -3,8 +3,7 @@
 
 rule zeroshot:
     input:
-        f"{RESULTS}/{{id}}/run.json",
-        f"{RESULTS}/{{id}}/weights.safetensors",
+        reading("zeroshot", model),
     output:
         f"{RESULTS}/{{id}}/zeroshot.csv",
         f"{RESULTS}/{{id}}/zeroshot.json",
@@ -13,12 +12,9 @@ rule zeroshot:
     priority: 1000000  # before further training: a sweep of policies left to the end would run alone
     threads: PLAN["threads"]
     resources:
-        mem_mb=lambda wildcards, attempt: grown(2 * PLAN["memory_mb"], attempt),
+        mem_mb=memory("zeroshot", common_memory),
         runtime=minutes("zeroshot"),
         gpu=1 if PLAN["device"] == "cuda" else 0,
-    params:
-        code=lambda wildcards: PLAN["zeroshot"][wildcards.id]["code"],
-        suites=lambda wildcards: PLAN["zeroshot"][wildcards.id]["suites"],
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab zeroshot {wildcards.id} 2>&1 | tee -i {log}"
@@ -26,8 +22,7 @@ rule zeroshot:
 
 rule prune:
     input:
-        f"{RESULTS}/{{id}}/run.json",
-        f"{RESULTS}/{{id}}/weights.safetensors",
+        reading("prune", model),
     output:
         multiext(
             f"{RESULTS}/{{id}}/",
@@ -46,13 +41,9 @@ rule prune:
     priority: 1000000  # before further training: a sweep of policies left to the end would run alone
     threads: PLAN["threads"]
     resources:
-        mem_mb=lambda wildcards, attempt: grown(2 * PLAN["memory_mb"], attempt),
+        mem_mb=memory("prune", common_memory),
         runtime=minutes("prune"),
         gpu=1 if PLAN["device"] == "cuda" else 0,
-    params:
-        code=lambda wildcards: PLAN["prune"][wildcards.id]["code"],
-        sweep=lambda wildcards: PLAN["prune"][wildcards.id]["sweep"],
-        suites=lambda wildcards: PLAN["prune"][wildcards.id]["suites"],
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab prune {wildcards.id} 2>&1 | tee -i {log}"
@@ -60,8 +51,7 @@ rule prune:
 
 rule flow:
     input:
-        f"{RESULTS}/{{id}}/run.json",
-        f"{RESULTS}/{{id}}/weights.safetensors",
+        reading("flow", model),
     output:
         f"{RESULTS}/{{id}}/flow.csv",
         f"{RESULTS}/{{id}}/flow.json",
@@ -69,11 +59,8 @@ rule flow:
         f"{LOGS}/flow/{{id}}.log",
     threads: PLAN["threads"]
     resources:
-        mem_mb=PLAN["memory_mb"] * 2,
+        mem_mb=memory("flow", common_memory),
         gpu=1 if PLAN["device"] == "cuda" else 0,
-    params:
-        code=lambda wildcards: PLAN["flow"][wildcards.id]["code"],
-        settings=lambda wildcards: PLAN["flow"][wildcards.id]["settings"],
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab flow {wildcards.id} 2>&1 | tee -i {log}"
@@ -81,8 +68,7 @@ rule flow:
 
 rule translate:
     input:
-        f"{RESULTS}/{{id}}/run.json",
-        f"{RESULTS}/{{id}}/weights.safetensors",
+        reading("translate", model),
     output:
         f"{RESULTS}/{{id}}/translate.csv",
         f"{RESULTS}/{{id}}/bleu.csv",
@@ -94,11 +80,8 @@ rule translate:
     priority: 1000000
     threads: PLAN["threads"]
     resources:
-        mem_mb=PLAN["memory_mb"] * 2,
+        mem_mb=memory("translate", common_memory),
         gpu=1 if PLAN["device"] == "cuda" else 0,
-    params:
-        code=lambda wildcards: PLAN["translate"][wildcards.id]["code"],
-        settings=lambda wildcards: PLAN["translate"][wildcards.id]["settings"],
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab translate {wildcards.id} 2>&1 | tee -i {log}"
@@ -106,8 +89,7 @@ rule translate:
 
 rule complexity:
     input:
-        f"{RESULTS}/{{id}}/run.json",
-        f"{RESULTS}/{{id}}/weights.safetensors",
+        reading("complexity", model),
     output:
         f"{RESULTS}/{{id}}/complexity.csv",
         f"{RESULTS}/{{id}}/complexity.json",
@@ -116,11 +98,8 @@ rule complexity:
     priority: 1000000
     threads: PLAN["threads"]
     resources:
-        mem_mb=PLAN["memory_mb"] * 2,
+        mem_mb=memory("complexity", common_memory),
         gpu=1 if PLAN["device"] == "cuda" else 0,
-    params:
-        code=lambda wildcards: PLAN["complexity"][wildcards.id]["code"],
-        settings=lambda wildcards: PLAN["complexity"][wildcards.id]["settings"],
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab complexity {wildcards.id} 2>&1 | tee -i {log}"

@@ -7,6 +7,8 @@ for stage in TIMED:
     rule:
         name:
             stage
+        input:
+            reading(stage),
         output:
             f"{RESULTS}/{{study}}/{stage}.csv",
             f"{RESULTS}/{{study}}/{stage}.json",
@@ -15,15 +17,16 @@ for stage in TIMED:
         priority: 100000000  # first, or it would wait for the last of all runs
         threads: all_cores
         resources:
-            mem_mb=timed(
+            mem_mb=memory(
                 stage,
-                lambda job: PLAN["memory_mb"] * 2 + job["memory_bytes"] // 2**20,
+                timed(
+                    stage,
+                    lambda job: PLAN["memory_mb"] * 2 + job["memory_bytes"] // 2**20,
+                ),
             ),
             gpu=1 if PLAN["device"] == "cuda" else 0,
             slurm_extra="--exclusive",
         params:
-            code=timed(stage, lambda job: job["code"]),
-            configuration=timed(stage, lambda job: job["configuration"]),
             stage=stage,
         shell:
             # The threads that are measured are those of any other job, and the stage asks the plan for them.

@@ -3,9 +3,7 @@
 
 rule train:
     input:
-        parent,
-        manifest,
-        measured,
+        reading("train", parent, manifest, measured),
     output:
         multiext(
             f"{RESULTS}/{{id}}/",
@@ -23,18 +21,13 @@ rule train:
     priority: lambda wildcards: PLAN["train"][wildcards.id]["priority"]
     threads: lambda wildcards: PLAN["threads"] * on_a_node(wildcards)
     resources:
-        mem_mb=mebibytes,
+        mem_mb=memory("train", training_memory),
         runtime=minutes("train"),
         gpu=gpus,
         nodes=nodes,
         tasks=nodes,
         mpi=launcher,
         slurm_extra=spread,
-    params:
-        spec=lambda wildcards: PLAN["train"][wildcards.id]["spec_hash"],
-        code=lambda wildcards: PLAN["train"][wildcards.id]["code"],
-        data=lambda wildcards: PLAN["train"][wildcards.id]["data_version"],
-        optimizer=lambda wildcards: PLAN["train"][wildcards.id]["keep_optimizer"],
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab train {wildcards.id} --on-mismatch restart "

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from formerlab.commands.context import add_verb, load_plan
+from formerlab.commands.notes import SAFE
 from formerlab.errors import UserError
+from formerlab.plan.judge import Judge
 from formerlab.progress import short
 
 SPARE_BYTES = 1_000_000_000
@@ -28,7 +30,8 @@ def check(arguments: argparse.Namespace) -> None:
     plan = load_plan(arguments)
     results = Path(plan["results"])
     _leave_the_future(plan)
-    missing = [job for run_id, job in plan["train"].items() if not (results / run_id / "run.json").exists()]
+    judge = Judge(plan)
+    missing = [job for run_id, job in plan["train"].items() if not judge.verdict("train", run_id).current]
     need = sum(job["cost"]["disk_bytes"] for job in missing) + (SPARE_BYTES if missing else 0)
     folder = next(path for path in (results.resolve(), *results.resolve().parents) if path.exists())
     free = shutil.disk_usage(folder).free
@@ -60,11 +63,12 @@ def rescue(arguments: argparse.Namespace) -> None:
     from formerlab.plan.status import report
 
     plan = load_plan(arguments)
+    judge = Judge(plan)
     for name, job in plan["draw"].items():
         if not all(Path(output).exists() for output in job["outputs"]):
             try:
-                draw_one(name, Path(plan["results"]), Path(plan["figures"]))
+                draw_one(name, Path(plan["results"]), Path(plan["figures"]), judge.objection)
             except Exception as error:  # whatever is wrong with one drawing, the others and the list are wanted
                 print(f"{name} not drawn: {error}", file=sys.stderr)
     print(report(plan, problems_only=True))
-    print("What is finished is safe; the same command goes on where this one stopped.")
+    print(SAFE)

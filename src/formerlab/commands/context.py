@@ -1,20 +1,14 @@
-"""What verbs share: the plan they work from, and the note that a stage leaves while it runs."""
+"""What verbs share: the plan they work from."""
 
 import argparse
-import json
 import os
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
-from formerlab.errors import StoppedEarly, UserError
-from formerlab.files import write_json
+from formerlab.errors import UserError
 from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan
 
 Plan = dict[str, Any]
@@ -85,40 +79,3 @@ def job_of(plan: Plan, stage: str, name: str) -> dict[str, Any]:
 
         raise UserError(f"no job {name!r} of stage {stage} at scale {plan['scale']}{near_misses(name, list(jobs))}")
     return jobs[name]
-
-
-@contextmanager
-def noted(stage: str, folder: Path) -> Iterator[None]:
-    """Leave a note in `folder` while a stage runs, and why it ended where it did not finish; `status` reads it."""
-    path = folder / f".{stage}.state.json"
-    note = {
-        "stage": stage,
-        "state": "running",
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "since": datetime.now(UTC).isoformat(timespec="seconds"),
-        "log": os.environ.get("FORMERLAB_LOG"),
-    }
-    write_json(path, note)
-    try:
-        yield
-    except (StoppedEarly, KeyboardInterrupt) as reason:
-        write_json(path, note | {"state": "stopped", "reason": str(reason) or "interrupted"})
-        raise
-    except BaseException as error:
-        reason_text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        write_json(path, note | {"state": "failed", "reason": reason_text})
-        raise
-    path.unlink(missing_ok=True)
-
-
-def read_note(stage: str, folder: Path) -> dict[str, Any] | None:
-    """Return the note that a stage left in `folder`; one whose process is gone reads as killed."""
-    try:
-        note: dict[str, Any] = json.loads((folder / f".{stage}.state.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-    here = note["host"] == socket.gethostname()
-    if note["state"] == "running" and here and not psutil.pid_exists(note["pid"]):
-        return note | {"state": "killed", "reason": "the process is gone"}
-    return note

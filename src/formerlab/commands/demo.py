@@ -2,22 +2,47 @@
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from formerlab.commands.context import given_values
+from formerlab.commands.notes import SAFE, interrupt
+from formerlab.errors import EXIT_STOPPED_EARLY
 from formerlab.files import write_text
+from formerlab.plan.judge import Judge
 from formerlab.plan.locate import ensure_plan, read_plan
 
+SECONDS_TO_SAVE = 1.2
+"""What a stage has to save its work when the demo is stopped; one that is slower goes on from its last checkpoint."""
+SHELLS = ("bash", "sh", "dash")
+LOCKS = Path(".snakemake", "locks")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run all jobs, write report.html, print the headline tables; return the exit status of the DAG."""
+    """Run all jobs, write report.html, print the headline tables; return the exit status of the DAG.
+
+    Ctrl-C ends all within two seconds, and the last thing said is that nothing is lost.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):  # they would not reach the jobs otherwise
+        signal.signal(number, interrupt)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt as reason:
+        print(f"\n{SAFE}", file=sys.stderr)
+        # At Ctrl-C make ends by itself, and would report any status but 0 below that line.
+        return 0 if not reason.args and "MAKELEVEL" in os.environ else EXIT_STOPPED_EARLY
+
+
+def _run(arguments: argparse.Namespace) -> int:
     given = given_values(arguments)
     plan = read_plan(ensure_plan(Path.cwd(), given))
     before = _products(plan)
@@ -30,22 +55,62 @@ def run(arguments: argparse.Namespace) -> int:
         if changed or not text.exists():
             from formerlab.tables import headline
 
-            write_text(text, headline(results))
+            write_text(text, headline(results, Judge(plan).objection))
         print(f"\n{text.read_text(encoding='utf-8')}")
         print(_places(plan, report))
     return status
 
 
 def _snakemake(given: dict[str, Any], *words: str) -> int:
-    """Call Snakemake on the same configuration; Ctrl-C reaches it and its jobs, and is reported by them."""
+    """Call Snakemake on the same configuration, in a group of its own: Ctrl-C does not reach it and its jobs."""
     config = ["--config", *(f"{key}={_as_yaml(value)}" for key, value in given.items())] if given else []
     command = [sys.executable, "-m", "snakemake", *words, "--quiet", "rules", "host", *config]
-    process = subprocess.Popen(command, env=os.environ | ENVIRONMENT)
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            print("stopping: running jobs save their work; the same command goes on from there", file=sys.stderr)
+    locks = set(LOCKS.glob("*"))
+    process = subprocess.Popen(command, env=os.environ | ENVIRONMENT, start_new_session=True)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # from here on it is a matter of seconds
+            signal.signal(number, signal.SIG_IGN)
+        _stop(process)
+        for lock in set(LOCKS.glob("*")) - locks:  # which Snakemake cannot take away any more
+            lock.unlink()
+        raise
+
+
+def _stop(snakemake: "subprocess.Popen[bytes]") -> None:
+    """End Snakemake and its jobs; the stages may save their work first.
+
+    Snakemake goes before them, and so do the shells in which they run: they would report every stage as failed.
+    """
+    family = []
+    for one in psutil.Process(snakemake.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            family.append((one, one.name(), one.ppid()))
+    shells = {one.pid for one, name, _ in family if name in SHELLS}
+    snakemake.kill()
+    snakemake.wait()
+    for one, name, parent in family:
+        with suppress(psutil.NoSuchProcess):
+            if one.pid in shells:
+                one.kill()
+            elif name != "tee" and parent in {snakemake.pid, *shells}:
+                one.terminate()
+    patience = time.monotonic() + SECONDS_TO_SAVE
+    while any(_is_at_work(one) for one, _, _ in family) and time.monotonic() < patience:
+        time.sleep(0.02)
+    for one, _, _ in family:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    with suppress(ProcessLookupError):  # whoever was started meanwhile
+        os.killpg(snakemake.pid, signal.SIGKILL)
+
+
+def _is_at_work(process: psutil.Process) -> bool:
+    """Return whether a process has not ended; one that nobody has asked yet how it ended has."""
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _as_yaml(value: Any) -> str:

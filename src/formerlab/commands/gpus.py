@@ -4,6 +4,7 @@ import argparse
 import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -12,31 +13,34 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from urllib.parse import quote
 
-from formerlab.commands.context import find_plan, job_of, read_note
+from formerlab.commands.context import find_plan, job_of
+from formerlab.commands.notes import read_note
 from formerlab.commands.torchrun import torchrun
-from formerlab.errors import StoppedEarly
+from formerlab.errors import StoppedEarly, UserError
 from formerlab.plan.locate import read_plan
 from formerlab.training.settings import SHARDED
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = "FORMERLAB_GPU_LOCKS"
-"""Folder of the lock files; default: one for this user among the machine's temporary files."""
+"""Folder of the lock files; default: formerlab-<user id> among the machine's temporary files."""
 
 
 @contextmanager
 def own_gpus(device: str, count: int = 1) -> Iterator[None]:
     """Wait until `count` GPUs of this machine are nobody else's, and make them the only ones that this process sees.
 
-    The lock is the system's and goes with the process, however it ends. Under Slurm, which assigns GPUs itself, on the
-    CPU, and in a process of torchrun nothing is done.
+    The lock is the system's and goes with the process, however it ends. It is between the jobs of one user: users who
+    share a machine without a scheduler share out its GPUs by CUDA_VISIBLE_DEVICES. Under Slurm, which assigns GPUs
+    itself, on the CPU, and in a process of torchrun nothing is done. Raises UserError where the folder of the lock
+    files is not this user's alone.
     """
     if device != "cuda" or "SLURM_JOB_ID" in os.environ or "RANK" in os.environ:
         yield
         return
     visible = os.environ.get(VISIBLE)
-    names = visible.split(",") if visible else [str(index) for index in range(_gpu_count())]
+    names = [name.strip() for name in visible.split(",")] if visible else [str(index) for index in range(_gpu_count())]
     with ExitStack() as held:
         chosen = _lock(names, min(count, len(names)), held)
         os.environ[VISIBLE] = ",".join(chosen)
@@ -54,13 +58,10 @@ def _gpu_count() -> int:
 
 def _lock(names: list[str], count: int, held: ExitStack) -> list[str]:
     """Return the names of `count` GPUs, locked; all or none, so that two jobs never wait for each other."""
-    default = Path(tempfile.gettempdir(), f"formerlab-gpus-{os.getuid()}")
-    folder = Path(os.environ.get(LOCKS, default))
-    folder.mkdir(parents=True, exist_ok=True)
-    said = False
+    folder, said = _lock_folder(), False
     while True:
         with ExitStack() as trying:
-            free = list(islice((name for name in names if _try(folder / f"{name}.lock", trying)), count))
+            free = list(islice((name for name in names if _try(folder, name, trying)), count))
             if len(free) == count:
                 held.push(trying.pop_all())
                 return free
@@ -70,14 +71,34 @@ def _lock(names: list[str], count: int, held: ExitStack) -> list[str]:
         time.sleep(0.5)
 
 
-def _try(path: Path, stack: ExitStack) -> bool:
-    file: IO[str] = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed with the stack
+def _lock_folder() -> Path:
+    """Return the folder of this user's lock files, made where there is none; nobody else may put anything there."""
+    folder = Path(os.environ.get(LOCKS) or Path(tempfile.gettempdir(), f"formerlab-{os.getuid()}"))
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = folder.lstat()
+    except OSError as error:
+        raise UserError(f"{folder}: no folder for locks of GPUs ({error.strerror}); name another in {LOCKS}") from None
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o077:
+        raise UserError(
+            f"{folder}: the locks of GPUs need a folder that is yours alone (mode 0700, no link); "
+            f"mend it, or name another in {LOCKS}"
+        )
+    return folder
+
+
+def _try(folder: Path, name: str, stack: ExitStack) -> bool:
+    path = folder / f"{quote(name, safe='')}.lock"
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise UserError(f"{path}: no lock for a GPU ({error.strerror}); remove it") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        file.close()
+        os.close(file)
         return False
-    stack.callback(file.close)
+    stack.callback(os.close, file)
     return True
 
 

@@ -61,7 +61,7 @@ def export(arguments: argparse.Namespace) -> None:
     data = folder.resolve().parents[2] / "data" / run.data
     end_of_text = read_json(data / "manifest.json")["tokenizer"]["end_of_text"]
     save_folder(model, load_tokenizer(data), arguments.out, end_of_text=end_of_text)
-    print(f"{arguments.out}: import formerlab, then transformers.AutoModelForCausalLM.from_pretrained reads it")
+    print(f"{arguments.out}: import formerlab.huggingface, then AutoModelForCausalLM.from_pretrained reads it")
 
 
 def import_tokenformer(arguments: argparse.Namespace) -> None:

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from formerlab.commands.context import Plan, add_verb, job_of, load_plan, noted
+from formerlab.commands.as_planned import AGAIN, as_planned
+from formerlab.commands.context import Plan, add_verb, job_of, load_plan
 from formerlab.commands.gpus import own_gpus
+from formerlab.commands.notes import noted
+from formerlab.errors import UserError
 from formerlab.files import read_json, write_json
 from formerlab.rows import write_rows
 
@@ -58,12 +61,15 @@ def measuring(stage: str, arguments: argparse.Namespace) -> Iterator[Measured]:
     """
     import torch
 
+    from formerlab.native import keep_memory
+
     plan = load_plan(arguments)
     job = job_of(plan, stage, arguments.id)
     folder = Path(plan["results"], arguments.id)
     data = Path(plan["data"][plan["train"][arguments.id]["data"]]["out"])
-    with noted(stage, folder), own_gpus(plan["device"]):
+    with noted(stage, folder), as_planned(plan, stage, arguments.id), own_gpus(plan["device"]):
         torch.set_num_threads(plan["threads"])
+        keep_memory()
         record, began = read_json(folder / "run.json"), time.monotonic()
         run = Measured(plan, job, folder, data, f"{stage} {arguments.id}", record["status"] == "finished")
         yield run
@@ -167,6 +173,9 @@ def _questions(run: Measured, limit: int | None = None) -> "Questions":
 
     adapter: TypeAdapter[Suite] = TypeAdapter(Suite)
     suites = {name: adapter.validate_python(run.plan["suites"][name]["spec"]) for name in run.job["suites"]}
+    for name, suite in suites.items():
+        if suite.state() not in (None, run.job["suites"][name]):
+            raise UserError(f"{run.label}: suite {name} has changed since it was planned; {AGAIN}")
     tasks = load_suites(suites, task_configs(run.data))
     leading = [name for name, suite in suites.items() if suite.leading_token]
     end_of_text = int(read_json(run.data / "manifest.json")["tokenizer"]["end_of_text"])

@@ -19,6 +19,7 @@ def add_parsers(verbs: Any) -> None:
 
     parser = add_verb(verbs, "predicted", predicted, "set the cost model beside what finished runs of a scale took")
     parser.add_argument("--tree", choices=("cached", "live"), default="cached", help="which runs; default: cached")
+    parser.add_argument("--out", type=Path, help="folder for predicted.csv and predicted.md; default: show the table")
 
     text = "write what is made from code: the YAML files' schema, for editors, and the report's captions"
     parser = add_verb(verbs, "schema", schema, text, configured=False)
@@ -43,14 +44,17 @@ def plan(arguments: argparse.Namespace) -> None:
 
 
 def predicted(arguments: argparse.Namespace) -> None:
-    """Write and show predicted and measured time and memory."""
-    from formerlab.plan.predicted import compare, import_mebibytes, write
+    """Show predicted and measured time and memory, and write them where asked to."""
+    from formerlab.plan.predicted import compare, import_mebibytes, text, write
     from formerlab.plan.sources import read_sources
 
     sources = read_sources(Path.cwd(), given_values(arguments))
     results = Path(sources.config.results, arguments.tree, sources.config.scale)
     baseline = import_mebibytes() if sources.scale.device == "cpu" else 0.0
-    print(write(results, compare(results, sources, baseline), baseline))
+    rows = compare(results, sources, baseline)
+    print(text(results, rows, baseline))
+    if arguments.out is not None:
+        write(arguments.out, rows, text(results, rows, baseline))
 
 
 def schema(arguments: argparse.Namespace) -> None:

@@ -3,11 +3,19 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from formerlab.commands.as_planned import as_planned
 from formerlab.commands.context import add_verb, load_plan
+from formerlab.commands.notes import noted
 from formerlab.errors import UserError
 from formerlab.files import write_json
+from formerlab.plan.judge import CLAIMS, Judge
+from formerlab.plan.locate import ensure_plan, read_plan
+from formerlab.plan.status import failed_syncs
+
+if TYPE_CHECKING:
+    from formerlab.results import Objection
 
 
 def add_parsers(verbs: Any) -> None:
@@ -22,10 +30,16 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--figures", type=Path, default=Path("figures"))
 
     add_verb(verbs, "exact", exact, "run the numeric checks of the exact claims")
-    add_verb(verbs, "claims", claims, "judge the registered claims by the live results")
-    add_verb(verbs, "runs", runs, "list every finished run with its cost and what it came from")
+    text = "judge the registered claims by the live results"
+    parser = add_verb(verbs, "claims", claims, text)
+    parser.add_argument("--out", type=Path, help="folder for claims.csv, .md and .html; default: show the verdicts")
+    text = "list every finished run with its cost and what it came from"
+    parser = add_verb(verbs, "runs", runs, text)
+    parser.add_argument("--out", type=Path, help="folder for runs.csv and runs.html; default: show the costs")
     add_verb(verbs, "headline", headline, "print the headline table of every study")
-    add_verb(verbs, "track", track, "bring all finished runs into MLflow; running it again duplicates nothing")
+    text = "bring all finished runs into MLflow; running it again duplicates nothing"
+    parser = add_verb(verbs, "track", track, text)
+    parser.add_argument("--failures", type=int, help=argparse.SUPPRESS)
     add_verb(verbs, "export", export, "copy the rows of finished live runs to results/cached, checked")
 
     text = "write the claims of the cached results into README.md and docs/claims.md"
@@ -43,19 +57,22 @@ def draw(arguments: argparse.Namespace) -> None:
     from formerlab.figures import draw_one
 
     plan = load_plan(arguments)
-    draw_one(arguments.name, Path(plan["results"]), Path(plan["figures"]))
+    draw_one(arguments.name, Path(plan["results"]), Path(plan["figures"]), Judge(plan).objection)
 
 
 def figures(arguments: argparse.Namespace) -> None:
     """Draw everything that has rows, at every scale."""
     from formerlab.figures import draw_all
+    from formerlab.ledger import write_ledger
+    from formerlab.results import Results
 
     out = arguments.figures / arguments.tree
-    written = draw_all(arguments.results / arguments.tree, out)
+    written = draw_all(arguments.results / arguments.tree, out, _objection)
     if Path("workflow", "studies").is_dir():
         for scale in sorted({path.parent.name for path in written}):
-            written += _write_claims(arguments.results / arguments.tree / scale, out / scale)
-            written += _write_runs(arguments.results / arguments.tree / scale, out / scale)
+            root = arguments.results / arguments.tree / scale
+            written += _write_claims(root, out / scale, _objection(root))
+            written += write_ledger(Results(root, _objection(root)), out / scale)
     print(f"{len(written)} files in {out}")
 
 
@@ -63,13 +80,31 @@ def exact(arguments: argparse.Namespace) -> None:
     """Write the numbers of the exact claims beside the runs of the scale."""
     from formerlab.claims.table import EXACT, write_exact
 
-    write_exact(Path(load_plan(arguments)["results"]) / EXACT)
+    plan = load_plan(arguments)
+    root = Path(plan["results"])
+    with noted("exact", root), as_planned(plan, "exact", CLAIMS):
+        write_exact(root / EXACT)
+        write_json(root / "exact.json", {"schema": 1, "code_hash": plan["exact"][CLAIMS]["code"]})
 
 
 def claims(arguments: argparse.Namespace) -> None:
-    """Write claims.csv and claims.md of the plan's scale."""
+    """Show the verdicts at the plan's scale, or write them."""
+    from formerlab.claims.mapping import read_arms
+    from formerlab.claims.readable import counts
+    from formerlab.claims.table import frame, verdicts
+    from formerlab.results import Results
+
     plan = load_plan(arguments)
-    print(*_write_claims(Path(plan["results"]), Path(plan["figures"])), sep="\n")
+    root, objection = Path(plan["results"]), Judge(plan).objection
+    if arguments.out is not None:
+        print(*_write_claims(root, arguments.out, objection), sep="\n")
+        return
+    results = Results(root, objection)
+    found = verdicts(results, read_arms(Path(), root.name))
+    rows = frame(found)[["verdict", "claim", "item", "ours"]].fillna("")
+    print(f"{counts(found)}\n\n{rows.to_string(index=False, justify='left', max_colwidth=60)}")
+    if warning := results.warning():
+        print(f"\n{warning}")
 
 
 def readme(arguments: argparse.Namespace) -> None:
@@ -83,48 +118,65 @@ def readme(arguments: argparse.Namespace) -> None:
 
 
 def runs(arguments: argparse.Namespace) -> None:
-    """Write runs.csv and runs.html of the plan's scale."""
-    plan = load_plan(arguments)
-    print(*_write_runs(Path(plan["results"]), Path(plan["figures"])), sep="\n")
-
-
-def _write_runs(results: Path, out: Path) -> list[Path]:
-    from formerlab.ledger import write_ledger
+    """Show every finished run of the plan's scale and what each study cost, or write it."""
+    from formerlab.ledger import text, write_ledger
     from formerlab.results import Results
 
-    return write_ledger(Results(results), out)
+    plan = load_plan(arguments)
+    results = Results(Path(plan["results"]), Judge(plan).objection)
+    if arguments.out is None:
+        print(text(results))
+    else:
+        print(*write_ledger(results, arguments.out), sep="\n")
 
 
-def _write_claims(results: Path, out: Path) -> list[Path]:
+def _write_claims(results: Path, out: Path, objection: "Objection | None") -> list[Path]:
     from formerlab.claims.mapping import read_arms
     from formerlab.claims.table import write_claims
     from formerlab.results import Results
 
-    return write_claims(Results(results), read_arms(Path(), results.name), out)
+    found = Results(results, objection)
+    paths = write_claims(found, read_arms(Path(), results.name), out)
+    if warning := found.warning():
+        print(f"claims: {warning}", file=sys.stderr)
+    return paths
+
+
+def _objection(results: Path) -> "Objection | None":
+    """Return what objects to live results that are not those of the configuration here; cached ones need no plan."""
+    if results.parent.name != "live" or not Path("workflow", "scales", f"{results.name}.yaml").exists():
+        return None
+    plan = read_plan(ensure_plan(Path(), {"scale": results.name}))
+    return Judge(plan).objection if Path(plan["results"]).resolve() == results.resolve() else None
 
 
 def headline(arguments: argparse.Namespace) -> None:
     """Print the headline tables."""
     from formerlab.tables import headline as text
 
-    print(text(Path(load_plan(arguments)["results"])))
+    plan = load_plan(arguments)
+    print(text(Path(plan["results"]), Judge(plan).objection))
 
 
 def track(arguments: argparse.Namespace) -> None:
-    """Upsert all finished runs; a failure is a warning and a note in mlflow.json, never a failed job."""
-    from formerlab.tracking import sync
+    """Upsert all finished runs; a failure is a warning and counted in mlflow.json, so that the next call tries again.
 
+    It is never a failed job: results and report need no tracking.
+    """
     plan = load_plan(arguments)
     root, uri = Path(plan["results"]), plan["tracking_uri"]
-    if not uri:
-        write_json(root / "mlflow.json", {"status": "off"})
-        return
-    try:
-        outcome = sync(root, uri, Path(plan["figures"]))
-    except UserError as error:
-        outcome = {"status": "failed", "reason": str(error)}
-        print(f"warning: {error}", file=sys.stderr)
-    write_json(root / "mlflow.json", outcome)
+    failures = failed_syncs(root) if arguments.failures is None else arguments.failures
+    outcome: dict[str, Any] = {"status": "off"}
+    if uri:
+        try:
+            from formerlab.tracking import sync
+
+            outcome = sync(root, uri, Path(plan["figures"]))
+        except Exception as error:  # also what nobody thought of
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            outcome, failures = {"status": "failed", "reason": reason}, failures + 1
+            print(f"warning: {reason}", file=sys.stderr)
+    write_json(root / "mlflow.json", outcome | {"failures": failures})
 
 
 def export(arguments: argparse.Namespace) -> None:
@@ -134,10 +186,13 @@ def export(arguments: argparse.Namespace) -> None:
     plan = load_plan(arguments)
     live = Path(plan["results"])
     cached = live.parent.parent / "cached" / live.name
-    outcome = copy(live, cached)
-    for reason in ("diverged", "unfinished"):
-        for run_id in outcome[reason]:
-            print(f"{reason}: {run_id}")
+    outcome = copy(live, cached, Judge(plan).objection)
+    for run_id in outcome["diverged"]:
+        print(f"diverged: {run_id}")
+    for name, reason in outcome["unfinished"].items():
+        print(f"not exported: {name}: {reason}")
+    for line in outcome["left_out"]:
+        print(f"not exported: {line}")
     print(f"{len(outcome['exported'])} runs exported to {cached}")
 
 

@@ -3,12 +3,17 @@
 import argparse
 import os
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from formerlab.commands.context import add_verb, job_of, load_plan, noted
+import psutil
+
+from formerlab.commands.as_planned import as_planned
+from formerlab.commands.context import add_verb, job_of, load_plan
 from formerlab.commands.gpus import on_several, own_gpus
+from formerlab.commands.notes import noted
 from formerlab.commands.slurm import seconds_left
 from formerlab.files import read_json, sha256, write_json
 
@@ -41,7 +46,7 @@ def data(arguments: argparse.Namespace) -> None:
     plan = load_plan(arguments)
     job = job_of(plan, "data", arguments.name)
     out = Path(job["out"])
-    with noted("data", out):
+    with noted("data", out), as_planned(plan, "data", arguments.name):
         spec = data_spec(job["spec"])
         prepare_data(arguments.name, spec, out, code_hash=job["code"], processes=arguments.processes)
 
@@ -60,6 +65,7 @@ def train(arguments: argparse.Namespace) -> None:
         time_limit_s=min((s for s in (arguments.time_limit, seconds_left()) if s is not None), default=None),
         margin_s=arguments.margin,
         checkpoint_seconds=arguments.checkpoint_seconds,
+        before_s=time.time() - psutil.Process().create_time(),
         on_mismatch=arguments.on_mismatch,
         code_hash=job["code"],
         keep_optimizer=job["keep_optimizer"],
@@ -72,7 +78,11 @@ def train(arguments: argparse.Namespace) -> None:
         return
     parent = Path(plan["results"], job["init"]) if job["init"] else None
     first = os.environ.get("RANK", "0") == "0"
-    with noted("train", out) if first else nullcontext(), own_gpus(plan["device"]):
+    with (
+        noted("train", out) if first else nullcontext(),
+        as_planned(plan, "train", arguments.id),
+        own_gpus(plan["device"]),
+    ):
         run, matched = Run.model_validate(job["spec"]), dict[str, Any]()
         if job.get("equal_time"):
             steps, matched = _steps_of_equal_time(plan, job)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from formerlab.commands.context import add_verb, job_of, load_plan, noted
+from formerlab.commands.as_planned import as_planned
+from formerlab.commands.context import add_verb, job_of, load_plan
 from formerlab.commands.gpus import own_gpus
+from formerlab.commands.notes import noted
 from formerlab.files import sha256, write_json
 
 if TYPE_CHECKING:
@@ -53,11 +55,13 @@ def timing(stage: str, arguments: argparse.Namespace) -> Iterator[Timed]:
     import torch
 
     from formerlab.evaluation.timing import circumstances
+    from formerlab.native import keep_memory
     from formerlab.run import Run
 
     folder = Path(plan["results"], arguments.study)
-    with noted(stage, folder), own_gpus(plan["device"]):
+    with noted(stage, folder), as_planned(plan, stage, arguments.study), own_gpus(plan["device"]):
         torch.set_num_threads(plan["threads"])
+        keep_memory()
         runs = [Run.model_validate(plan["train"][run_id]["spec"]) for run_id in job["runs"]]
         timed = Timed(runs, job[stage], torch.device(plan["device"]), folder / f"{stage}.csv")
         yield timed

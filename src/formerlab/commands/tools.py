@@ -19,7 +19,7 @@ def add_parsers(verbs: Any) -> None:
     parser = add_verb(verbs, "generate", generate, "continue a prompt with a finished run", configured=False)
     parser.add_argument("checkpoint", type=Path, help="folder of a finished run")
     parser.add_argument("prompt")
-    parser.add_argument("--tokens", type=int, default=100, help="tokens to add; default 100")
+    parser.add_argument("--tokens", type=int, default=100, help="tokens to add at most; default 100")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most probable token; default 0.8")
     parser.add_argument("--top-k", type=int, help="draw from the k most probable tokens only")
     parser.add_argument("--seed", type=int, default=0)
@@ -50,11 +50,12 @@ def generate(arguments: argparse.Namespace) -> None:
     """Print the continuation as it is made."""
     from formerlab.data import load_tokenizer
     from formerlab.evaluation.generate import generate as continue_prompt
-    from formerlab.finished import load_decoder
+    from formerlab.finished import data_of, load_decoder
 
     model, run = load_decoder(arguments.checkpoint)
-    data = arguments.checkpoint.resolve().parents[2] / "data" / run.data
+    data = data_of(arguments.checkpoint, run)
     print(arguments.prompt, end="", flush=True)
+    notes: list[str] = []
     continue_prompt(
         model,
         load_tokenizer(data),
@@ -65,12 +66,17 @@ def generate(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
         end_of_text=read_json(data / "manifest.json")["tokenizer"]["end_of_text"],
         stream=lambda text: print(text, end="", flush=True),
+        tell=notes.append,
     )
-    print()
+    print(flush=True)
+    for note in notes:
+        print(note, file=sys.stderr)
 
 
 def classify(arguments: argparse.Namespace) -> None:
     """Print accuracy, loss, calibration and speed."""
+    if not (Path(arguments.model) / "run.json").exists():
+        import formerlab.integrations.timm  # noqa: F401  (our names beside timm's)
     from formerlab.evaluation.classify import classify_by_name
 
     print(
@@ -89,11 +95,13 @@ def classify(arguments: argparse.Namespace) -> None:
 
 def ui(arguments: argparse.Namespace) -> None:
     """Replace this process by the MLflow server."""
+    from formerlab.tracking import database_of
+
     uri = load_plan(arguments)["tracking_uri"]
-    if uri.startswith("sqlite:///"):
-        uri = f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
-    elif not uri:
+    if not uri:
         raise UserError("config.yaml: tracking_uri is empty; set it to sqlite:///mlflow.db and run `formerlab track`")
+    if database := database_of(uri):
+        uri = f"sqlite:///{database}"
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
     print(f"MLflow UI: http://127.0.0.1:{arguments.port}", file=sys.stderr)
     quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # nothing asks for jobs

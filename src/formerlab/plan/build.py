@@ -11,13 +11,16 @@ from formerlab.evaluation.measures import TIMED
 from formerlab.evaluation.prune import FILES as PRUNE_FILES
 from formerlab.figures import Drawing, catalogue
 from formerlab.files import read_json
-from formerlab.plan.code import code_hash
+from formerlab.plan import loaded
+from formerlab.plan.code import HASHED, code_hash
 from formerlab.plan.cost import run_cost, totals
 from formerlab.plan.evaluations import prune_jobs, zeroshot_jobs
 from formerlab.plan.forecast import forecast, price_evaluations
 from formerlab.plan.hardware import Hardware, choose, hardware_table
+from formerlab.plan.judge import CLAIMS, RECORDS
 from formerlab.plan.layers import Tree
 from formerlab.plan.measures import MEASURES, WRITES, measure_jobs
+from formerlab.plan.own_files import check_files
 from formerlab.plan.processes import processes_of
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, Study, StudyScale
@@ -45,7 +48,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
     timed = {stage: timing_jobs(stage, runs, sources) for stage in TIMED}
     runs, equal = match_times(runs, timed["speed"], sources)
-    table = hardware_table(config.hardware)
+    table = hardware_table(sources.config_layers)
     hardware = choose(table, scale.hardware)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
     train = {run.id: _train_job(run, data, scale, hardware, keep_optimizer=run.id in parents) for run in runs}
@@ -53,7 +56,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         job["equal_time"] = equal[run_id].plain() if run_id in equal else None
     _set_priorities(train)
     used = {name for run in runs for name in chain(run.data, scale.data)}
-    plan = {
+    plan: dict[str, Any] = {
         "schema": SCHEMA,
         "scale": config.scale,
         "description": scale.description,
@@ -75,9 +78,15 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     }
     plan["zeroshot"] = zeroshot_jobs(runs, sources, plan, root)
     plan["prune"] = prune_jobs(runs, sources, plan, root)
+    check_files(data, plan, sources)
     plan["draw"] = _drawings(plan)
+    plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.claims.exact")}}
     plan["claims"] = _claims(sources)
     plan["ledger"] = code_hash("formerlab.ledger")
+    plan["jobs"] = fingerprint([sorted(plan[stage]) for stage in RECORDS])
+    hashes = {job["code"] for stage in RECORDS for job in plan[stage].values()}
+    plan["code"] = {code: list(HASHED[code]) for code in sorted(hashes)}
+    plan["sources"] = loaded.AT_START
     plan["totals"] = totals([job["cost"] for job in train.values()])
     price_evaluations(plan, runs, scale, hardware)
     plan["forecast"] = forecast(runs, scale, table)
@@ -150,12 +159,11 @@ def _study(name: str, sources: Sources, train: Tree) -> dict[str, Any]:
 
 
 def _claims(sources: Sources) -> dict[str, str]:
-    """Return what decides the numbers of the exact checks and, beside the rows, the verdicts."""
+    """Return what decides the verdicts, beside the rows."""
     parts: list[Study | StudyScale] = [*sources.studies.values(), *sources.scale.studies.values()]
     arms = [{name: claim.plain() for name, claim in part.claims.items()} for part in parts]
     return {
-        "exact": code_hash("formerlab.claims.exact"),
-        "code": code_hash("formerlab.claims.table"),
+        "code": code_hash("formerlab.claims.table", "formerlab.claims.book", "formerlab.claims.arms"),
         "arms": fingerprint(arms),
     }
 

@@ -1,5 +1,6 @@
 """Hash of the code that a stage depends on, so that editing a module reruns exactly the stages that use it.
 
+A plan holds the hash of every job and what it is the hash of, so that a job can say whether the code is still the same.
 The modules are found by following imports in the source, without running any of it. A module that defines specs none of
 which the stage was given is left out (editing one depth mixer must not retrain the models of another), and so are the
 few modules that cannot change a number. Comments, docstrings, formatting and unions of variants do not count.
@@ -8,7 +9,7 @@ few modules that cannot change a number. Comments, docstrings, formatting and un
 import ast
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,11 +21,14 @@ ROOT = Path(__file__).resolve().parents[1]
 WITHOUT_EFFECT = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
-        *("errors", "progress", "plan.code", "training.provenance", "training.stop"),
-        *("after_import", "timm_hook", "huggingface.registration"),
+        *("errors", "progress", "torchvision_shim", "plan.code", "plan.loaded", "training.provenance", "training.stop"),
     )
 )
-"""Modules that shape messages, progress, records and what other packages know of us, but no result."""
+"""Modules that shape messages, progress, records and whether other packages can be imported, but no result."""
+
+
+HASHED: dict[str, tuple[str, ...]] = {}
+"""The modules that each hash of this process is made of."""
 
 
 class Statement(NamedTuple):
@@ -44,12 +48,31 @@ def code_hash(*entries: str, specs: Iterable[Spec] = ()) -> str:
 @functools.cache
 def _hash(entries: tuple[str, ...], chosen: frozenset[str]) -> str:
     """Return the hash of what `entries` run for specs of the modules `chosen`: seeds and sizes share it."""
-    modules = closure(entries, chosen)
-    digest = hashlib.sha256()
-    for module in sorted(modules):
-        lines = [s.text for s in _statements(module) if s.target is None or s.target in modules]
-        digest.update("\n".join((module, *lines, *_tables(module), "")).encode())
+    modules = tuple(sorted(closure(entries, chosen)))
+    found = hash_of(modules)
+    HASHED[found] = modules
+    return found
+
+
+def hash_of(modules: Collection[str]) -> str:
+    """Return the hash of a closure of modules, which come sorted."""
+    digest, known = hashlib.sha256(), {None, *modules}
+    for module in modules:
+        lines = [s.text for s in _statements(module) if s.target in known]
+        tables = [table.read_text(encoding="utf-8") for table in _tables(module)]
+        digest.update("\n".join((module, *lines, *tables, "")).encode())
     return digest.hexdigest()[:16]
+
+
+def files_of(modules: Iterable[str]) -> set[str]:
+    """Return the files that the hash of modules is made of, by their paths below the package."""
+    paths = [path for module in modules for path in (_path(module), *_tables(module))]
+    return {path.relative_to(ROOT).as_posix() for path in paths}
+
+
+def module_of(file: str) -> str:
+    """Return the module in a file of the package."""
+    return f"{PACKAGE}.{file.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
 
 
 def closure(entries: Iterable[str], chosen: frozenset[str]) -> set[str]:
@@ -123,10 +146,12 @@ def _is_union(node: ast.stmt) -> bool:
     return node.targets[0].id == "__all__" or (isinstance(value, ast.Name) and value.id == "Annotated")
 
 
-def _tables(module: str) -> list[str]:
-    """Return the tables that lie in a package and that its code reads."""
-    path = _path(module)
-    return [file.read_text(encoding="utf-8") for file in sorted(path.parent.glob("*.csv")) if path.stem == "__init__"]
+@functools.cache
+def _tables(module: str) -> tuple[Path, ...]:
+    """Return the tables that lie beside a module and that its code names."""
+    beside = [file for file in sorted(_path(module).parent.iterdir()) if file.suffix in (".csv", ".yaml")]
+    text = ast.unparse(_tree(module)) if beside else ""
+    return tuple(file for file in beside if file.name in text)
 
 
 @functools.cache

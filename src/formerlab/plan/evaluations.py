@@ -11,7 +11,7 @@ from formerlab.evaluation.suites import Suite
 from formerlab.files import read_json
 from formerlab.models import Decoder
 from formerlab.plan.code import code_hash
-from formerlab.plan.layers import Layer, place_of
+from formerlab.plan.layers import place_of
 from formerlab.plan.read import parse
 from formerlab.plan.schema import StudyScale
 from formerlab.plan.sources import Sources, study_place
@@ -54,22 +54,23 @@ def _states(record: Path, names: Iterable[str], plan: dict[str, Any]) -> dict[st
 
 
 def prune_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any], root: Path) -> dict[str, Any]:
-    """Return the runs whose cache is pruned, each with its sweep."""
+    """Return the runs whose cache is pruned, each with its sweep; a sweep of no run is read too."""
     jobs = {}
+    sweeps = {
+        (study, pattern): parse(PruneSweep, sources.settings(study, "prune", pattern), f"{study}.prune.{pattern}")
+        for study, of_study in sources.studies.items()
+        for pattern in of_study.prune
+    }
     for run in runs:
-        study, at_scale = sources.studies[run.study], sources.scale.studies.get(run.study, StudyScale())
-        pattern = next((p for p in study.prune if fnmatchcase(run.name, p)), None)
+        pattern = next((p for p in sources.studies[run.study].prune if fnmatchcase(run.name, p)), None)
         if pattern is None:
             continue
-        layers = [
-            Layer(study_place(run.study), study.prune[pattern]),
-            Layer(sources.scale_place, at_scale.prune.get(pattern, {})),
-        ]
-        sweep = parse(PruneSweep, layers, f"{run.study}.prune.{pattern}")
+        sweep = sweeps[run.study, pattern]
         context = _decoder_of(run, f"{study_place(run.study)}: prune.{pattern}").context
         if sweep.context is not None and sweep.context > context:
+            place = place_of(sources.settings(run.study, "prune", pattern), ("context",))
             raise UserError(
-                f"{place_of(layers, ('context',))}: {run.study}.prune.{pattern}.context: {sweep.context} exceeds "
+                f"{place}: {run.study}.prune.{pattern}.context: {sweep.context} exceeds "
                 f"model.context={context} of run {run.name!r}; lower it"
             )
         sweep = sweep.model_copy(update={"questions": sweep.questions and _has_questions(run, sources)})

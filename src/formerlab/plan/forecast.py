@@ -48,6 +48,7 @@ def _on(hardware: Hardware, runs: list[Run], scale: Scale) -> Plan:
         "hours": {study: sum(time[run.id] for run in runs if run.study == study) for study in _studies(runs)},
         "hours_total": total,
         "memory_bytes": max(memory.values(), default=0),
+        "basis": hardware.basis + ("; speed as scale.flops_per_s" if scale.flops_per_s else ""),
         "price": None if hardware.price is None else total * hardware.price,
         "too_large": {run.id: needed[run.study, run.name] for run in runs if needed[run.study, run.name] != 1},
     }

@@ -1,11 +1,16 @@
 """What jobs run on, and how fast: a table to which a configuration adds its own machines, measurements and prices."""
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from typing import Annotated
+
+from pydantic import Field
 
 from formerlab.errors import UserError
-from formerlab.plan.layers import Layer, Tree
+from formerlab.plan.layers import Layer, Tree, merge_layers, part
 from formerlab.plan.read import near_misses, parse
 from formerlab.spec import Spec
+
+Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
+NonNegative = Annotated[float, Field(ge=0.0, le=1e9)]
 
 
 class Hardware(Spec):
@@ -15,27 +20,29 @@ class Hardware(Spec):
     processor does besides matrix products, and all that small models do.
     """
 
-    memory_gb: PositiveFloat
+    memory_gb: Positive
     """Memory, 10^9 bytes."""
-    float32_tflops: PositiveFloat
+    float32_tflops: Positive
     """Peak of dense products of float32 numbers (without TF32), 10^12 FLOP/s; of one thread on a CPU."""
-    bfloat16_tflops: PositiveFloat
+    bfloat16_tflops: Positive
     """Peak of dense products of bfloat16 numbers, 10^12 FLOP/s; of one thread on a CPU."""
-    utilisation: PositiveFloat = Field(default=0.4, le=1.0)
+    utilisation: float = Field(default=0.4, ge=1e-6, le=1.0)
     """Share of the peak that the products of large models reach in training."""
-    block_us: NonNegativeFloat = 250.0
+    block_us: NonNegative = 250.0
     """Time of a block, forward and backward, beside its products, microseconds."""
-    part_us: NonNegativeFloat = 4000.0
+    part_us: NonNegative = 4000.0
     """The same for everything else of a part: embedding, loss, optimizer, rows."""
-    cache_us: NonNegativeFloat = 2.0
+    cache_us: NonNegative = 2.0
     """Time of one token in one layer under a cache policy, microseconds, many sequences at a time."""
-    start_s: NonNegativeFloat = 90.0
+    start_s: NonNegative = 90.0
     """Time from the start of a job to its first step: imports, data, compilation."""
-    memory_base_mb: NonNegativeFloat = 800.0
+    memory_base_mb: NonNegative = 800.0
     """Memory beside what grows with the model: on a GPU its context and workspaces, MiB."""
-    memory_factor: PositiveFloat = 1.2
+    memory_factor: Positive = 1.2
     """Held memory over weights, gradients, moments and activations: temporary tensors and gaps."""
-    price: NonNegativeFloat | None = None
+    basis: str = "as configured"
+    """Where these numbers come from, in words: what is measured, and what is not."""
+    price: NonNegative | None = None
     """Price of an hour, in whatever currency; null means not asked for."""
 
     def flops_per_s(self, precision: str) -> float:
@@ -44,16 +51,17 @@ class Hardware(Spec):
         return peak * 1e12 * self.utilisation
 
 
-# GPUs: memory and dense peaks from NVIDIA's data sheets (A100 80 GB SXM, H100 SXM, H200 SXM, GeForce RTX 4090); their
-# utilisation and overheads are stated, not measured: 0.4 of the bfloat16 peak is what compiled GPT-2-sized models
-# commonly report. CPU: one thread of the AMD EPYC on which results/cached/laptop was made. Its peak is that of a
-# 1024 x 1024 float32 product there, and the rest follows from those runs (`python -m formerlab predicted`).
+_GPU: Tree = {"basis": "memory and peaks from data sheets; utilisation and overheads assumed"}
+# GPUs: NVIDIA's data sheets of A100 80 GB SXM, H100 SXM, H200 SXM, GeForce RTX 4090; 0.4 of the bfloat16 peak is what
+# compiled GPT-2-sized models commonly report. CPU: its peak is that of a 1024 x 1024 float32 product, and the rest
+# follows from the runs in results/cached/laptop (`python -m formerlab predicted`).
 TABLE: dict[str, Tree] = {
-    "A100": {"memory_gb": 80.0, "float32_tflops": 19.5, "bfloat16_tflops": 312.0},
-    "H100": {"memory_gb": 80.0, "float32_tflops": 67.0, "bfloat16_tflops": 989.0, "utilisation": 0.35},
-    "H200": {"memory_gb": 141.0, "float32_tflops": 67.0, "bfloat16_tflops": 989.0, "utilisation": 0.35},
-    "RTX4090": {"memory_gb": 24.0, "float32_tflops": 82.6, "bfloat16_tflops": 165.0},
+    "A100": _GPU | {"memory_gb": 80.0, "float32_tflops": 19.5, "bfloat16_tflops": 312.0},
+    "H100": _GPU | {"memory_gb": 80.0, "float32_tflops": 67.0, "bfloat16_tflops": 989.0, "utilisation": 0.35},
+    "H200": _GPU | {"memory_gb": 141.0, "float32_tflops": 67.0, "bfloat16_tflops": 989.0, "utilisation": 0.35},
+    "RTX4090": _GPU | {"memory_gb": 24.0, "float32_tflops": 82.6, "bfloat16_tflops": 165.0},
     "CPU": {
+        "basis": "one thread of an AMD EPYC, measured in float32; memory_gb and bfloat16_tflops assumed",
         "memory_gb": 16.0,
         "float32_tflops": 0.1,
         "bfloat16_tflops": 0.1,
@@ -68,22 +76,27 @@ TABLE: dict[str, Tree] = {
 }
 
 
-def hardware_table(laid_over: Tree) -> dict[str, Hardware]:
-    """Return the table with the configuration laid over: single keys of known processors, all keys of new ones.
+def hardware_table(layers: list[Layer]) -> dict[str, Hardware]:
+    """Return the table with `hardware` of the configuration laid over: keys of known processors, all keys of new ones.
 
     Raises
     ------
     UserError
         Naming the processor and the key that is wrong.
     """
+    own = part(layers, "hardware")
+    laid_over = merge_layers(own)
     return {
-        name: parse(
-            Hardware,
-            [Layer("hardware table", TABLE.get(name, {})), Layer("config.yaml", laid_over.get(name, {}))],
-            f"hardware.{name}",
-        )
-        for name in [*TABLE, *(name for name in laid_over if name not in TABLE)]
+        name: parse(Hardware, [Layer("hardware table", _known(name, laid_over)), *part(own, name)], f"hardware.{name}")
+        for name in dict.fromkeys([*TABLE, *laid_over])
     }
+
+
+def _known(name: str, laid_over: Tree) -> Tree:
+    """Return what the table says of a processor; its basis names what the configuration says instead."""
+    known, given = TABLE.get(name, {}), laid_over.get(name, {})
+    replaced = sorted(known.keys() & given.keys()) if isinstance(given, dict) else []
+    return known | {"basis": f"{known['basis']}; {', '.join(replaced)} as configured"} if replaced else known
 
 
 def choose(table: dict[str, Hardware], name: str) -> Hardware:

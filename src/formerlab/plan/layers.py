@@ -1,15 +1,19 @@
 """Lay mappings over each other and remember where every key came from."""
 
+import functools
 import itertools
+import re
 import string
 from collections.abc import Iterable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from formerlab.errors import UserError
 
 Tree = dict[str, Any]
+
+ALTERNATIVES = {frozenset(("paths",)), frozenset(("train", "valid", "test"))}
+"""Keys that say the same in two ways: a mapping that names one of them replaces the others below it."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +25,19 @@ class Layer:
 
 
 def merge(base: Tree, over: Tree) -> Tree:
-    """Return `base` with `over` laid on it, key by key; a mapping with another `kind` replaces the one below."""
+    """Return `base` with `over` laid on it, key by key.
+
+    A mapping with another `kind` replaces the one below; so do, key by key, alternatives that exclude each other. The
+    result shares what it can with both, so nobody changes a tree in place.
+    """
     if _replaces(base, over):
-        return deepcopy(over)
-    merged = deepcopy(base)
+        return over
+    said = {key for key, value in over.items() if not isinstance(value, dict)}
+    lost = {key for keys in ALTERNATIVES if keys & said for other in ALTERNATIVES - {keys} for key in other}
+    merged = {key: value for key, value in base.items() if key not in lost}
     for key, value in over.items():
         below = merged.get(key)
-        merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else deepcopy(value)
+        merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return merged
 
 
@@ -37,10 +47,29 @@ def _replaces(base: Tree, over: Tree) -> bool:
 
 def merge_layers(layers: list[Layer]) -> Tree:
     """Return all layers laid on each other, the last on top."""
-    tree: Tree = {}
-    for layer in layers:
-        tree = merge(tree, layer.tree)
-    return tree
+    return laid(layers)[-1] if layers else {}
+
+
+def laid(layers: list[Layer]) -> list[Tree]:
+    """Return what each layer makes together with all below it."""
+    return list(itertools.accumulate((layer.tree for layer in layers), merge))
+
+
+def hidden(said: Tree, below: Tree, final: Tree) -> Tree:
+    """Return what a layer says and the `final` tree does not, with the kinds of what it is said of.
+
+    `below` is what the layer makes together with those below it.
+    """
+    found: Tree = {}
+    for key, value in said.items():
+        mine, above = below.get(key), final.get(key)
+        if not isinstance(value, dict) or not isinstance(mine, dict):
+            found |= {} if key in final and above == value else {key: value}
+            continue
+        seen = above if isinstance(above, dict) and mine.get("kind", above.get("kind")) == above.get("kind") else {}
+        if inner := hidden(value, mine, seen):
+            found[key] = {"kind": kind} | inner if (kind := mine.get("kind", seen.get("kind"))) else inner
+    return found
 
 
 def clash(below: Tree, over: Tree) -> tuple[str, ...] | None:
@@ -58,11 +87,20 @@ def clash(below: Tree, over: Tree) -> tuple[str, ...] | None:
 
 def place_of(layers: list[Layer], path: tuple[Any, ...]) -> str:
     """Return the place that last said something at `path` or above it; the first of all where none did."""
+    return last_place_of(layers, [path])
+
+
+def last_place_of(layers: list[Layer], paths: Iterable[tuple[Any, ...]]) -> str:
+    """Return the last of the places of several paths: what was laid on top is what does not fit."""
+    return layers[max(_height(layers, path) for path in paths)].place
+
+
+def _height(layers: list[Layer], path: tuple[Any, ...]) -> int:
     for depth in range(len(path), 0, -1):
-        for layer in reversed(layers):
-            if at(layer.tree, path[:depth], _MISSING) is not _MISSING:
-                return layer.place
-    return layers[0].place
+        for height in reversed(range(len(layers))):
+            if at(layers[height].tree, path[:depth], _MISSING) is not _MISSING:
+                return height
+    return 0
 
 
 _MISSING = object()
@@ -75,6 +113,12 @@ def at(tree: Any, path: Iterable[Any], default: Any = None) -> Any:
             return default
         tree = tree[key]
     return tree
+
+
+def part(layers: list[Layer], *path: str) -> list[Layer]:
+    """Return the part of each layer below a path, where it has one."""
+    found = [Layer(layer.place, at(layer.tree, path)) for layer in layers]
+    return [layer for layer in found if isinstance(layer.tree, dict)]
 
 
 def nested(dotted: Tree) -> Tree:
@@ -126,3 +170,32 @@ def fill(value: Any, point: Tree) -> Any:
             return point[value[1:-1]]
         return value.format(**point) if "{" in value else value
     return value
+
+
+def may_fit(name: str, pattern: str) -> bool:
+    """Say whether a run, or one that a template stands for with some values, fits a pattern of names."""
+    return name == pattern or (not set("{}") & set(pattern) and _overlap(_glob(name), _glob(pattern)))
+
+
+def _glob(text: str) -> str:
+    """Return a pattern of * and ? alone: a field of a template may be anything, a choice of characters one of any."""
+    return re.sub(r"\[.+?\]", "?", re.sub(r"\{.*?\}", "*", text))
+
+
+@functools.cache
+def _overlap(one: str, other: str) -> bool:
+    """Say whether some name fits both patterns, by walking through both at once."""
+    waiting, seen = [(0, 0)], set()
+    while waiting:
+        i, j = place = waiting.pop()
+        if place in seen or i > len(one) or j > len(other):
+            continue
+        seen.add(place)
+        left, right = one[i : i + 1], other[j : j + 1]
+        if not left and not right:
+            return True
+        if "*" in (left, right):  # it ends here, or takes what stands on the other side
+            waiting += [(i + (left == "*"), j + (right == "*")), (i + 1, j), (i, j + 1)]
+        elif left and right and (left == right or "?" in (left, right)):
+            waiting.append((i + 1, j + 1))
+    return False

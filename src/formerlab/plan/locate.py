@@ -9,6 +9,7 @@ import glob
 import hashlib
 import json
 import os
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -19,8 +20,8 @@ from typing import Any
 import yaml
 
 from formerlab.errors import UserError
+from formerlab.plan import loaded
 
-PACKAGE = Path(__file__).resolve().parents[1]
 VARIABLE = "FORMERLAB_PLAN"
 FILES = frozenset(("paths", "train", "valid", "validation", "test", "path"))
 """Keys of a data set or a suite that name files."""
@@ -34,10 +35,10 @@ def plan_path(root: Path, given: dict[str, Any]) -> Path:
         watched.append(root / str(overlay))
         trees.append(_read(watched[-1]))
     digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
-    for path in [*watched, *sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.csv")])]:
+    for path in watched:
         digest.update(f"\n{path.name}:".encode())
         digest.update(path.read_bytes() if path.is_file() else b"-")
-    for stamp in (sys.version_info[:2], *_texts(root, trees)):
+    for stamp in (loaded.digests(), sys.version_info[:2], *_texts(root, trees)):
         digest.update(f"\n{stamp}".encode())
     return root / ".formerlab" / "plans" / f"{digest.hexdigest()[:16]}.json"
 
@@ -54,11 +55,36 @@ def _read(path: Path) -> dict[str, Any]:
 def _texts(root: Path, trees: list[dict[str, Any]]) -> Iterator[object]:
     """Yield what changes with the texts: a stamp of each file that a data set names, and one of installed packages."""
     yield Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
+    seen = set[tuple[int, int]]()
     for pattern in sorted({pattern for tree in trees for pattern in _patterns(tree)}):
         for match in sorted(glob.glob(str(root / os.path.expanduser(pattern)), recursive=True)):
-            for path in (Path(match), *sorted(Path(match).rglob("*"))):
-                status = path.stat()
-                yield path, status.st_size, status.st_mtime_ns
+            yield match, list(_stamps(match, seen))
+
+
+def _stamps(path: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, int, int]]:
+    """Yield path, size and time of a file, or of the files of a folder at any depth, hidden ones and those seen aside.
+
+    There may be hundreds of thousands, so this is written for speed. Raises UserError for what cannot be read.
+    """
+    try:
+        status = os.stat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            yield path, status.st_size, status.st_mtime_ns
+            return
+        if (status.st_dev, status.st_ino) in seen:  # links may lead in a circle
+            return
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(path) as found:
+            entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False):
+                status = entry.stat(follow_symlinks=False)
+                yield entry.path, status.st_size, status.st_mtime_ns
+            else:
+                yield from _stamps(entry.path, seen)
+    except OSError as error:
+        what = "a link to what is not there" if os.path.islink(path) else error.strerror
+        raise UserError(f"{path}: named by a data set or suite, but {what}; remove or restore it") from None
 
 
 def _patterns(tree: Any) -> Iterator[str]:
@@ -77,16 +103,35 @@ def ensure_plan(root: Path, given: dict[str, Any]) -> Path:
     UserError
         With the one line that names the mistake in the configuration.
     """
-    path = plan_path(root, given)
-    if not path.exists():
-        words = [sys.executable, "-m", "formerlab", "plan", "--given", json.dumps(given), "--write", str(path)]
-        done = subprocess.run(
-            words, cwd=root, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    _check_whose_code(root)
+    for _ in range(3):
+        path = plan_path(root, given)
+        if path.exists():
+            return path
+        _make(root, given, path)
+        if plan_path(root, given) == path:
+            return path
+        path.unlink()  # something was edited meanwhile, so its name says something else than it
+    raise UserError("configuration, texts or code change while they are planned; wait until they rest, then try again")
+
+
+def _make(root: Path, given: dict[str, Any], path: Path) -> None:
+    """Have another process, which imports torch, write the plan."""
+    words = [sys.executable, "-m", "formerlab", "plan", "--given", json.dumps(given), "--write", str(path)]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        raise UserError(lines[-1].removeprefix("error: ") if lines else f"no plan was made: {done.stderr.strip()}")
+
+
+def _check_whose_code(root: Path) -> None:
+    """Raise UserError where a checkout would be run by another one's code, as in a copy whose environment is active."""
+    own = root / "src" / "formerlab"
+    if own.is_dir() and not own.samefile(loaded.PACKAGE):
+        raise UserError(
+            f"{root}: the active environment runs the code in {loaded.PACKAGE}; run `make setup` here, then use "
+            ".venv/bin/python or activate .venv"
         )
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-            raise UserError(lines[-1].removeprefix("error: ") if lines else f"no plan was made: {done.stderr.strip()}")
-    return path
 
 
 def read_plan(path: Path) -> dict[str, Any]:

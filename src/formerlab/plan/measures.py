@@ -7,9 +7,8 @@ from formerlab.errors import UserError
 from formerlab.evaluation.complexity import Complexity
 from formerlab.evaluation.translate import Decoding
 from formerlab.plan.code import code_hash
-from formerlab.plan.layers import Layer, Tree
-from formerlab.plan.read import parse
-from formerlab.plan.schema import StudyScale
+from formerlab.plan.layers import Tree, merge_layers, part
+from formerlab.plan.read import check_values, parse
 from formerlab.plan.sources import Sources, study_place
 from formerlab.run import Run
 from formerlab.spec import Spec
@@ -27,18 +26,28 @@ WRITES: dict[str, tuple[str, ...]] = {
 def measure_jobs(stage: str, runs: list[Run], sources: Sources) -> dict[str, Any]:
     """Return the runs that a stage measures, each with its settings and code hash."""
     jobs = {}
+    for study in sources.studies:
+        _check_settings(stage, study, sources)
     for run in runs:
-        study, at_scale = sources.studies[run.study], sources.scale.studies.get(run.study, StudyScale())
-        asked: dict[str, Tree] = getattr(study, stage)
+        asked: dict[str, Tree] = getattr(sources.studies[run.study], stage)
         pattern = next((p for p in asked if fnmatchcase(run.name, p)), None)
         if pattern is None:
             continue
-        place = study_place(run.study)
-        own = [tree for p, tree in getattr(at_scale, stage).items() if p == pattern or fnmatchcase(run.name, p)]
-        layers = [Layer(place, asked[pattern]), *(Layer(sources.scale_place, tree) for tree in own)]
+        at_scale = merge_layers(sources.at_scale(run.study, stage))
+        names = [p for p in at_scale if p == pattern or fnmatchcase(run.name, p)]
+        layers = part(sources.study_layers[run.study], stage, pattern)
+        layers += [layer for name in names for layer in sources.at_scale(run.study, stage, name)]
         settings = parse(MEASURES[stage], layers, f"{run.study}.{stage}.{pattern}")
         if run.model.kind != "translator":
+            place = study_place(run.study)
             raise UserError(f"{place}: {stage}.{pattern}: run {run.name!r} trains no translator; name runs that do")
         code = code_hash(f"formerlab.evaluation.{stage}", specs=[settings, run.model])
         jobs[run.id] = {"settings": settings.plain(), "code": code}
     return jobs
+
+
+def _check_settings(stage: str, study: str, sources: Sources) -> None:
+    """Refuse values that no settings have, also those for runs that the scale leaves out."""
+    for layer in [*part(sources.study_layers[study], stage), *sources.at_scale(study, stage)]:
+        for pattern in layer.tree:
+            check_values(MEASURES[stage], part([layer], pattern), f"{study}.{stage}.{pattern}")

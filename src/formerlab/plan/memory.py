@@ -1,4 +1,4 @@
-"""What a training run holds in memory, in closed form."""
+"""What a training run holds in memory, in closed form, and what no run can be."""
 
 from formerlab.models import Model
 from formerlab.plan.hardware import Hardware
@@ -9,6 +9,26 @@ STATE_WORDS = 4
 """Float32 numbers per parameter in memory: weight, gradient and AdamW's two moments."""
 GATHERED = 2
 """Blocks whose weights and gradients are whole at a time where all else is split: one computes, one is on its way."""
+
+
+MOST_BYTES = 10**13
+"""Of weights, and of what a processor keeps of one part of a step: ten terabytes, more than anyone has trained with."""
+MOST_FLOPS = 1e28
+"""Of a run: twenty times the largest training known in 2025 (about 5e26)."""
+
+
+def too_large(run: Run) -> tuple[str, str] | None:
+    """Return the key of a run that makes it larger than anything can be, and why; None where it is not."""
+    weights = BYTES_WEIGHT * run.model.params()
+    kept = BYTES_WEIGHT * run.task.part_tokens * run.model.activation_words()
+    most = f"more than {MOST_BYTES / 1e12:g} TB"
+    if weights > MOST_BYTES:
+        return "model", f"its weights take {weights / 1e12:.3g} TB, {most}; make it smaller"
+    if kept > MOST_BYTES:
+        return "task", f"a part of a step keeps {kept / 1e12:.3g} TB for the backward pass, {most}; make it smaller"
+    if run.flops > MOST_FLOPS:
+        return "steps", f"training takes {run.flops:.3g} FLOPs, more than {MOST_FLOPS:g}; make fewer or smaller steps"
+    return None
 
 
 def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:

@@ -37,7 +37,7 @@ def compare(results: Path, sources: Sources, baseline: float) -> list[Row]:
     Time is that of the whole run without imports. Memory is the peak, in MiB: on a CPU resident memory less the
     `baseline`, that of the imports. A ratio is measured over predicted.
     """
-    hardware = choose(hardware_table(sources.config.hardware), sources.scale.hardware)
+    hardware = choose(hardware_table(sources.config_layers), sources.scale.hardware)
     paths = sorted(results.glob("*/*/seed*/run.json"))
     if not paths:
         raise UserError(f"{results}: no finished run; run the DAG for this scale first")
@@ -62,11 +62,10 @@ def import_mebibytes() -> float:
     return int(done.stdout) / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def write(results: Path, rows: list[Row], baseline: float) -> str:
-    """Write predicted.csv and predicted.md into the folder of the scale and return the table as text."""
-    write_rows(results / "predicted.csv", COLUMNS, rows)
+def text(results: Path, rows: list[Row], baseline: float) -> str:
+    """Return the rows as an aligned table, below what they are and which is furthest off."""
     worst = {name: _worst([row[COLUMNS.index(name)] for row in rows]) for name in ("time_ratio", "memory_ratio")}
-    text = "\n".join(
+    return "\n".join(
         [
             f"Cost model and finished runs, {results}: {len(rows)} runs. A ratio is measured over predicted.",
             f"Furthest off: time {worst['time_ratio']:.2f}, memory {worst['memory_ratio']:.2f}. "
@@ -75,8 +74,12 @@ def write(results: Path, rows: list[Row], baseline: float) -> str:
             *aligned([COLUMNS, *(tuple(map(str, row)) for row in rows)], left=(0,)),
         ]
     )
-    write_text(results / "predicted.md", f"```\n{text}\n```\n")
-    return text
+
+
+def write(out: Path, rows: list[Row], table: str) -> None:
+    """Write predicted.csv and, with the table, predicted.md into a folder."""
+    write_rows(out / "predicted.csv", COLUMNS, rows)
+    write_text(out / "predicted.md", f"```\n{table}\n```\n")
 
 
 def _worst(ratios: list[Any]) -> float:

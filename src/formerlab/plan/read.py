@@ -1,20 +1,26 @@
 """Read YAML and turn it into specs; every mistake becomes one line with file, key, value and remedy."""
 
 import difflib
+import functools
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from formerlab.errors import UserError
-from formerlab.plan.layers import Layer, Tree, at, clash, merge_layers, place_of
+from formerlab.plan.layers import Layer, Tree, at, clash, hidden, laid, last_place_of, place_of
 from formerlab.spec import Spec
 
 SomeSpec = TypeVar("SomeSpec", bound=Spec)
+
+
+MOST_NAMED = 30
+"""Names that a message lists at most."""
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -41,46 +47,101 @@ def read_yaml(root: Path, place: str) -> Tree:
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{place}: not valid YAML: {error.problem}{line}; correct it") from None
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{place}: cannot be read: {' '.join(str(error).split())}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise UserError(f"{place}: got {tree!r}; write keys and values")
+        raise UserError(f"{place}: got {shown(tree)}; write keys and values")
     return tree
 
 
 def parse(kind: type[SomeSpec], layers: list[Layer], subject: str = "") -> SomeSpec:
-    """Return the spec that the layers describe together; types are strict, so text is never read as a number."""
-    _refuse_clashes(layers, subject)
-    tree = merge_layers(layers)
+    """Return the spec that the layers describe together; types are strict, so text is never read as a number.
+
+    Values that another layer hides are checked as well: elsewhere they will be seen.
+    """
+    tree = _laid(layers, subject)
     try:
-        return kind.model_validate_json(json.dumps(tree, default=str), strict=True)
-    except TypeError as error:
-        raise UserError(f"{layers[-1].place}: {error}") from None
+        spec = _validated(kind, tree, layers)
     except ValidationError as error:
-        raise UserError(_explain(_telling(error.errors(), tree), tree, layers, subject, _fields(kind))) from None
+        raise UserError(_explain(error.errors(), tree, layers, subject, fields_of(kind))) from None
+    _check_hidden(kind, layers, subject)
+    return spec
 
 
-def _refuse_clashes(layers: list[Layer], subject: str) -> None:
-    """Refuse a value where another layer has keys: laid over each other, one of them would silently be lost."""
+def check_values(
+    kind: type[Spec], layers: list[Layer], subject: str, fields: Collection[str] = (), *, keys_too: bool = True
+) -> None:
+    """Refuse keys and values that no spec of a kind has, in layers that are not all of what will make one.
+
+    What is missing may come with another layer, what does not fit together may change, and one of the `fields` of a
+    template stands for any value.
+    """
+    tree = _laid(layers, subject)
+    try:
+        _validated(kind, tree, layers)
+    except ValidationError as error:
+        passed = _OF_THE_WHOLE if keys_too else {*_OF_THE_WHOLE, "extra_forbidden"}
+        wrong = [e for e in error.errors() if e["type"] not in passed and not _is_filled(e["input"], fields)]
+        if wrong:
+            raise UserError(_explain(wrong, tree, layers, subject, fields_of(kind))) from None
+    if len(layers) > 1:
+        _check_hidden(kind, layers, subject)
+
+
+def _check_hidden(kind: type[Spec], layers: list[Layer], subject: str) -> None:
+    trees = laid(layers)
+    for layer, below in zip(layers, trees, strict=True):
+        if said := hidden(layer.tree, below, trees[-1]):
+            check_values(kind, [Layer(layer.place, said)], subject, keys_too=False)
+
+
+_OF_THE_WHOLE = frozenset(("missing", "value_error", "union_tag_not_found"))
+
+
+def _is_filled(value: Any, fields: Collection[str]) -> bool:
+    return isinstance(value, str) and any(f"{{{field}}}" in value for field in fields)
+
+
+def _validated(kind: type[SomeSpec], tree: Tree, layers: list[Layer]) -> SomeSpec:
+    try:
+        text = json.dumps(tree, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{layers[-1].place}: {error}; write plain keys and values") from None
+    return kind.model_validate_json(text, strict=True)
+
+
+def _laid(layers: list[Layer], subject: str) -> Tree:
+    """Return the layers laid on each other.
+
+    Raises UserError for a value where another layer has keys: one of them would silently be lost.
+    """
+    trees: list[Tree] = [{}, *laid(layers)]
     for index, layer in enumerate(layers):
-        below = layers[:index]
-        tree = merge_layers(below)
-        if (path := clash(tree, layer.tree)) is not None:
+        if (path := clash(trees[index], layer.tree)) is not None:
             key = ".".join((subject, *path) if subject else path)
+            said, below = shown(at(layer.tree, path)), shown(at(trees[index], path))
             raise UserError(
-                f"{layer.place}: {key}: {at(layer.tree, path)!r} does not go with {at(tree, path)!r} of "
-                f"{place_of(below, path)}; write a value in both, or keys in both"
+                f"{layer.place}: {key}: {said} does not go with {below} of {place_of(layers[:index], path)}; "
+                "write a value in both, or keys in both"
             )
+    return trees[-1]
+
+
+def shown(value: object) -> str:
+    """Return a value as it stands in a message."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def near_misses(word: str, known: list[str]) -> str:
     """Return what a misspelt word may mean, ready to stand at the end of a message."""
-    close = difflib.get_close_matches(word, sorted(set(known)), n=3)
-    return (
-        f"; did you mean {' or '.join(close)}?" if close else f"; known are {', '.join(sorted(set(known))) or 'none'}"
-    )
+    names = sorted(set(known))
+    if close := difflib.get_close_matches(word, names, n=3):
+        return f"; did you mean {' or '.join(close)}?"
+    more = ["..."] if len(names) > MOST_NAMED else []
+    return f"; known are {', '.join([*names[:MOST_NAMED], *more]) or 'none'}"
 
 
 def _telling(errors: list[ErrorDetails], tree: Tree) -> ErrorDetails:
@@ -90,12 +151,14 @@ def _telling(errors: list[ErrorDetails], tree: Tree) -> ErrorDetails:
     return next((error for error in same if not error["type"].endswith("_type")), errors[0])
 
 
-def _explain(error: ErrorDetails, tree: Tree, layers: list[Layer], subject: str, known: list[str]) -> str:
+def _explain(errors: list[ErrorDetails], tree: Tree, layers: list[Layer], subject: str, known: dict[str, str]) -> str:
+    error = _telling(errors, tree)
     path = _path_in_tree(error, tree)
-    reason = _reason(error, known)
-    culprit = _named_in(reason, path, tree) if error["type"] == "value_error" else path
     key = ".".join(str(part) for part in (subject, *path) if part != "")
-    return ": ".join(part for part in (place_of(layers, culprit), key, reason) if part)
+    ways = {name: ".".join(filter(None, (subject, way))) for name, way in known.items()}
+    reason = _reason(error, {name: way for name, way in ways.items() if way != key})  # another kind may have the key
+    culprits = named_in(reason, path, tree) if error["type"] == "value_error" else [path]
+    return ": ".join(part for part in (last_place_of(layers, culprits), key, reason) if part)
 
 
 def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
@@ -111,28 +174,26 @@ def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
     return (*path, error["loc"][-1]) if error["type"] == "missing" else tuple(path)
 
 
-def _named_in(reason: str, path: tuple[int | str, ...], tree: Tree) -> tuple[int | str, ...]:
-    """Return the first key of the file that a message about the mapping at `path` names, else `path`."""
-    for word in re.findall(r"[a-z_0-9.]+", reason):
-        named = (*path, *word.split("."))
-        if at(tree, named) is not None:
-            return named
-    return path
+def named_in(reason: str, path: tuple[int | str, ...], tree: Tree) -> list[tuple[int | str, ...]]:
+    """Return the keys of the files that a message about the mapping at `path` names, else `path`."""
+    named = [(*path, *word.split(".")) for word in re.findall(r"[a-z_0-9.]+", reason)]
+    return [place for place in named if at(tree, place) is not None] or [path]
 
 
-def _reason(error: ErrorDetails, fields: list[str]) -> str:
+def _reason(error: ErrorDetails, ways: dict[str, str]) -> str:
     kind, value = error["type"], error["input"]
     plain = {
         "missing": "missing key; add it",
-        "union_tag_not_found": f"missing key kind in {value!r}; add it",
+        "union_tag_not_found": f"missing key kind in {shown(value)}; add it",
         "too_short": f"{value!r} is empty; give at least one value, or leave the key out",
-        "string_pattern_mismatch": f"{value!r} is no name; use a-z, 0-9, _ and - only, a letter or digit first",
+        "string_pattern_mismatch": f"{shown(value)} is no name; use 1 to 100 of a-z 0-9 _ -, a letter or digit first",
     }
     if kind in plain:
         return plain[kind]
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), fields, n=1)
-        return f"unknown key (value {value!r})" + (f"; did you mean {near[0]}?" if near else "; remove it")
+        name = str(error["loc"][-1])
+        near = [ways[name]] if name in ways else difflib.get_close_matches(name, ways, n=1)
+        return f"unknown key (value {shown(value)})" + (f"; did you mean {near[0]}?" if near else "; remove it")
     if kind == "union_tag_invalid":
         known = [tag.strip("'") for tag in error["ctx"]["expected_tags"].split(", ")]
         return f"unknown kind {error['ctx']['tag']!r}{near_misses(error['ctx']['tag'], known)}"
@@ -140,11 +201,9 @@ def _reason(error: ErrorDetails, fields: list[str]) -> str:
         reason = error["msg"].removeprefix("Value error, ")
         return reason if ";" in reason or reason.count("=") < 2 else f"{reason}; change one of them"
     if isinstance(value, str) and kind in ("float_type", "int_type") and _is_number(value):
-        return (
-            f"{value!r} is text, not a number; write {_as_yaml_number(value)} without quotes (YAML needs dot and sign)"
-        )
-    shown = "" if isinstance(value, dict) else f" (got {value!r})"
-    return error["msg"].replace("\n", " ") + shown
+        number = _as_yaml_number(value)
+        return f"{shown(value)} is text, not a number; write {number} without quotes (YAML needs dot and sign)"
+    return error["msg"].replace("\n", " ") + ("" if isinstance(value, dict) else f" (got {shown(value)})")
 
 
 def _is_number(text: str) -> bool:
@@ -163,16 +222,20 @@ def _as_yaml_number(text: str) -> str:
     return f"{mantissa if '.' in mantissa else mantissa + '.0'}e{sign}"
 
 
-def _fields(kind: type[Spec]) -> list[str]:
-    """Return the keys that a spec or any spec within it may have."""
-    found: set[type[Spec]] = set()
-    waiting: list[Any] = [kind]
+@functools.cache
+def fields_of(kind: type[Spec]) -> dict[str, str]:
+    """Return the keys that a spec or any spec within it may have, each with the shortest way to it: `optimizer.lr`."""
+    found: dict[str, str] = {}
+    waiting: list[tuple[Any, str]] = [(kind, "")]
+    seen: set[type[Spec]] = set()
     while waiting:
-        part = waiting.pop()
-        if isinstance(part, type) and issubclass(part, Spec):
-            if part not in found:
-                found.add(part)
-                waiting += [field.annotation for field in part.model_fields.values()]
-        else:
-            waiting += get_args(part)
-    return sorted({name for part in found for name in part.model_fields})
+        part, way = waiting.pop(0)
+        if not (isinstance(part, type) and issubclass(part, Spec)):
+            way += {dict: "<name>.", tuple: "<n>."}.get(get_origin(part), "")
+            waiting += [(inner, way) for inner in get_args(part)]
+        elif part not in seen:  # breadth first, so that the shortest way is found first
+            seen.add(part)
+            for name, field in part.model_fields.items():
+                found.setdefault(name, f"{way}{name}")
+                waiting.append((field.annotation, f"{way}{name}."))
+    return found

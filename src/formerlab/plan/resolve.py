@@ -2,59 +2,82 @@
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 from formerlab.data.dataset import DataSpec
 from formerlab.errors import UserError
 from formerlab.evaluation.equal_time import EqualTime
 from formerlab.growth import continued_spec, growable, grown_spec
-from formerlab.plan.layers import Layer, Tree, fields, fill, grid_points, merge_layers, place_of
-from formerlab.plan.read import near_misses, parse
+from formerlab.plan.layers import (
+    Layer,
+    Tree,
+    at,
+    fields,
+    fill,
+    grid_points,
+    last_place_of,
+    may_fit,
+    merge_layers,
+    part,
+    place_of,
+)
+from formerlab.plan.memory import too_large
+from formerlab.plan.read import check_values, named_in, near_misses, parse
 from formerlab.plan.schema import Scale, StudyScale
-from formerlab.plan.sources import RUN_KEYS, Sources, part, study_place
+from formerlab.plan.sources import RUN_KEYS, Sources, study_place
 from formerlab.plan.tokenizers import same_tokenizer
 from formerlab.run import Run
 
+Layers = list[Layer]
 EQUAL = "equal_time"
 """The key of a run that is no part of its spec: the steps follow from it."""
+_PATTERNS = (("zeroshot",), ("translate",), ("complexity",), ("speed", "runs"), ("decode", "runs"), ("flow", "runs"))
+"""Where studies and scales name runs by patterns."""
 
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
-    """Return the runs of a study, parents before children, with one run per seed."""
+    """Return the runs of a study, parents before children, with one run per seed.
+
+    Runs that the scale leaves out are checked too, key by key: at another scale they will be there.
+    """
     scale = sources.scale
     at_scale = scale.studies.get(name, StudyScale())
-    layers = _run_layers(name, at_scale, sources)
-    _check_patterns(name, at_scale, list(layers), sources)
+    layers = _run_layers(name, sources)
+    _check_patterns(name, list(layers), sources)
     kept = [run for run in layers if any(fnmatchcase(run, pattern) for pattern in at_scale.only)]
     runs = {run: _parse_run(name, run, layers[run], scale) for run in kept}
-    grown = _grow(name, _with_parents_first(name, runs, set(layers)), scale.data)
+    for run in layers.keys() - runs.keys():
+        named = Layer(study_place(name), {"study": name, "name": run})
+        check_values(Run, [named, *(_without(layer, EQUAL) for layer in layers[run])], f"{name}.runs.{run}")
+    grown = _grow(name, _with_parents_first(name, runs, layers), scale.data, layers)
     seeds = sources.config.seeds or at_scale.seeds or scale.seeds
     return [run.model_copy(update={"seed": seed}) for run in grown for seed in seeds]
 
 
 def equal_times(name: str, sources: Sources) -> dict[str, EqualTime]:
     """Return the runs of a study that train for the time of another, each with whose time it is."""
-    layers = _run_layers(name, sources.scale.studies.get(name, StudyScale()), sources)
+    layers = _run_layers(name, sources)
     found = {run: part(own, EQUAL) for run, own in layers.items()}
     return {run: parse(EqualTime, own, f"{name}.runs.{run}.{EQUAL}") for run, own in found.items() if own}
 
 
-def _run_layers(name: str, at_scale: StudyScale, sources: Sources) -> dict[str, list[Layer]]:
+def _run_layers(name: str, sources: Sources) -> dict[str, list[Layer]]:
     """Return what each run of a study is made of, from the general to the particular."""
-    study, place = sources.studies[name], sources.scale_place
+    of_study, patterns = sources.study_layers[name], sources.scale.studies.get(name, StudyScale()).runs
     common = [
-        Layer(place, sources.scale.defaults),
-        Layer(study_place(name), study.defaults),
-        Layer(place, at_scale.defaults),
+        *part(sources.scale_layers, "defaults"),
+        *part(of_study, "defaults"),
+        *sources.at_scale(name, "defaults"),
     ]
     result: dict[str, list[Layer]] = {}
-    for template, tree in study.runs.items():
-        exact = at_scale.runs.get(template, {})
-        for run, (own, at_this_scale) in _instances(Layer(study_place(name), tree), Layer(place, exact), template):
+    for template in sources.studies[name].runs:
+        mine, exact = part(of_study, "runs", template), sources.at_scale(name, "runs", template)
+        for run, own, at_this_scale in _instances(mine, exact, template):
             if run in result:
-                raise UserError(f"{study_place(name)}: runs.{template}: gives a second run {run!r}; remove one")
-            patterns = [p for p in at_scale.runs if p != template and fnmatchcase(run, p)]
-            patterned = [Layer(place, at_scale.runs[pattern]) for pattern in patterns]
-            result[run] = [*common, own, *patterned, at_this_scale, *_overrides_of(name, run, sources)]
+                raise UserError(f"{mine[0].place}: runs.{template}: gives a second run {run!r}; remove one")
+            matching = [p for p in patterns if p != template and fnmatchcase(run, p)]
+            patterned = [layer for pattern in matching for layer in sources.at_scale(name, "runs", pattern)]
+            result[run] = [*common, *own, *patterned, *at_this_scale, *_overrides_of(name, run, sources)]
     _check_overridden(name, list(result), sources)
     return result
 
@@ -68,20 +91,24 @@ def _overrides_of(study: str, run: str, sources: Sources) -> list[Layer]:
     return layers
 
 
-def _instances(study: Layer, scale: Layer, template: str) -> list[tuple[str, tuple[Layer, Layer]]]:
-    """Return the runs that a template stands for, each with its two layers; a plain name stands for itself."""
-    grid = merge_layers([study, scale]).get("grid")
-    place = place_of([study, scale], ("grid",))
-    study, scale = _without(study, "grid"), _without(scale, "grid")
-    if not _fields(place, template):
+def _instances(study: Layers, scale: Layers, template: str) -> list[tuple[str, Layers, Layers]]:
+    """Return the runs that a template stands for, each with its layers; a plain name stands for itself."""
+    grid = merge_layers([*study, *scale]).get("grid")
+    place = place_of([*study, *scale], ("grid",))
+    study, scale = ([_without(layer, "grid") for layer in layers] for layers in (study, scale))
+    names = _fields(place, template)
+    if not names:
         if grid is not None:
             raise UserError(f"{place}: runs.{template}.grid: got {grid!r}; put {{fields}} into the name of the run")
-        return [(template, (study, scale))]
+        return [(template, study, scale)]
     points = [] if grid is None else grid_points(place, template, grid)
-    return [
-        (template.format(**point), (_filled(study, template, point), _filled(scale, template, point)))
-        for point in points
-    ]
+    if not points:
+        check_values(Run, [*study, *scale], f"runs.{template}", names)
+
+    def filled(layers: Layers, point: Tree) -> Layers:
+        return [_filled(layer, template, point) for layer in layers]
+
+    return [(template.format(**point), filled(study, point), filled(scale, point)) for point in points]
 
 
 def _without(layer: Layer, left_out: str) -> Layer:
@@ -117,6 +144,9 @@ def _parse_run(study: str, name: str, layers: list[Layer], scale: Scale) -> Run:
     known, place = scale.data[data].known(task if isinstance(task, dict) else {}), study_place(study)
     named = Layer(place, {"study": study, "name": name} | known)
     run = parse(Run, [named, *layers, Layer(place, _unsaid(known, tree))], subject)
+    if (absurd := too_large(run)) is not None:
+        key, reason = absurd
+        raise UserError(f"{place_of(layers, (key, *_largest(tree.get(key))))}: {subject}.{key}: {reason}")
     if run.task.reads != scale.data[data].kind:
         raise UserError(
             f"{place_of(layers, ('data',))}: {subject}.data: {data!r} is {scale.data[data].kind}, but "
@@ -131,6 +161,19 @@ def _parse_run(study: str, name: str, layers: list[Layer], scale: Scale) -> Run:
     return run
 
 
+def _largest(tree: Any) -> tuple[str, ...]:
+    """Return the path of the largest number in a tree."""
+    found: dict[tuple[str, ...], float] = {}
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), tree)]
+    while waiting:
+        path, node = waiting.pop()
+        if isinstance(node, dict):
+            waiting += [((*path, key), value) for key, value in node.items()]
+        elif isinstance(node, int | float):
+            found[path] = node
+    return max(found, key=lambda path: found[path], default=())
+
+
 def _unsaid(known: Tree, tree: Tree) -> Tree:
     """Return what the data know of a run where the run itself is silent."""
     inner = {key: tree.get(key) for key in known}
@@ -141,12 +184,12 @@ def _unsaid(known: Tree, tree: Tree) -> Tree:
     }
 
 
-def _with_parents_first(study: str, runs: dict[str, Run], all_names: set[str]) -> list[Run]:
+def _with_parents_first(study: str, runs: dict[str, Run], layers: Mapping[str, Layers]) -> list[Run]:
     """Order runs so that parents come first; a missing parent or a cycle is named."""
     ordered: dict[str, Run] = {}
 
     def visit(name: str, chain: tuple[str, ...]) -> None:
-        parent, place = runs[name].init, f"{study_place(study)}: runs.{name}.init"
+        parent, place = runs[name].init, f"{place_of(layers[name], ('init',))}: runs.{name}.init"
         if name in chain:
             raise UserError(
                 f"{place}: {parent!r} closes a cycle ({' -> '.join([*chain, name])}); start one from scratch"
@@ -154,7 +197,7 @@ def _with_parents_first(study: str, runs: dict[str, Run], all_names: set[str]) -
         if name in ordered:
             return
         if parent is not None and parent not in runs:
-            where = "is left out at this scale by `only`" if parent in all_names else "does not exist"
+            where = "is left out at this scale by `only`" if parent in layers else "does not exist"
             near = near_misses(parent, [run for run in runs if run != name])
             raise UserError(f"{place}: {parent!r} {where}{near}")
         if parent is not None:
@@ -166,19 +209,22 @@ def _with_parents_first(study: str, runs: dict[str, Run], all_names: set[str]) -
     return list(ordered.values())
 
 
-def _grow(study: str, ordered: list[Run], data: Mapping[str, DataSpec]) -> list[Run]:
+def _grow(study: str, ordered: list[Run], data: Mapping[str, DataSpec], layers: Mapping[str, Layers]) -> list[Run]:
     """Give every grown run the tau that its growth asks for, and refuse what cannot grow."""
     done: dict[str, Run] = {}
     for run in ordered:
         if run.init is not None:
-            place = f"{study_place(study)}: runs.{run.name}"
             parent = done[run.init]
-            _check_tokenizers(run, parent, data, place)
+            _check_tokenizers(run, parent, data, f"{place_of(layers[run.name], ('data',))}: runs.{run.name}")
             try:
-                old, new = growable(parent.model), growable(run.model)
-                model = continued_spec(old, new) if run.growth is None else grown_spec(old, new, run.growth)
+                if run.growth is None:
+                    model = continued_spec(parent.model, run.model)
+                else:
+                    model = grown_spec(growable(parent.model), growable(run.model), run.growth)
             except UserError as error:
-                raise UserError(f"{place}.init: {run.init!r}: {error}") from None
+                culprits = [("init",), *named_in(str(error), ("model",), merge_layers(layers[run.name]))]
+                place = last_place_of(layers[run.name], culprits)
+                raise UserError(f"{place}: runs.{run.name}.init: {run.init!r}: {error}") from None
             run = run.model_copy(update={"model": model})
         done[run.name] = run
     return list(done.values())
@@ -204,23 +250,21 @@ def _check_overridden(study: str, names: list[str], sources: Sources) -> None:
                 raise UserError(f"{override.place}: {study}.runs.{name}: got {tree!r}; name a key below it")
 
 
-def _check_patterns(study: str, at_scale: StudyScale, names: list[str], sources: Sources) -> None:
+def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
     """Refuse patterns that match no run of the study, and sweeps of the scale that the study does not have."""
-    of_study = sources.studies[study]
-    known = [*names, *of_study.runs]
-    place = f"{sources.scale_place}: studies.{study}"
-    patterns = {
-        f"{place}.only": at_scale.only,
-        f"{place}.runs": at_scale.runs,
-        f"{place}.zeroshot": at_scale.zeroshot or (),
-        f"{study_place(study)}: zeroshot": of_study.zeroshot,
-        f"{study_place(study)}: prune": of_study.prune,
-    }
-    for key, given in patterns.items():
-        for pattern in given:
-            if pattern not in known and not any(fnmatchcase(name, pattern) for name in known):
-                raise UserError(f"{key}: {pattern!r} matches no run{near_misses(pattern, known)}")
-    for pattern in at_scale.prune:
-        if pattern not in of_study.prune:
-            near = near_misses(pattern, list(of_study.prune))
-            raise UserError(f"{place}.prune: {pattern!r} is no sweep of the study{near}")
+    known = [*names, *sources.studies[study].runs]
+    of_study, at_scale = sources.study_layers[study], sources.at_scale(study)
+    asked = [(layer, "", path) for layer in of_study for path in (*_PATTERNS, ("prune",))]
+    asked += [(layer, f"studies.{study}.", path) for layer in at_scale for path in (*_PATTERNS, ("only",), ("runs",))]
+    for layer, above, path in asked:
+        given = at(layer.tree, path)
+        for pattern in given if isinstance(given, list | dict) else ():
+            if isinstance(pattern, str) and not any(may_fit(name, pattern) for name in known):
+                key = ".".join(path)
+                raise UserError(f"{layer.place}: {above}{key}: {pattern!r} matches no run{near_misses(pattern, known)}")
+    sweeps = list(sources.studies[study].prune)
+    for layer in at_scale:
+        for pattern in at(layer.tree, ("prune",)) or ():
+            if pattern not in sweeps:
+                key = f"studies.{study}.prune: {pattern!r} is no sweep of the study"
+                raise UserError(f"{layer.place}: {key}{near_misses(pattern, sweeps)}")

@@ -1,17 +1,23 @@
 """What the YAML files may say: config.yaml, workflow/studies/*.yaml and workflow/scales/*.yaml."""
 
+import re
+from os.path import normpath
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from formerlab.claims.arms import ClaimArms
 from formerlab.data.kinds import Data
 from formerlab.evaluation.suites import Suite, check_names
-from formerlab.spec import Spec
+from formerlab.spec import Seed, Spec
 
 Item = TypeVar("Item")
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,99}$")]
+
+
+LONGEST_FOLDER = 200
+"""Bytes of the name of a folder of results or figures, so that every file system has room for the names below it."""
 
 
 def _distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -21,18 +27,35 @@ def _distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
     return values
 
 
-def _without_credentials(uri: str) -> str:
-    """Refuse what would stand in plans, logs and reports for everyone to read."""
+def _folder(path: str) -> str:
+    """Refuse what is no folder to write into: none, the root of all files, the project itself, what others read."""
+    if not path.strip() or set(normpath(path).split("/")) <= {"", ".", ".."}:
+        raise ValueError(f"{path!r} is no folder to write into; name one, such as results")
+    if not re.fullmatch(r"[\w ./+@=,-]+", path):
+        raise ValueError(f"{path[:100]!r} is taken as it stands; use letters, digits, spaces and ./_-+@=, only")
+    if len(path.encode()) > LONGEST_FOLDER:
+        raise ValueError(f"{path[:20]!r}... is longer than {LONGEST_FOLDER} bytes; name a shorter folder")
+    return path
+
+
+def _tracking(uri: str) -> str:
+    """Refuse servers that are none, and what would stand in plans, logs and reports for everyone to read."""
     parts = urlsplit(uri)
     if "@" in parts.netloc or parts.query:
         raise ValueError(
             "holds credentials, which would be written into plans and reports; "
             "give MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
         )
+    file = uri.startswith("sqlite:///") and parts.path.strip("/")
+    server = parts.scheme in ("http", "https") and parts.hostname
+    if (uri and not (file or server)) or not uri.isprintable():
+        raise ValueError(f'{uri!r} is no tracking server; write sqlite:///mlflow.db, http(s)://server, or "" for none')
     return uri
 
 
-Seeds = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), AfterValidator(_distinct)]
+Folder = Annotated[str, AfterValidator(_folder)]
+Processors = Annotated[int, Field(gt=0, le=10**4)]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_distinct)]
 Studies = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_distinct)]
 ScaleName = Literal["smoke", "laptop", "overnight", "workstation", "paper"]
 
@@ -48,23 +71,23 @@ class Config(Spec):
     """Seeds of every run; null means those of the scale."""
     device: Literal["cpu", "cuda"] | None = None
     """Where models train; null means the scale's device."""
-    threads: PositiveInt | None = None
+    threads: Processors | None = None
     """CPU threads of a job; null means the scale's number."""
     data: dict[Name, dict[str, Any]] = {}
     """Your own data: keys laid over the scale's data sets of the same name."""
     suites: dict[Name, dict[str, Any]] = {}
     """Your own question suites: keys laid over the scale's suites of the same name."""
-    results: str = "results"
+    results: Folder = "results"
     """Folder of the result tree."""
-    figures: str = "figures"
+    figures: Folder = "figures"
     """Folder of figures and tables."""
-    tracking_uri: Annotated[str, AfterValidator(_without_credentials)] | None = "sqlite:///mlflow.db"
+    tracking_uri: Annotated[str, AfterValidator(_tracking)] | None = "sqlite:///mlflow.db"
     """MLflow tracking server: a sqlite file, an http(s) address, or empty for none. Credentials belong into the
     environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD or MLFLOW_TRACKING_TOKEN)."""
     hardware: dict[str, dict[str, Any]] = {}
     """Laid over the table of processors that the estimates know (plan/hardware.py): prices, measured utilisation,
     your own machine."""
-    overlay: str | None = None
+    overlay: Annotated[str, Field(min_length=1)] | None = None
     """A YAML file whose keys are laid over everything else, in the form of `set`."""
     set: dict[str, Any] = {}
     """Values laid over single keys: <study>.<key of a run>, <study>.runs.<run>.<key>, scale.<key>, study.<study>.<key>,
@@ -95,9 +118,9 @@ class StudyScale(Measured):
     """Patterns of run names that exist at this scale."""
     seeds: Seeds | None = None
     """Seeds, where they differ from the scale's."""
-    gpus: PositiveInt | None = None
+    gpus: Processors | None = None
     """GPUs of a run, where they differ from the scale's."""
-    nodes: PositiveInt | None = None
+    nodes: Processors | None = None
     """Machines of a run, where they differ from the scale's."""
     sharded: bool | None = None
     """Whether the GPUs of a run split its tensors, where that differs from the scale's."""
@@ -118,21 +141,21 @@ class Scale(Spec):
     """One line for people."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where models train."""
-    threads: PositiveInt = 1
+    threads: Processors = 1
     """CPU threads of a job."""
-    memory_mb: PositiveInt = 2000
+    memory_mb: int = Field(default=2000, gt=0, le=10**8)
     """Memory of a job beside what its model needs, MiB."""
     hardware: str = "CPU"
     """Processor that the estimates, and from them the requests of cluster jobs, are made for."""
-    flops_per_s: PositiveFloat | None = None
+    flops_per_s: float | None = Field(default=None, ge=1.0, le=1e21)
     """Measured speed of matrix products in training, FLOP/s of one job; null means that of the hardware."""
-    gpus: PositiveInt = 1
+    gpus: Processors = 1
     """GPUs (on a CPU, processes) that train one run together; results do not depend on it but for the order of sums."""
-    nodes: PositiveInt = 1
+    nodes: Processors = 1
     """Machines that the GPUs of a run are on, as many on each, in a cluster job; elsewhere all are on one."""
     sharded: bool | None = None
     """Split weights, gradients and moments of a run over its GPUs; null means where it does not fit on one of them."""
-    runtime_minutes: PositiveInt = 1440
+    runtime_minutes: int = Field(default=1440, gt=0, le=10**6)
     """Longest time of one cluster job; training that takes longer goes on in the next submission."""
     seeds: Seeds = (0,)
     """Seeds of every run."""

@@ -5,7 +5,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from formerlab.evaluation.measures import TIMED
+from formerlab.plan.judge import CLAIMS, RECORDS, Judge
 from formerlab.progress import short
 
 BESIDES = ("data", "speed", "decode", "zeroshot", "prune", "flow", "translate", "complexity", "draw")
@@ -44,11 +44,21 @@ def _hardware(plan: dict[str, Any]) -> list[str]:
     return [
         *aligned(rows, left=(0, len(rows[0]) - 1)),
         "",
+        *_bases(plan),
+        "",
         *_too_large(plan),
         f"hours and memory above are for {plan['hardware']} (scale.hardware); a cluster job runs at most "
         f"{plan['runtime_minutes']} minutes, the longest run needs {need}, so the profile needs retries of at least "
         f"{need + SPARE_RETRIES}",
     ]
+
+
+def _bases(plan: dict[str, Any]) -> list[str]:
+    """Return where the numbers of the processors come from: a line for those that have it in common."""
+    names: dict[str, list[str]] = {}
+    for name, found in plan["forecast"].items():
+        names.setdefault(found["basis"], []).append(name)
+    return [f"{', '.join(alike)}: {basis}" for basis, alike in names.items()]
 
 
 def _too_large(plan: dict[str, Any]) -> list[str]:
@@ -96,23 +106,22 @@ def _cells(cost: dict[str, Any]) -> tuple[str, ...]:
 
 
 def shell(plan: dict[str, Any], path: Path) -> str:
-    """Return the stage commands whose results are missing, in an order that respects what each needs."""
-    results = Path(plan["results"])
+    """Return the stage commands whose results are not what the plan asks for, in an order that respects their needs."""
     lines = ["set -e", f"export FORMERLAB_PLAN={shlex.quote(str(path))}", f"export OMP_NUM_THREADS={plan['threads']}"]
-    stages = [("data", name, Path(job["out"], "manifest.json")) for name, job in plan["data"].items()]
-    stages += [(stage, study, results / study / f"{stage}.json") for stage in TIMED for study in plan[stage]]
-    stages += [("train", run_id, results / run_id / "run.json") for run_id in plan["train"]]
-    for stage in ("zeroshot", "prune", "flow", "translate", "complexity"):
-        stages += [(stage, run_id, results / run_id / f"{stage}.json") for run_id in plan[stage]]
-    lines += [f"python -m formerlab {stage} {name}" for stage, name, product in stages if not product.exists()]
+    judge = Judge(plan)
+    for stage in (stage for stage in RECORDS if stage != "exact"):
+        for name in plan[stage]:
+            verdict = judge.verdict(stage, name)
+            again = " --on-mismatch restart" if stage == "train" and verdict.state == "stale" else ""
+            lines += [] if verdict.current else [f"python -m formerlab {stage} {name}{again}"]
     lines += [
         f"python -m formerlab draw {name}" for name, job in plan["draw"].items() if not _all_exist(job["outputs"])
     ]
-    if not (results / "exact.csv").exists():
+    if not judge.verdict("exact", CLAIMS).current:
         lines.append("python -m formerlab exact")
-    lines += [f"python -m formerlab {verb}" for verb in ("claims", "runs")]
-    if not (results / "mlflow.json").exists():
-        lines.append("python -m formerlab track")
+    out = shlex.quote(plan["figures"])
+    lines += [f"python -m formerlab {verb} --out {out}" for verb in ("claims", "runs")]
+    lines.append("python -m formerlab track")
     return "\n".join(lines)
 
 

@@ -1,12 +1,15 @@
 """Read config, scale and studies, with the overrides of overlay file and command line in force."""
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from formerlab.errors import UserError
-from formerlab.plan.layers import Layer, Tree, at, merge_layers, nested, place_of
-from formerlab.plan.read import near_misses, parse, read_yaml
+from formerlab.plan.layers import Layer, Tree, nested, part, place_of
+from formerlab.plan.read import fields_of, near_misses, parse, read_yaml, shown
 from formerlab.plan.schema import Config, Scale, Study
 from formerlab.plan.tokenizers import with_vocabularies
 from formerlab.run import Run
@@ -18,17 +21,28 @@ CONFIG_KEYS = frozenset(Config.model_fields) - {"overlay", "set"}
 
 @dataclass(frozen=True)
 class Sources:
-    """Everything that was read, before runs are made of it."""
+    """Everything that was read, before runs are made of it, and the layers that it was read from."""
 
     config: Config
     scale: Scale
     studies: dict[str, Study]
+    config_layers: list[Layer]
+    scale_layers: list[Layer]
+    study_layers: dict[str, list[Layer]]
     overrides: list[Layer]
 
     @property
     def scale_place(self) -> str:
         """The file of the scale."""
         return f"workflow/scales/{self.config.scale}.yaml"
+
+    def at_scale(self, study: str, *path: str) -> list[Layer]:
+        """Return what the scale says below a path of a study."""
+        return part(self.scale_layers, "studies", study, *path)
+
+    def settings(self, study: str, *path: str) -> list[Layer]:
+        """Return what a study says below a path, and on top what the scale says of it there."""
+        return [Layer(study_place(study), {}), *part(self.study_layers[study], *path), *self.at_scale(study, *path)]
 
 
 def study_place(name: str) -> str:
@@ -39,28 +53,25 @@ def study_place(name: str) -> str:
 def read_sources(root: Path, given: Tree) -> Sources:
     """Read config, scale and studies below `root`; `given` are the values of the command line."""
     layers = [Layer("config.yaml", read_yaml(root, "config.yaml")), Layer("command line", given)]
-    overrides = _overrides(root, layers)
     known = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
-    _check_names(overrides, known)
+    _check_config_keys(root, layers, known)
+    overrides = _overrides(root, layers)
+    _check_names(root, overrides, known)
     layers += [Layer(layer.place, _config_part(layer.tree)) for layer in overrides]
     config = parse(Config, layers)
     for name in config.studies:
         if name not in known:
             raise UserError(f"{place_of(layers, ('studies',))}: studies: no study {name!r}{near_misses(name, known)}")
-    scale = _read_scale(root, config, overrides)
+    _check_folders(root, config, layers)
+    scale_layers = _scale_layers(root, config, layers, overrides)
+    scale = _read_scale(scale_layers)
     for name in scale.studies:
         if name not in known:
-            raise UserError(
-                f"workflow/scales/{config.scale}.yaml: studies.{name}: no such study{near_misses(name, known)}"
-            )
-    studies = {name: _read_study(root, name, overrides) for name in config.studies}
-    return Sources(config, scale, studies, overrides)
-
-
-def part(layers: list[Layer], *path: str) -> list[Layer]:
-    """Return the part of each layer below a path, where it has one."""
-    found = [Layer(layer.place, at(layer.tree, path)) for layer in layers]
-    return [layer for layer in found if isinstance(layer.tree, dict)]
+            place = place_of(scale_layers, ("studies", name))
+            raise UserError(f"{place}: studies.{name}: no such study{near_misses(name, known)}")
+    study_layers = {name: _study_layers(root, name, overrides) for name in config.studies}
+    studies = {name: parse(Study, of_study) for name, of_study in study_layers.items()}
+    return Sources(config, scale, studies, layers, scale_layers, study_layers, overrides)
 
 
 def _overrides(root: Path, layers: list[Layer]) -> list[Layer]:
@@ -78,54 +89,106 @@ def _config_part(tree: Tree) -> Tree:
     }
 
 
-def _read_scale(root: Path, config: Config, overrides: list[Layer]) -> Scale:
+def _check_folders(root: Path, config: Config, layers: list[Layer]) -> None:
+    """Refuse folders to write into that are files, or below one."""
+    for key in ("results", "figures"):
+        folder = root / getattr(config, key)
+        for path in (folder, *folder.parents):
+            if path.exists() and not path.is_dir():
+                raise UserError(f"{place_of(layers, (key,))}: {key}: {path} is a file; name another folder")
+
+
+def _scale_layers(root: Path, config: Config, layers: list[Layer], overrides: list[Layer]) -> list[Layer]:
+    """Return the file of the scale, on it the data and suites of the configuration, then the overrides of the file."""
     place = f"workflow/scales/{config.scale}.yaml"
-    mine = {"data": config.data, "suites": config.suites}
-    own = Layer("config.yaml", {key: tree for key, tree in mine.items() if tree})
-    layers = [Layer(place, read_yaml(root, place)), own, *_named(part(overrides, "scale"), "scale")]
-    data = {
-        name: {"kind": "text"} for name, tree in _data_sets(layers) if isinstance(tree, dict) and "kind" not in tree
-    }
-    scale = parse(Scale, [*layers, Layer(place, {"data": data} if data else {})])
+    mine = [Layer(layer.place, {k: layer.tree[k] for k in ("data", "suites") if layer.tree.get(k)}) for layer in layers]
+    return [Layer(place, read_yaml(root, place)), *mine, *_named(part(overrides, "scale"), "scale")]
+
+
+def _read_scale(layers: list[Layer]) -> Scale:
+    """Return the scale; a data set is text where what names it first says no kind."""
+    named: Tree = {}
+    for layer in part(layers, "data"):
+        named = layer.tree | named
+    silent = {name: {"kind": "text"} for name, tree in named.items() if isinstance(tree, dict) and "kind" not in tree}
+    place = layers[0].place
+    scale = parse(Scale, [Layer(place, {"data": silent} if silent else {}), *layers])
     return scale.model_copy(update={"data": with_vocabularies(scale.data, place)})
 
 
-def _data_sets(layers: list[Layer]) -> list[tuple[str, Any]]:
-    data = merge_layers(layers).get("data")
-    return list(data.items()) if isinstance(data, dict) else []
-
-
-def _read_study(root: Path, name: str, overrides: list[Layer]) -> Study:
+def _study_layers(root: Path, name: str, overrides: list[Layer]) -> list[Layer]:
     place = study_place(name)
-    return parse(
-        Study, [Layer(place, read_yaml(root, place)), *_named(part(overrides, "study", name), f"study.{name}")]
-    )
+    return [Layer(place, read_yaml(root, place)), *_named(part(overrides, "study", name), f"study.{name}")]
 
 
 def _named(layers: list[Layer], path: str) -> list[Layer]:
     return [Layer(f"{layer.place}: {path}", layer.tree) for layer in layers]
 
 
-def _check_names(overrides: list[Layer], studies: list[str]) -> None:
+def _check_config_keys(root: Path, layers: list[Layer], studies: list[str]) -> None:
+    """Refuse keys that would be right below `set`."""
+    for layer in layers:
+        for name, value in layer.tree.items():
+            if name in Config.model_fields:
+                continue
+            path = _path(name, value) if name in (*studies, "study") else _meant(name, value, studies, root)
+            if path:
+                raise UserError(
+                    f"{layer.place}: {name}: unknown key (value {shown(value)}); did you mean set: {{{path}: ...}}?"
+                )
+
+
+def _check_names(root: Path, overrides: list[Layer], studies: list[str]) -> None:
     """Refuse overrides that no part of the configuration would read."""
     for layer in overrides:
         for name, value in layer.tree.items():
             if name in studies:
-                _check_keys(layer.place, name, value, RUN_KEYS | {"runs"})
+                _check_keys(layer.place, name, value, RUN_KEYS | {"runs"}, [name], root)
             elif name == "study":
-                _check_keys(layer.place, name, value, studies)
+                _check_keys(layer.place, name, value, studies, [], root)
+            elif name == "scale" and isinstance(value, dict):
+                for study in value.keys() & set(studies):
+                    near = f"did you mean scale.studies.{_path(study, value[study])}?"
+                    raise UserError(f"{layer.place}: scale.{study}: unknown key (value {shown(value[study])}); {near}")
             elif name not in CONFIG_KEYS:
-                near = near_misses(name, [*studies, "study", *CONFIG_KEYS])
-                raise UserError(f"{layer.place}: {name}: unknown key (value {value!r}){near}")
+                near = _meant(name, value, studies, root)
+                near = f"; did you mean {near}?" if near else near_misses(name, [*studies, "study", *CONFIG_KEYS])
+                raise UserError(f"{layer.place}: {name}: unknown key (value {shown(value)}){near}")
 
 
-def _check_keys(place: str, name: str, tree: Any, known: Any) -> None:
+def _check_keys(place: str, name: str, tree: Any, known: Collection[str], studies: list[str], root: Path) -> None:
     if not isinstance(tree, dict):
-        raise UserError(f"{place}: {name}: got {tree!r}; name a key below it, such as {name}.{min(known)}")
+        raise UserError(f"{place}: {name}: got {shown(tree)}; name a key below it, such as {name}.{min(known)}")
     for key, value in tree.items():
         if key not in known:
-            raise UserError(f"{place}: {name}.{key}: unknown key (value {value!r}){near_misses(key, list(known))}")
+            near = _meant(key, value, studies, root)
+            near = f"; did you mean {near}?" if near else near_misses(key, list(known))
+            raise UserError(f"{place}: {name}.{key}: unknown key (value {shown(value)}){near}")
         if key == "runs" and not isinstance(value, dict):
             raise UserError(
-                f"{place}: {name}.runs: got {value!r}; name a run below it, such as {name}.runs.<run>.steps"
+                f"{place}: {name}.runs: got {shown(value)}; name a run below it, such as {name}.runs.<run>.steps"
             )
+
+
+def _meant(name: str, value: Any, studies: list[str], root: Path) -> str:
+    """Return the path that a natural but wrong one may mean; nothing where there is none."""
+    path = _path(name, value)
+    for study in studies:
+        runs = read_yaml(root, study_place(study)).get("runs")
+        if any(fnmatchcase(str(name), re.sub(r"\{.*?\}", "*", str(run))) for run in runs or ()):
+            return f"{study}.runs.{path}"
+    of_run, study = fields_of(Run), studies[0] if len(studies) == 1 else "<study>"
+    if studies and name in of_run:
+        return f"{study}.{of_run[name]}{path.removeprefix(str(name))}"
+    if studies and name in Study.model_fields:
+        return f"study.{study}.{path}"
+    return f"scale.{path}" if name in Scale.model_fields else ""
+
+
+def _path(name: str, value: Any) -> str:
+    """Return a key with those below it, as far as there is one of each."""
+    keys = [name]
+    while isinstance(value, dict) and len(value) == 1:
+        ((key, value),) = value.items()
+        keys.append(key)
+    return ".".join(map(str, keys))

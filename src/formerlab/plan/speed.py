@@ -11,10 +11,9 @@ from formerlab.evaluation.flow import Flow
 from formerlab.evaluation.speed import Speed
 from formerlab.evaluation.timing import Timing
 from formerlab.plan.code import code_hash
-from formerlab.plan.layers import Layer, Tree
+from formerlab.plan.layers import Tree
 from formerlab.plan.read import near_misses, parse
 from formerlab.plan.resolve import equal_times
-from formerlab.plan.schema import StudyScale
 from formerlab.plan.sources import Sources, study_place
 from formerlab.run import Run
 from formerlab.spec import fingerprint
@@ -30,12 +29,7 @@ def timing_jobs(stage: str, runs: list[Run], sources: Sources) -> dict[str, Any]
     """Return, by study, the runs that such a stage measures beside each other, one seed of each."""
     jobs = {}
     for study in sources.config.studies:
-        at_scale = sources.scale.studies.get(study, StudyScale())
-        layers = [
-            Layer(study_place(study), getattr(sources.studies[study], stage)),
-            Layer(sources.scale_place, getattr(at_scale, stage)),
-        ]
-        settings = parse(SETTINGS[stage], layers, f"{study}.{stage}")
+        settings = parse(SETTINGS[stage], sources.settings(study, stage), f"{study}.{stage}")
         named = {run.name: run for run in reversed(runs) if run.study == study}
         timed = [run for run in reversed(named.values()) if any(fnmatchcase(run.name, p) for p in settings.runs)]
         if timed:
@@ -59,9 +53,7 @@ def flow_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
     """Return the runs whose flow over depth is looked at."""
     jobs = {}
     for study in sources.config.studies:
-        at_scale = sources.scale.studies.get(study, StudyScale())
-        layers = [Layer(study_place(study), sources.studies[study].flow), Layer(sources.scale_place, at_scale.flow)]
-        settings = parse(Flow, layers, f"{study}.flow")
+        settings = parse(Flow, sources.settings(study, "flow"), f"{study}.flow")
         for run in runs:
             if run.study == study and any(fnmatchcase(run.name, pattern) for pattern in settings.runs):
                 code = code_hash("formerlab.evaluation.flow", specs=[settings, run.model])

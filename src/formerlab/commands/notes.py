@@ -1,0 +1,136 @@
+"""The note that a stage leaves where it works: it locks the place, and `status` reads it."""
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from formerlab.errors import StoppedEarly, UserError
+from formerlab.files import NoRoom, is_locked, locked, remove_abandoned
+
+Note = dict[str, Any]
+
+SAFE = "What is finished is safe; the same command goes on where this one stopped."
+ROOM = 1024
+"""Bytes of a note, so that its end can be written into it where the disk is full meanwhile."""
+LONGEST_REASON = 400
+
+
+@contextmanager
+def noted(stage: str, folder: Path) -> Iterator[None]:
+    """Leave a note in `folder` while a stage runs, and why it ended where it did not finish.
+
+    What the stage left half written when it was killed the last time is removed.
+
+    Raises
+    ------
+    UserError
+        Where another process is at the same work: the message says which.
+    """
+    path = _path(stage, folder)
+    note = {
+        "stage": stage,
+        "state": "running",
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        "log": os.environ.get("FORMERLAB_LOG"),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+    }
+    with locked(path, lambda: _held_by(path, stage)) as file, _terminated_like_interrupted():
+        before = _read(path)
+        remove_abandoned(folder, writer=(before["host"], before["pid"]) if before else None)
+        _begin(file, note, path)
+        try:
+            yield
+        except (StoppedEarly, KeyboardInterrupt) as reason:
+            _end(file, note, "stopped", str(reason) or "interrupted")
+            raise
+        except BaseException as error:
+            note["mistake"] = isinstance(error, UserError)
+            _end(file, note, "failed", str(error).partition("\n")[0] or type(error).__name__)
+            raise
+        path.unlink(missing_ok=True)
+
+
+def note_of(stage: str, folder: Path) -> Note | None:
+    """Return the note that a stage left in `folder`, as it left it."""
+    return _read(_path(stage, folder))
+
+
+def read_note(stage: str, folder: Path) -> Note | None:
+    """Return the note that a stage left in `folder`; one whose process is gone reads as killed."""
+    path = _path(stage, folder)
+    note = _read(path)
+    if note is None or note["state"] != "running" or note["host"] != socket.gethostname():
+        return note
+    works = is_locked(path)
+    if works or (works is None and psutil.pid_exists(note["pid"])):
+        return note
+    return note | {"state": "killed", "reason": "the process is gone"} if path.exists() else None
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM, by which a cluster ends a job, interrupt a stage as Ctrl-C does, so that it can say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Answer a signal as Ctrl-C is answered."""
+    del frame
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _path(stage: str, folder: Path) -> Path:
+    return folder / f".{stage}.state.json"
+
+
+def _read(path: Path) -> Note | None:
+    try:
+        note: Note = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return note if {"state", "pid", "host"} <= note.keys() else None
+
+
+def _write(file: int, note: Note) -> None:
+    """Write a note over the one before it, in place: a new file might find no room."""
+    text = json.dumps(note, ensure_ascii=False).encode().ljust(ROOM) + b"\n"
+    os.pwrite(file, text, 0)
+    os.ftruncate(file, len(text))
+
+
+def _begin(file: int, note: Note, path: Path) -> None:
+    try:
+        _write(file, note)
+    except OSError as error:
+        path.unlink()
+        raise NoRoom(path) from error
+
+
+def _end(file: int, note: Note, state: str, reason: str) -> None:
+    with suppress(OSError):  # the reason itself is on its way to who started the stage
+        _write(file, note | {"state": state, "reason": reason[:LONGEST_REASON]})
+
+
+def _held_by(path: Path, stage: str) -> str:
+    note = _read(path)
+    who = "process {pid} on {host}, since {since}".format(**note) if note else "another process"
+    return f"{path.parent}: {stage} is under way here already ({who}); wait for it, or stop it"

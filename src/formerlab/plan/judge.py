@@ -1,0 +1,196 @@
+"""The judge: which products are what the plan asks for, by what their records say. Imports no torch and no pydantic.
+
+`status`, the DAG, the stages themselves and all that reads rows ask it, so they agree, whoever made a file and wherever
+it was copied from. A product is stale where its record does not say what the plan says of configuration and code, where
+it was made from other data or another parent than those that are there now, and where one of these is not current.
+"""
+
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from formerlab.errors import UserError
+from formerlab.evaluation.measures import TIMED
+from formerlab.files import read_json, write_text
+from formerlab.plan.layers import at
+
+RECORDS = {
+    "data": "manifest.json",
+    "speed": "speed.json",
+    "decode": "decode.json",
+    "train": "run.json",
+    "zeroshot": "zeroshot.json",
+    "prune": "prune.json",
+    "flow": "flow.json",
+    "translate": "translate.json",
+    "complexity": "complexity.json",
+    "exact": "exact.json",
+}
+"""The record of each stage, which it writes last; parents stand before what is made from them."""
+CLAIMS = "claims"
+"""The one job of the stage `exact`."""
+READABLE = {
+    "spec_hash": "configuration",
+    "recipe": "configuration",
+    "sweep": "configuration",
+    "suites": "suites",
+    "settings": "configuration",
+    "code_hash": "code",
+    "source_fingerprint": "text",
+    "tokenizer": "tokenizer",
+    "data.fingerprint": "data",
+    "init.weights_sha256": "parent",
+    "configuration": "configuration",
+    "equal_time.spec_hash": "configuration",
+    "equal_time.rows_sha256": "measured speed",
+    "weights_sha256": "weights",
+}
+UNPLANNED = "not in the plan"
+OPTIMIZER = "optimizer.pt"
+"""What a run keeps beside its record where a later one goes on with its optimizer (training/products.py)."""
+
+
+class Verdict(NamedTuple):
+    """What a product is, by its record alone."""
+
+    state: str
+    """finished, diverged, stale, missing, or failed where the record cannot be read."""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.state} ({self.detail})" if self.detail else self.state
+
+    @property
+    def current(self) -> bool:
+        """Whether it is what the plan asks for."""
+        return self.state in ("finished", "diverged")
+
+
+class Judge:
+    """The verdicts on the products of one plan, as they are when first asked for."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan
+        self._verdicts: dict[tuple[str, str], Verdict] = {}
+        self._read: dict[Path, Any] = {}
+
+    def verdict(self, stage: str, name: str) -> Verdict:
+        """Return the verdict on a job of the plan."""
+        if (stage, name) not in self._verdicts:
+            self._verdicts[stage, name] = self._judge(stage, name)
+        return self._verdicts[stage, name]
+
+    def stale(self) -> dict[tuple[str, str], str]:
+        """Return what is there and is not what the plan asks for, by stage and name of the job, with the reason."""
+        found = {(stage, name): self.verdict(stage, name) for stage in RECORDS for name in self.plan[stage]}
+        return {job: detail for job, (state, detail) in found.items() if state in ("stale", "failed")}
+
+    def write_stale(self, folder: Path) -> Path | None:
+        """Write what is stale, and why, into a file of `folder` that is younger than all of it; nothing where none is.
+
+        What reads that file runs again in the eyes of Snakemake, with a record of its own or without. The name follows
+        from the content, so no other process writes the same file again, which would make it younger.
+        """
+        stale = self.stale()
+        if not stale:
+            return None
+        now, stamps = time.time(), []
+        for job in stale:
+            record = self.record(*job)
+            if record.stat().st_mtime > now:  # clocks differ
+                os.utime(record, (now, now))
+            stamps.append(record.stat().st_mtime_ns)
+        lines = [f"{stage} {name}: {reason}\n" for (stage, name), reason in stale.items()]
+        path = folder / f"{hashlib.sha256(f'{lines} {stamps}'.encode()).hexdigest()[:16]}.txt"
+        if not path.exists():
+            write_text(path, "".join(lines))
+        return path
+
+    def objection(self, stage: str, name: str) -> str:
+        """Return why rows are not those of the plan; nothing where they are."""
+        if name not in self.plan[stage]:
+            return UNPLANNED
+        verdict = self.verdict(stage, name)
+        return "" if verdict.current else verdict.detail or verdict.state
+
+    def bases(self, stage: str, name: str) -> list[tuple[str, str]]:
+        """Return the jobs whose products a job reads."""
+        if stage in (*TIMED, "exact"):
+            return []
+        if stage == "data":
+            above = self.plan["data"][name]["tokenizer"]
+            return [("data", above)] if above else []
+        if stage != "train":
+            return [("train", name)]
+        job = self.plan["train"][name]
+        bases = [("data", job["data"]), *([("train", job["init"])] if job["init"] else [])]
+        return [*bases, *([("speed", job["study"])] if job.get("equal_time") else [])]
+
+    def folder(self, stage: str, name: str) -> Path:
+        """Return the folder of a job's product."""
+        if stage == "data":
+            return Path(self.plan["data"][name]["out"])
+        return Path(self.plan["results"], "" if stage == "exact" else name)
+
+    def record(self, stage: str, name: str) -> Path:
+        """Return the path of a job's record."""
+        return self.folder(stage, name) / RECORDS[stage]
+
+    def _judge(self, stage: str, name: str) -> Verdict:
+        path = self.record(stage, name)
+        record = self._content(path)
+        if record is None:
+            return Verdict("missing")
+        if isinstance(record, UserError):
+            return Verdict("failed", str(record))
+        expected = self._expected(stage, name)
+        wrong = {READABLE[key] for key, value in expected.items() if value not in (None, at(record, key.split(".")))}
+        reasons = [f"changed since: {', '.join(sorted(wrong))}"] if wrong else []
+        if stage == "train" and self.plan[stage][name]["keep_optimizer"] and not (path.parent / OPTIMIZER).exists():
+            reasons.append(f"no {OPTIMIZER}, which another run goes on with")
+        bases = {base: self.verdict(*base) for base in self.bases(stage, name)}
+        reasons += [f"{base[1]} is {verdict.state}" for base, verdict in bases.items() if not verdict.current]
+        if reasons:
+            return Verdict("stale", "; ".join(reasons))
+        return Verdict(record.get("status", "finished"))
+
+    def _expected(self, stage: str, name: str) -> dict[str, Any]:
+        """Return what the record must say to be up to date; what nobody can say now is None."""
+        job = self.plan[stage][name]
+        if stage == "data":
+            made_from = {"recipe": job["recipe"], "source_fingerprint": job["source"], "code_hash": job["code"]}
+            above = self.bases(stage, name)
+            return made_from | ({"tokenizer": self._says(*above[0], "tokenizer")} if above else {})
+        if stage == "exact":
+            return {"code_hash": job["code"]}
+        if stage in TIMED:
+            return {"code_hash": job["code"], "configuration": job["configuration"]}
+        if stage != "train":
+            asked = {key: job[key] for key in ("sweep", "settings", "suites") if job.get(key)}
+            return {"code_hash": job["code"], "weights_sha256": self._says("train", name, "weights_sha256")} | asked
+        expected = {"spec_hash": job["spec_hash"], "code_hash": job["code"]}
+        if job.get("equal_time"):  # the record's own spec has the steps that equal time bought
+            expected["equal_time.spec_hash"] = expected.pop("spec_hash")
+            expected["equal_time.rows_sha256"] = self._says("speed", job["study"], "rows_sha256")
+        expected["data.fingerprint"] = self._says("data", job["data"], "fingerprint")
+        if job["init"]:
+            expected["init.weights_sha256"] = self._says("train", job["init"], "weights_sha256")
+        return expected
+
+    def _says(self, stage: str, name: str, key: str) -> Any:
+        """Return what the record of a job says now; one that is not there or cannot be read says nothing."""
+        record = self._content(self.record(stage, name))
+        return record.get(key) if isinstance(record, dict) else None
+
+    def _content(self, path: Path) -> Any:
+        """Return a record, the reason why it cannot be read, or nothing where there is none."""
+        if path not in self._read:
+            try:
+                self._read[path] = read_json(path) if path.exists() else None
+                if not isinstance(self._read[path], dict | None):
+                    raise UserError(f"{path}: not a record; delete it and run the stage that writes it again")
+            except UserError as error:
+                self._read[path] = error
+        return self._read[path]

@@ -1,0 +1,133 @@
+"""A stage works on its plan's code, data and parents, or refuses: so its record says what was run."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from formerlab.commands.as_planned import as_planned
+from formerlab.errors import UserError
+from formerlab.files import read_json, write_json
+from formerlab.plan import loaded
+from formerlab.plan.judge import Judge
+
+RUN, CHILD = "small/plain/seed0", "small/child/seed0"
+LOOP, OTHER = "training/loop.py", "evaluation/flow.py"
+"""A file that training uses, and one that it does not."""
+
+
+@pytest.fixture
+def plan(finished_plan):
+    return finished_plan
+
+
+def work(plan, stage="train", name=RUN, do=lambda: None):
+    """Do the work of a stage; return the line that refuses it."""
+    try:
+        with as_planned(plan, stage, name):
+            do()
+    except UserError as refused:
+        return str(refused)
+    return None
+
+
+def edited(digests, *files):
+    return digests | dict.fromkeys(files, "edited")
+
+
+def with_other_code(plan):
+    """Return the plan as it were if training had been planned with other code in the loop."""
+    job = plan["train"][RUN]
+    code = plan["code"] | {"other": plan["code"][job["code"]]}
+    train = plan["train"] | {RUN: job | {"code": "other"}}
+    return plan | {"train": train, "code": code, "sources": edited(plan["sources"], LOOP, OTHER)}
+
+
+def test_what_is_as_planned_works(plan):
+    assert [work(plan, stage, name) for stage in ("data", "train", "zeroshot", "exact") for name in plan[stage]] == (
+        [None] * sum(len(plan[stage]) for stage in ("data", "train", "zeroshot", "exact"))
+    )
+
+
+def test_other_code_than_the_plan_s_is_refused_by_its_files(plan):
+    assert work(with_other_code(plan)) == (
+        f"train {RUN}: its code has changed since it was planned ({LOOP}); start snakemake again, which plans anew, or "
+        "undo the change"
+    )
+
+
+@pytest.mark.parametrize("file", [LOOP, OTHER])
+def test_an_edit_that_changes_no_statement_of_the_job_is_none(plan, file):
+    """Its files differ, the hash of their syntax does not."""
+    assert work(plan | {"sources": edited(plan["sources"], file)}) is None
+
+
+def test_a_module_that_is_gone_is_refused(plan):
+    code = {hash: [*modules, "formerlab.nothing"] for hash, modules in plan["code"].items()}
+    sources = edited(plan["sources"], "nothing.py")
+    assert "its code has changed since it was planned (nothing.py)" in work(plan | {"code": code, "sources": sources})
+
+
+def test_code_that_was_edited_while_it_was_imported_is_refused(plan, monkeypatch):
+    monkeypatch.setattr(loaded, "AT_START", edited(loaded.AT_START, LOOP))
+    assert work(plan) == f"train {RUN}: {LOOP} was edited while this started; start it again"
+
+
+@pytest.fixture
+def edit_later(monkeypatch):
+    """Return a function after which a file of the package is not as it was."""
+    now = loaded.digests()
+    return lambda file: monkeypatch.setattr(loaded, "digests", lambda: edited(now, file))
+
+
+def test_an_edit_after_the_import_changes_nothing(plan, edit_later):
+    assert work(plan, do=lambda: edit_later(LOOP)) is None
+    assert work(plan, "zeroshot") is None
+
+
+def test_results_of_code_that_was_edited_before_its_import_do_not_count(plan, edit_later, monkeypatch):
+    name = "formerlab.training.loop"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def edit_and_import():
+        edit_later(LOOP)
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+
+    refused = work(plan, do=edit_and_import)
+    assert refused.startswith(f"train {RUN}: {LOOP} was edited while it ran, so its results do not count; start")
+    assert Judge(plan).verdict("train", RUN) == ("missing", "")
+
+
+def test_workers_import_the_code_of_a_data_set_when_they_start(plan, edit_later):
+    import formerlab.data.prepare  # noqa: F401
+
+    refused = work(plan, "data", "text", lambda: edit_later("data/prepare.py"))
+    assert refused.startswith("data text: data/prepare.py was edited while it ran")
+
+
+def change(plan, stage, name, **keys):
+    path = Judge(plan).record(stage, name)
+    write_json(path, read_json(path) | keys)
+
+
+@pytest.mark.parametrize(
+    ("changed", "keys", "job", "why"),
+    [
+        (("data", "text"), {"source_fingerprint": "old"}, ("train", RUN), "text"),
+        (("data", "text"), {"code_hash": "old"}, ("train", RUN), "code"),
+        (("train", "small/parent/seed0"), {"spec_hash": "old"}, ("train", CHILD), "configuration"),
+        (("train", RUN), {"code_hash": "old"}, ("zeroshot", RUN), "code"),
+        (("train", RUN), {"data": {"fingerprint": "old"}}, ("prune", RUN), "data"),
+    ],
+)
+def test_what_is_not_the_plan_s_is_not_built_upon(plan, changed, keys, job, why):
+    change(plan, *changed, **keys)
+    (one, other), first = (" ".join(pair) for pair in (job, changed)), f"python -m formerlab {' '.join(changed)}"
+    remedy = f"start snakemake again, which plans anew, or run {first} first"
+    assert work(plan, *job) == f"{one}: {other} is stale (changed since: {why}); {remedy}"
+
+
+def test_a_product_that_is_stale_when_it_is_made_is_refused(plan):
+    """As where the text is edited between the plan and the job."""
+    refused = work(plan, "data", "text", lambda: change(plan, "data", "text", source_fingerprint="newer"))
+    assert refused.startswith("data text: what it made is stale (changed since: text) already; start snakemake again")

@@ -1,0 +1,87 @@
+"""The one judge of products; what `status` makes of it stands in test_status.py, what the DAG does in test_dag.py."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from formerlab.files import read_json, write_json
+from formerlab.plan.judge import OPTIMIZER, RECORDS, UNPLANNED, Judge
+
+RUN = "small/plain/seed0"
+
+
+@pytest.fixture
+def plan(finished_plan):
+    return finished_plan
+
+
+def change(plan, stage, name, **keys):
+    path = Judge(plan).record(stage, name)
+    write_json(path, read_json(path) | keys)
+
+
+def test_the_snakefile_asks_it_without_torch_and_pydantic():
+    script = "import sys, formerlab.plan.judge, formerlab.plan.attempts; print([m for m in HEAVY if m in sys.modules])"
+    script = f"HEAVY = ('torch', 'pydantic', 'numpy', 'pandas'); {script}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_finished_products_are_current(plan):
+    judge = Judge(plan)
+    assert {judge.verdict(stage, name) for stage in RECORDS for name in plan[stage]} == {("finished", "")}
+    assert judge.stale() == {}
+    assert judge.write_stale(judge.folder("exact", "claims")) is None
+
+
+def test_data_made_with_another_tokenizer_than_there_is_now_are_stale(plan):
+    plan = plan | {"data": plan["data"] | {"more": plan["data"]["text"] | {"out": "more", "tokenizer": "text"}}}
+    change(plan, "data", "text", tokenizer={"sha256": "one"})
+    write_json(Judge(plan).record("data", "more"), read_json(Judge(plan).record("data", "text")))
+    assert Judge(plan).verdict("data", "more").current
+    change(plan, "data", "text", tokenizer={"sha256": "two"})
+    assert Judge(plan).verdict("data", "more") == ("stale", "changed since: tokenizer")
+
+
+def test_a_run_without_the_optimizer_that_another_goes_on_with_is_stale(plan):
+    plan = plan | {"train": plan["train"] | {RUN: plan["train"][RUN] | {"keep_optimizer": True}}}
+    assert Judge(plan).verdict("train", RUN) == ("stale", f"no {OPTIMIZER}, which another run goes on with")
+    Judge(plan).record("train", RUN).with_name(OPTIMIZER).touch()
+    assert Judge(plan).verdict("train", RUN).current
+
+
+def test_rows_are_objected_to_for_their_own_stage_and_where_nobody_planned_them(plan):
+    change(plan, "zeroshot", RUN, code_hash="old")
+    judge = Judge(plan)
+    assert judge.objection("train", RUN) == ""
+    assert judge.objection("zeroshot", RUN) == "changed since: code"
+    assert judge.objection("zeroshot", "small/child/seed0") == UNPLANNED
+    assert judge.objection("train", "other/run/seed0") == UNPLANNED
+
+
+def test_the_list_of_what_is_stale_is_younger_than_all_of_it_and_written_once(plan, tmp_path):
+    change(plan, "train", RUN, spec_hash="old")
+    record = Judge(plan).record("train", RUN)
+    ahead = time.time() + 3600
+    os.utime(record, (ahead, ahead))
+    path = Judge(plan).write_stale(tmp_path)
+    assert path.read_text().splitlines()[0] == f"train {RUN}: changed since: configuration"
+    assert record.stat().st_mtime_ns < path.stat().st_mtime_ns <= time.time_ns()
+    written = path.stat().st_mtime_ns
+    assert Judge(plan).write_stale(tmp_path) == path
+    assert path.stat().st_mtime_ns == written
+    os.utime(record, (1, 1))  # another file has come in its place
+    assert Judge(plan).write_stale(tmp_path) != path
+
+
+def test_a_record_that_cannot_be_read_is_named_and_made_again(plan):
+    for text in ("{", "[]"):
+        Judge(plan).record("train", RUN).write_text(text)
+        judge = Judge(plan)
+        assert judge.verdict("train", RUN).state == "failed"
+        assert "run.json" in judge.verdict("train", RUN).detail
+        assert ("train", RUN) in judge.stale()
+        assert judge.verdict("zeroshot", RUN) == ("stale", f"{RUN} is failed")

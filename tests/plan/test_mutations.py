@@ -1,0 +1,166 @@
+"""Configurations with something wrong somewhere: whatever it is, the plan is made or one line says why not.
+
+Mutations are drawn with fixed seeds over a configuration that says something everywhere: in config.yaml, the scale, the
+study and an overlay, of runs that the scale keeps, leaves out or has no values for.
+"""
+
+import copy
+import json
+from random import Random
+
+import pytest
+import yaml
+from fixtures.project import CONFIG, SCALE, STUDY
+
+from formerlab.errors import UserError
+from formerlab.plan import build, sources
+
+MORE = {
+    "config.yaml": """
+        overlay: mine.yaml
+        seeds: [0]
+        threads: 2
+        results: results
+        figures: figures
+        tracking_uri: sqlite:///mlflow.db
+        data: {text: {max_bytes: 100000}}
+        hardware: {CPU: {utilisation: 0.5, price: 1.5}}
+        set: {small.log_every: 7}
+    """,
+    "mine.yaml": """
+        small: {optimizer: {lr: 1.0e-3, weight_decay: 0.1}, runs: {plain: {steps: 5}}}
+        study.small.prune.plain.alphas: [0.5]
+        scale: {threads: 1, data: {text: {valid_share: 0.1}}}
+    """,
+    "workflow/scales/smoke.yaml": """
+        memory_mb: 1000
+        runtime_minutes: 60
+        flops_per_s: 1.0e+9
+        data: {other: {source: {kind: embedded}, tokenizer: {kind: of, data: text}, max_held_out_bytes: 99}}
+        studies: {small: {only: [plain, parent, child, "deep-*"]}}
+    """,
+    "workflow/studies/small.yaml": """
+        runs:
+          left-out:
+            model: {width: 16, heads: 2, position: {kind: rotary, fraction: 0.5, base: 100.0}, dropout: 0.1}
+            task: {batch: 4, accumulate: 2}
+            optimizer: {lr: 0.01, beta1: 0.9, eps: 1.0e-8, clip: 1.0, mixing_lr_factor: 2.0}
+            schedule: {kind: onecycle, warmup: 0.1, start_division: 10.0}
+            steps: 3
+          "no-values-{x}": {model: {layers: "{x}", depth: {kind: dwa, dilation: 2, period: 1}}, steps: 9}
+        prune:
+          left-out: {budgets: [0.4, 3], alphas: [0.1], windows: 4, policies: [{kind: decay, alpha: 0.2, recent: 0.5}]}
+        speed: {runs: [plain], repetitions: 5, training_steps: 2}
+        decode: {runs: [plain], lengths: [8], batches: [1], budgets: [0.4]}
+        flow: {runs: [left-out], windows: 8, shares: [0.0, 0.5]}
+        translate: {left-out: {beam: 2, alpha: 0.6, extra: 3}}
+        claims: {some: {arms: {one: {run: plain, policy: decay, alpha: 0.3, recent: 0.1, budget: 0.4}}}}
+    """,
+}
+VALUES = [
+    *(None, "", " ", "many", -1, 0, 1, 10**12, 1e12, -1e12, -0.5, 1e-300, float("nan"), float("inf"), 10**400, True),
+    *([], {}, [None], ["x"], [[1]], {"x": 1}, {"kind": "x"}, {"kind": None}, {"a": {"b": {"c": 1}}}, {1: 2}),
+    *("/", "..", "~", "../../x", "a\nb", "\x00", "x" * 2000, "1e-3", "{x}", "{", "*", "[", "ftp://x", "http://u:p@h/"),
+]
+KEYS = ["kind", "runs", "grid", "set", "a.b", "", "__proto__", "x" * 300]
+HUGE = {"max_bytes": 10**24, "max_held_out_bytes": 10**24, "flops_per_s": 10**24}
+"""Of which 10^12 is no mistake."""
+
+
+def merged(below, above):
+    both = isinstance(below, dict) and isinstance(above, dict)
+    return below | {key: merged(below.get(key), value) for key, value in above.items()} if both else above
+
+
+@pytest.fixture(scope="module")
+def files():
+    files = {"config.yaml": CONFIG, "workflow/scales/smoke.yaml": SCALE, "workflow/studies/small.yaml": STUDY}
+    return {name: merged(yaml.safe_load(files.get(name, "{}")), yaml.safe_load(text)) for name, text in MORE.items()}
+
+
+@pytest.fixture(scope="module")
+def answer(files, tmp_path_factory):
+    """Return a function that plans the files as they are given, and gives the line that refuses them, or nothing."""
+    root, given = tmp_path_factory.mktemp("mutations"), {}
+
+    def read(_, place):
+        if isinstance(tree := given.get(place), dict):
+            return tree
+        raise UserError(f"{place}: got {tree!r}; write keys and values")
+
+    def answer(changed):
+        given.clear()
+        given.update(changed)
+        try:
+            json.dumps(build.build_plan(root, {}), allow_nan=False)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    with pytest.MonkeyPatch.context() as patch:
+        (root / "workflow/studies").mkdir(parents=True)
+        (root / "workflow/studies/small.yaml").touch()
+        patch.setattr(build, "catalogue", dict)
+        patch.setattr(sources, "read_yaml", read)
+        assert answer(files) == ""
+        yield answer
+
+
+def places(tree, above=()):
+    """Return the paths of everything in a tree."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [place for key, value in items for place in ((*above, key), *places(value, (*above, key)))]
+
+
+def at(tree, path):
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def mutated(files, random):
+    changed = copy.deepcopy(files)
+    tree = changed[random.choice(list(changed))]
+    *above, key = random.choice(places(tree))
+    node = at(tree, above)
+    match random.randrange(10):
+        case 0:
+            del node[key]
+        case 1 if isinstance(node, dict):
+            node[random.choice([*KEYS, f"{key}x"])] = node.pop(key)
+        case 2:
+            node[key] = copy.deepcopy(at(tree, random.choice(places(tree))))
+        case _:
+            node[key] = random.choice(VALUES)
+    return changed
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mutation_is_planned_or_refused_in_one_line_that_names_a_place(seed, files, answer):
+    random, refused = Random(seed), 0
+    for _ in range(100):
+        line = answer(mutated(files, random))
+        assert line.isprintable()
+        assert len(line) < 2500
+        assert not line or line.startswith((*files, "workflow/", "hardware table: ", "scale.hardware: ")), line
+        refused += bool(line)
+    assert refused > 50
+
+
+NUMBERS = [
+    (name, path)
+    for name, text in MORE.items()
+    for path in places(yaml.safe_load(text))
+    if isinstance(at(yaml.safe_load(text), path), int | float)
+]
+
+
+@pytest.mark.parametrize(("name", "path"), NUMBERS, ids=[".".join(map(str, path)) for _, path in NUMBERS])
+def test_no_number_may_be_absurd_anywhere(name, path, files, answer):
+    """Also where the scale leaves the run out, or another layer hides the value."""
+    *above, key = path
+    huge = HUGE.get(key, 10**12)
+    for value in (huge, float(huge), -huge, float(-huge), float("nan")):
+        changed = copy.deepcopy(files)
+        at(changed[name], above)[key] = value
+        assert answer(changed).startswith(f"{name}: "), value

@@ -1,0 +1,114 @@
+"""One process at a time works in a place; what killed ones left is found and removed."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from formerlab import files
+from formerlab.commands.notes import noted, read_note
+from formerlab.errors import StoppedEarly, UserError
+from formerlab.files import write_json
+
+AT_WORK = """
+import sys
+from pathlib import Path
+from formerlab import files
+from formerlab.commands.notes import noted
+from formerlab.files import replacing
+with noted(sys.argv[1], Path(sys.argv[2])), replacing(Path(sys.argv[2], sys.argv[3])) as temporary:
+    temporary.write_text("half")
+    print("begun", flush=True)
+    input()
+"""
+
+
+@contextmanager
+def at_work(stage, folder, file="rows.csv"):
+    """Another process at work in a folder, with a file half written, until this one ends it."""
+    words = [sys.executable, "-c", AT_WORK, stage, str(folder), file]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "begun\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def left(folder):
+    return sorted(path.name for path in folder.rglob("*.tmp"))
+
+
+def test_of_two_at_once_the_second_is_told_who_the_first_is_until_that_is_gone(tmp_path):
+    with at_work("train", tmp_path) as first:
+        since = read_note("train", tmp_path)["since"]
+        who = f"process {first.pid} on {socket.gethostname()}, since {since}"
+        with pytest.raises(UserError) as caught, noted("train", tmp_path):
+            pytest.fail("both worked")
+        assert str(caught.value) == f"{tmp_path}: train is under way here already ({who}); wait for it, or stop it"
+        with noted("flow", tmp_path):  # another stage is another matter
+            assert read_note("train", tmp_path)["state"] == "running"
+        first.kill()
+        first.wait()
+        assert read_note("train", tmp_path)["state"] == "killed"
+        with noted("train", tmp_path):
+            assert read_note("train", tmp_path)["pid"] == os.getpid()
+    assert read_note("train", tmp_path) is None
+
+
+def test_who_locked_a_file_that_was_deleted_meanwhile_has_locked_nothing(tmp_path, monkeypatch):
+    """Whoever finishes deletes the file that others are about to lock; the one that comes next makes a new one."""
+    path, lock, third = tmp_path / "lock", files._lock, []
+
+    def lock_what_is_replaced_then(file, place):
+        done = lock(file, place)
+        if not third:
+            path.unlink()
+            third.append(os.open(path, os.O_RDWR | os.O_CREAT))
+            assert lock(third[0], path)
+        return done
+
+    monkeypatch.setattr(files, "_lock", lock_what_is_replaced_then)
+    monkeypatch.setattr(files, "SECONDS_FOR_A_LOOK", 0.0)
+    with pytest.raises(UserError, match="the third has it"), files.locked(path, lambda: "the third has it"):
+        pytest.fail("both have it")
+    os.close(third[0])
+    with files.locked(path, lambda: "the third has it"):
+        pass
+
+
+def test_the_next_start_removes_what_the_killed_one_left_and_nothing_of_who_works(tmp_path):
+    with at_work("prune", tmp_path, "prune.csv"):
+        with at_work("zeroshot", tmp_path, "zeroshot.csv"):
+            assert len(left(tmp_path)) == 2
+        with noted("zeroshot", tmp_path):
+            (rest,) = left(tmp_path)
+            assert rest.startswith(".prune.csv.")
+
+
+def test_what_it_left_on_another_machine_is_removed_too(tmp_path):
+    write_json(tmp_path / ".flow.state.json", {"state": "running", "pid": 7, "host": "node-1.cluster"})
+    for name in (".flow.csv.node-1-cluster.7.tmp", ".zeroshot.csv.node-1-cluster.8.tmp", ".a.node-2.7.tmp"):
+        (tmp_path / name).touch()
+    with noted("flow", tmp_path):
+        assert left(tmp_path) == [".a.node-2.7.tmp", ".zeroshot.csv.node-1-cluster.8.tmp"]
+
+
+def test_sigterm_stops_a_stage_with_a_note(tmp_path):
+    with at_work("zeroshot", tmp_path) as stage:
+        stage.send_signal(signal.SIGTERM)
+        stage.wait()
+    note = read_note("zeroshot", tmp_path)
+    assert (note["state"], note["reason"]) == ("stopped", "SIGTERM")
+    assert left(tmp_path) == []
+
+
+def test_a_long_reason_is_cut_and_the_note_stays_readable(tmp_path):
+    with pytest.raises(StoppedEarly), noted("train", tmp_path):
+        raise StoppedEarly("x" * 10_000)
+    assert set(read_note("train", tmp_path)["reason"]) == {"x"}
