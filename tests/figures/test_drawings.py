@@ -188,14 +188,14 @@ def test_growth_shows_the_parents_level(place):
 
 
 def test_arms_are_paired_with_the_whole_cache(tmp_path):
-    make_decay(tmp_path, (0, 1))
+    make_decay(tmp_path, (0, 1, 2))
     table = arms(Results(tmp_path), "decay").set_index("arm")
     assert table.loc["Full", "increase_nats"] == 0
     h2o = table.loc["H2O"].set_index("budget")
     assert h2o.loc[0.1, "increase_nats"] == pytest.approx(0.1, abs=0.02)
     assert (h2o["increase_nats_low"] < h2o["increase_nats"]).all()
-    # the level's own spread over windows is ten times larger than that of the paired difference
-    assert (h2o["increase_nats_high"] - h2o["increase_nats_low"]).max() < 0.03
+    # the level's own spread over windows (0.19) is several times larger than that of the paired difference
+    assert (h2o["increase_nats_high"] - h2o["increase_nats_low"]).max() < 0.05
     assert "Decay, alpha 0.2, 50 % recent" in table.index
     assert "H2O (local statistics)" in table.index
 

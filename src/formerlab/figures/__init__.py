@@ -19,7 +19,9 @@ from formerlab.errors import UserError
 from formerlab.files import write_text
 
 if TYPE_CHECKING:  # pandas takes a second to import; the plan reads the catalogue without it
-    from formerlab.results import Results
+    from collections.abc import Callable
+
+    from formerlab.results import Objection, Results
 
 _CONSTANTS = ("STUDY", "READS", "RUNS", "CAPTION")
 _PACKAGE = Path(__file__).parent.parent
@@ -89,26 +91,34 @@ def draw(name: str, results: "Results", out: Path) -> list[Path]:
     return write_table(drawing, module.table(results), results, out)
 
 
-def draw_one(name: str, root: Path, out: Path) -> list[Path]:
+def draw_one(name: str, root: Path, out: Path, objection: "Objection | None" = None) -> list[Path]:
     """Draw one figure or table from the rows in `root` (results/<tree>/<scale>) into `out`."""
     from formerlab.results import Results
 
-    return draw(name, Results(root), out)
+    results = Results(root, objection)
+    written = draw(name, results, out)
+    if warning := results.warning():
+        print(f"{name}: {warning}", file=sys.stderr)
+    return written
 
 
-def draw_all(tree_root: Path, out_root: Path) -> list[Path]:
+def draw_all(
+    tree_root: Path, out_root: Path, objection_of: "Callable[[Path], Objection | None]" = lambda root: None
+) -> list[Path]:
     """Draw, for every scale below `tree_root` (results/<tree>), what has finished runs, into `out_root`/<scale>."""
     from formerlab.results import Results
 
     written = []
     for root in sorted({path.parents[3] for path in tree_root.glob("*/*/*/seed*/run.json")}):
-        results = Results(root)
+        results = Results(root, objection_of(root))
         for drawing in catalogue().values():
             if results.runs(drawing.study, drawing.runs).empty:
                 print(f"{root.name}: {drawing.name} skipped, no finished runs of '{drawing.study}'", file=sys.stderr)
             else:
                 written += draw(drawing.name, results, out_root / root.name)
                 print(f"{root.name}: {drawing.name} drawn", file=sys.stderr)
+        if warning := results.warning():
+            print(f"{root.name}: {warning}", file=sys.stderr)
     if not written:
         raise UserError(f"{tree_root}: no finished runs at any scale; run the DAG first")
     return written

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from formerlab.figures._style import n_seeds
 from formerlab.results import Results
-from formerlab.statistics import bootstrap_means
+from formerlab.statistics import bootstrap_means, mean_ends
 
 NAMES = {
     "full": "Full",
@@ -37,9 +37,9 @@ PUBLISHED_ALPHA = 0.2
 def arms(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return one row per run, policy, alpha, recent share and budget, with its loss over all seeds and windows.
 
-    `increase_nats` is the loss minus that of the whole cache on the same windows of the same model, with the 95 %
-    interval of a paired bootstrap over windows (seeds first, where there are several). `perplexity_low` and `_high` are
-    that interval added to the loss of the whole cache: the uncertainty of the comparison, not of the level. Without
+    `increase_nats` is the loss minus that of the whole cache on the same windows of the same model, with its 95 %
+    interval over windows, and over seeds where there are several (`statistics.mean_ends`). `perplexity_low` and `_high`
+    are that interval added to the loss of the whole cache: the uncertainty of the comparison, not of the level. Without
     rows of the whole cache both are empty.
     """
     rows = results.rows("prune.csv", study, runs)
@@ -79,8 +79,9 @@ def _with_losses(table: DataFrame, losses: NDArray[np.float64], weights: NDArray
     table["loss_nats"] = np.average(losses, axis=2, weights=weights).mean(axis=1)
     full = np.flatnonzero(table["policy"] == "full")
     if len(full):
-        replicates = bootstrap_means(losses - losses[full[0]], weights)
-        low, high = np.quantile(replicates, [0.025, 0.975], axis=0)
+        more = losses - losses[full[0]]
+        of_seeds = np.average(more, axis=2, weights=weights)
+        low, high = mean_ends(of_seeds, bootstrap_means(more, weights), len(weights))
         level = table["loss_nats"].iloc[full[0]]
         increase = {"increase_nats": table["loss_nats"] - level, "increase_nats_low": low, "increase_nats_high": high}
     else:
@@ -130,11 +131,11 @@ def main_arms(table: DataFrame) -> DataFrame:
     return table.merge(best, on=["run", "arm"])
 
 
-def bootstrap_notes(table: DataFrame) -> list[str]:
+def interval_notes(table: DataFrame) -> list[str]:
     """Return notes on seeds, windows and what the bars mean, for the foot of a figure."""
     seeds, windows = int(table["seeds"].max()), int(table["windows"].max())
-    models = "this one model only" if seeds == 1 else f"n = {seeds} seeds, resampled first"
-    bars = f"bars: 95 % paired bootstrap interval of the difference to Full over {windows} windows ({models})"
+    models = "of this one model only" if seeds == 1 else "and over seeds"
+    bars = f"bars: 95 % interval of the paired difference to Full, over {windows} windows {models}"
     if table["increase_nats_low"].isna().all():
         bars = "no rows of Full, so no paired interval"
     return [f"{n_seeds([seeds])}; {bars}."]

@@ -10,7 +10,7 @@ from pandas import DataFrame
 
 from formerlab.figures._pruning import ARM, ordered
 from formerlab.results import Results
-from formerlab.statistics import RESAMPLES, bootstrap_means
+from formerlab.statistics import RESAMPLES, bootstrap_means, mean_ends
 
 SUITES = ("openbookqa", "winogrande", "arc_easy", "arc_challenge", "piqa")
 """The suites of the Decay article, scored by the summed log-probability (acc)."""
@@ -18,7 +18,7 @@ LOCAL = "_local"
 MEAN = "mean of the five suites"
 
 BARS = (
-    "Bars: 95 % bootstrap interval of an accuracy over questions, seeds resampled first; arms answer the same "
+    "Bars: 95 % interval of an accuracy over questions, and over seeds where there are several; arms answer the same "
     "questions, so their differences are surer than the bars."
 )
 
@@ -76,28 +76,31 @@ def accuracies(rows: DataFrame, against: str = "full", resamples: int = RESAMPLE
     """Return a row per run, arm and task: `accuracy` with its 95 % interval, and the paired difference to an arm.
 
     `difference`, `difference_low` and `difference_high` are accuracy minus that of the policy `against` on the same
-    questions of the same models (bootstrap over examples, seeds resampled first). Without rows of it they are empty.
+    questions of the same models. Intervals are over questions and seeds (`statistics.mean_ends`). Without rows of
+    `against` they are empty.
     """
     tables = []
     for run, mine in rows.groupby("run", sort=False):
         arms, found = grids(mine)
         base = np.flatnonzero(arms["policy"] == against)
-        drawn = with_mean({task: bootstrap_means(grid, resamples=resamples) for task, grid in found.items()})
-        means = with_mean({task: grid.mean(axis=(1, 2)) for task, grid in found.items()})
+        each = {
+            task: bootstrap_means(grid, resamples=resamples, random_seed=place)
+            for place, (task, grid) in enumerate(found.items())
+        }
+        drawn = with_mean(each)
+        means = with_mean({task: grid.mean(axis=2) for task, grid in found.items()})
         budgets = mine.groupby(ARM, dropna=False)["realised_budget"].mean().reset_index()
         for task, replicates in drawn.items():
-            table = arms.assign(task=task, accuracy=means[task])
-            table["low"], table["high"] = np.quantile(replicates, [0.025, 0.975], axis=0)
+            size = sum(found[name].shape[2] for name in found if task in (name, *_label_of(name)))
+            table = arms.assign(task=task, accuracy=means[task].mean(axis=1))
+            table["low"], table["high"] = mean_ends(means[task], replicates, size)
             ends: tuple[Any, ...] = (np.nan, np.nan, np.nan)
             if len(base):
-                low, high = np.quantile(replicates - replicates[:, base[:1]], [0.025, 0.975], axis=0)
-                ends = means[task] - means[task][base[0]], low, high
+                more = means[task] - means[task][base[0]]
+                ends = more.mean(axis=1), *mean_ends(more, replicates - replicates[:, base[:1]], size)
             for name, end in zip(("difference", "difference_low", "difference_high"), ends, strict=True):
                 table[name] = end
-            sizes = [found[name].shape[2] for name in found if task in (name, *_label_of(name))]
-            tables.append(
-                table.assign(questions=sum(sizes), seeds=mine["seed"].nunique(), run=run).merge(budgets, on=ARM)
-            )
+            tables.append(table.assign(questions=size, seeds=mine["seed"].nunique(), run=run).merge(budgets, on=ARM))
     if not tables:
         return DataFrame(columns=["source", *ARM, "task", "accuracy"])
     return ordered(pd.concat(tables, ignore_index=True)).assign(source="ours")

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from formerlab.figures._style import n_seeds
 from formerlab.results import Results
-from formerlab.statistics import Interval, bootstrap, paired_student, student
+from formerlab.statistics import Interval, over_examples, paired_student, student
 
 TRANSFORMER = "Transformer"
 TOKENFORMER = "Tokenformer"
@@ -171,7 +171,7 @@ def paired_difference(results: Results, losses: DataFrame, a: str, b: str) -> In
     rows = rows[rows["seed"] == seed]
     pairs = rows[rows["run"] == a].merge(rows[rows["run"] == b], on=["window", "tokens"], suffixes=("_a", "_b"))
     differences = (pairs["loss_nats_a"] - pairs["loss_nats_b"]).to_numpy()
-    return bootstrap(differences[None, :], pairs["tokens"].to_numpy(dtype=float)) if len(pairs) else interval
+    return over_examples(differences[None, :], pairs["tokens"].to_numpy(dtype=float)) if len(pairs) else interval
 
 
 def _by_seed(losses: DataFrame, run: str) -> dict[int, float]:

@@ -4,12 +4,11 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.evaluation.bleu import METRICS, corpus_bleu
+from formerlab.evaluation.bleu import METRICS, STATISTICS, corpus_bleu
 from formerlab.results import Results
 from formerlab.statistics import student
 
 STUDY = "transformer"
-COUNTS = [f"{kind}_{n}" for kind in ("correct", "total") for n in range(1, 5)] + ["length", "reference_length"]
 SCORES = ("loss_nats", *METRICS, "exact_percent")
 
 
@@ -19,7 +18,12 @@ def scores(results: Results, split: str) -> DataFrame:
     if rows.empty:
         return DataFrame(columns=["run", "seed", *METRICS, "exact_percent"])
     found = [
-        {"run": run, "seed": seed, "metric": metric, "bleu": corpus_bleu(group[COUNTS].to_numpy().tolist())}
+        {
+            "run": run,
+            "seed": seed,
+            "metric": metric,
+            "bleu": float(corpus_bleu(group[list(STATISTICS)].to_numpy(float).sum(axis=0))),
+        }
         for (run, seed, metric), group in rows[rows["split"] == split].groupby(["run", "seed", "metric"])
     ]
     if not found:

@@ -10,7 +10,7 @@ from pandas import DataFrame
 from formerlab.calibration import expected_calibration_error
 from formerlab.published import TOKENFORMER, published
 from formerlab.results import Results
-from formerlab.statistics import Interval, bootstrap, paired_student, student
+from formerlab.statistics import Interval, over_examples, paired_student, student
 
 STUDY = "vision"
 
@@ -97,7 +97,7 @@ def _over_images(results: Results, run: str, reference: str, seed: int) -> Inter
     rows = results.rows("test.csv", STUDY, (run, reference))
     rows = rows[rows["seed"] == seed].assign(right=lambda frame: 100.0 * (frame["rank"] == 0))
     pairs = rows.pivot(index="window", columns="run", values="right").dropna()
-    return bootstrap((pairs[run] - pairs[reference]).to_numpy()[None, :])
+    return over_examples((pairs[run] - pairs[reference]).to_numpy()[None, :])
 
 
 def ends(name: str, interval: Interval) -> dict[str, float]:

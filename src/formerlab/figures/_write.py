@@ -5,6 +5,7 @@ from types import ModuleType
 
 import matplotlib
 from pandas import DataFrame
+from pandas.api.types import is_numeric_dtype
 
 from formerlab.figures import Drawing
 from formerlab.figures._style import SETTINGS, empty
@@ -22,9 +23,9 @@ def write_figure(drawing: Drawing, module: ModuleType, results: Results, out: Pa
             what = f"the rows {drawing.name} needs ({', '.join(drawing.reads)})"
             figure = empty(f"No finished run of study '{drawing.study}' at scale '{results.scale}' has {what} yet.")
         else:
-            figure = module.draw(data)
+            figure = module.draw(_without_formulas(data))
         width = figure.get_size_inches()[0]
-        place = f"scale {results.scale}, {results.tree} results"
+        place = results.place(drawing.study, drawing.runs)
         figure.text(1 - 0.1 / width, 0.995, place, ha="right", va="top", fontsize=7, color="#555555")
         paths = [out / name for name in drawing.outputs]
         for path in paths[:2]:
@@ -35,3 +36,12 @@ def write_figure(drawing: Drawing, module: ModuleType, results: Results, out: Pa
     with replacing(paths[2]) as temporary:
         data.to_csv(temporary, index=False, lineterminator="\n")
     return paths
+
+
+def _without_formulas(data: DataFrame) -> DataFrame:
+    """Return rows in whose texts a dollar is a dollar: what stands between two, matplotlib would read as a formula."""
+    plain = data.copy()
+    for name in data:
+        if not is_numeric_dtype(data[name]):
+            plain[name] = [value.replace("$", r"\$") if isinstance(value, str) else value for value in data[name]]
+    return plain

@@ -20,9 +20,9 @@ CAPTION = (
     "Zero-shot accuracy with the whole cache, H2O (half recent), Decay (alpha 0.2, no recent part) and Local at 40 % "
     "of the tokens, or the budget nearest to it; after Fig. 4a and Table 2 of the Decay article, whose values stand "
     "in panels of their own: other models, other questions. Suites named (local) are asked from local files with "
-    "prompts of their own. Embedded questions count by mutual information. Bars: 95 % bootstrap over questions, seeds "
-    "first. To see: how much H2O loses against Full, and how much of that Decay wins back; small models near chance "
-    "(grey) lose nothing by pruning, and then tell nothing."
+    "prompts of their own. Embedded questions count by mutual information. Bars: 95 % interval over questions "
+    "and seeds. To see: how much H2O loses against Full, and how much of that Decay wins back; small models near "
+    "chance (grey) lose nothing by pruning, and then tell nothing."
 )
 ARMS = ("Full", "H2O", "Decay", "Local")
 

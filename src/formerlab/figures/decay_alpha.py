@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.figures._alphas import draw_alphas, missing_levels
-from formerlab.figures._pruning import PUBLISHED_ALPHA, arms, bootstrap_notes, main_arms
+from formerlab.figures._pruning import PUBLISHED_ALPHA, arms, interval_notes, main_arms
 from formerlab.figures._style import canvas
 from formerlab.results import Results
 
@@ -41,7 +41,7 @@ def draw(data: DataFrame) -> Figure:
     decay = data[data["policy"] == "decay"]
     panels = list(decay[["run", "budget"]].drop_duplicates().itertuples(index=False, name=None))
     dotted = f"Dotted: alpha {PUBLISHED_ALPHA:g}, the published choice."
-    notes = [*bootstrap_notes(data), dotted, *missing_levels(data)]
+    notes = [*interval_notes(data), dotted, *missing_levels(data)]
     figure, axes = canvas([2.6] * len(panels), notes, height=2.7, right=1.05, columns=3)
     several = decay["run"].nunique() > 1
     for panel, (run, budget) in zip(axes, panels, strict=True):

@@ -14,7 +14,7 @@ RUNS = ("decoder",)
 CAPTION = (
     "Accuracy against the forgetting factor alpha of Decay without a recent part, one panel per data set, with Full "
     "and H2O (half recent) as lines at the same budget; after Fig. 4b and 4c of the Decay article, whose points exist "
-    "only as an image. Bars: 95 % bootstrap over questions, seeds first. To see: whether small alphas do better than "
+    "only as an image. Bars: 95 % interval over questions and seeds. To see: whether small alphas do better than "
     "large ones, and whether the best alpha differs between data sets by more than the bars; the best point of a "
     "curve is no fair estimate, decay_tasks_table chooses on one half of the questions and judges on the other."
 )

@@ -14,8 +14,8 @@ CAPTION = (
     "other algorithms called H2O, all evicting step by step. Random is the floor; Ideal, which takes the best keys of "
     "each row anew and so is no cache, the bound. To see: which rules that need no accumulated score come near Decay. "
     "The official mask with global statistics chooses with later queries and is marked as such: its loss is that of no "
-    "cache. StreamingLLM is run with the positions of the text and with those within the cache. Bars: 95 % paired "
-    "bootstrap; the axis is linear below 0.01 nats."
+    "cache. StreamingLLM is run with the positions of the text and with those within the cache. Bars: 95 % "
+    "interval of the paired difference; the axis is linear below 0.01 nats."
 )
 POLICIES = (
     *("h2o", "h2o variant=local_statistics", "h2o variant=global_statistics", "decay", "tova", "keydiff", "knorm"),

@@ -9,7 +9,7 @@ from formerlab.figures._alphas import draw_alphas
 from formerlab.figures._pruning import ARM, ordered
 from formerlab.figures._style import GREY, canvas, n_seeds
 from formerlab.results import Results
-from formerlab.statistics import bootstrap
+from formerlab.statistics import over_examples
 
 STUDY = "decay"
 READS = ("prune_masks.csv", "run.json")
@@ -20,7 +20,7 @@ CAPTION = (
     "and the first 10 % of the positions seen so far, mean position of the kept keys (0 the first, 1 the last), and 1 "
     "- cosine between the attention rows and the ideal ones, with and without position 0, an attention sink that "
     "decides the cosine alone (A2SF, arXiv:2407.20485, Table 2). Dotted: an even choice. To see: the plain sum (alpha "
-    "1) keeps the beginning; small alphas do not, and lie nearest to the ideal. Bars: 95 % bootstrap intervals."
+    "1) keeps the beginning; small alphas do not, and lie nearest to the ideal. Bars: 95 % intervals."
 )
 PANELS = {
     "early_share": ("Share of the first 40 %", 0.4),
@@ -33,7 +33,7 @@ LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova
 
 
 def data(results: Results) -> DataFrame:
-    """Return the mean of every measure for every arm, with its interval over windows (seeds first)."""
+    """Return the mean of every measure for every arm, with its interval over windows and seeds."""
     rows = results.rows("prune_masks.csv", STUDY, RUNS)
     return measured(rows, list(PANELS))
 
@@ -45,7 +45,8 @@ def measured(rows: DataFrame, metrics: Sequence[str]) -> DataFrame:
         return DataFrame(columns=["source", *ARM, "metric", "value"])
     table = []
     for key, block in rows.groupby([*ARM, "metric"], sort=False, dropna=False):
-        interval = bootstrap(block.pivot_table("value", "seed", "window").dropna(axis=1).to_numpy(), resamples=2000)
+        grid = block.pivot_table("value", "seed", "window").dropna(axis=1).to_numpy()
+        interval = over_examples(grid, resamples=2000)
         cells = dict(zip([*ARM, "metric"], key, strict=True))
         ends = {"value": interval.mean, "value_low": interval.low, "value_high": interval.high}
         table.append(cells | ends | {"seeds": interval.seeds, "windows": interval.examples})
@@ -59,7 +60,7 @@ def draw(data: DataFrame) -> Figure:
     shown_arms = data[(data["policy"] != "decay") | (data["recent"] == 0)]
     shown = [metric for metric in PANELS if metric in set(data["metric"])]
     seeds, windows = int(data["seeds"].max()), int(data["windows"].max())
-    bars = "bars: 95 % bootstrap interval over windows" + (", seeds resampled first" if seeds > 1 else "")
+    bars = "bars: 95 % interval over windows" + (" and seeds" if seeds > 1 else " of this one model")
     notes = [
         f"Budget {100 * budget:g} % of the tokens, {n_seeds([seeds])}, {windows} windows, unpruned attention; {bars}. "
         "Shares and positions: 0 is the first token, 1 the last so far; distance: 1 - cosine similarity. "

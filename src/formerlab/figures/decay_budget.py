@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from formerlab.figures._labels import Label, label_directly
 from formerlab.figures._marks import points_with_bars
-from formerlab.figures._pruning import NAMES, arms, bootstrap_notes, main_arms
+from formerlab.figures._pruning import NAMES, arms, interval_notes, main_arms
 from formerlab.figures._runs import missing_note
 from formerlab.figures._style import canvas, look, widen
 from formerlab.results import Results
@@ -48,7 +48,7 @@ def draw(data: DataFrame) -> Figure:
 
 def draw_runs(data: DataFrame, notes: Sequence[str]) -> Figure:
     """Draw one panel per run, a line per policy."""
-    notes = [*bootstrap_notes(data), *notes]
+    notes = [*interval_notes(data), *notes]
     runs = list(data["run"].unique())
     figure, axes = canvas([5.0] * len(runs), notes, columns=2)
     for panel, run in zip(axes, runs, strict=True):

@@ -56,7 +56,7 @@ def draw(data: DataFrame) -> Figure:
     dilation = sparse.index[0] if len(sparse) else 1.0
     seeds = int(ours["seeds"].max())
     spread = "95 % Student t interval over seeds" if seeds > 1 else "95 % bootstrap over windows, these models only"
-    counted = f"{n_seeds([seeds])}"
+    counted = n_seeds([seeds])
     notes = [f"{ours['layers'].max():.0f} blocks, {counted}, paired by seed; bars: {spread}."]
     notes.append("Hollow: Table 4 of the paper, 48 blocks, not ours. Ringed: p = 1 mod k.")
     figure, panels = canvas([2.8, 2.8, 3.4], notes, right=[0.85, 0.85, 1.0])

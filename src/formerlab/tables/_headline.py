@@ -6,7 +6,7 @@ from pandas import DataFrame
 
 from formerlab.figures import catalogue
 from formerlab.figures._pruning import arms, main_arms
-from formerlab.results import Results
+from formerlab.results import Objection, Results
 from formerlab.tables import denseformer_table, tokenformer_table, transformer_bleu, vision_scores, vision_sizes
 from formerlab.tables._write import plain
 
@@ -20,9 +20,9 @@ PUBLISHED_BUDGET = 0.4
 """Share of the tokens kept in the Decay article, Fig 4a and Table 2."""
 
 
-def headline(root: Path) -> str:
+def headline(root: Path, objection: Objection | None = None) -> str:
     """Return the main numbers of every study with finished runs in `root` (results/<tree>/<scale>), as aligned text."""
-    results = Results(root)
+    results = Results(root, objection)
     blocks = [
         ("Transformer: translation of the test sentences", transformer_bleu.table(results), _TRANSLATION),
         ("Tokenformer: held-out loss and cumulative training cost", tokenformer_table.table(results), _TOKENFORMER),
@@ -35,7 +35,8 @@ def headline(root: Path) -> str:
         f"{title} (scale {results.scale})\n\n{_block(table, wanted)}" for title, table, wanted in blocks if _ours(table)
     ]
     note = "[low, high]: 95 % interval, over seeds where there are several, else over windows of these models alone."
-    return "\n\n".join([*parts, note] if parts else [f"{root}: no finished runs of any study yet"]) + "\n"
+    parts = [*parts, note] if parts else [f"{root}: no finished runs of any study yet"]
+    return "\n\n".join(filter(None, [*parts, results.warning()])) + "\n"
 
 
 def _decay(results: Results) -> DataFrame:

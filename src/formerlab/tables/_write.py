@@ -46,17 +46,17 @@ def write_table(drawing: Drawing, table: DataFrame, results: Results, out: Path)
 def markdown(drawing: Drawing, table: DataFrame, results: Results) -> str:
     """Return caption and blocks of a table."""
     ours, theirs = _blocks(table)
-    parts = [f"# {drawing.name}", drawing.caption, f"**Ours** (scale {results.scale}, {results.tree} results)"]
-    parts.append(_missing(drawing) if ours.empty else _text(ours, "pipe"))
+    parts = [f"# {drawing.name}", drawing.caption, f"**Ours** ({results.place(drawing.study, drawing.runs)})"]
+    parts.append(_missing(drawing) if ours.empty else _pipes(ours))
     if len(theirs):
-        parts += ["**Published, not ours**", _text(theirs, "pipe")]
+        parts += ["**Published, not ours**", _pipes(theirs)]
     return "\n\n".join(parts) + "\n"
 
 
 def html(drawing: Drawing, table: DataFrame, results: Results) -> str:
     """Return the same as a page."""
     ours, theirs = _blocks(table)
-    parts = [pages.paragraph(drawing.caption), pages.heading(f"Ours (scale {results.scale}, {results.tree} results)")]
+    parts = [pages.paragraph(drawing.caption), pages.heading(f"Ours ({results.place(drawing.study, drawing.runs)})")]
     parts.append(pages.paragraph(_missing(drawing)) if ours.empty else pages.table(readable(ours)))
     if len(theirs):
         parts += [pages.heading("Published, not ours"), pages.table(readable(theirs))]
@@ -125,8 +125,12 @@ def number(name: str, value: float) -> str:
 
 def plain(table: DataFrame) -> str:
     """Return a table as aligned text for a terminal."""
-    return _text(table, "simple")
+    return _text(readable(table), "simple")
+
+
+def _pipes(table: DataFrame) -> str:
+    return _text(readable(table).map(pages.markdown).rename(columns=pages.markdown), "pipe")
 
 
 def _text(table: DataFrame, form: str) -> str:
-    return str(readable(table).to_markdown(index=False, tablefmt=form, disable_numparse=True))
+    return str(table.to_markdown(index=False, tablefmt=form, disable_numparse=True))

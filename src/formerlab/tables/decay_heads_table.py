@@ -5,7 +5,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.results import Results
-from formerlab.statistics import bootstrap
+from formerlab.statistics import over_examples
 
 STUDY = "decay"
 READS = ("prune_calibrated.csv", "prune_alphas.csv", "run.json")
@@ -15,7 +15,7 @@ CAPTION = (
     "validation text, from the same grid of alphas; losses are those of the test text. per head: each head takes the "
     "alpha whose attention rows are nearest to the ideal ones. single by distance: one alpha for all, by the same "
     "measure. single by loss: one alpha for all, by the loss itself, the strongest single choice. The difference is "
-    "paired: the same windows of the same model, with the 95 % bootstrap interval in brackets (seeds first). None of "
+    "paired: the same windows of the same model, with the 95 % interval over windows and seeds in brackets. None of "
     "the published codes has this."
 )
 BEST = "single_by_loss"
@@ -40,7 +40,7 @@ def table(results: Results) -> DataFrame:
             row |= {"alphas": _spread(alphas), "loss_nats": grid.mean()}
             row |= {"realised_budget": group.loc[group["choice"] == choice, "realised_budget"].mean()}
             if choice != BEST and BEST in grids:
-                gap = bootstrap(grid - grids[BEST])
+                gap = over_examples(grid - grids[BEST])
                 row |= {"minus_best_single_nats": gap.mean}
                 row |= {"minus_best_single_nats_low": gap.low, "minus_best_single_nats_high": gap.high}
             found.append(row | {"seeds": grid.shape[0], "windows": grid.shape[1]})

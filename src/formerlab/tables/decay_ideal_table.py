@@ -14,8 +14,8 @@ CAPTION = (
     "Cosine between the attention rows under each policy and the ideal ones, which keep of the past the keys of the "
     "largest unpruned attention, with and without position 0, whose attention decides the cosine alone; and where the "
     "kept keys stand: share of the first 40 % and 10 % of the positions so far, and mean position (0.4, 0.1 and 0.5 "
-    "are even). All arms choose from the attention of the same unpruned pass. In brackets: 95 % bootstrap interval "
-    "over windows, seeds first. Published: A2SF, Table 2, LLaMA-2-7B at 20 %."
+    "are even). All arms choose from the attention of the same unpruned pass. In brackets: 95 % interval over "
+    "windows and seeds. Published: A2SF, Table 2, LLaMA-2-7B at 20 %."
 )
 COSINES = {"distance_to_ideal": "cosine", "distance_to_ideal_without_first": "cosine_without_first"}
 

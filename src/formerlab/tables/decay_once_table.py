@@ -5,7 +5,7 @@ from pandas import DataFrame
 
 from formerlab.figures._pruning import ARM, ordered
 from formerlab.results import Results
-from formerlab.statistics import bootstrap
+from formerlab.statistics import over_examples
 
 STUDY = "decay"
 READS = ("prune_once.csv", "run.json")
@@ -14,8 +14,8 @@ CAPTION = (
     "One-shot compression, as kvpress and SnapKV do it: the first half of each window is read as a prompt without "
     "pruning, a part of its keys is kept once, and the loss is that of the second half. Compare nothing here with the "
     "tables of step-by-step eviction, whose prompts are pruned while they are read: at the same ratio this is the "
-    "easier task. Budgets are shares of the prompt. Loss minus Full is paired, with its 95 % bootstrap interval over "
-    "windows (seeds first)."
+    "easier task. Budgets are shares of the prompt. Loss minus Full is paired, with its 95 % interval over windows "
+    "and seeds."
 )
 
 
@@ -35,7 +35,7 @@ def table(results: Results) -> DataFrame:
             row = dict(zip([*ARM, "realised_budget"], key, strict=True))
             row |= {"loss_nats": grid.mean(), "perplexity": np.exp(grid.mean())}
             if full is not None and key[1] != "full":
-                gap = bootstrap(grid - full)
+                gap = over_examples(grid - full)
                 row |= {"increase_nats": gap.mean, "increase_nats_low": gap.low, "increase_nats_high": gap.high}
             found.append(row | {"seeds": grid.shape[0], "windows": grid.shape[1], "run": run})
     table = ordered(DataFrame(found)).assign(source="ours")

@@ -15,10 +15,10 @@ RUNS = ("*",)
 CAPTION = (
     "Held-out perplexity and zero-shot accuracy of every eviction policy at every budget, after Fig. 4a and Table 2 "
     "of the Decay article (accuracies at 40 % of the tokens, zero-shot). Loss minus Full is paired: the same "
-    "windows of the same model, with the 95 % interval of a paired bootstrap over windows in brackets (seeds "
-    "resampled first where there are several; with one seed it speaks of this model alone). Compare policies at "
-    "equal realised budget. After ±: one standard error over questions. The published models are OPT-2.7B and "
-    "LLaMA-2-7B-chat on other questions."
+    "windows of the same model, with the 95 % interval over windows, and over seeds where there are several, in "
+    "brackets (with one seed it speaks of this model alone). Compare policies at equal realised budget. "
+    "After ±: one standard error over questions and seeds. The published models are OPT-2.7B and LLaMA-2-7B-chat on "
+    "other questions."
 )
 
 _COLUMNS = (

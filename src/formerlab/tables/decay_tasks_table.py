@@ -6,7 +6,7 @@ from pandas import DataFrame
 from formerlab.figures._questions import answers, title
 from formerlab.halves import Grid, Halves, half_of, judged
 from formerlab.results import Results
-from formerlab.statistics import bootstrap, bootstrap_means
+from formerlab.statistics import bootstrap_means, interval_over, over_examples
 
 STUDY = "decay"
 READS = ("prune_questions.csv", "run.json")
@@ -15,7 +15,7 @@ CAPTION = (
     "Does it pay to choose alpha per task? The questions of every suite are halved by a hash of their ids. Of each "
     "half, own is the alpha of the best accuracy on the other half of the same suite, common the one of the best mean "
     "over the other halves of all suites; both are judged where they were not chosen, per model. gain is own minus "
-    "common with its 95 % bootstrap interval over questions (seeds first). Reading the best alpha off the curve "
+    "common with its 95 % interval over questions and seeds. Reading the best alpha off the curve "
     "itself would make it differ between tasks by chance. The grid is that of the sweep, without a recent part."
 )
 
@@ -34,7 +34,7 @@ def table(results: Results) -> DataFrame:
         grids, halves = ({task: pair[part] for task, pair in tasks.items()} for part in (0, 1))
         answered = judged(grids, halves)
         for task, (own, common, *places) in answered.items():
-            gain = bootstrap(own - common)
+            gain = over_examples(own - common)
             row = {"source": "ours", "run": run, "budget": budget, "task": title(task)}
             row |= {"own alphas": ", ".join(sorted({f"{alphas[place]:g}" for place in places[0]}))}
             row |= {"common alphas": ", ".join(sorted({f"{alphas[place]:g}" for place in places[1]}))}
@@ -43,10 +43,12 @@ def table(results: Results) -> DataFrame:
                 row | {"gain_low": gain.low, "gain_high": gain.high, "seeds": len(own), "questions": own.shape[1]}
             )
         if answered:
-            drawn = np.mean([bootstrap_means(own - common) for own, common, *_ in answered.values()], axis=0)
-            mean = float(np.mean([(own - common).mean() for own, common, *_ in answered.values()]))
-            ends = dict(zip(("gain_low", "gain_high"), np.quantile(drawn, [0.025, 0.975]), strict=True))
-            found.append({"source": "ours", "run": run, "budget": budget, "task": "mean of these", "gain": mean} | ends)
+            gains = [own - common for own, common, *_ in answered.values()]
+            of_seeds = np.mean([gain.mean(axis=1) for gain in gains], axis=0)
+            drawn = np.mean([bootstrap_means(gain, random_seed=place) for place, gain in enumerate(gains)], axis=0)
+            mean = interval_over(of_seeds, drawn, sum(gain.shape[1] for gain in gains))
+            row = {"source": "ours", "run": run, "budget": budget, "task": "mean of these", "gain": mean.mean}
+            found.append(row | {"gain_low": mean.low, "gain_high": mean.high})
     return DataFrame(found) if found else DataFrame(columns=["source"])
 
 

@@ -15,7 +15,7 @@ CAPTION = (
     "Zero-shot accuracy, after Table 1 of Tokenformer (arXiv:2410.23168): a column per task and metric, the row "
     "chance says what guessing gives. acc takes the most probable answer, acc_norm the most probable per character, "
     "and acc_mutual_info the one that gains most from the question; small models are at chance in the first two. "
-    "After ±: one standard error, from a bootstrap over questions (and over seeds where there are several). The "
+    "After ±: one standard error over questions, and over seeds where there are several. The "
     "published suites and the embedded tasks are different questions: compare models within a block, never across."
 )
 
