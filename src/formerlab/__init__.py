@@ -1,13 +1,43 @@
 """formerlab: four papers that rethink the Transformer, on one reproducible harness.
 
-`spec` says what a thing is, `layers` and `models` build it, `training` trains it, `evaluation` measures it, `plan`
-turns a configuration into the list of all runs, and `results`, `figures` and `tables` read the rows that runs leave.
+What people use in code of their own stands here and is imported when it is asked for: `import formerlab` loads neither
+torch nor anything else. `import formerlab.integrations.timm` and `.huggingface` make our models known to these.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from formerlab.finished import load
+    from formerlab.growth import grow
+    from formerlab.huggingface.pruning import prune
+    from formerlab.layers.dwa import DepthWeightedAverage
+    from formerlab.layers.pattention import Pattention
+    from formerlab.models.published import create_model, list_models
 
 __version__ = "0.1.0"
 
-from formerlab.huggingface.registration import register_when_imported
-from formerlab.timm_hook import register_on_import
+__all__ = ["DepthWeightedAverage", "Pattention", "create_model", "grow", "list_models", "load", "prune"]
 
-register_when_imported()
-register_on_import()
+_HOMES = {
+    "DepthWeightedAverage": "formerlab.layers.dwa",
+    "Pattention": "formerlab.layers.pattention",
+    "create_model": "formerlab.models.published",
+    "grow": "formerlab.growth",
+    "list_models": "formerlab.models.published",
+    "load": "formerlab.finished",
+    "prune": "formerlab.huggingface.pruning",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name of the public face, imported now."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names beside what every module has."""
+    return sorted({*globals(), *__all__})

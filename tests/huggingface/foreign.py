@@ -22,6 +22,7 @@ def build(kind, **changes):
 
     kinds = {
         "llama": ("Llama", {"num_key_value_heads": 2, "intermediate_size": 64}),
+        "qwen2": ("Qwen2", {"num_key_value_heads": 2, "intermediate_size": 64}),
         "mistral": ("Mistral", {"num_key_value_heads": 2, "intermediate_size": 64}),
         "cohere": ("Cohere", {"num_key_value_heads": 2, "intermediate_size": 64, "eos_token_id": 1}),
         "gemma2": ("Gemma2", {"num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8}),

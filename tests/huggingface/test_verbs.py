@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from formerlab.__main__ import main
 from formerlab.errors import EXIT_USER_ERROR
 from formerlab.evaluation.zeroshot import evaluate_tasks, load_tasks
-from formerlab.huggingface import room
+from formerlab.huggingface import load
 from formerlab.huggingface.export import load_folder
 from formerlab.huggingface.load import load_any
 from formerlab.huggingface.neox import load_released
@@ -177,7 +177,7 @@ def test_mistakes_are_one_line(words, message, folders, task, tmp_path, capsys):
 
 
 def test_a_model_larger_than_the_memory_is_refused(folders, task, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
+    monkeypatch.setattr(load.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
     for kind in ("opt", "ours", "released"):
         error = refused(capsys, "prune-folder", folders / kind, "--out", tmp_path, "--tasks", task)
         assert "parameters as float32 take" in error

@@ -12,14 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from formerlab.errors import UserError
-from formerlab.huggingface.library import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    sdpa_attention_forward,
-    sdpa_mask,
-)
 from formerlab.layers.attention import Attend, Heads, KeyHeads
 
 NAME = "formerlab"
@@ -38,6 +35,11 @@ def attending(attend: Attend) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def current_attend() -> Attend | None:
+    """Return the `attend` of the innermost `attending`, if any."""
+    return _current.get()
 
 
 def attention(
@@ -70,6 +72,11 @@ def attention(
     return attend(layer, query, key, value).transpose(1, 2).contiguous(), None
 
 
+def masks(*arguments: Any, **options: Any) -> Tensor | None:
+    """Return the masks of `sdpa`, and none where an `attend` says what each query sees."""
+    return None if _current.get() is not None else sdpa_mask(*arguments, **options)
+
+
 def full_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
     """softmax(q k^T / sqrt(d_head) + causal mask) v (arXiv:1706.03762, eq. 1), also for shared key heads."""
     del layer
@@ -79,4 +86,4 @@ def full_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
 def register() -> None:
     """Make our attention known to transformers, with its masks; calling it again changes nothing."""
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, masks)

@@ -73,16 +73,24 @@ class CausalLM(nn.Module):
         return weight
 
     def forward(
-        self, tokens: Int[Tensor, "batch time"], *, attend: Attend = full_attention, start: int = 0
-    ) -> Float[Tensor, "batch time vocabulary"]:
-        """Return the logits of the token after each; `tokens` stand at positions start, start + 1, ..."""
+        self,
+        tokens: Int[Tensor, "batch time"],
+        *,
+        attend: Attend = full_attention,
+        start: int = 0,
+        last: int | None = None,
+    ) -> Float[Tensor, "batch kept vocabulary"]:
+        """Return the logits of the token after each; `tokens` stand at positions start, start + 1, ...
+
+        With `last` those after the last so many tokens alone are returned.
+        """
         end = start + tokens.shape[1]
         if end > self.spec.context:
             raise ValueError(f"{end} tokens exceed the model's context of {self.spec.context}")
         places = torch.arange(start, end, device=tokens.device).expand(len(tokens), -1)
         with attending(full_attention if attend is causal_attention else attend):
             logits: Tensor = self.model(input_ids=tokens, position_ids=places, use_cache=False).logits
-        return logits
+        return logits if last is None else logits[:, -last:]
 
     def _probe_tokens(self) -> Int[Tensor, "batch time"]:
         generator = torch.Generator().manual_seed(0)

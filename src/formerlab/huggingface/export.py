@@ -1,31 +1,25 @@
 """A Hugging Face folder of one of our models: its config, weights and tokenizer."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from formerlab.errors import UserError
 from formerlab.files import read_json
-from formerlab.huggingface.registration import MODEL_TYPE
+from formerlab.huggingface.modeling import MODEL_TYPE, FormerlabConfig, FormerlabForCausalLM
 from formerlab.models.decoder import Decoder, DecoderModel
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
-
-def save_folder(
-    model: DecoderModel, tokenizer: "Tokenizer | None", out: Path, *, end_of_text: int | None = None
-) -> None:
+def save_folder(model: DecoderModel, tokenizer: Tokenizer | None, out: Path, *, end_of_text: int | None = None) -> None:
     """Write a model, and its tokenizer where there is one, for `AutoModelForCausalLM` and `AutoTokenizer`.
 
     `end_of_text` is the token that ends a document: it ends generated text, and pads batches. Weights keep their type.
     Raises UserError where the folder holds something else.
     """
-    from formerlab.huggingface.configuration import FormerlabConfig
-    from formerlab.huggingface.modeling import FormerlabForCausalLM
-
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file())):
         raise UserError(f"{out}: exists and is no Hugging Face folder; give --out another name")
     with torch.device("meta"):  # a shell without memory of its own
@@ -38,10 +32,8 @@ def save_folder(
         save_tokenizer(tokenizer, out, end_of_text, context=model.spec.context)
 
 
-def save_tokenizer(tokenizer: "Tokenizer", out: Path, end_of_text: int | None, *, context: int) -> None:
+def save_tokenizer(tokenizer: Tokenizer, out: Path, end_of_text: int | None, *, context: int) -> None:
     """Write the tokenizer, with the token that ends a document as its end and its padding on the left."""
-    from transformers import PreTrainedTokenizerFast
-
     end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=end, pad_token=end, model_max_length=context, padding_side="left"
@@ -67,8 +59,6 @@ def load_folder(folder: Path) -> DecoderModel:
 
     Raises UserError where the folder is of another kind or not whole.
     """
-    from safetensors.torch import load_file
-
     spec = load_spec(folder)
     path = folder / "model.safetensors"
     if not path.is_file():

@@ -1,18 +1,22 @@
 """Any model folder as evaluation wants it: a model, its tokenizer, and the token that stands for no context."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+import psutil
 import torch
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from formerlab.data.tokenizer import read_tokenizer
 from formerlab.errors import UserError
 from formerlab.files import read_json
-from formerlab.huggingface.registration import MODEL_TYPE
-from formerlab.huggingface.room import check_room
+from formerlab.huggingface.causal_lm import CausalLM
+from formerlab.huggingface.export import load_folder, load_spec
+from formerlab.huggingface.modeling import MODEL_TYPE
+from formerlab.huggingface.neox import load_released, released_tokenizer
 from formerlab.models.decoder import DecoderModel
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from formerlab.progress import short
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "float64")}
 
@@ -22,7 +26,7 @@ class Loaded(NamedTuple):
 
     model: DecoderModel
     """Our own decoder, or a model of transformers behind the same interface (`CausalLM`)."""
-    tokenizer: "Tokenizer"
+    tokenizer: Tokenizer
     prefix: int
     """The token in front of an empty context: begin of text where the tokenizer has one, else end of text."""
 
@@ -51,8 +55,6 @@ def load_any(folder: Path, *, device: str = "cpu", dtype: str | None = None, con
 
 
 def _released(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:
-    from formerlab.huggingface.neox import load_released, released_tokenizer
-
     model = load_released(folder)
     check_room(str(folder), model.spec.params(), dtype or torch.float32, device)
     tokenizer, end_of_text = released_tokenizer(folder, None, model.spec.vocabulary)
@@ -60,9 +62,6 @@ def _released(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:
 
 
 def _ours(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:
-    from formerlab.data.tokenizer import read_tokenizer
-    from formerlab.huggingface.export import load_folder, load_spec
-
     check_room(str(folder), load_spec(folder).params(), dtype or torch.float32, device)
     tokenizer = read_tokenizer(folder / "tokenizer.json")
     end = read_json(folder / "tokenizer_config.json").get("eos_token")
@@ -73,8 +72,6 @@ def _ours(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:
 
 
 def _foreign(folder: Path, device: str, dtype: torch.dtype | None, context: int | None) -> Loaded:
-    from formerlab.huggingface.causal_lm import CausalLM
-
     model = load_causal_lm(folder, device=device, dtype=dtype)
     tokenizer, prefix = _tokenizer(folder)
     # It has of DecoderModel what evaluation uses: forward, spec.context, embedding, position.
@@ -86,13 +83,6 @@ def load_causal_lm(folder: Path, *, device: str = "cpu", dtype: torch.dtype | No
 
     Raises UserError where the folder holds none, or the model exceeds the device's free memory.
     """
-    from transformers import AutoConfig
-
-    from formerlab.torchvision_shim import ensure_torchvision_imports
-
-    ensure_torchvision_imports()
-    from transformers import AutoModelForCausalLM
-
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
@@ -105,9 +95,19 @@ def load_causal_lm(folder: Path, *, device: str = "cpu", dtype: torch.dtype | No
     return model.to(device).eval()
 
 
-def _tokenizer(folder: Path) -> "tuple[Tokenizer, int]":
-    from transformers import AutoTokenizer
+def check_room(name: str, parameters: int, dtype: torch.dtype, device: str | torch.device) -> None:
+    """Raise UserError where a model of `parameters` values of `dtype` exceeds the device's free memory."""
+    device = torch.device(device)
+    need = parameters * dtype.itemsize
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if need > free:
+        raise UserError(
+            f"{name}: {short(parameters)} parameters as {str(dtype).removeprefix('torch.')} take {short(need)}B, "
+            f"but {device} has {short(free)}B free; choose a smaller --dtype or another --device"
+        )
 
+
+def _tokenizer(folder: Path) -> tuple[Tokenizer, int]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:

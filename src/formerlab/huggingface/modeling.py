@@ -6,19 +6,46 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from formerlab.huggingface.configuration import FormerlabConfig
-from formerlab.huggingface.library import (
-    Cache,
-    CausalLMOutputWithPast,
-    DynamicCache,
-    GenerationMixin,
-    PreTrainedModel,
-)
+from formerlab.huggingface.attention import current_attend
 from formerlab.huggingface.padding import count_padding, standing_at
 from formerlab.layers.attention import Heads, KeyHeads
-from formerlab.layers.position import PositionEncoding
-from formerlab.models.decoder import DecoderModel
+from formerlab.models.decoder import Decoder, DecoderModel
+
+MODEL_TYPE = "formerlab"
+"""What config.json calls our models."""
+
+
+class FormerlabConfig(PreTrainedConfig):  # type: ignore[misc]
+    """The config of a decoder: `spec` says everything; the other sizes repeat it under transformers' names."""
+
+    model_type = MODEL_TYPE
+    keys_to_ignore_at_inference = ["past_key_values"]
+    has_no_defaults_at_init = False
+
+    def __init__(self, spec: dict[str, Any] | None = None, **others: Any) -> None:
+        """Take a plain spec of a `Decoder` (default: its default); sizes among `others` follow from it."""
+        decoder = Decoder.model_validate(spec or {})
+        self.spec = decoder.plain()
+        sizes = {
+            "vocab_size": decoder.vocabulary,
+            "hidden_size": decoder.width,
+            "num_hidden_layers": decoder.layers,
+            "num_attention_heads": decoder.heads,
+            "num_key_value_heads": decoder.heads,
+            "max_position_embeddings": decoder.context,
+            "tie_word_embeddings": decoder.tied,
+            "is_decoder": True,
+        }
+        super().__init__(**(others | sizes))
+
+    @property
+    def decoder_spec(self) -> Decoder:
+        """The spec as a value that builds the model."""
+        return Decoder.model_validate(self.spec)
 
 
 class CacheAttend:
@@ -44,7 +71,7 @@ class CacheAttend:
         visible = torch.ones(new, held, dtype=torch.bool, device=q.device).tril(held - new)
         if self.padding is None:
             return visible
-        first = torch.tensor(self.padding, device=q.device)[:, None, None, None]
+        first = torch.tensor(self.padding).to(q.device, non_blocking=True)[:, None, None, None]
         itself = torch.eye(held, dtype=torch.bool, device=q.device)[held - new :]
         return visible & (torch.arange(held, device=q.device) >= first) | itself
 
@@ -69,14 +96,8 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
 
     def _init_weights(self, module: nn.Module) -> None:
         """Compute what is not saved, and draw what was not loaded; called for modules that lack something."""
-        if isinstance(module, PositionEncoding):
-            spec = self.config.decoder_spec
-            with torch.device("cpu"):
-                fresh = spec.position.build(spec.context, spec.width, spec.width // spec.heads)
-            for name, buffer in fresh.named_buffers():
-                module.get_buffer(name).copy_(buffer)
-        if callable(reset := getattr(module, "reset", None)) and module is not self:
-            reset(torch.default_generator)
+        if callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding as a module, a view of the decoder's matrix."""
@@ -110,7 +131,9 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
             past_key_values = DynamicCache()
         start = 0 if past_key_values is None else past_key_values.get_seq_length()
         padding = None if attention_mask is None else count_padding(attention_mask)
-        logits = self._logits(input_ids, past_key_values, padding if padding and any(padding) else None, start)
+        padding = padding if padding and any(padding) else None
+        last = logits_to_keep or None if labels is None else None
+        logits = self._logits(input_ids, past_key_values, padding, start, last)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **others)
@@ -118,13 +141,20 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         return out if return_dict is not False else out.to_tuple()
 
     def _logits(
-        self, tokens: Int[Tensor, "batch time"], cache: Cache | None, padding: list[int] | None, start: int
-    ) -> Float[Tensor, "batch time vocabulary"]:
-        attend = CacheAttend(cache, padding)
+        self,
+        tokens: Int[Tensor, "batch time"],
+        cache: Cache | None,
+        padding: list[int] | None,
+        start: int,
+        last: int | None,
+    ) -> Float[Tensor, "batch kept vocabulary"]:
+        attend = current_attend()
+        if attend is None:
+            attend = CacheAttend(cache, padding)
         if padding is None:
-            logits: Tensor = self.decoder(tokens, attend=attend, start=start)
+            logits: Tensor = self.decoder(tokens, attend=attend, start=start, last=last)
             return logits
         first = [start - count for count in padding]
         longest = max(max(first), 0)
-        moved: Tensor = standing_at(self.decoder, first)(tokens, attend=attend, start=longest)
+        moved: Tensor = standing_at(self.decoder, first)(tokens, attend=attend, start=longest, last=last)
         return moved

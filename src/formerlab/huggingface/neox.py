@@ -8,9 +8,10 @@ its norms have no parameters (arXiv:2410.23168, section 4.4; the position encodi
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
+from tokenizers import Tokenizer
 
 from formerlab.data.tokenizer import END_OF_TEXT, TokenizerFile
 from formerlab.errors import UserError
@@ -18,9 +19,6 @@ from formerlab.huggingface.neox_files import Weights, read_settings, read_weight
 from formerlab.layers import LayerNorm, NoPosition, Pattention, Rotary
 from formerlab.layers.score import ScoreName
 from formerlab.models.decoder import Decoder, DecoderModel
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 HEADS = {(12, 768): 12, (24, 1024): 16, (32, 1280): 16, (40, 1536): 16}
 """Attention heads by (layers, width) of the released sizes, 150M to 1.5B (arXiv:2410.23168, Table 9)."""
@@ -52,7 +50,7 @@ def load_released(folder: Path, config: Path | None = None) -> DecoderModel:
     return model.eval()
 
 
-def released_tokenizer(folder: Path, file: Path | None, vocabulary: int) -> "tuple[Tokenizer, int]":
+def released_tokenizer(folder: Path, file: Path | None, vocabulary: int) -> tuple[Tokenizer, int]:
     """Return the tokenizer (of GPT-NeoX-20B for the released sizes) and the token that ends a document.
 
     The vocabulary of the weights is padded, to 50304; a larger tokenizer belongs to another model.

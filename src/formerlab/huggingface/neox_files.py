@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import yaml
+from safetensors.torch import load_file
 from torch import Tensor
 
 from formerlab.errors import UserError
@@ -26,8 +27,6 @@ def read_weights(folder: Path) -> Weights:
     if (folder / "pytorch_model.bin").is_file():
         return _tensors(folder / "pytorch_model.bin")
     if (folder / "model.safetensors").is_file():
-        from safetensors.torch import load_file
-
         return load_file(folder / "model.safetensors")
     if (folder / STATES_FILE).is_file():
         return _tensors(folder / STATES_FILE, inside="module")

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding
 from formerlab.models.decoder import DecoderModel
 
@@ -13,16 +14,17 @@ from formerlab.models.decoder import DecoderModel
 def count_padding(mask: Int[Tensor, "batch keys"]) -> list[int]:
     """Return how many tokens of padding stand in front of each row, given 1 for every real token.
 
-    Padding behind a row's last token is no concern of causal attention. Raises ValueError for a mask of another shape,
+    Padding behind a row's last token is no concern of causal attention. Raises UserError for a mask of another shape,
     and where padding stands between tokens, as it does when text is generated behind rows padded on the right.
     """
     if mask.ndim != 2:
-        raise ValueError(f"attention_mask of shape {tuple(mask.shape)}: give one number per row and token")
-    seen = mask.cumsum(1)
-    front = (seen == 0).sum(1)
-    if (seen + front[:, None] < torch.arange(1, mask.shape[1] + 1, device=mask.device)).logical_and(mask == 1).any():
-        raise ValueError("attention_mask: padding between tokens; pad batches on the left (padding_side='left')")
-    return [int(count) for count in front.tolist()]
+        raise UserError(f"attention_mask of shape {tuple(mask.shape)}: give one number per row and token")
+    real = mask.bool()
+    stretches = real[:, 0] + (real[:, 1:] > real[:, :-1]).sum(1)
+    if (stretches > 1).any():
+        raise UserError("attention_mask: padding between tokens; pad batches on the left (padding_side='left')")
+    front: list[int] = (real.cumsum(1) == 0).sum(1).tolist()
+    return front
 
 
 class RowPositions(PositionEncoding):

@@ -30,12 +30,12 @@ class BorrowedRotation(PositionEncoding):
         """Rotate the first channels of every head, as many as the module has angles for."""
         places = torch.arange(start, start + x.shape[2], device=x.device)[None]
         cosine, sine = self.rotary(x, places)
-        turned, rest = x[..., : cosine.shape[-1]], x[..., cosine.shape[-1] :]
+        rotated, rest = x[..., : cosine.shape[-1]], x[..., cosine.shape[-1] :]
         if self.interleaved:
-            across = torch.stack((-turned[..., 1::2], turned[..., 0::2]), dim=-1).flatten(-2)
+            across = torch.stack((-rotated[..., 1::2], rotated[..., 0::2]), dim=-1).flatten(-2)
         else:
-            across = torch.cat((-turned.chunk(2, dim=-1)[1], turned.chunk(2, dim=-1)[0]), dim=-1)
-        return torch.cat((turned * cosine[:, None] + across * sine[:, None], rest), dim=-1)
+            across = torch.cat((-rotated.chunk(2, dim=-1)[1], rotated.chunk(2, dim=-1)[0]), dim=-1)
+        return torch.cat((rotated * cosine[:, None] + across * sine[:, None], rest), dim=-1)
 
 
 class FixedPositions(PositionEncoding):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import Field, ValidationError
 
 from formerlab.cache import H2O, Budget, CachePolicy
 from formerlab.errors import UserError
@@ -21,7 +21,7 @@ from formerlab.huggingface.load import Loaded
 from formerlab.plan.code import code_hash
 from formerlab.progress import Progress
 from formerlab.rows import Cell, write_rows
-from formerlab.spec import Spec, fingerprint
+from formerlab.spec import Count, Spec, fingerprint
 
 Rows = list[list[Cell]]
 
@@ -43,9 +43,9 @@ class QuestionSweep(Spec):
     leading_token: bool = False
     """Put the begin-of-text token in front of every context. The published runs had none; later releases of the harness
     leave it to the tokenizer, and the first token being the attention sink, pruning results move."""
-    limit: PositiveInt | None = None
+    limit: Count | None = None
     """First examples of each task; none means all."""
-    batch: PositiveInt = 16
+    batch: Count = 16
     """Sequences per forward pass; padding takes no part, so it changes nothing but rounding."""
 
     def arms(self) -> list[Arm]:

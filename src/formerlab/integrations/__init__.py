@@ -1,0 +1,1 @@
+"""Other libraries: transformers and timm learn our models here, and we theirs."""

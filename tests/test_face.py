@@ -1,0 +1,101 @@
+"""`import formerlab`: what it offers, what it costs, and that the examples of the README are right."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import formerlab
+from formerlab.cache import Decay
+from formerlab.errors import UserError
+from tests.huggingface.foreign import build, tokens
+from tests.test_finished import MODELS, write_run
+
+ROOT = Path(__file__).parents[1]
+
+
+def python(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_it_loads_nothing_and_leaves_the_import_system_alone():
+    heavy = "{'torch', 'transformers', 'timm', 'pydantic', 'numpy', 'logging'}"
+    use = f"""
+import sys
+finders, hooks = list(sys.meta_path), list(sys.path_hooks)
+import formerlab
+assert (sys.meta_path, sys.path_hooks) == (finders, hooks)
+print(sorted({heavy} & sys.modules.keys()), sorted(set(formerlab.__all__) - set(dir(formerlab))))
+print([name for name in sys.modules if name.startswith('formerlab')])"""
+    assert python(use) == "[] []\n['formerlab']\n"
+
+
+def test_what_type_checkers_see_is_what_there_is():
+    tree = ast.parse(Path(formerlab.__file__).read_text())
+    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {alias.name: node.module for node in checked.body for alias in node.names}
+    assert sorted(seen) == sorted(formerlab.__all__)
+    for name, module in seen.items():
+        assert getattr(formerlab, name) is getattr(importlib.import_module(module), name)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'formerlab' has no attribute 'growth_of_trees'"):
+        formerlab.growth_of_trees  # noqa: B018
+    assert importlib.import_module("formerlab.errors").UserError is UserError
+
+
+def examples(page, heading=""):
+    """Return the blocks of Python below a heading of a page."""
+    section = (ROOT / page).read_text().partition(heading)[2].partition("\n## ")[0] if heading else None
+    return re.findall(r"^```python\n(.*?)^```", section or (ROOT / page).read_text(), re.M | re.S)
+
+
+@pytest.fixture
+def names():
+    """Return what stands for the reader's own: a model of transformers, a prompt, activations."""
+    mask = torch.tensor([[0, 0, *[1] * 18], [1] * 20])
+    inputs = {"input_ids": tokens(2, 20), "attention_mask": mask, "pad_token_id": 0}
+    return {
+        "formerlab": formerlab,
+        "Decay": Decay,
+        "model": build("llama"),
+        "inputs": inputs,
+        "x": torch.randn(2, 5, 32),
+    }
+
+
+def test_the_examples_of_the_readme_run_and_are_short(names, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "results/live/laptop/denseformer/dwa-1x1-8/seed0"
+    folder.mkdir(parents=True)
+    write_run(folder, MODELS["mixed"])
+    monkeypatch.chdir(tmp_path)
+    blocks = examples("README.md", "\n## In code of your own\n")
+    assert len(blocks) == 4
+    for block in blocks:
+        assert len([line for line in block.splitlines() if line and not line.startswith("#")]) <= 6
+        exec(block, names)
+    x = torch.randn(3, 32)
+    torch.testing.assert_close(names["larger"](x), names["net"](x))
+    assert names["larger"][0].keys.shape == (96, 32)
+    assert [len(rows) for rows in names["mixer"].alphas.values()] == [2, 3, 4, 5, 6, 7]
+    assert names["text"].shape == (2, 40)
+    assert "tokenformer-1.5b" in capsys.readouterr().out
+    assert (names["small"].spec.layers, names["small"].spec.projection.tokens) == (2, 768)
+    assert not names["trained"].training
+
+
+def test_the_page_on_pruning_begins_with_three_lines_and_runs(names, capsys):
+    page = (ROOT / "docs/pruning.md").read_text()
+    assert page.partition("<details>")[0].count("\n") < 10, "the first screen has the example and nothing else"
+    for block in examples("docs/pruning.md"):
+        exec(block.replace("max_new_tokens=200", "max_new_tokens=20"), names)
+    full, pruned = (int(line.split()[-6]) for line in capsys.readouterr().out.splitlines())
+    assert pruned < full
