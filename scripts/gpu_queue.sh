@@ -43,7 +43,7 @@ FORMERLAB_PLAN=$(sed -n 's/^export FORMERLAB_PLAN=//p' <<<"$plan")
 OMP_NUM_THREADS=$(sed -n 's/^export OMP_NUM_THREADS=//p' <<<"$plan")
 note "scale $scale, $(grep -c '^python' <<<"$plan") jobs missing, budget ${budget}s"
 
-grep -E '^python -m formerlab (speed|decode|train|zeroshot|prune|flow|translate|complexity) ' <<<"$plan" | while read -r _ _ _ stage id; do
+grep -E '^python -m formerlab (speed|decode|train|zeroshot|prune|flow|translate|complexity) ' <<<"$plan" | while read -r _ _ _ stage id _; do
     left=$((budget - margin - (SECONDS - started)))
     if ((left <= 0)); then note "out of time before $stage $id"; break; fi
     options=()

@@ -4,8 +4,9 @@
 #   scripts/lock.sh              pins stay as they are wherever pyproject.toml allows
 #   scripts/lock.sh --upgrade    every pin moves to the newest release
 #
-# uv resolves for every platform and Python from 3.11 at once. The CUDA libraries and Triton are left out: torch's own
-# metadata pins them, and a CPU build of torch must not bring them along.
+# uv resolves for every platform and Python from 3.11 at once. The CUDA libraries are left out: torch's own metadata pins
+# them, and a CPU build of torch must not bring them along. Triton stays, at the release that the CUDA build of torch
+# pins: it needs none of them to try kernels without a GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$(mktemp -d)
@@ -24,8 +25,8 @@ if [[ -f requirements.lock ]]; then cp requirements.lock "$work/resolved"; fi
 # pyproject.toml instead, then run it (`make lock UPGRADE=1` moves every pin to the newest release).
 #
 # torch has no local version tag and there are no hashes, so that any build of torch 2.13.0 satisfies its pin, a CPU
-# build too. The CUDA libraries and Triton are absent on purpose: the CUDA build of torch pins its own.
+# build too. The CUDA libraries are absent on purpose: the CUDA build of torch pins its own.
 HEADER
-    grep -vE '^(nvidia-|cuda-|triton==)' "$work/resolved"
+    grep -vE '^(nvidia-|cuda-)' "$work/resolved"
 } >"$work/lock"
 mv "$work/lock" requirements.lock

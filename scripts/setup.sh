@@ -70,6 +70,7 @@ if [[ -n ${TORCH_INDEX:-} ]]; then
 fi
 pip_install --requirement "$lock" | show_progress
 pip_install --quiet --no-deps --no-build-isolation --editable .
+"$environment/bin/python" scripts/relocate.py "$environment"
 "$environment/bin/python" - >&2 <<'PYTHON'
 import platform
 from importlib.metadata import version

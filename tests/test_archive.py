@@ -1,15 +1,22 @@
 """Results go into one zip and come back the same; a damaged or hostile one is refused in a line and changes nothing."""
 
+import hashlib
 import json
+import os
+import shutil
 import stat
+import time
 import zipfile
+from random import Random
 
 import pytest
 from fixtures.rows import make_run
 
+import formerlab.archive as archives
 from formerlab.__main__ import main
 from formerlab.archive import MANIFEST, archive, import_archive
 from formerlab.errors import UserError
+from formerlab.files import beside
 
 
 @pytest.fixture
@@ -94,8 +101,16 @@ def test_a_wrong_size_is_refused_before_it_is_written(packed):
     refused(packed, "weights.safetensors' has not the size in its manifest")
 
 
-@pytest.mark.parametrize("name", ["../evil", "/evil", "denseformer/../../evil", "a\\..\\evil", "C:/evil"])
-def test_a_path_to_elsewhere_is_refused(packed, name):
+ODD_NAMES = {
+    "elsewhere": ("../evil", "/evil", "denseformer/../../evil", "a\\..\\evil", "C:/evil", "a//evil", "./evil", "evil/"),
+    "too long": ("evil" * 100, "ü" * 101 + "evil", "evil/" * 300 + "evil"),
+    "two lines": ("a\nerror: evil", "\x1b[2Jevil", "\u202eevil"),
+    "never archived": (".evil", "a/.train.state.json", "a/b/seed0/checkpoint/evil", "data/text/evil.npy"),
+}
+
+
+@pytest.mark.parametrize("name", [name for names in ODD_NAMES.values() for name in names])
+def test_a_name_that_no_archive_has_is_refused(packed, name):
     rewrite(packed / "a.zip", packed / "b.zip", members={name: "x"})
     refused(packed, "is no plain file below its folder")
     assert not list(packed.rglob("evil*"))
@@ -153,6 +168,118 @@ def refused(packed, message):
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert contents(packed / "here") == {} if (packed / "here").exists() else True
+
+
+def with_manifest(packed, change):
+    """Write an archive whose manifest is another; `change` gets and returns its values."""
+
+    def changed(name, content):
+        return json.dumps(change(json.loads(content))).encode() if name == MANIFEST else content
+
+    rewrite(packed / "a.zip", packed / "b.zip", changed)
+
+
+NEXT_DAY_AND_AN_HOUR = "90 000 seconds from now"
+
+
+@pytest.mark.parametrize("moment", [2**63, 10**30, -1, 1e30, 10**19, NEXT_DAY_AND_AN_HOUR])
+def test_an_absurd_time_is_refused(packed, moment):
+    if moment == NEXT_DAY_AND_AN_HOUR:
+        moment = (int(time.time()) + 90_000) * 10**9
+
+    def change(manifest):
+        manifest["files"]["exact.csv"]["modified_ns"] = moment
+        return manifest
+
+    with_manifest(packed, change)
+    refused(packed, "yet to come" if moment in (2**63, 10**19) else "")
+
+
+def zeros(packed, size, said=None):
+    """Write an archive with one more file, of zeros, of which the manifest may say another size."""
+    content = bytes(size)
+    entry = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": said or size, "modified_ns": 0}
+    with_manifest(packed, lambda manifest: manifest | {"files": manifest["files"] | {"zeros.csv": entry}})
+    with zipfile.ZipFile(packed / "b.zip", "a", zipfile.ZIP_DEFLATED) as package:
+        package.writestr("zeros.csv", content)
+
+
+def test_what_would_grow_as_no_results_do_is_not_unpacked(packed, monkeypatch):
+    zeros(packed, 20_000_000)
+    assert "zeros.csv" in import_archive(packed / "b.zip", packed / "small")[1], "small archives may hold anything"
+    monkeypatch.setattr(archives, "SMALL_BYTES", 1_000_000)
+    monkeypatch.setattr(archives, "_unpack", None)
+    refused(packed, "MB would become 0.0 GB, as no results do")
+
+
+def test_sizes_are_judged_before_anything_is_unpacked(packed, monkeypatch):
+    zeros(packed, 1000, said=999)
+    monkeypatch.setattr(archives, "_unpack", None)
+    refused(packed, "'zeros.csv' has not the size in its manifest")
+
+
+def test_more_files_than_results_have_are_refused(packed, monkeypatch):
+    monkeypatch.setattr(archives, "MOST_FILES", 9)
+    rewrite(packed / "a.zip", packed / "b.zip")
+    refused(packed, "holds 10 files, more than 9")
+
+
+@pytest.mark.parametrize("form", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_a_form_that_is_never_written_is_refused(packed, form):
+    rewrite(packed / "a.zip", packed / "b.zip")
+    with zipfile.ZipFile(packed / "b.zip", "a", form) as package:
+        package.writestr("more.csv", "x")
+    refused(packed, "no plain file")
+
+
+def test_what_stands_in_the_way_is_named_in_a_line(packed):
+    (packed / "here/smoke").mkdir(parents=True)
+    (packed / "here/smoke/denseformer").write_text("mine")
+    with pytest.raises(UserError, match=r"a.zip: not unpacked as a whole .*denseformer.*; mend that and import again"):
+        import_archive(packed / "a.zip", packed / "here")
+    assert (packed / "here/smoke/denseformer").read_text() == "mine"
+
+
+def test_what_a_killed_import_left_is_removed(packed):
+    left = beside(packed / "here/smoke", "new")
+    left = left.with_name(left.name.replace(str(os.getpid()), "999999999"))
+    left.mkdir(parents=True)
+    (packed / "here/.own.new").mkdir()
+    import_archive(packed / "a.zip", packed / "here")
+    assert {path.name for path in (packed / "here").iterdir()} == {"smoke", ".own.new"}
+
+
+def test_files_of_any_age_are_archived(packed):
+    os.utime(packed / "there/live/smoke/exact.csv", ns=(-(10**18), -(10**18)))
+    assert archive(packed / "there/live/smoke", packed / "b.zip").files["exact.csv"].modified_ns == 0
+    import_archive(packed / "b.zip", packed / "here")
+
+
+def test_two_hundred_damages_are_refused_in_a_line_or_change_nothing(packed):
+    """Bytes that are changed, lost or put in, most of them where a zip says what it holds: all or nothing comes out."""
+    whole, random = (packed / "a.zip").read_bytes(), Random(0)
+    import_archive(packed / "a.zip", packed / "sound")
+    for _ in range(200):
+        damaged = bytearray(whole)
+        place = random.randrange(len(whole)) if random.random() < 0.3 else len(whole) - random.randrange(1, 900)
+        match random.randrange(3):
+            case 0:
+                damaged[place] = random.randrange(256)
+            case 1:
+                del damaged[place : place + random.randrange(1, 9)]
+            case 2:
+                damaged[place:place] = random.randbytes(random.randrange(1, 9))
+        (packed / "b.zip").write_bytes(damaged)
+        try:
+            import_archive(packed / "b.zip", packed / "here")
+            message = ""
+        except UserError as error:
+            message = str(error)
+        assert "\n" not in message
+        assert bool(message) != (packed / "here/smoke").exists()
+        if not message:
+            assert contents(packed / "here") == contents(packed / "sound")
+            shutil.rmtree(packed / "here")
 
 
 def test_the_verb_says_what_is_wrong_in_one_line(packed, capsys, monkeypatch):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from fixtures.project import Project
+from fixtures.project import Project, finish
 
 from formerlab import __main__, errors
 from formerlab.__main__ import main
@@ -165,15 +165,15 @@ def test_jobs_keep_the_plan_that_they_were_started_with(project, capsys, monkeyp
 
 def test_status_counts_and_names(project, capsys):
     lines = said(capsys, "status").splitlines()
-    assert lines[-1] == "scale smoke: 15 missing"
-    assert len(lines) == 17
+    assert lines[-1] == "scale smoke: 16 missing"
+    assert len(lines) == 18
     folder = project.root / "results/live/smoke/small/plain/seed0"
     folder.mkdir(parents=True)
     note = {"state": "failed", "reason": "no room", "log": "logs/a.log", "since": "now", "pid": 1, "host": "h"}
     (folder / ".train.state.json").write_text(json.dumps(note))
     text = said(capsys, "status", "--problems")
     assert text.splitlines()[0] == "train  small/plain/seed0  failed  no room; log logs/a.log"
-    assert text.splitlines()[-1] == "scale smoke: 14 missing, 1 failed"
+    assert text.splitlines()[-1] == "scale smoke: 15 missing, 1 failed"
 
 
 def test_check_stops_where_the_disk_is_too_small(project, capsys, monkeypatch):
@@ -208,10 +208,14 @@ def test_the_script_has_every_stage_after_what_it_needs(project, capsys):
 
 def test_the_script_leaves_out_what_is_there(project, capsys):
     everything = commands(said(capsys, "plan", "--shell"))
-    for path in ("data/text/manifest.json", "small/parent/seed0/run.json", "small/plain/seed0/prune.json"):
-        project.write(f"results/live/smoke/{path}", "{}")
-    done = {"data text", "train small/parent/seed0", "prune small/plain/seed0"}
+    done = [("data", "text"), ("train", "small/parent/seed0"), ("train", "small/plain/seed0")]
+    results = finish(project.plan(), *done, ("prune", "small/plain/seed0"))
+    done = {"data text", "train small/parent/seed0", "train small/plain/seed0", "prune small/plain/seed0"}
     assert commands(said(capsys, "plan", "--shell")) == [line for line in everything if line not in done]
+    (results / "small/parent/seed0/run.json").write_text("{}")
+    again = {"train small/parent/seed0": "train small/parent/seed0 --on-mismatch restart"}
+    expected = [again.get(line, line) for line in everything if line not in done - again.keys()]
+    assert commands(said(capsys, "plan", "--shell")) == expected
 
 
 def test_a_shell_runs_the_script_from_beginning_to_end(project, capsys):

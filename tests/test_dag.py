@@ -4,17 +4,23 @@ Every job is replaced by a stand-in that only writes the files the job would wri
 """
 
 import functools
+import json
 import os
 import subprocess
 import sys
 import time
+from contextlib import chdir
+from pathlib import Path
 
 import pytest
 from fixtures.checkout import ROOT, Checkout, drawn_from, jobs
 
 from formerlab.evaluation.prune import FILES
 from formerlab.figures import catalogue
+from formerlab.files import write_json
 from formerlab.plan.build import build_plan
+from formerlab.plan.judge import RECORDS
+from formerlab.plan.status import states
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dag")]
 
@@ -23,49 +29,15 @@ SCALES = sorted({path.stem for path in (ROOT / "workflow/scales").glob("*.yaml")
 ENDING = {"claims", "runs", "track", "all"}
 """What follows from any run."""
 
-STAND_IN = f"""#!{sys.executable} -IS
-import json, os, pathlib, sys, time
-
-verb, *names = sys.argv[3:]
-plan = json.load(open(os.environ["FORMERLAB_PLAN"]))
-name = names[0] if names else ""
-if name and name == os.environ.get("FAILING"):
-    sys.exit("this one fails")
-while "UNTIL" in os.environ and verb != "check" and not os.path.exists(os.environ["UNTIL"]):
-    pathlib.Path("waiting").touch()
-    time.sleep(0.05)
-train = "run.json run.yaml train.csv timing.csv eval.csv test.csv depth.csv weights.safetensors"
-prune = "{" ".join(FILES)} prune.json"
-of_run = {{"flow": "flow.csv flow.json", "train": train, "zeroshot": "zeroshot.csv zeroshot.json", "prune": prune}}
-translate = "translate.csv bleu.csv attention.csv translations.tsv translate.json"
-of_run |= {{"translate": translate, "complexity": "complexity.csv complexity.json"}}
-if verb == "draw":
-    paths = plan["draw"][name]["outputs"]
-elif verb in ("speed", "decode"):
-    paths = [f"{{plan['results']}}/{{name}}/{{verb}}.{{ending}}" for ending in ("csv", "json")]
-elif verb == "data":
-    paths = [plan["data"][name]["out"] + "/manifest.json"]
-elif verb == "exact":
-    paths = [plan["results"] + "/exact.csv"]
-elif verb == "claims":
-    paths = [f"{{plan['figures']}}/claims.{{ending}}" for ending in ("csv", "md", "html")]
-elif verb == "runs":
-    paths = [f"{{plan['figures']}}/runs.{{ending}}" for ending in ("csv", "html")]
-elif verb in of_run:
-    paths = [f"{{plan['results']}}/{{name}}/{{file}}" for file in of_run[verb].split()]
-else:
-    paths = [plan["results"] + "/mlflow.json"] if verb == "track" else []
-for path in map(pathlib.Path, paths):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{{verb}} {{time.time()}}")
-"""
+STAND_IN = Path(__file__).with_name("fixtures") / "stand_in.py"
 
 
 @pytest.fixture(scope="module")
 def acted(tmp_path_factory):
     """The whole DAG at scale smoke, done by the stand-in, which fails in one run the first time."""
     checkout = Checkout(tmp_path_factory.mktemp("acted"))
-    (checkout.bin / "python").write_text(STAND_IN)
+    files = f"PRUNE = {FILES}\n"
+    (checkout.bin / "python").write_text(f"#!{sys.executable} -IS\n{files}{STAND_IN.read_text()}")
     (checkout.bin / "python").chmod(0o755)
     checkout.edit("config.yaml", "scale: laptop", "scale: smoke")
     checkout.jobs = build_plan(checkout.root, {})["train"]
@@ -216,6 +188,21 @@ def test_of_two_at_once_in_one_folder_the_second_is_refused_and_the_first_finish
     assert acted.to_do() == set()
 
 
+def test_a_failed_sync_fails_no_job_and_is_done_again_by_the_next_call(acted):
+    """The stand-in's records are no records, which the sync in earnest finds out."""
+    tracked = acted.root / results(acted) / "mlflow.json"
+    done = acted.snakemake("--cores", "1", "--forcerun", "track", FAILING="track")
+    assert done.returncode == 1
+    assert "this one fails" in done.stdout + done.stderr
+    done = acted.snakemake("--cores", "1", IN_EARNEST="track")
+    assert done.returncode == 0, done.stderr
+    assert "warning: " in done.stdout + done.stderr
+    assert [json.loads(tracked.read_text())[key] for key in ("status", "failures")] == ["failed", 1]
+    done = acted.snakemake("--cores", "1")
+    assert jobs(done.stdout + done.stderr) == {"track", "all"}
+    assert acted.to_do() == set()
+
+
 def test_modification_times_an_hour_ahead_run_nothing(acted):
     ahead = time.time() + 3600
     for path in (acted.root / "results").rglob("*"):
@@ -228,3 +215,85 @@ def test_modification_times_an_hour_ahead_run_nothing(acted):
     (acted.root / results(acted) / run / "run.json").unlink()
     assert acted.snakemake("--cores", "1").returncode == 0  # what is younger than its reader's products fails it
     assert acted.to_do() == set()
+
+
+@pytest.fixture(scope="module")
+def copied(acted, tmp_path_factory):
+    """What `cp -r` of the folder leaves."""
+    return acted.copied(tmp_path_factory.mktemp("copy") / "of")
+
+
+def judged(checkout, given=None):
+    """Return the jobs that `status` does not call finished."""
+    with chdir(checkout.root):
+        return {
+            f"{stage} {name}"
+            for stage, name, state, _ in states(build_plan(Path(), given or {}))
+            if state != "finished"
+        }
+
+
+def of_stages(found):
+    """Return those of some jobs that `status` lists."""
+    return {"exact claims" if job == "exact" else job for job in found if job.partition(" ")[0] in RECORDS}
+
+
+def test_in_a_copy_the_dag_has_to_do_what_status_says(copied):
+    assert judged(copied) == of_stages(copied.to_do()) == set()
+
+
+@pytest.mark.parametrize("records", ["none", "Snakemake's own"])
+def test_what_status_calls_stale_runs_again_whoever_made_it(acted, copied, records):
+    checkout = copied if records == "none" else acted
+    given = {"set": {"denseformer.optimizer.lr": 2.0e-3}}
+    stale = judged(checkout, given)
+    runs = of_study(checkout, "denseformer")
+    assert {f"train {run}" for run in runs} <= stale
+    found = checkout.to_do(config=given)
+    assert of_stages(found) == stale
+    assert drawn_from(*runs) | ENDING <= found
+
+
+def test_data_that_were_prepared_by_hand_from_another_state_are_prepared_again(acted, copied):
+    plan = build_plan(acted.root, {})
+    path = copied.root / plan["data"]["images"]["out"] / "manifest.json"
+    before = path.read_text()
+    path.write_text(json.dumps(json.loads(before) | {"source_fingerprint": "before an image was changed"}))
+    try:
+        vision = {f"train {run}" for run, job in acted.jobs.items() if job["data"] == "images"}
+        assert of_stages(copied.to_do()) == judged(copied) == {"data images", *vision}
+    finally:
+        path.write_text(before)
+
+
+@pytest.mark.parametrize(("note", "tried"), [({}, 3), ({"MISTAKE": "1"}, 1)], ids=["a failure", "a mistake"])
+def test_what_fails_is_tried_again_but_no_mistake(copied, note, tried):
+    run = next(iter(of_study(copied, "vision")))
+    (copied.root / "failures").unlink(missing_ok=True)
+    target = f"{results(copied)}/{run}/run.json"
+    done = copied.snakemake("--cores", "1", "--retries", "2", "--force", target, FAILING=run, **note)
+    assert done.returncode == 1
+    assert (copied.root / "failures").read_text().splitlines() == [f"train {run}"] * tried
+
+
+def test_a_submitted_job_runs_its_plan_whatever_the_configuration_says_now(copied):
+    """As the Slurm executor starts it: another Snakemake, with the environment of the one that submitted."""
+    run = next(iter(of_study(copied, "decay")))
+    path, plan = copied.root / "submitted.json", build_plan(copied.root, {"set": {"decay.optimizer.lr": 3.0e-3}})
+    write_json(path, plan)
+    planned = plan["train"][run]["spec_hash"]
+    assert planned != copied.jobs[run]["spec_hash"]
+    config, record = copied.root / "config.yaml", copied.root / results(copied) / run / "run.json"
+    before = config.read_text()
+    config.write_text("edited: [while the job waits")
+    words = ("--target-jobs", f"train:id={run}", "--allowed-rules", "train", "--cores", "1", "--attempt", "1")
+    quiet = ("--force", "--nolock", "--no-hooks", "--ignore-incomplete", "--force-use-threads", "--mode", "remote")
+    try:
+        done = copied.snakemake(*words, *quiet, FORMERLAB_PLAN=str(path))
+        assert done.returncode == 0, done.stderr
+        assert json.loads(record.read_text())["spec_hash"] == planned
+        lost = copied.snakemake(*words, *quiet)
+        assert lost.returncode == 1
+        assert "FORMERLAB_PLAN" in lost.stderr
+    finally:
+        config.write_text(before)

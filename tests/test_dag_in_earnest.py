@@ -43,7 +43,7 @@ def test_a_real_run_leaves_every_file_and_then_nothing_to_do(tiny):
     assert [record["status"] for record in records] == ["finished"] * 3
     assert records[2]["init"]["weights_sha256"] == records[1]["weights_sha256"]
     assert {path.name for path in (tiny.root / "figures/live/smoke").iterdir()} >= {"tokenformer_growth.pdf"}
-    assert json.loads((results / "mlflow.json").read_text()) == {"status": "off"}
+    assert json.loads((results / "mlflow.json").read_text())["status"] == "off"
     assert tiny.to_do() == set()
 
 

@@ -1,13 +1,15 @@
 """Live rows to cached rows."""
 
 import json
+import os
 
 import pytest
 from fixtures.rows import make_denseformer, make_run, make_tokenformer
 
 from formerlab.errors import UserError
 from formerlab.export import export, verify
-from formerlab.files import read_json
+from formerlab.files import beside, read_json
+from formerlab.plan.judge import UNPLANNED
 from formerlab.results import Results
 
 
@@ -31,6 +33,23 @@ def test_rows_are_copied_and_weights_are_not(live, cached):
     assert names == {"run.json", "run.yaml", "train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv"}
     assert {path.name for path in (cached / "denseformer" / "plain-4" / "seed0").iterdir()} == names - {"depth.csv"}
     assert Results(cached).rows("test.csv").equals(Results(live).rows("test.csv"))
+
+
+def test_new_rows_are_not_withdrawn_for_what_was_wrong_with_the_old(live, cached):
+    export(live, cached)
+    withdrawn = cached / "denseformer/withdrawn.yaml"
+    withdrawn.write_text("denseformer-better-at-equal-depth: taken at full moon\n")
+    verify(cached)
+    export(live, cached)
+    assert not withdrawn.exists()
+
+
+def test_what_a_killed_export_left_is_removed(live, cached):
+    for ending in ("new", "old"):
+        left = beside(cached / "denseformer", ending)
+        left.with_name(left.name.replace(str(os.getpid()), "999999999")).mkdir(parents=True)
+    export(live, cached)
+    assert [path.name for path in cached.iterdir()] == ["denseformer"]
 
 
 def test_provenance_tells_where_rows_come_from(live, cached):
@@ -104,6 +123,43 @@ def test_damage_stops_the_export_before_anything_changes(live, cached, name):
     (live / "denseformer" / "plain-4" / "seed1" / name).write_text("step,tok")
     with pytest.raises(UserError, match=f"plain-4/seed1/{name}"):
         export(live, cached)
+    assert {path: path.read_bytes() for path in cached.rglob("*") if path.is_file()} == before
+
+
+def objecting(**wrong):
+    """Return what objects to products whose stage and name hold the words given."""
+    return lambda stage, name: next((why for word, why in wrong.items() if word in f"{stage} {name}"), "")
+
+
+def test_what_is_not_as_planned_stays_behind_and_is_listed(live, cached):
+    for name in ("zeroshot.csv", "zeroshot.json"):
+        (live / "denseformer/plain-4/seed0" / name).write_text("task,task_version,example,metric,value\n")
+    (live / "denseformer/speed.json").write_text("{}")
+    (live / "exact.csv").write_text("claim,name,value\n")
+    make_run(live, "denseformer", "plain-4", 7)
+    wrong = {"1x1-4/seed1": "changed since: code", "seed7": UNPLANNED, "zeroshot": "changed since: suites"}
+    report = export(live, cached, objecting(**wrong, speed="changed since: code", exact="changed since: code"))
+    assert report["unfinished"] == {
+        "denseformer/dwa-1x1-4/seed0": "its run lacks seed 1",
+        "denseformer/dwa-1x1-4/seed1": "changed since: code",
+        "denseformer/plain-4/seed7": UNPLANNED,
+    }
+    assert report["left_out"] == [
+        "zeroshot denseformer/plain-4/seed0: changed since: suites",
+        "speed denseformer: changed since: code",
+        "exact claims: changed since: code",
+    ]
+    found = {path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file()}
+    assert len(report["exported"]) == 4
+    assert not any(word in path for path in found for word in ("zeroshot", "speed", "exact", "seed7", "1x1"))
+    assert not any(word in path for path in map(str, cached.rglob("*")) for word in ("seed7", "1x1"))
+
+
+def test_where_nothing_is_as_planned_the_cache_stays_as_it_is(live, cached):
+    export(live, cached)
+    before = {path: path.read_bytes() for path in cached.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"no complete run to export \(denseformer/.*: changed since: configuration\)"):
+        export(live, cached, objecting(train="changed since: configuration"))
     assert {path: path.read_bytes() for path in cached.rglob("*") if path.is_file()} == before
 
 

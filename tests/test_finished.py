@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import formerlab
 from formerlab.errors import UserError
 from formerlab.files import sha256, write_json
 from formerlab.finished import load_model
@@ -39,6 +40,23 @@ def test_the_model_comes_back_to_the_bit_ready_to_evaluate(spec, tmp_path):
     assert not model.training
     tokens = torch.arange(6).reshape(1, 6)
     assert torch.equal(model(tokens), written(tokens))
+
+
+def test_a_run_is_named_by_its_folder_or_by_its_id_where_one_scale_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "results/live/smoke/study/run/seed7"
+    folder.mkdir(parents=True)
+    written = write_run(folder, MODELS["plain"]).eval()
+    tokens = torch.arange(6).reshape(1, 6)
+    for name in (folder, str(folder), "results/live/smoke/study/run/seed7", "study/run/seed7"):
+        assert torch.equal(formerlab.load(name)(tokens), written(tokens))
+    with pytest.raises(UserError, match=r"study/run/seed8/run.json: no such file"):
+        formerlab.load("study/run/seed8")
+    other = tmp_path / "results/live/laptop/study/run/seed7"
+    other.mkdir(parents=True)
+    write_run(other, MODELS["plain"])
+    with pytest.raises(UserError, match=r"more than one scale has this run; name results/live/laptop/.* or results/"):
+        formerlab.load("study/run/seed7")
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):

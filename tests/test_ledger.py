@@ -19,6 +19,7 @@ def test_every_run_is_a_row_and_every_study_a_sum(tmp_path):
     by_study = costs(rows).set_index("study")
     assert by_study.loc["denseformer", ["runs", "diverged", "FLOPs"]].tolist() == [3, 1, "3e+12"]
     assert by_study.loc["tokenformer", "FLOPs"] == "2e+12", "ancestors are counted where they ran"
+    assert (rows["outside_steps"] == 1 - rows["training_time_s"] / rows["wall_time_s"]).all()
     csv, page = write_ledger(Results(root), tmp_path)
     assert pd.read_csv(csv)["git.commit"].tolist() == ["a" * 40] * 4
     text = page.read_text()
@@ -31,3 +32,14 @@ def test_without_runs_it_is_empty(tmp_path):
     (tmp_path / "live/smoke").mkdir(parents=True)
     assert len(ledger(Results(tmp_path / "live/smoke"))) == 0
     write_ledger(Results(tmp_path / "live/smoke"), tmp_path)
+
+
+def test_runs_that_are_not_as_planned_are_marked(tmp_path):
+    root = tmp_path / "live/laptop"
+    for run in ("plain-8", "plain-16"):
+        make_run(root, "denseformer", run)
+    results = Results(root, lambda stage, name: "changed since: code" if "plain-16" in name else "")
+    assert ledger(results)["plan"].tolist() == ["changed since: code", "as planned"]
+    write_ledger(results, tmp_path)
+    assert "changed since: code" in (tmp_path / "runs.html").read_text()
+    assert ledger(Results(root))["plan"].tolist() == ["", ""], "who has no plan cannot tell"

@@ -67,3 +67,12 @@ def test_short_numbers(value, text):
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (35.4, "0:35"), (725, "12:05"), (11232, "3:07:12")])
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("unit", "units"), [("step", "steps"), ("policy", "policies"), ("batch", "batches")])
+def test_the_speed_is_told_in_the_plural(unit, units):
+    clock, file = Clock(), io.StringIO()
+    with Progress(4, "x", unit=unit, file=file, clock=clock) as progress:
+        clock.now += 4
+        progress.advance(2)
+    assert f"  0.5 {units}/s  " in file.getvalue()

@@ -1,12 +1,23 @@
 """What comes from outside can neither run code, nor write elsewhere, nor carry secrets into what is kept."""
 
+import json
 import re
+from html.parser import HTMLParser
 
+import pandas as pd
 import pytest
 from fixtures.checkout import ROOT
 from fixtures.project import Project
+from fixtures.rows import make_decay
 
+from formerlab import pages
+from formerlab.archive import archive, import_archive
+from formerlab.claims.readable import pipes
 from formerlab.errors import UserError
+from formerlab.figures import draw
+from formerlab.ledger import write_ledger
+from formerlab.results import Results
+from formerlab.tracked import seed_entry
 
 SOURCES = {path.relative_to(ROOT): path.read_text() for path in (ROOT / "src").rglob("*.py")}
 FORBIDDEN = {
@@ -56,3 +67,126 @@ def test_credentials_have_no_place_in_the_configuration(uri, project):
     message = project.mistake(tracking_uri=uri)
     assert "MLFLOW_TRACKING_PASSWORD in the environment" in message
     assert not list(project.root.rglob("plans/*"))
+
+
+EVIL = '<script>alert(1)</script>|\n<img src=x onerror=alert(1)>![x](https://evil/x.png)"\\|$\\frac$'
+TAGS = {
+    *(
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "h1",
+        "h2",
+        "p",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "br",
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """Results from an archive in which what may be any text is what its maker wants to run here."""
+    place = tmp_path_factory.mktemp("hostile")
+    root = place / "there" / "overnight"
+    make_decay(root, (0,))
+    for path in root.rglob("run.json"):
+        record = json.loads(path.read_text())
+        record |= {key: EVIL for key in ("device", "host", "code_hash", "spec_hash", "weights_sha256")}
+        record |= {"data": {"name": EVIL, "fingerprint": EVIL}, "git": {"commit": EVIL, "dirty_hash": EVIL}}
+        record |= {"versions": {EVIL: EVIL, "torch": EVIL}}
+        record["spec"][EVIL] = EVIL
+        path.write_text(json.dumps(record))
+    for path in root.rglob("prune_questions.csv"):
+        rows = pd.read_csv(path)
+        rows = rows.assign(task=rows["task"].replace(rows["task"].iloc[0], EVIL.replace("\n", "")))
+        rows.to_csv(path, index=False, lineterminator="\n")
+    archive(root, place / "archive.zip")
+    import_archive(place / "archive.zip", place / "live")
+    return Results(place / "live" / "overnight")
+
+
+class Page(HTMLParser):
+    """The tags of a page and the names of their attributes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes = set(), set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attributes}
+
+
+def is_inert(page):
+    parsed = Page(page)
+    return parsed.tags <= TAGS and parsed.attributes <= {"lang", "charset", "class", "style", "border"}
+
+
+def test_a_text_in_any_place_of_a_page_is_text():
+    frame = pd.DataFrame({EVIL: [EVIL, None]})
+    page = pages.page(EVIL, [pages.heading(EVIL), pages.paragraph(EVIL), pages.table(frame)])
+    assert is_inert(page)
+    assert page.count("&lt;script&gt;alert(1)") == 6
+
+
+def test_a_text_in_a_table_of_markdown_is_one_cell_of_text():
+    text = pipes(pd.DataFrame({EVIL: [EVIL], "other": ["x"]}))
+    assert [len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines()] == [3, 3, 3]
+    assert not re.search(r"<(?!br>)|\]\(|\\(?!\|)", text)
+
+
+def test_what_an_archive_brings_stands_on_pages_as_text(hostile, tmp_path):
+    paths = write_ledger(hostile, tmp_path)
+    paths += [path for name in ("decay_table", "decay_tasks_table") for path in draw(name, hostile, tmp_path)]
+    shown = {path.name: path.read_text() for path in paths if path.suffix != ".csv"}
+    assert len(shown) == 5
+    for name, text in shown.items():
+        assert "alert(1)" in text, name
+        assert is_inert(text), name
+
+
+def test_what_an_archive_brings_is_drawn_as_text(hostile, tmp_path):
+    assert EVIL.replace("\n", "") in set(pd.read_csv(draw("decay_accuracy", hostile, tmp_path)[-1])["task"])
+
+
+def test_what_an_archive_brings_can_be_said_to_mlflow(hostile):
+    for record in hostile.records():
+        entry = seed_entry(hostile, record)
+        assert all(re.fullmatch(r"[\w\-. /:]{1,250}", name) for name in (*entry.tags, *entry.params))
+        assert max(map(len, entry.tags.values())) < 5000
+
+
+def test_a_message_is_one_line_whatever_a_name_brings_along():
+    assert (
+        str(UserError("run 'a\nerror: all is well\x1b[2J\r': no such run"))
+        == "run 'a error: all is well [2J ': no such run"
+    )
+
+
+@pytest.mark.parametrize("key", ["study", "run", "seed"])
+def test_a_record_that_points_elsewhere_is_refused(key, tmp_path):
+    make_decay(tmp_path, (0,))
+    path = next(tmp_path.rglob("run.json"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: "../../elsewhere"}))
+    with pytest.raises(UserError, match="is not made of plain names"):
+        Results(tmp_path).records()
+
+
+@pytest.mark.parametrize(("key", "value"), [("device", 3), ("flops", "a\nb"), ("status", None), ("finished", True)])
+def test_a_record_with_values_of_another_kind_is_refused_in_a_line(key, value, tmp_path):
+    make_decay(tmp_path, (0,))
+    path = next(tmp_path.rglob("run.json"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(UserError, match=rf"run.json: {key}.*delete the folder") as caught:
+        Results(tmp_path).records()
+    assert "\n" not in str(caught.value)

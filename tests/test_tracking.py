@@ -2,15 +2,17 @@
 
 import fcntl
 import json
+import shutil
 import sqlite3
 
 import pytest
 from fixtures.rows import make_decay, make_run, make_tokenformer, model, write_csv
 
+from formerlab.__main__ import main
 from formerlab.errors import UserError
 from formerlab.results import COLUMNS, Results, flatten
 from formerlab.tracked import LONGEST_PARAM, MOST_PARAMS, MOST_POINTS, seed_entry
-from formerlab.tracking import redacted, sync
+from formerlab.tracking import database_of, redacted, sync
 
 pytestmark = pytest.mark.xdist_group("mlflow")
 
@@ -100,11 +102,13 @@ def test_verdicts_can_be_searched(place):
     from mlflow import MlflowClient
 
     figures = place / "figures/live/laptop"
-    columns = "claim,verdict,ours,holm_p"
+    columns = "claim,kind,outcome,verdict,changed,ours,holm_p"
     rows = [
-        "denseformer-a,holds at laptop (provisional),gap = 0.1,0.03",
-        "denseformer-b,not judged,,",
-        "decay-c,fails,,",
+        "denseformer-a,measured,holds,holds at laptop (provisional),changed in version 2,gap = 0.1,0.03",
+        "denseformer-b,measured,not judged,not judged,,,",
+        "denseformer-d,exact,holds,holds,,deviation = 0,",
+        "denseformer-e,measured,withdrawn,withdrawn: taken at another time,,,",
+        "decay-c,measured,fails,fails,,,",
     ]
     (figures / "claims.csv").write_text("\n".join([columns, *rows]) + "\n")
     (figures / "claims.html").write_text("<p>claims</p>")
@@ -113,8 +117,13 @@ def test_verdicts_can_be_searched(place):
     experiment = client.get_experiment_by_name("formerlab/laptop/denseformer").experiment_id
     (top,) = client.search_runs([experiment], filter_string="tags.`claim.denseformer-a` = 'holds'")
     assert top.data.tags["claim.denseformer-a.ours"] == "gap = 0.1"
+    assert top.data.tags["claim.denseformer-a.changed"] == "changed in version 2"
+    assert top.data.tags["claim.denseformer-e"] == "withdrawn: taken at another time"
     assert "claim.decay-c" not in top.data.tags
-    assert top.data.metrics == {"claims/holds": 1.0, "claims/not_judged": 1.0, "claims/denseformer-a/holm_p": 0.03}
+    counts = ("measured/holds", "measured/not_judged", "measured/withdrawn", "exact/holds")
+    assert top.data.metrics == dict.fromkeys((f"claims/{name}" for name in counts), 1.0) | {
+        "claims/denseformer-a/holm_p": 0.03
+    }
     assert {"claims.csv", "claims.html"} <= {file.path for file in client.list_artifacts(top.info.run_id)}
     for name in ("claims.csv", "claims.html"):
         (figures / name).unlink()
@@ -200,18 +209,44 @@ def test_there_is_one_writer(tmp_path):
             sync(tmp_path / "laptop", f"sqlite:///{tmp_path}/mlflow.db")
 
 
-def test_in_a_moved_folder_artifacts_are_found_again(tmp_path):
-    old, new = tmp_path / "old", tmp_path / "new"
+def test_a_sync_that_fails_is_no_failed_job_but_is_counted(tmp_path, monkeypatch, capsys):
+    results = tmp_path / "results/live/laptop"
+    make_run(results, "denseformer", "plain")
+    plan = {"results": str(results), "figures": str(tmp_path / "figures"), "tracking_uri": "mlruns"}
+
+    def tracked(**changes):
+        (tmp_path / "plan.json").write_text(json.dumps(plan | changes))
+        assert main(["track", "--plan", str(tmp_path / "plan.json")]) == 0
+        outcome = json.loads((results / "mlflow.json").read_text())
+        return outcome["status"], outcome["failures"]
+
+    assert tracked() == ("failed", 1)
+    assert capsys.readouterr().err.startswith("warning: tracking URI 'mlruns': give sqlite:///")
+    monkeypatch.setattr("formerlab.tracking.Results", lambda root: 1 / 0)  # whatever it is
+    assert tracked() == ("failed", 2)
+    assert capsys.readouterr().err == "warning: ZeroDivisionError: division by zero\n"
+    monkeypatch.undo()
+    assert tracked(tracking_uri="") == ("off", 2)
+    assert tracked(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db") == ("ok", 2)
+
+
+def test_in_a_copied_folder_mlflow_finds_its_own_artifacts(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new%20copy"
     make_run(old / "results/live/laptop", "denseformer", "plain")
     assert len(synced(old)["created"]) == 3
-    old.rename(new)
-    assert len(synced(new)["created"]) == 3
-    assert synced(new)["created"] == []
-    client, runs = active(new)
-    run = runs["live/laptop/denseformer/plain/seed0"]
-    copy = client.download_artifacts(run.info.run_id, "run.json", str(tmp_path))
-    with open(copy, encoding="utf-8") as file:
-        assert json.load(file)["run"] == "plain"
+    shutil.copytree(old, new)
+    (artifact,) = new.glob("mlartifacts/**/run.json")
+    artifact.write_text('{"run": "the copy"}')
+    assert database_of(f"sqlite:///{new}/mlflow.db") == new / "mlflow.db"
+    for folder, name in ((old, "plain"), (new, "the copy")):
+        client, runs = active(folder)
+        run = runs["live/laptop/denseformer/plain/seed0"]
+        copy = client.download_artifacts(run.info.run_id, "run.json", str(tmp_path))
+        with open(copy, encoding="utf-8") as file:
+            assert json.load(file)["run"] == name
+    make_run(new / "results/live/laptop", "denseformer", "another")
+    assert len(synced(new)["created"]) == 2
+    assert len(list(new.glob("mlartifacts/**/run.json"))) == 2
 
 
 def test_a_locked_database_is_a_warning_with_the_remedy(tmp_path):

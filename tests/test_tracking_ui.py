@@ -35,7 +35,9 @@ def place(tmp_path_factory):
     write_csv(root / "denseformer/plain-8/seed0/train.csv", COLUMNS["train.csv"], rows)
     figures.mkdir(parents=True)
     (figures / "denseformer_table.md").write_text("# a table of the study")
-    (figures / "claims.csv").write_text("claim,verdict,ours,holm_p\ndenseformer-a,holds at laptop,gap = 0.1,0.03\n")
+    (figures / "claims.csv").write_text(
+        "claim,kind,outcome,verdict,changed,ours,holm_p\ndenseformer-a,measured,holds,holds at laptop,,gap = 0.1,0.03\n"
+    )
     sync(root, f"sqlite:///{place}/mlflow.db")
     return place
 

@@ -36,11 +36,11 @@ STUDY = {
         "log_every": 2,
         "evaluate_every": 3,
     },
-    "runs": {"base": {}},
+    "runs": {"base": {}, "longer": {"init": "base"}},
     "translate": {"base": {"splits": ["valid", "test"], "beam": 2, "extra": 4, "attention_sentences": 1}},
     "complexity": {"base": {"lengths": [32, 64], "widths": [8, 16], "repeats": 1}},
 }
-RUN = "transformer/base/seed0"
+RUN, LONGER = "transformer/base/seed0", "transformer/longer/seed0"
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def project(tmp_path_factory):
         patch.chdir(root)
         assert main(["plan", "--given", "{}", "--write", "plan.json"]) == 0
         patch.setenv("FORMERLAB_PLAN", "plan.json")
-        for words in (["data", "pairs"], ["train", RUN], ["translate", RUN], ["complexity", RUN]):
+        for words in (["data", "pairs"], ["train", RUN], ["train", LONGER], ["translate", RUN], ["complexity", RUN]):
             assert main(words) == 0
         for name in json.loads(Path("plan.json").read_text())["draw"]:
             assert main(["draw", name]) == 0
@@ -82,6 +82,15 @@ def test_a_run_leaves_the_files_that_every_run_leaves(project):
     assert record["spec"]["model"]["context"] == 64 + 50
     assert int(rows(project, "train.csv")[-1]["tokens"]) == record["tokens"] > 0
     assert {row["step"] for row in rows(project, "eval.csv")} == {"0", "3", "6"}
+
+
+def test_a_run_that_goes_on_reads_on(project):
+    record = json.loads((project / "results/live/smoke" / LONGER / "run.json").read_text())
+    base, own = record["read"]
+    assert (base["run"], own["run"]) == (RUN, LONGER)
+    assert own["start"] == base["end"]
+    assert own["end"]["steps"] == 12
+    assert own["tokens_cumulative"] == own["tokens"] + base["tokens"]
 
 
 def test_every_test_sentence_has_a_row_in_every_file(project):

@@ -2,6 +2,10 @@
 
 import hashlib
 import json
+import os
+import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -61,14 +65,34 @@ def test_the_temporary_file_is_hidden_beside_its_goal_and_its_owners(path):
         temporary.write_text("new")
 
 
+def test_the_next_writer_of_a_file_removes_what_a_killed_one_left_of_it(path):
+    host = socket.gethostname().replace(".", "-")
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    killed, working, elsewhere = (f".file.txt.{who}.tmp" for who in (f"{host}.{int(gone.stdout)}", f"{host}.1", "x.1"))
+    other = killed.replace("file", "other.file")
+    for name in (killed, working, elsewhere, other):
+        (path.parent / name).touch()
+    write_text(path, "new")
+    assert {file.name for file in path.parent.iterdir()} == {path.name, working, elsewhere, other}
+
+
 def test_folders_are_made(tmp_path):
     write_text(tmp_path / "a" / "b" / "c.txt", "text")
     assert (tmp_path / "a" / "b" / "c.txt").read_text() == "text"
 
 
-def test_others_may_read_what_was_written(tmp_path):
-    write_text(tmp_path / "file", "text")
-    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600), (0o002, 0o664)])
+@pytest.mark.parametrize("made", [0o600, 0o666])
+def test_who_may_read_what_was_written_is_for_the_umask_to_say(umask, mode, made, tmp_path):
+    """Whatever the library that wrote it thinks: safetensors makes files that nobody else may read."""
+    before = os.umask(umask)
+    try:
+        with replacing(tmp_path / "file") as temporary:
+            os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, made))
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
 
 
 def test_json_comes_back_and_is_readable(tmp_path):

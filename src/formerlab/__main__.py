@@ -3,9 +3,12 @@
 import argparse
 import sys
 import traceback
+from contextlib import suppress
+from pathlib import Path
 
 from formerlab.commands import archive, check, huggingface, measures, plan, results, stages, timings, tools
 from formerlab.errors import EXIT_FAILED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, StoppedEarly, UserError
+from formerlab.files import NoRoom, found_no_room
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -23,20 +26,28 @@ def main(words: list[str] | None = None) -> int:
     try:
         arguments.function(arguments)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(f"error: {error}")
         return EXIT_USER_ERROR
     except StoppedEarly as reason:
-        print(reason, file=sys.stderr)
+        _say(str(reason))
         return EXIT_STOPPED_EARLY
     except KeyboardInterrupt:
-        print("interrupted; what was finished is safe, run the same command again to continue", file=sys.stderr)
+        _say("interrupted; what was finished is safe, run the same command again to continue")
         return EXIT_STOPPED_EARLY
     except BrokenPipeError:
         return EXIT_FAILED
-    except Exception:
+    except Exception as error:
+        if found_no_room(error):
+            _say(f"error: {NoRoom(Path(getattr(error, 'filename', None) or 'a file'))}")
+            return EXIT_USER_ERROR
         traceback.print_exc()
         return EXIT_FAILED
     return 0
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):  # a log on a full disk takes no line, and the exit status is wanted all the more
+        print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

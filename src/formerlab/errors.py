@@ -4,8 +4,12 @@
 class UserError(Exception):
     """Something outside the code is wrong: a config value, a file, a path.
 
-    The message is one line that names what (file, key, value) and the remedy.
+    The message is one line that names what (file, key, value) and the remedy. Whatever a name or value brings along,
+    line breaks and what a terminal would obey are not in it.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(letter if letter.isprintable() else " " for letter in message))
 
 
 class StoppedEarly(Exception):

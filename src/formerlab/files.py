@@ -1,29 +1,166 @@
-"""Write files so that one which exists is finished."""
+"""Write files so that one which exists is finished, and let one process at a time work where two would quarrel."""
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from formerlab.errors import UserError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The disk is full, the user's share of it is, or the file is larger than the system allows."""
+_NO_ROOM_SAID = re.compile(
+    rf"os error ({'|'.join(map(str, NO_ROOM))})\b|PytorchStreamWriter failed|unexpected pos \d|iostream error"
+)
+"""The words of safetensors and torch, whose writers raise errors of their own."""
+_BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(tmp|new|old)")
+SECONDS_FOR_A_LOOK = 1.0
+"""`is_locked` takes a lock for a moment, so a lock that is gone within this time was nobody's."""
+
+
+class NoRoom(UserError, OSError):
+    """A file found no room on the disk; those that existed are untouched."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path}: could not be written, is the disk full? Make room, then run the same again")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it takes the name of `path`, on failure it is removed."""
+    """Yield a temporary path beside `path`; on success it takes the name of `path`, on failure it is removed.
+
+    What a process that was killed meanwhile left there is removed by the next one that writes the same file.
+
+    Raises
+    ------
+    NoRoom
+        Where the disk is full.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    remove_abandoned(path.parent, path.name)
+    temporary = beside(path, "tmp")
     try:
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
+        temporary.chmod(_mode())  # some libraries make files that nobody else may read, whatever the user wants
         os.replace(temporary, path)
+    except Exception as error:
+        if found_no_room(error):
+            raise NoRoom(path) from None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def found_no_room(error: BaseException) -> bool:
+    """Return whether an error says that the disk is full."""
+    return (isinstance(error, OSError) and error.errno in NO_ROOM) or bool(_NO_ROOM_SAID.search(str(error)))
+
+
+def _mode() -> int:
+    """Return the permissions that the user's umask leaves to a new file."""
+    umask = os.umask(0o077)  # it can only be read by being set; for that moment, the strictest
+    os.umask(umask)
+    return 0o666 & ~umask
+
+
+def beside(path: Path, ending: str) -> Path:
+    """Return a hidden place beside `path` for this process alone; a rename from there is atomic."""
+    return path.with_name(f".{path.name}.{_without_dots(socket.gethostname())}.{os.getpid()}.{ending}")
+
+
+def remove_abandoned(folder: Path, name: str | None = None, writer: tuple[str, int] | None = None) -> None:
+    """Remove from a folder what killed processes left there of files, or of the one file `name`, half written.
+
+    Whether a process lives can only be told on its machine; `writer` names one by host and process id of which the
+    caller knows that it is gone.
+    """
+    gone = writer and (_without_dots(writer[0]), writer[1])
+    for left in folder.iterdir() if folder.is_dir() else ():
+        found = _BESIDE.fullmatch(left.name)
+        if found is None or found["name"] != (name or found["name"]):
+            continue
+        host, pid = found["host"], int(found["pid"])
+        if (host, pid) == gone or (host == _without_dots(socket.gethostname()) and not psutil.pid_exists(pid)):
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def _without_dots(host: str) -> str:
+    """Return the name of a machine as it stands in a temporary name, whose parts are separated by dots."""
+    return host.replace(".", "-")
+
+
+@contextmanager
+def locked(path: Path, held_by: Callable[[], str]) -> Iterator[int]:
+    """Hold a lock file and yield its descriptor; the system frees it when the process ends, however it ends.
+
+    On NFS it holds between machines as far as the mount passes locks on (not with `nolock` or `local_lock`); where the
+    file system has none, that is said and nothing is locked. Whoever deletes the file does so before the block ends.
+
+    Raises
+    ------
+    UserError
+        Where another process holds it: what `held_by` says.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    patience = time.monotonic() + SECONDS_FOR_A_LOOK
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if _lock(file, path) and _is_at(file, path):
+                yield file
+                return
+        finally:
+            os.close(file)
+        if time.monotonic() > patience:
+            raise UserError(held_by())
+        time.sleep(0.02)
+
+
+def is_locked(path: Path) -> bool | None:
+    """Return whether a process holds a lock file; nothing where the file system cannot say."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    return False
+
+
+def _lock(file: int, path: Path) -> bool:
+    """Lock a file and return whether that could be done now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        print(f"{path}: cannot be locked here ({error.strerror}); start nothing twice", file=sys.stderr)
+    return True
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Return whether an open file is still the one of that name, not one that its last holder deleted."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def write_text(path: Path, text: str) -> None:

@@ -23,7 +23,7 @@ LONGEST_PARAM = 500
 MOST_POINTS = 1000
 FINAL = (
     *("parameters", "parameters_non_embedding", "tokens", "flops", "flops_cumulative"),
-    *("training_time_s", "wall_time_s", "tokens_per_s", "peak_memory_bytes", "flops_utilisation"),
+    *("training_time_s", "wall_time_s", "tokens_per_s", "peak_memory_bytes", "model_flops_utilisation"),
 )
 """Numbers of run.json that become metrics of the last step."""
 
@@ -133,7 +133,7 @@ def _tags(record: dict[str, Any], params: int) -> dict[str, str]:
         "formerlab.git_dirty_hash": git.get("dirty_hash"),
         **{f"formerlab.version.{name}": version for name, version in (record.get("versions") or {}).items()},
     }
-    return {key: str(value) for key, value in tags.items() if value is not None}
+    return {_name(key): _shorten(value) for key, value in tags.items() if value is not None}
 
 
 def _points(results: Results, record: dict[str, Any]) -> Iterator[Point]:

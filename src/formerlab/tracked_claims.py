@@ -18,25 +18,23 @@ def claim_files(figures: Path) -> list[Path]:
 def claim_tags(figures: Path, study: str) -> tuple[dict[str, str], dict[str, float]]:
     """Return tags and metrics of the study's claims; none before they were judged.
 
-    `claim.<id>` is the verdict in a word, `claim.<id>.ours` what was found; `claims/<verdict>` counts them.
+    `claim.<id>` is the verdict in a word (withdrawn: with its reason), `claim.<id>.ours` what was found, and
+    `claim.<id>.changed` marks a younger criterion; `claims/<kind>/<verdict>` counts, exact and measured apart.
     """
     path = figures / FILES[0]
     if not path.exists():
         return {}, {}
     rows = pd.read_csv(path).drop_duplicates("claim")
     rows = rows[rows["claim"].str.startswith(f"{study}-")]
-    words = {str(claim): _word(verdict) for claim, verdict in zip(rows["claim"], rows["verdict"], strict=True)}
-    tags = {f"claim.{claim}": word for claim, word in words.items()}
-    found = rows[rows["ours"].notna()]
-    tags |= {
-        f"claim.{claim}.ours": ours[:LONGEST_TAG] for claim, ours in zip(found["claim"], found["ours"], strict=True)
-    }
-    metrics = {f"claims/{word.replace(' ', '_')}": float(count) for word, count in Counter(words.values()).items()}
+    shown = rows["outcome"].where(rows["outcome"] != "withdrawn", rows["verdict"])
+    tags = {f"claim.{claim}": word[:LONGEST_TAG] for claim, word in zip(rows["claim"], shown, strict=True)}
+    for column in ("ours", "changed"):
+        found = rows[rows[column].notna()]
+        tags |= {
+            f"claim.{c}.{column}": text[:LONGEST_TAG] for c, text in zip(found["claim"], found[column], strict=True)
+        }
+    words = Counter(zip(rows["kind"], rows["outcome"], strict=True))
+    metrics = {f"claims/{kind}/{word.replace(' ', '_')}": float(count) for (kind, word), count in words.items()}
     corrected = rows[rows["holm_p"].notna()]
     metrics |= {f"claims/{c}/holm_p": float(p) for c, p in zip(corrected["claim"], corrected["holm_p"], strict=True)}
     return tags, metrics
-
-
-def _word(verdict: str) -> str:
-    """Return `holds` of `holds at overnight (provisional)`."""
-    return verdict.partition(" at ")[0]

@@ -6,17 +6,19 @@ seed. An MLflow run is found again by the tag `formerlab.key` and left alone whi
 the hash of what it holds; that tag is written last, so what an interrupted sync left half done is done again.
 """
 
-import fcntl
+import json
 import logging
 import os
 import re
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from formerlab.errors import UserError
+from formerlab.files import locked
 from formerlab.progress import Progress
 from formerlab.results import Results
 from formerlab.tracked import Entry, configuration_entry, seed_entry, study_entry
@@ -42,7 +44,8 @@ def sync(root: Path, uri: str, figures: Path | None = None) -> dict[str, Any]:
     results = Results(root)
     place = root.resolve()
     folder = figures or place.parents[2] / "figures" / place.parent.name / place.name
-    with _single_writer(root / ".mlflow.lock"):
+    lock = root / ".mlflow.lock"
+    with locked(lock, lambda: f"{lock}: another sync of these results is running; wait for it and sync again"):
         try:
             return {"status": "ok", "uri": redacted(uri)} | _sync(results, _Store(uri), folder)
         except UserError:
@@ -81,23 +84,15 @@ class _Store:
 
         for name in ("mlflow.store.db.utils", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        self._database = _database(uri)
+        self._database = database_of(uri)
         self._client = MlflowClient(tracking_uri=f"sqlite:///{self._database}" if self._database else uri)
         self._known: dict[str, dict[str, Any]] = {}
 
     def experiment(self, name: str) -> str:
-        """Return the id of an experiment, made where there is none; read what it holds.
-
-        MLflow keeps absolute places of artifacts, so in a folder that was moved they would all be missing: there the
-        experiment is made anew, and the old one, renamed, goes to MLflow's deleted ones.
-        """
+        """Return the id of an experiment, made where there is none; read what it holds."""
         # A server keeps artifacts itself; beside a file they lie in a folder, whatever the working directory is.
-        place = (self._database.parent / "mlartifacts" / name).as_uri() if self._database else None
+        place = _artifacts(self._database, name) if self._database else None
         found = self._client.get_experiment_by_name(name)
-        if found is not None and place is not None and found.artifact_location != place:
-            self._client.rename_experiment(found.experiment_id, f"{name} (moved, {found.experiment_id})")
-            self._client.delete_experiment(found.experiment_id)
-            found = None
         if found is None:
             identity = str(self._client.create_experiment(name, artifact_location=place))
         else:
@@ -142,7 +137,7 @@ class _Store:
             self._client.log_batch(identity, metrics=part)
         if entry.dataset is not None:
             name, digest = entry.dataset
-            dataset = Dataset(name, digest, source_type="formerlab", source=f'{{"name": "{name}"}}')
+            dataset = Dataset(name, digest, source_type="formerlab", source=json.dumps({"name": name}))
             self._client.log_inputs(identity, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
         for path in entry.files:
             self._client.log_artifact(identity, str(path))
@@ -156,16 +151,45 @@ def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:
         yield items[first : first + size]
 
 
-def _database(uri: str) -> Path | None:
-    """Return the file of a sqlite URI, absolute, its folder made; nothing for a server."""
+def database_of(uri: str) -> Path | None:
+    """Return the file of a sqlite URI, absolute, its folder made; nothing for a server.
+
+    MLflow keeps absolute places of artifacts. In a folder that was moved or copied they are made to point here.
+    """
     scheme = urlsplit(uri).scheme
     if scheme == "sqlite":
         path = Path(uri.removeprefix("sqlite:///")).absolute()
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file():
+            _settle(path)
         return path
     if scheme not in ("http", "https"):
         raise UserError(f"tracking URI '{redacted(uri)}': give sqlite:///path/to/mlflow.db or http(s)://server")
     return None
+
+
+def _artifacts(database: Path, experiment: str) -> str:
+    """Return where the artifacts of an experiment lie, as MLflow notes it."""
+    return (database.parent / "mlartifacts" / experiment).as_uri()
+
+
+def _settle(database: Path) -> None:
+    """Let our experiments and their runs look for artifacts beside the database."""
+    ours = "SELECT experiment_id, name, artifact_location FROM experiments"
+    ours += " WHERE name LIKE 'formerlab/%' AND lifecycle_stage = 'active'"
+    of_experiment = "UPDATE experiments SET artifact_location = ? WHERE experiment_id = ?"
+    of_runs = "UPDATE runs SET artifact_uri = ? || substr(artifact_uri, ?)"
+    of_runs += " WHERE experiment_id = ? AND substr(artifact_uri, 1, ?) = ?"
+    try:
+        with closing(sqlite3.connect(database)) as connection, connection:
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'experiments'").fetchone():
+                return
+            for identity, name, there in connection.execute(ours).fetchall():
+                if there != (here := _artifacts(database, name)):
+                    connection.execute(of_experiment, (here, identity))
+                    connection.execute(of_runs, (here, len(there) + 1, identity, len(there), there))
+    except sqlite3.Error as error:
+        raise UserError(f"{database}: {error}; close what uses it or move it away, then sync again") from None
 
 
 def redacted(uri: str) -> str:
@@ -182,14 +206,3 @@ def _without_secrets(text: str, uri: str) -> str:
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
     return re.sub(r"//[^/@\s]+@", "//***@", text)
-
-
-@contextmanager
-def _single_writer(path: Path) -> Iterator[None]:
-    """Hold the lock file; the system frees it when the process ends, however it ends."""
-    with open(path, "w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{path}: another sync of these results is running; wait for it and sync again") from None
-        yield

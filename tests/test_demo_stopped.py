@@ -1,0 +1,98 @@
+"""Ctrl-C in `make demo`: stages save their work, all ends, and the last line says that nothing is lost.
+
+Make, the demo, shells, stages and signals are real; Snakemake is a stand-in that starts jobs as it does and complains
+of those that fail as it does.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from fixtures.project import Project
+
+from formerlab.commands.notes import SAFE, read_note
+from formerlab.files import write_json
+from formerlab.plan.build import build_plan
+from formerlab.plan.locate import plan_path
+
+SNAKEMAKE = """
+import pathlib, subprocess, sys
+locks = pathlib.Path(".snakemake/locks")
+locks.mkdir(parents=True)
+(locks / "0.output.lock").touch()
+shell = "set -euo pipefail; python {} 2>&1 | tee -i {}.log"
+jobs = [subprocess.Popen(shell.format(name, name), shell=True, executable="bash") for name in ("quick.py", "slow.py")]
+for job in jobs:
+    if job.wait():
+        print("RuleException", file=sys.stderr)
+"""
+QUICK = """
+import time
+from contextlib import suppress
+from pathlib import Path
+from formerlab.commands.notes import noted
+with suppress(KeyboardInterrupt), noted("train", Path("quick")):
+    Path("quick/begun").touch()
+    time.sleep(1000)
+"""
+SLOW = """
+import os, signal, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+Path("slow").write_text(str(os.getpid()))
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """The demo under make, in a group of its own as a shell starts it, once both of its stages are at work."""
+    project = Project(tmp_path)
+    write_json(plan_path(tmp_path, {}), build_plan(tmp_path, {}))  # it is there already: making it takes seconds
+    project.write("Makefile", f"demo:\n\t@{sys.executable} -m formerlab demo --cores 2\n")
+    project.write("snakemake/__init__.py", "")
+    for name, text in (("snakemake/__main__.py", SNAKEMAKE), ("quick.py", QUICK), ("slow.py", SLOW)):
+        project.write(name, text)
+    places = [str(tmp_path), *filter(None, sys.path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    environment["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    with open(tmp_path / "said", "wb") as file:
+        make = subprocess.Popen(
+            ["make", "demo"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in what a script runs with `&`
+        )
+    while not ((tmp_path / "quick/begun").exists() and (tmp_path / "slow").exists()):
+        assert make.poll() is None, (tmp_path / "said").read_text()
+        time.sleep(0.02)
+    yield make
+    make.kill()
+
+
+def test_ctrl_c_ends_all_and_the_last_line_says_that_nothing_is_lost(demo, tmp_path):
+    os.killpg(demo.pid, signal.SIGINT)
+    assert demo.wait(timeout=60) == -signal.SIGINT
+    said = (tmp_path / "said").read_text()
+    assert said.splitlines()[-1] == SAFE
+    assert not [word for word in ("Traceback", "RuleException", "***") if word in said]
+    assert read_note("train", tmp_path / "quick")["state"] == "stopped"
+    slow = int((tmp_path / "slow").read_text())
+    assert not psutil.pid_exists(slow) or psutil.Process(slow).status() == psutil.STATUS_ZOMBIE
+    assert not list((tmp_path / ".snakemake/locks").iterdir())
+
+
+def test_without_make_and_by_another_signal_the_status_says_that_it_stopped_early(demo, tmp_path):
+    (process,) = psutil.Process(demo.pid).children()
+    process.terminate()
+    assert demo.wait(timeout=60) == 2  # make's own, for any that is not 0
+    said = (tmp_path / "said").read_text().splitlines()
+    assert said[-2] == SAFE
+    assert said[-1].endswith("Error 75")
