@@ -16,6 +16,7 @@ from small_runs import MODEL, bits, small, trained, write_plan
 
 from formerlab.commands.notes import noted
 from formerlab.training.optimizer import AdamW
+from formerlab.training.schedule import Constant
 
 pytestmark = pytest.mark.xdist_group("killed")  # they share a process that takes seconds to start
 
@@ -173,6 +174,7 @@ def test_a_finished_run_says_so_and_another_one_in_its_place_is_refused(processe
 
 
 def test_a_diverged_run_is_no_failure(processes, data, tmp_path):
-    done = processes.run(*train_words(small(optimizer=AdamW(lr=1e30)), data, tmp_path))
+    diverging = small(optimizer=AdamW(lr=10.0, weight_decay=1.0), schedule=Constant(), steps=40)
+    done = processes.run(*train_words(diverging, data, tmp_path))
     assert done["status"] == 0
     assert "recorded as diverged" in done["output"]

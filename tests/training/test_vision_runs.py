@@ -134,7 +134,8 @@ def test_growth_in_width_and_between_kinds_is_refused():
 
 
 def test_a_diverged_run_counts_as_a_uniform_guess(digits, tmp_path):
-    run = changed(optimizer=LayerwiseAdamW(lr=1e30, clip=0.0))
+    hopeless = LayerwiseAdamW(clip=0.0).model_copy(update={"lr": 1e30})  # none that a configuration may have
+    run = changed(optimizer=hopeless)
     assert trained(run, digits, tmp_path)["status"] == "diverged"
     test = rows(tmp_path, "test")
     assert {row["loss_nats"] for row in test} == {math.log(10)}

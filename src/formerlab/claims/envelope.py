@@ -5,6 +5,8 @@ neighbours ln FLOPs is linear in ln loss, and beyond the ends nothing is known (
 metrics: flops_ratio_at_equal_loss).
 """
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike
 from pandas import DataFrame
@@ -21,8 +23,15 @@ def flops_at_loss(loss: float, flops: ArrayLike, losses: ArrayLike) -> float:
     order = np.lexsort((found, costs))
     costs, found = costs[order], found[order]
     best_before = np.concatenate([[np.inf], np.minimum.accumulate(found)[:-1]])
-    costs, found = np.log(costs[found < best_before][::-1]), np.log(found[found < best_before][::-1])
-    return float(np.exp(np.interp(np.log(loss), found, costs, left=np.nan, right=np.nan)))
+    costs, found = np.log(costs[found < best_before][::-1]), found[found < best_before][::-1]
+    if not found[0] <= loss <= found[-1]:
+        return math.nan
+    above = np.searchsorted(found, loss)
+    if found[above] == loss:
+        return float(np.exp(costs[above]))
+    below = above - 1  # ln of a ratio by log1p: neighbours may be as near as floats can be
+    share = np.log1p((loss - found[below]) / found[below]) / np.log1p((found[above] - found[below]) / found[below])
+    return float(np.exp(costs[below] + share * (costs[above] - costs[below])))
 
 
 def check_envelope(runs: DataFrame, pattern: str) -> None:
