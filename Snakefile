@@ -6,7 +6,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from formerlab.errors import UserError
-from formerlab.evaluation.measures import TIMED
+from formerlab.results.measures import TIMED
 from formerlab.plan.judge import CLAIMS, RECORDS, Judge
 from formerlab.plan.locate import VARIABLE, ensure_plan, given_beyond_file, read_plan
 

@@ -15,14 +15,14 @@ import time
 
 from rounds import Bar, ratio, rounds_of, setting
 
-from formerlab.native import keep_memory
+from formerlab.kernels.native import keep_memory
 
 
 class Transformers:
     """transformers' own model with its own cache."""
 
     def __init__(self, spec):
-        from formerlab.torchvision_shim import ensure_torchvision_imports
+        from formerlab.integrations.torchvision_shim import ensure_torchvision_imports
 
         ensure_torchvision_imports()
         from transformers import DynamicCache, GPTNeoXConfig, GPTNeoXForCausalLM
@@ -53,7 +53,7 @@ def measure(options):
     import torch
 
     from formerlab.cache import Decay, KVCache, PrunedCache
-    from formerlab.evaluation.dynamic import DynamicAttend
+    from formerlab.evaluation.timing.dynamic_cache import DynamicAttend
     from formerlab.models import Decoder
 
     total = options.prompt + (options.slices + 1) * options.slice

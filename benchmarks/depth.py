@@ -29,14 +29,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.cache import KVCache
-from formerlab.evaluation.cost import peak_memory_bytes
-from formerlab.layers import DepthWeightedAverage, nary
-from formerlab.layers.dwa import DepthWeightedAverageLayer
-from formerlab.layers.identity import History, Mixer, Stream
+from formerlab.kernels import weighted_sum as nary
+from formerlab.kernels.native import keep_memory
+from formerlab.layers import DepthWeightedAverage
+from formerlab.layers.depth.dwa import DepthWeightedAverageLayer
+from formerlab.layers.depth.identity import History, Mixer, Stream
 from formerlab.layers.initial import initialise
 from formerlab.models import Decoder
 from formerlab.models.decoder import DecoderModel
-from formerlab.native import keep_memory
+from formerlab.training.cost import peak_memory_bytes
 from formerlab.training.optimizer import AdamW
 
 WIDTH, CONTEXT, BATCH, VOCABULARY = 256, 256, 8, 1024

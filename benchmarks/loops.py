@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from formerlab.run import Run
 from formerlab.training.loop import Hooks, train
 from formerlab.training.optimizer import AdamW
+from formerlab.training.run import Run
 from formerlab.training.schedule import Constant
 from formerlab.training.state import State
 

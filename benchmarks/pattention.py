@@ -24,10 +24,10 @@ from rounds import Bar, ratio, rounds_of, saved_bytes, setting
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from formerlab.kernels.native import keep_memory
 from formerlab.layers import LayerNorm, Linear, Mlp, Pattention
 from formerlab.layers.pattention_function import lean_pattention
 from formerlab.models import Decoder
-from formerlab.native import keep_memory
 from formerlab.training.optimizer import AdamW
 
 SHAPES = ((4096, 256, 1024), (2048, 768, 3072))  # tokens of text, d, parameter tokens

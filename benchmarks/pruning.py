@@ -11,7 +11,7 @@ import statistics
 
 from rounds import Bar, ratio, rounds_of, setting
 
-from formerlab.native import keep_memory
+from formerlab.kernels.native import keep_memory
 
 BARS = (
     Bar("compiled", "row loop", 0.20),
@@ -55,8 +55,9 @@ def variants(time, options):
     import torch
     from torch.nn import functional as F
 
-    from formerlab.cache import H2O, Decay, Simulation, entries, loop
-    from formerlab.cache.engine import load_compiled, load_fused
+    from formerlab.cache import H2O, Decay, Simulation, entries
+    from formerlab.cache.engines import loop
+    from formerlab.cache.engines.engine import load_compiled, load_fused
 
     generator = torch.Generator().manual_seed(0)
     shape = options.batch, options.heads, time, options.d_head

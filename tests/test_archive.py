@@ -12,11 +12,11 @@ from random import Random
 import pytest
 from fixtures.rows import make_run
 
-import formerlab.archive as archives
+import formerlab.results.archive as archives
 from formerlab.__main__ import main
-from formerlab.archive import MANIFEST, archive, import_archive
 from formerlab.errors import UserError
 from formerlab.files import beside
+from formerlab.results.archive import MANIFEST, archive, import_archive
 
 
 @pytest.fixture

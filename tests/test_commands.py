@@ -17,10 +17,10 @@ from fixtures.project import Project, finish
 from formerlab import __main__, errors
 from formerlab.__main__ import main
 from formerlab.commands.context import VARIABLE
-from formerlab.figures import catalogue
 from formerlab.plan import locate
 from formerlab.plan.json_schema import json_schema
 from formerlab.plan.locate import ensure_plan, plan_path
+from formerlab.report.figures import catalogue
 
 VERBS = (
     *("plan", "schema", "status", "data", "speed", "train", "zeroshot", "prune", "flow", "draw", "figures", "exact"),

@@ -5,9 +5,9 @@ import re
 import pytest
 from fixtures.rows import dwa, make_run, model, write_csv
 
-from formerlab.compare import compare
 from formerlab.errors import UserError
-from formerlab.results import COLUMNS
+from formerlab.results.compare import compare
+from formerlab.results.read import COLUMNS
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from fixtures.checkout import ROOT, Checkout, drawn_from, jobs
 
-from formerlab.evaluation.prune import FILES
-from formerlab.figures import catalogue
+from formerlab.evaluation.pruning.prune import FILES
 from formerlab.files import write_json
 from formerlab.plan.build import build_plan
 from formerlab.plan.judge import RECORDS
 from formerlab.plan.status import states
+from formerlab.report.figures import catalogue
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dag")]
 
@@ -107,7 +107,7 @@ def test_an_added_seed_leaves_the_runs_of_the_first(acted):
 def test_edited_code_runs_exactly_what_uses_it(acted):
     dense = [run for run, job in acted.jobs.items() if job["spec"]["model"].get("depth", {}).get("kind") == "dwa"]
     layer = "class DepthWeightedAverageLayer"
-    acted.edit("src/formerlab/layers/dwa.py", layer, f"CHANGED = 1\n\n\n{layer}")
+    acted.edit("src/formerlab/layers/depth/dwa.py", layer, f"CHANGED = 1\n\n\n{layer}")
     try:
         # What is timed beside them is timed again, and so is trained what trains for the time of one of them.
         equal = [run for run, job in acted.jobs.items() if job["equal_time"]]
@@ -115,12 +115,12 @@ def test_edited_code_runs_exactly_what_uses_it(acted):
         pruned = {f"prune {run}" for run in dense if run in build_plan(acted.root, {})["prune"]}
         assert acted.to_do() == following(*dense, *equal) | looked | pruned | {"speed denseformer"}
     finally:
-        acted.edit("src/formerlab/layers/dwa.py", "CHANGED = 1\n\n\n", "")
+        acted.edit("src/formerlab/layers/depth/dwa.py", "CHANGED = 1\n\n\n", "")
 
 
 def test_what_changes_no_number_runs_nothing(acted):
     acted.edit("src/formerlab/plan/code.py", "import ast\n", "import ast\n\nCHANGED = 1\n")
-    acted.edit("src/formerlab/layers/dwa.py", "import torch\n", "import torch  # a comment\n")
+    acted.edit("src/formerlab/layers/depth/dwa.py", "import torch\n", "import torch  # a comment\n")
     acted.edit("workflow/studies/denseformer.yaml", "runs:\n", "runs:  # a comment\n")
     assert acted.to_do(config={"threads": 2}) == set()
 

@@ -7,10 +7,10 @@ import pytest
 from fixtures.rows import make_denseformer, make_run, make_tokenformer
 
 from formerlab.errors import UserError
-from formerlab.export import export, verify
 from formerlab.files import beside, read_json
 from formerlab.plan.judge import UNPLANNED
-from formerlab.results import Results
+from formerlab.results.export import export, verify
+from formerlab.results.read import Results
 
 
 @pytest.fixture

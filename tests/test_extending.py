@@ -26,12 +26,12 @@ from fixtures.rows import make_run
 from formerlab.cache import Peak, PrunedCache, Simulation
 from formerlab.data import TextData, load_stream, prepare
 from formerlab.data.sums import Sums
-from formerlab.figures import draw_one
+from formerlab.report.figures import draw_one
 from formerlab.layers.anchor import Anchor
 from formerlab.layers.low_rank import LowRank
 from formerlab.models import Decoder
 from formerlab.plan.build import build_plan
-from formerlab.run import Run
+from formerlab.training.run import Run
 
 plan = build_plan(Path.cwd(), {"scale": "smoke", "data": {"text": {"source": {"kind": "sums"}, "questions": 0}}})
 for name in ("transformer-swiglu", "swiglu-1", "swiglu-2"):
@@ -81,9 +81,9 @@ def test_the_page_says_for_every_kind_of_part_what_to_write():
     assert len(BLOCKS) == 9
     assert [name for name, _ in BLOCKS if (ROOT / name).exists()] == [
         "src/formerlab/layers/projection.py",
-        "src/formerlab/layers/depth.py",
+        "src/formerlab/layers/depth/union.py",
         "src/formerlab/cache/__init__.py",
-        "src/formerlab/data/spec.py",
+        "src/formerlab/data/text/spec.py",
     ]
 
 

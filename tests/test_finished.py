@@ -7,11 +7,11 @@ from safetensors.torch import save_file
 import formerlab
 from formerlab.errors import UserError
 from formerlab.files import sha256, write_json
-from formerlab.finished import load_model
 from formerlab.layers import DepthWeightedAverage, Pattention
 from formerlab.models import Decoder
-from formerlab.run import Run
+from formerlab.training.load import load_model
 from formerlab.training.record import load_record
+from formerlab.training.run import Run
 
 MODELS = {
     "plain": Decoder(vocabulary=11, layers=2, width=8, heads=2, context=6, dropout=0.5),

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from variation import counted_params, label, settings
 
 from formerlab.errors import UserError
-from formerlab.growth import Growth, grow, grow_optimizer_state
+from formerlab.growth.tokens import Growth, grow, grow_optimizer_state
 from formerlab.layers import DepthMixer, DepthWeightedAverage, LayerNorm, Learned, Linear, Pattention
 from formerlab.layers.pattention import PattentionLayer
 from formerlab.layers.score import SCORES

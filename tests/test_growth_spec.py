@@ -7,7 +7,7 @@ import torch
 from test_growth import PARENT
 
 from formerlab.errors import UserError
-from formerlab.growth import Growth, grow, grow_into, grown_spec
+from formerlab.growth.tokens import Growth, grow, grow_into, grown_spec
 from formerlab.layers import DepthWeightedAverage, LayerNorm, Linear, Mlp, Pattention
 from formerlab.models import Decoder
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from variation import counted_params, label, settings
 
 from formerlab.errors import UserError
-from formerlab.growth import Growth, grow_into, grown_spec
+from formerlab.growth.tokens import Growth, grow_into, grown_spec
 from formerlab.layers import (
     DepthMixer,
     DepthWeightedAverage,

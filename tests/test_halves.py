@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from formerlab.halves import half_of, judged
+from formerlab.report.two_fold import half_of, judged
 
 
 def test_alpha_per_task_is_judged_where_it_was_not_chosen():

@@ -3,8 +3,8 @@
 import pandas as pd
 from fixtures.rows import make_run
 
-from formerlab.ledger import COLUMNS, costs, ledger, write_ledger
-from formerlab.results import Results
+from formerlab.report.ledger import COLUMNS, costs, ledger, write_ledger
+from formerlab.results.read import Results
 
 
 def test_every_run_is_a_row_and_every_study_a_sum(tmp_path):

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from formerlab import native
+from formerlab.kernels import native
 
 SOURCE = 'extern "C" long twice(long x) { return 2 * x; }'
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")

@@ -10,7 +10,7 @@ from fixtures.rows import make_denseformer, make_run, write_csv
 
 from formerlab.errors import UserError
 from formerlab.plan.judge import RECORDS
-from formerlab.results import COLUMNS, Results, flatten, read_rows
+from formerlab.results.read import COLUMNS, Results, flatten, read_rows
 
 
 @pytest.fixture
@@ -136,13 +136,13 @@ def test_nothing_that_reads_rows_imports_torch_or_mlflow():
     code = """
 import sys
 from importlib import import_module
-from formerlab.figures import catalogue
+from formerlab.report.figures import catalogue
 drawings = catalogue()
 assert not {"pandas", "matplotlib"} & set(sys.modules), "the catalogue must not import what draws"
 for drawing in drawings.values():
-    import_module(f"formerlab.{drawing.kind}s.{drawing.name}")
-for name in ("results", "statistics", "published", "tracking", "tracked", "export", "compare", "tables._headline",
-             "tables._write", "figures._write"):
+    import_module(f"formerlab.report.{drawing.kind}s.{drawing.name}")
+for name in ("results.read", "statistics", "report.published", "tracking.mlflow", "tracking.rows", "results.export",
+             "results.compare", "report.tables._headline", "report.tables._write", "report.figures._write"):
     import_module(f"formerlab.{name}")
 print(sorted({"torch", "mlflow", "snakemake", "datasets"} & set(sys.modules)))
 """

@@ -3,7 +3,7 @@ import csv
 import numpy as np
 import pytest
 
-from formerlab.rows import write_rows
+from formerlab.results.write import write_rows
 
 
 def test_floats_come_back_bit_for_bit_and_none_is_empty(tmp_path):

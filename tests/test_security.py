@@ -10,14 +10,14 @@ from fixtures.checkout import ROOT
 from fixtures.project import Project
 from fixtures.rows import make_decay
 
-from formerlab import pages
-from formerlab.archive import archive, import_archive
-from formerlab.claims.readable import pipes
 from formerlab.errors import UserError
-from formerlab.figures import draw
-from formerlab.ledger import write_ledger
-from formerlab.results import Results
-from formerlab.tracked import seed_entry
+from formerlab.report import pages
+from formerlab.report.claims.readable import pipes
+from formerlab.report.figures import draw
+from formerlab.report.ledger import write_ledger
+from formerlab.results.archive import archive, import_archive
+from formerlab.results.read import Results
+from formerlab.tracking.rows import seed_entry
 
 SOURCES = {path.relative_to(ROOT): path.read_text() for path in (ROOT / "src").rglob("*.py")}
 FORBIDDEN = {

@@ -10,9 +10,9 @@ from fixtures.rows import make_decay, make_run, make_tokenformer, model, write_c
 
 from formerlab.__main__ import main
 from formerlab.errors import UserError
-from formerlab.results import COLUMNS, Results, flatten
-from formerlab.tracked import LONGEST_PARAM, MOST_PARAMS, MOST_POINTS, seed_entry
-from formerlab.tracking import database_of, redacted, sync
+from formerlab.results.read import COLUMNS, Results, flatten
+from formerlab.tracking.mlflow import database_of, redacted, sync
+from formerlab.tracking.rows import LONGEST_PARAM, MOST_PARAMS, MOST_POINTS, seed_entry
 
 pytestmark = pytest.mark.xdist_group("mlflow")
 
@@ -222,7 +222,7 @@ def test_a_sync_that_fails_is_no_failed_job_but_is_counted(tmp_path, monkeypatch
 
     assert tracked() == ("failed", 1)
     assert capsys.readouterr().err.startswith("warning: tracking URI 'mlruns': give sqlite:///")
-    monkeypatch.setattr("formerlab.tracking.Results", lambda root: 1 / 0)  # whatever it is
+    monkeypatch.setattr("formerlab.tracking.mlflow.Results", lambda root: 1 / 0)  # whatever it is
     assert tracked() == ("failed", 2)
     assert capsys.readouterr().err == "warning: ZeroDivisionError: division by zero\n"
     monkeypatch.undo()

@@ -13,9 +13,9 @@ import pytest
 from fixtures.chromium import browser, needed
 from fixtures.rows import make_run, model, write_csv
 
-from formerlab.results import COLUMNS
-from formerlab.tracked import MOST_POINTS
-from formerlab.tracking import sync
+from formerlab.results.read import COLUMNS
+from formerlab.tracking.mlflow import sync
+from formerlab.tracking.rows import MOST_POINTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mlflow")]
 SECONDS = 300

@@ -7,25 +7,25 @@ torch nor anything else. `import formerlab.integrations.timm` and `.huggingface`
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from formerlab.finished import load
-    from formerlab.growth import grow
-    from formerlab.huggingface.pruning import prune
-    from formerlab.layers.dwa import DepthWeightedAverage
+    from formerlab.growth.tokens import grow
+    from formerlab.integrations.huggingface.pruning import prune
+    from formerlab.layers.depth.dwa import DepthWeightedAverage
     from formerlab.layers.pattention import Pattention
     from formerlab.models.published import create_model, list_models
+    from formerlab.training.load import load
 
 __version__ = "0.1.0"
 
 __all__ = ["DepthWeightedAverage", "Pattention", "create_model", "grow", "list_models", "load", "prune"]
 
 _HOMES = {
-    "DepthWeightedAverage": "formerlab.layers.dwa",
+    "DepthWeightedAverage": "formerlab.layers.depth.dwa",
     "Pattention": "formerlab.layers.pattention",
     "create_model": "formerlab.models.published",
-    "grow": "formerlab.growth",
+    "grow": "formerlab.growth.tokens",
     "list_models": "formerlab.models.published",
-    "load": "formerlab.finished",
-    "prune": "formerlab.huggingface.pruning",
+    "load": "formerlab.training.load",
+    "prune": "formerlab.integrations.huggingface.pruning",
 }
 
 

@@ -27,9 +27,9 @@ from formerlab.cache import (
     entries,
     simulate,
 )
-from formerlab.cache.engine import Prompt
-from formerlab.cache.expected import rotations, unturned
-from formerlab.cache.oneshot import OneShot, accumulated
+from formerlab.cache.engines.engine import Prompt
+from formerlab.cache.policies.expected import rotations, unturned
+from formerlab.cache.prefill import OneShot, accumulated
 from formerlab.errors import UserError
 from formerlab.layers import Learned, Rotary
 from formerlab.layers.position import PositionEncoding

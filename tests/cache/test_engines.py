@@ -19,13 +19,13 @@ from formerlab.cache import (
     Random,
     Simulation,
     StreamingLLM,
-    engine,
-    loop,
     pruned,
 )
 from formerlab.cache import entries as count
-from formerlab.cache.engine import Prompt
+from formerlab.cache.engines import engine, loop
+from formerlab.cache.engines.engine import Prompt
 from formerlab.cache.eviction import coefficients
+from formerlab.kernels import weighted_sum
 
 POLICIES = [
     Local(),
@@ -44,7 +44,7 @@ POLICIES = [
 @pytest.fixture(scope="module")
 def compiled():
     pytest.importorskip("numba")
-    from formerlab.cache import compiled
+    from formerlab.cache.engines import compiled
 
     return compiled
 
@@ -182,8 +182,8 @@ def test_large_work_is_compiled_and_small_work_is_not(compiled, monkeypatch):
 
 def test_without_numba_torch_takes_over_and_the_log_says_so(monkeypatch, caplog):
     engine.load_compiled.cache_clear()
-    monkeypatch.setitem(sys.modules, "formerlab.cache.compiled", None)
-    monkeypatch.delattr("formerlab.cache.compiled", raising=False)
+    monkeypatch.setitem(sys.modules, "formerlab.cache.engines.compiled", None)
+    monkeypatch.delattr("formerlab.cache.engines.compiled", raising=False)
     monkeypatch.setattr(engine, "WORTHWHILE", 0)
     q, k, v = tensors(2, 4, 4, 40, 16)
     with caplog.at_level(logging.INFO, "formerlab.cache"):
@@ -194,10 +194,12 @@ def test_without_numba_torch_takes_over_and_the_log_says_so(monkeypatch, caplog)
 
 def test_the_kernel_file_changes_with_the_loops_it_is_made_of():
     """Numba keeps compiled code until the file of the outermost function changes, and looks at no other file."""
-    source = Path(engine.__file__).parent
-    parts = (source / name for name in ("kernel_data.py", "lanes.py"))
+    source = Path(weighted_sum.__file__).parent
+    parts = (source / name for name in ("pruned_attention_data.py", "simd.py"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()[:16]
-    assert f'PARTS_SHA256 = "{digest}"' in (source / "kernel.py").read_text(), "set it to this, so that kernels compile"
+    assert f'PARTS_SHA256 = "{digest}"' in (source / "pruned_attention_cpu.py").read_text(), (
+        "set it to this, so that kernels compile"
+    )
 
 
 def test_half_precision_runs(compiled):

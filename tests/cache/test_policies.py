@@ -8,8 +8,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from formerlab.cache import H2O, CachePolicy, Decay, Full, Ideal, Local, SpAtten, StreamingLLM, entries, simulate
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.oneshot import OneShot
-from formerlab.cache.policy import Layer, Policy, by_group, largest
+from formerlab.cache.policies.policy import Layer, Policy, by_group, largest
+from formerlab.cache.prefill import OneShot
 from formerlab.spec import variants
 
 OFFICIAL = [H2O(variant="local_statistics"), H2O(variant="global_statistics")]

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from formerlab.cache import team
+from formerlab.kernels import parallel_for as team
 
 
 @pytest.fixture(params=["torch's threads", "threads of one's own"])

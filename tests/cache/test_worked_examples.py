@@ -5,7 +5,7 @@ import torch
 
 from formerlab.cache import H2O, Decay, Full, Local, SpAtten, StreamingLLM, simulate
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policy import Layer, by_group
+from formerlab.cache.policies.policy import Layer, by_group
 
 TRACES = {
     "decay_a0.5_B2_recent0": Decay(alpha=0.5),

@@ -6,14 +6,14 @@ from importlib.resources import files
 
 import pytest
 
-from formerlab.claims.book import VERSION_HASHES, read_claims
-from formerlab.claims.exact import CHECKS
+from formerlab.evaluation.exact import CHECKS
+from formerlab.report.claims.book import VERSION_HASHES, read_claims
 
 BOOK = read_claims()
 
 
 def test_the_file_is_unchanged():
-    content = files("formerlab.claims").joinpath("claims.yaml").read_bytes()
+    content = files("formerlab.report.claims").joinpath("claims.yaml").read_bytes()
     assert hashlib.sha256(content).hexdigest() == VERSION_HASHES[BOOK.version]
     assert len(BOOK.claims) == 60
     assert sum(claim.headline for claim in BOOK.claims) == 10

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from formerlab.claims.arms import Arm, ClaimArms
-from formerlab.claims.rows import Rows
+from formerlab.report.claims.arms import Arm, ClaimArms
+from formerlab.report.claims.rows import Rows
 
 CHOICE = {"run": "decoder", "policy": "decay", "alphas": (0.2, 0.8), "recent": 0.0, "budget": 0.4}
 

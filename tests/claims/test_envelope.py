@@ -8,13 +8,13 @@ from fixtures.rows import make_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formerlab.claims.arms import Arm, ClaimArms
-from formerlab.claims.book import read_claims
-from formerlab.claims.envelope import flops_at_loss
-from formerlab.claims.evidence import Evidence
-from formerlab.claims.rows import Rows
-from formerlab.claims.verdict import judge
-from formerlab.results import Results
+from formerlab.report.claims.arms import Arm, ClaimArms
+from formerlab.report.claims.book import read_claims
+from formerlab.report.claims.envelope import flops_at_loss
+from formerlab.report.claims.evidence import Evidence
+from formerlab.report.claims.rows import Rows
+from formerlab.report.claims.verdict import judge
+from formerlab.results.read import Results
 
 runs = st.lists(st.tuples(st.floats(1e9, 1e15), st.floats(1.0, 8.0)), min_size=1, max_size=12, unique=True)
 

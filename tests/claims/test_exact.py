@@ -2,10 +2,10 @@
 
 import pytest
 
-from formerlab.claims.book import read_claims
-from formerlab.claims.evidence import Evidence
-from formerlab.claims.exact import CHECKS
-from formerlab.claims.verdict import judge
+from formerlab.evaluation.exact import CHECKS
+from formerlab.report.claims.book import read_claims
+from formerlab.report.claims.evidence import Evidence
+from formerlab.report.claims.verdict import judge
 
 BOOK = read_claims()
 

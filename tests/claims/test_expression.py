@@ -2,8 +2,8 @@
 
 import pytest
 
-from formerlab.claims.expression import evaluate
 from formerlab.errors import UserError
+from formerlab.report.claims.expression import evaluate
 
 FUNCTIONS = {"abs": abs, "max": max}
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from formerlab.claims.book import read_claims
-from formerlab.claims.coverage import missing_arms
-from formerlab.claims.mapping import read_arms
 from formerlab.errors import UserError
+from formerlab.plan.claim_arms import read_arms
+from formerlab.plan.claim_coverage import missing_arms
+from formerlab.report.claims.book import read_claims
 
 ROOT = Path(__file__).parents[2]
 SCALES = ("smoke", "laptop", "overnight", "workstation", "paper")

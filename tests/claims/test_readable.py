@@ -7,15 +7,15 @@ import pytest
 from fixtures.checkout import ROOT
 from fixtures.rows import make_decay, make_tokenformer
 
-from formerlab.claims.arms import Arm, ClaimArms
-from formerlab.claims.book import read_claims
-from formerlab.claims.coverage import missing_arms
-from formerlab.claims.mapping import read_arms
-from formerlab.claims.readable import counts, markdown, readme_block
-from formerlab.claims.readme import BEGIN, END, PAGES, outdated, write
-from formerlab.claims.table import frame, read_withdrawn, verdicts, write_claims
+from formerlab.commands.readme import BEGIN, END, PAGES, outdated, write
 from formerlab.errors import UserError
-from formerlab.results import Results
+from formerlab.plan.claim_arms import read_arms
+from formerlab.plan.claim_coverage import missing_arms
+from formerlab.report.claims.arms import Arm, ClaimArms
+from formerlab.report.claims.book import read_claims
+from formerlab.report.claims.readable import counts, markdown, readme_block
+from formerlab.report.claims.table import frame, read_withdrawn, verdicts, write_claims
+from formerlab.results.read import Results
 
 WITHDRAWN, REASON = "tokenformer-growth-equal-total-flops", "the rows were taken at full moon"
 HEADLINES = [claim.id for claim in read_claims().claims if claim.headline]

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from formerlab.claims.arms import Arm, ClaimArms
-from formerlab.claims.book import Claim, read_claims
-from formerlab.claims.bootstrap import Examples, paired_difference
-from formerlab.claims.evidence import Evidence
-from formerlab.claims.quantity import MissingRowsError, Seeds
-from formerlab.claims.verdict import holm, judge, judge_all, p_value, standing
 from formerlab.errors import UserError
-from formerlab.evaluation.bleu import corpus_bleu
+from formerlab.evaluation.translation.bleu import corpus_bleu
+from formerlab.report.claims.arms import Arm, ClaimArms
+from formerlab.report.claims.book import Claim, read_claims
+from formerlab.report.claims.bootstrap import Examples, paired_difference
+from formerlab.report.claims.evidence import Evidence
+from formerlab.report.claims.quantity import MissingRowsError, Seeds
+from formerlab.report.claims.verdict import holm, judge, judge_all, p_value, standing
 from formerlab.statistics import resampled
 
 BOOK = read_claims()
@@ -171,7 +171,8 @@ def test_a_corpus_score_is_computed_again_on_every_resample():
 def test_levels_of_confidence_share_one_bootstrap(monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "formerlab.claims.evidence.paired_difference", lambda *given: calls.append(1) or paired_difference(*given)
+        "formerlab.report.claims.evidence.paired_difference",
+        lambda *given: calls.append(1) or paired_difference(*given),
     )
     claim = claim_of("decay-beats-h2o")
     planted = {(arm, "accuracy"): kept(share, 1) for arm, share in (("full", 1.0), ("h2o", 0.6), ("decay", 0.9))}

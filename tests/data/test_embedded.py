@@ -7,11 +7,11 @@ import pytest
 from corpora import embedded_data
 
 from formerlab.data import Embedded
-from formerlab.data.docstrings import Module, read_code, read_module
-from formerlab.data.embedded import PACKAGES, REPEATABLE_CHARACTERS, collection_paused
-from formerlab.data.intake import Intake
-from formerlab.data.shards import SPLITS, Shares
-from formerlab.data.workers import Workers
+from formerlab.data.text.docstrings import Module, read_code, read_module
+from formerlab.data.text.embedded import PACKAGES, REPEATABLE_CHARACTERS, collection_paused
+from formerlab.data.text.intake import Intake
+from formerlab.data.text.shards import SPLITS, Shares
+from formerlab.data.text.workers import Workers
 from formerlab.errors import UserError
 
 SOURCE = '''

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formerlab.data import BytePairs, TokenizerFile
-from formerlab.data.encoding import Encoder, Words, is_plain_byte_level, stream_type
-from formerlab.data.tokenizer import END_OF_TEXT, read_tokenizer
+from formerlab.data.text.encoding import Encoder, Words, is_plain_byte_level, stream_type
+from formerlab.data.text.tokenizer import END_OF_TEXT, read_tokenizer
 from formerlab.errors import UserError
 
 TEXTS = [document(seed) for seed in range(8)]
@@ -71,8 +71,8 @@ def test_the_end_of_text_written_in_a_text_is_text(path: Path) -> None:
 
 
 def test_a_full_table_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("formerlab.data.encoding.TABLE_WORDS", 3)
-    monkeypatch.setattr("formerlab.data.encoding.TABLE_CHARACTERS", 5)
+    monkeypatch.setattr("formerlab.data.text.encoding.TABLE_WORDS", 3)
+    monkeypatch.setattr("formerlab.data.text.encoding.TABLE_CHARACTERS", 5)
     assert Encoder(read_tokenizer(path), 0, "uint32")(TEXTS).tokens.tolist() == reference(path, TEXTS)
     words = Words(read_tokenizer(path), "uint16")
     for word in ("one", "two", "three", "four", "five", "a long word"):

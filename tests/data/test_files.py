@@ -10,8 +10,8 @@ from corpora import document, folder, folder_data
 from pydantic import ValidationError
 
 from formerlab.data import Files, TextData, source_fingerprint
-from formerlab.data.shards import Shares
-from formerlab.data.workers import Workers
+from formerlab.data.text.shards import Shares
+from formerlab.data.text.workers import Workers
 from formerlab.errors import UserError
 
 SHARES = Shares(valid=0.2, test=0.2)

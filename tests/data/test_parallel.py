@@ -5,12 +5,12 @@ import gzip
 import pytest
 
 from formerlab.data.kinds import data_spec
-from formerlab.data.line_pairs import read_pairs
-from formerlab.data.pair_stream import load_pairs
-from formerlab.data.parallel import prepare
-from formerlab.data.phrases import Phrases
-from formerlab.data.shards import SPLITS, Shares
-from formerlab.data.streams import load_tokenizer, read_manifest, verify
+from formerlab.data.pairs.line_pairs import read_pairs
+from formerlab.data.pairs.phrases import Phrases
+from formerlab.data.pairs.prepare import prepare
+from formerlab.data.pairs.streams import load_pairs
+from formerlab.data.text.shards import SPLITS, Shares
+from formerlab.data.text.streams import load_tokenizer, read_manifest, verify
 from formerlab.errors import UserError
 
 SHARES = Shares(0.1, 0.1)

@@ -10,18 +10,9 @@ import pytest
 from corpora import document, folder, folder_data
 from pydantic import ValidationError
 
-from formerlab.data import (
-    BytePairs,
-    Files,
-    TextData,
-    TokenizerFile,
-    TokenizerOf,
-    load_stream,
-    load_tokenizer,
-    prepare,
-    verify,
-)
-from formerlab.data.shards import SPLITS
+from formerlab.data import BytePairs, Files, TextData, TokenizerFile, TokenizerOf, load_stream, load_tokenizer, verify
+from formerlab.data.text import prepare
+from formerlab.data.text.shards import SPLITS
 from formerlab.errors import UserError
 from formerlab.files import sha256
 from formerlab.spec import fingerprint
@@ -224,7 +215,7 @@ def test_no_old_manifest_vouches_for_new_files(source: Path, tmp_path: Path, mon
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("formerlab.data.streams.Stream.finish", stop)
+    monkeypatch.setattr("formerlab.data.text.streams.Stream.finish", stop)
     (tmp_path / ".train.npy.1.tmp").write_text("left by a killed process")
     with pytest.raises(KeyboardInterrupt):
         prepare("text", folder_data(source, max_bytes=5000), tmp_path, processes=1)

@@ -8,9 +8,10 @@ import pytest
 import yaml
 from corpora import embedded_data
 
-from formerlab.data import load_stream, load_tokenizer, prepare, task_configs
-from formerlab.data.docstrings import Entry, Module
-from formerlab.data.questions import CHOICES, TASKS, last_words, make_questions, next_sentences, summaries
+from formerlab.data import load_stream, load_tokenizer, task_configs
+from formerlab.data.text import prepare
+from formerlab.data.text.docstrings import Entry, Module
+from formerlab.data.text.questions import CHOICES, TASKS, last_words, make_questions, next_sentences, summaries
 from formerlab.errors import UserError
 
 NAMES = ["embedded_summary", "embedded_next_sentence", "embedded_last_word"]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from formerlab.data import readers
-from formerlab.data.readers import format_of, read_jsonl, read_parquet, read_text
+from formerlab.data.text import readers
+from formerlab.data.text.readers import format_of, read_jsonl, read_parquet, read_text
 from formerlab.errors import UserError
 
 TEXT = "First line, café.\nsecond line\n\n\nSecond paragraph.\n"

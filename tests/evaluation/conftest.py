@@ -8,7 +8,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from formerlab.data.tokenizer import BytePairs
+from formerlab.data.text.tokenizer import BytePairs
 from formerlab.models.decoder import Decoder, DecoderModel
 
 TEXT = "the cat sat on a mat and the dog ran to an old house by the river where many birds sing"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from formerlab.evaluation.bleu import METRICS, corpus_bleu, signature, statistics
+from formerlab.evaluation.translation.bleu import METRICS, corpus_bleu, signature, statistics
 
 TRANSLATIONS = ["The well-known cat sat on the mat.", "A dog runs in the park!", "Two men, one ball", ""]
 REFERENCES = ["The well known cat sat on a mat.", "A dog is running in the park.", "Two men and one ball", "Nothing."]

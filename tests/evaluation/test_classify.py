@@ -13,12 +13,12 @@ from formerlab.data.images import ImageData, load_images
 from formerlab.data.images.decode import cut
 from formerlab.data.images.prepare import prepare
 from formerlab.errors import UserError
-from formerlab.evaluation.classify import COLUMNS, classify_by_name, timm_classifier
-from formerlab.finished import load_model
+from formerlab.evaluation.vision import COLUMNS, classify_by_name, timm_classifier
 from formerlab.models.vision import VisionTransformer
-from formerlab.run import Run
 from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import Look
+from formerlab.training.load import load_model
+from formerlab.training.run import Run
 from formerlab.training.settings import Settings
 from formerlab.training.stage import train_stage
 

@@ -6,9 +6,16 @@ import math
 import numpy as np
 import pytest
 
-from formerlab.evaluation.complexity import LAYERS, Complexity, longest_path, measure, multiply_adds, published_path
+from formerlab.evaluation.timing.complexity import (
+    LAYERS,
+    Complexity,
+    longest_path,
+    measure,
+    multiply_adds,
+    published_path,
+)
 from formerlab.layers.sinusoidal_encoding import sinusoids
-from formerlab.tables.transformer_layers import THEORY
+from formerlab.report.tables.transformer_layers import THEORY
 
 SPEC = Complexity(lengths=(32, 64, 128), widths=(16, 32, 64), neighbourhood=16, repeats=1)
 

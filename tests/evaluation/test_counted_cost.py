@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from formerlab.evaluation.cost import matmul_flops_per_s, model_cost, model_flops_utilisation, peak_memory_bytes
+from formerlab.training.cost import matmul_flops_per_s, model_cost, model_flops_utilisation, peak_memory_bytes
 
 
 def test_costs_per_token_are_those_of_a_counted_pass(spec):

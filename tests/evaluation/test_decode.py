@@ -9,12 +9,12 @@ from pydantic import ValidationError
 
 from formerlab.cache import Decay, Ideal, KVCache, Local, SpAtten
 from formerlab.errors import UserError
-from formerlab.evaluation.decode import COLUMNS, DecodeSettings, measure, model_of, variants_of
-from formerlab.evaluation.dynamic import DynamicAttend
-from formerlab.evaluation.timing import turns
+from formerlab.evaluation.timing.decode import COLUMNS, DecodeSettings, measure, model_of, variants_of
+from formerlab.evaluation.timing.dynamic_cache import DynamicAttend
+from formerlab.evaluation.timing.timing import turns
 from formerlab.layers import Rotary
 from formerlab.models import Decoder, VisionTransformer
-from formerlab.run import Run
+from formerlab.training.run import Run
 
 CPU = torch.device("cpu")
 MODEL = Decoder(vocabulary=64, layers=2, width=16, heads=2, context=8, position=Rotary())

@@ -27,21 +27,21 @@ from formerlab.cache import (
     SpAtten,
     StreamingLLM,
 )
-from formerlab.data.pair_stream import PairStream
-from formerlab.evaluation import beam, scoring
-from formerlab.evaluation.arm import Arm
-from formerlab.evaluation.attention_maps import attention_maps
-from formerlab.evaluation.flow import Flow, flow
-from formerlab.evaluation.generate import sample
-from formerlab.evaluation.perplexity import window_losses
-from formerlab.evaluation.prune import FILES, PruneSweep, prune
-from formerlab.evaluation.token_by_token import take_in
-from formerlab.evaluation.translate import Decoding, decode
+from formerlab.data.pairs.streams import PairStream
+from formerlab.evaluation.language.flow import Flow, flow
+from formerlab.evaluation.language.generate import sample
+from formerlab.evaluation.pruning.configuration import Arm
+from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
+from formerlab.evaluation.translation import beam
+from formerlab.evaluation.translation.attention_maps import attention_maps
+from formerlab.evaluation.translation.token_by_token import take_in
+from formerlab.evaluation.translation.translate import Decoding, decode
 from formerlab.layers import DepthWeightedAverage, Rotary
 from formerlab.models import Decoder, Translator
-from formerlab.run import Run
-from formerlab.tasks import LanguageModeling
+from formerlab.tasks import LanguageModeling, scoring
 from formerlab.tasks.sentence_batch import sentence_batch
+from formerlab.tasks.window_losses import window_losses
+from formerlab.training.run import Run
 
 SPEC = Decoder(
     vocabulary=30,

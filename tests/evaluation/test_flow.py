@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from formerlab.evaluation.flow import Flow, flow
-from formerlab.evaluation.measures import COSINE, PRUNED
+from formerlab.evaluation.language.flow import Flow, flow
 from formerlab.layers import DepthWeightedAverage
 from formerlab.models import Decoder
-from formerlab.run import Run
+from formerlab.results.measures import COSINE, PRUNED
 from formerlab.tasks import LanguageModeling
+from formerlab.training.run import Run
 
 MODEL = Decoder(vocabulary=64, layers=3, width=16, heads=2, context=8, embedding_std=1.0)
 STREAM = np.random.default_rng(0).integers(0, 64, 200)

@@ -5,7 +5,7 @@ import torch
 
 from formerlab.cache import H2O, KVCache, PrunedCache
 from formerlab.errors import UserError
-from formerlab.evaluation.generate import draw, generate, sample
+from formerlab.evaluation.language.generate import draw, generate, sample
 from formerlab.layers import DepthWeightedAverage, Linear, Pattention
 from formerlab.models.decoder import Decoder
 

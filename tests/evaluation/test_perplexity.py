@@ -7,7 +7,8 @@ import torch
 
 from formerlab.cache import Decay, Full, Simulation
 from formerlab.errors import UserError
-from formerlab.evaluation.perplexity import (
+from formerlab.models.decoder import Decoder
+from formerlab.tasks.window_losses import (
     WindowLoss,
     mean_loss,
     spread_windows,
@@ -15,7 +16,6 @@ from formerlab.evaluation.perplexity import (
     window_losses,
     write_losses,
 )
-from formerlab.models.decoder import Decoder
 
 
 def naive_losses(model, stream, context):

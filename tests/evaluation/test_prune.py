@@ -5,16 +5,16 @@ import torch
 
 from formerlab.cache import H2O, Decay, Full, KVCache, Local, PrunedCache, SnapKV, SpAtten, StreamingLLM
 from formerlab.errors import UserError
-from formerlab.evaluation.arm import Arm
-from formerlab.evaluation.calibration import calibrated, head_distances
-from formerlab.evaluation.dips import ALPHAS, dips, follow, mean_and_tenths
-from formerlab.evaluation.masks import mean_position
-from formerlab.evaluation.once import once_losses
-from formerlab.evaluation.perplexity import mean_loss, window_losses
-from formerlab.evaluation.pictures import pictures
-from formerlab.evaluation.prune import FILES, PruneSweep, prune, write_nothing
-from formerlab.evaluation.questions import Questions
-from formerlab.evaluation.zeroshot import evaluate_tasks, load_tasks
+from formerlab.evaluation.language.questions import Questions
+from formerlab.evaluation.language.zeroshot import evaluate_tasks, load_tasks
+from formerlab.evaluation.pruning.calibration import calibrated, head_distances
+from formerlab.evaluation.pruning.configuration import Arm
+from formerlab.evaluation.pruning.mask_dumps import pictures
+from formerlab.evaluation.pruning.masks import mean_position
+from formerlab.evaluation.pruning.one_shot import once_losses
+from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune, write_nothing
+from formerlab.evaluation.pruning.score_trajectories import ALPHAS, dips, follow, mean_and_tenths
+from formerlab.tasks.window_losses import mean_loss, window_losses
 
 SWEEP = PruneSweep(
     policies=(Local(), H2O(), SpAtten(), Decay(recent=0.5)),

@@ -7,15 +7,15 @@ import torch
 from pydantic import ValidationError
 
 from formerlab.errors import UserError
-from formerlab.evaluation.equal_time import EqualTime, steps_of_equal_time, time_ratio
-from formerlab.evaluation.measures import DECODE, FORWARD, TRAINING
-from formerlab.evaluation.memory import peak_bytes
-from formerlab.evaluation.speed import COLUMNS, Speed, measure
+from formerlab.evaluation.timing.equal_time import EqualTime, steps_of_equal_time, time_ratio
+from formerlab.evaluation.timing.memory import peak_bytes
+from formerlab.evaluation.timing.speed import COLUMNS, Speed, measure
 from formerlab.layers import DepthWeightedAverage
 from formerlab.models import Decoder
-from formerlab.rows import write_rows
-from formerlab.run import Run
+from formerlab.results.measures import DECODE, FORWARD, TRAINING
+from formerlab.results.write import write_rows
 from formerlab.tasks import LanguageModeling
+from formerlab.training.run import Run
 
 CPU = torch.device("cpu")
 SPEED = Speed(repetitions=5, training_steps=1, forward_sequences=3, decoded_tokens=4)

@@ -6,13 +6,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from formerlab.cache import Decay
 from formerlab.errors import UserError
-from formerlab.evaluation.arm import Arm
-from formerlab.evaluation.examples import read_examples
-from formerlab.evaluation.harness import HarnessModel
-from formerlab.evaluation.questions import Questions
-from formerlab.evaluation.suite_tasks import load_suites
-from formerlab.evaluation.suites import HarnessSuite, LocalSuite, Suite, check_names
-from formerlab.evaluation.zeroshot import evaluate_tasks
+from formerlab.evaluation.language.examples import read_examples
+from formerlab.evaluation.language.harness import HarnessModel
+from formerlab.evaluation.language.questions import Questions
+from formerlab.evaluation.language.suite_tasks import load_suites
+from formerlab.evaluation.language.suites import HarnessSuite, LocalSuite, Suite, check_names
+from formerlab.evaluation.language.zeroshot import evaluate_tasks
+from formerlab.evaluation.pruning.configuration import Arm
 
 ROWS = {
     "choices": [

@@ -9,10 +9,10 @@ from lm_eval.api.instance import Instance
 
 from formerlab.cache import Decay, Full, Simulation
 from formerlab.errors import UserError
-from formerlab.evaluation.generate import sample
-from formerlab.evaluation.harness import HarnessModel
-from formerlab.evaluation.questions import Questions
-from formerlab.evaluation.zeroshot import evaluate_tasks, harness_version, load_tasks, zeroshot
+from formerlab.evaluation.language.generate import sample
+from formerlab.evaluation.language.harness import HarnessModel
+from formerlab.evaluation.language.questions import Questions
+from formerlab.evaluation.language.zeroshot import evaluate_tasks, harness_version, load_tasks, zeroshot
 
 METRICS = ("acc", "acc_norm", "acc_mutual_info")
 
@@ -171,7 +171,7 @@ def test_missing_questions_are_named(configs, missing):
 
 
 def test_the_harness_is_imported_only_where_it_is_used():
-    code = "import sys, formerlab.evaluation.prune; print({'lm_eval', 'datasets', 'pandas'} & set(sys.modules))"
+    code = "import sys, formerlab.evaluation.pruning.prune; print({'lm_eval', 'datasets', 'pandas'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

@@ -5,11 +5,11 @@ from fixtures.checkout import ROOT
 from fixtures.combined import make_combined
 from fixtures.rows import make_run
 
-from formerlab.figures import draw_one
-from formerlab.figures._combined import MODELS, cells, contrasts
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.sources import read_sources
-from formerlab.results import Results
+from formerlab.report.figures import draw_one
+from formerlab.report.figures._combined import MODELS, cells, contrasts
+from formerlab.results.read import Results
 
 PLANTED = {
     "Pattention": 0.05,

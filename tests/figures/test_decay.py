@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 from fixtures.rows import make_run, write_csv
 
-from formerlab.figures._decode import decoding
-from formerlab.figures._questions import MEAN, SUITES, accuracies, chance, metric_of, title
-from formerlab.figures.decay_bias import measured
-from formerlab.results import COLUMNS, Results
+from formerlab.report.figures._decode import decoding
+from formerlab.report.figures._questions import MEAN, SUITES, accuracies, chance, metric_of, title
+from formerlab.report.figures.decay_bias import measured
+from formerlab.results.read import COLUMNS, Results
 
 
 def answered(task, policy, right, alpha=np.nan, examples=40, seeds=(0, 1), budget=0.4):

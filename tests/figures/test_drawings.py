@@ -24,11 +24,11 @@ from fixtures.rows import (
 )
 
 from formerlab.errors import UserError
-from formerlab.figures import catalogue, draw_all, draw_one, write_captions
-from formerlab.figures._pruning import arms, main_arms
-from formerlab.figures._runs import by_run, chain, held_out_losses, variant
-from formerlab.results import COLUMNS, Results
-from formerlab.tables import _write, headline
+from formerlab.report.figures import catalogue, draw_all, draw_one, write_captions
+from formerlab.report.figures._pruning import arms, main_arms
+from formerlab.report.figures._runs import by_run, chain, held_out_losses, variant
+from formerlab.report.tables import _write, headline
+from formerlab.results.read import COLUMNS, Results
 
 DRAWINGS = catalogue()
 pytestmark = pytest.mark.xdist_group("drawings")

@@ -5,17 +5,17 @@ import pandas as pd
 import pytest
 from fixtures.rows import grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
 
-from formerlab.figures import draw_one
-from formerlab.figures._formulas import Shape
-from formerlab.figures._tokenformer import at_step, by_step, means, minus
-from formerlab.results import COLUMNS, Results
-from formerlab.tables import (
+from formerlab.report.figures import draw_one
+from formerlab.report.figures._formulas import Shape
+from formerlab.report.figures._tokenformer import at_step, by_step, means, minus
+from formerlab.report.tables import (
     tokenformer_ablation,
     tokenformer_formulas,
     tokenformer_methods,
     tokenformer_modern,
     tokenformer_scores,
 )
+from formerlab.results.read import COLUMNS, Results
 
 pytestmark = pytest.mark.xdist_group("drawings")
 

@@ -8,11 +8,12 @@ import yaml
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from formerlab.data import BytePairs, Files, TextData, prepare
+from formerlab.data import BytePairs, Files, TextData
+from formerlab.data.text import prepare
 from formerlab.files import sha256
 from formerlab.models import Decoder
-from formerlab.run import Run
 from formerlab.tasks import LanguageModeling
+from formerlab.training.run import Run
 
 TEXT = "the cat sat on a mat and the dog ran to an old house by the river where many birds sing"
 WORDS = TEXT.split()

@@ -19,8 +19,8 @@ from formerlab.cache import (
     StreamingLLM,
 )
 from formerlab.errors import UserError
-from formerlab.evaluation.generate import sample
-from formerlab.huggingface.causal_lm import CausalLM
+from formerlab.evaluation.language.generate import sample
+from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.layers.position import PositionEncoding
 
 KINDS = ("opt", "llama")

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 from formerlab.cache import KVCache
 from formerlab.errors import UserError
-from formerlab.evaluation.generate import sample
-from formerlab.huggingface.export import load_folder, save_folder
+from formerlab.evaluation.language.generate import sample
+from formerlab.integrations.huggingface.export import load_folder, save_folder
 from formerlab.layers import DepthWeightedAverage, LayerNorm, Linear, Mlp, Pattention, RMSNorm
-from formerlab.layers.depth import DepthMixer
+from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.position import Learned, NoPosition, Rotary
 from formerlab.models import Decoder
 from formerlab.spec import variants
@@ -204,7 +204,7 @@ def test_the_auto_classes_know_our_models_although_they_were_imported_first(tmp_
     save_folder(build(), None, tmp_path / "model")
     use = f"""
 from transformers import AutoConfig, AutoModelForCausalLM
-import formerlab.huggingface
+import formerlab.integrations.huggingface
 AutoConfig.from_pretrained({str(tmp_path / "model")!r}).decoder_spec
 print(type(AutoModelForCausalLM.from_pretrained({str(tmp_path / "model")!r})).__name__)"""
     done = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True)

@@ -8,7 +8,7 @@ from released import HEADS, LAYERS, VOCABULARY, WIDTH, made_up, written
 from torch.nn import functional as F
 
 from formerlab.errors import UserError
-from formerlab.huggingface.neox import load_released
+from formerlab.integrations.huggingface.neox import load_released
 
 
 def scores(a, activation):

@@ -20,10 +20,10 @@ from formerlab.cache import (
     StreamingLLM,
 )
 from formerlab.errors import UserError
-from formerlab.evaluation.generate import sample
-from formerlab.huggingface.causal_lm import CausalLM
-from formerlab.huggingface.modeling import FormerlabConfig, FormerlabForCausalLM
-from formerlab.huggingface.pruning import prune
+from formerlab.evaluation.language.generate import sample
+from formerlab.integrations.huggingface.causal_lm import CausalLM
+from formerlab.integrations.huggingface.modeling import FormerlabConfig, FormerlabForCausalLM
+from formerlab.integrations.huggingface.pruning import prune
 from formerlab.layers import Learned, Rotary
 from formerlab.models import Decoder
 

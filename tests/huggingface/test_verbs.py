@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from formerlab.__main__ import main
 from formerlab.errors import EXIT_USER_ERROR
-from formerlab.evaluation.zeroshot import evaluate_tasks, load_tasks
-from formerlab.huggingface import load
-from formerlab.huggingface.export import load_folder
-from formerlab.huggingface.load import load_any
-from formerlab.huggingface.neox import load_released
+from formerlab.evaluation.language.zeroshot import evaluate_tasks, load_tasks
+from formerlab.integrations.huggingface import load
+from formerlab.integrations.huggingface.export import load_folder
+from formerlab.integrations.huggingface.load import load_any
+from formerlab.integrations.huggingface.neox import load_released
 
 
 def refused(capsys, *words):

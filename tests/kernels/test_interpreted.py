@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from formerlab.cache import H2O, TOVA, Decay, Knorm, Local, StreamingLLM, engine, loop
+from formerlab.cache import H2O, TOVA, Decay, Knorm, Local, StreamingLLM
 from formerlab.cache import entries as count
-from formerlab.cache.engine import Prompt
+from formerlab.cache.engines import engine, loop
+from formerlab.cache.engines.engine import Prompt
 from formerlab.layers.score import SMALLEST_NORM, l2_gelu
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

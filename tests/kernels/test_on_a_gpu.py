@@ -7,7 +7,8 @@ import pytest
 import torch
 from test_interpreted import DTYPES, POLICIES, in_single_precision, prompt
 
-from formerlab.cache import Decay, engine, loop
+from formerlab.cache import Decay
+from formerlab.cache.engines import engine, loop
 from formerlab.layers.pattention_function import lean_pattention
 from formerlab.layers.score import l2_gelu
 

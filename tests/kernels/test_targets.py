@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from formerlab.cache import Decay, Knorm
-from formerlab.cache.engine import Prompt
+from formerlab.cache.engines.engine import Prompt
 from formerlab.layers.score import SMALLEST_NORM
 
 TARGETS = (80, 90, 100)

@@ -19,7 +19,7 @@ from formerlab.layers import (
     RandomSparse,
     SkipsWithGains,
 )
-from formerlab.layers.dwa import Averages, DepthWeightedAverageLayer
+from formerlab.layers.depth.dwa import Averages, DepthWeightedAverageLayer
 from formerlab.layers.initial import initialise
 
 SPECS = [

@@ -4,7 +4,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from formerlab.layers import DepthWeightedAverage, nary
+from formerlab.kernels import weighted_sum as nary
+from formerlab.layers import DepthWeightedAverage
 from formerlab.layers.initial import initialise
 
 BLOCKS = 48

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from formerlab.layers import DepthWeightedAverage, LastK
-from formerlab.layers.gathered import Layout
+from formerlab.layers.depth.fused_dwa import Layout
 from formerlab.layers.initial import initialise
 
 LAYERS = 8

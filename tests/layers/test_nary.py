@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from formerlab.layers import nary
+from formerlab.kernels import weighted_sum as nary
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 

@@ -6,14 +6,7 @@ from pydantic import ValidationError
 from tiny_decoder import TIME, perturbed, tiny
 from variation import defaults, label, settings
 
-from formerlab.layers import (
-    DepthWeightedAverage,
-    Learned,
-    Mlp,
-    Pattention,
-    Position,
-    Rotary,
-)
+from formerlab.layers import DepthWeightedAverage, Learned, Mlp, Pattention, Position, Rotary
 from formerlab.layers.attention import causal_attention
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from formerlab.errors import UserError
-from formerlab.huggingface.neox import layout, released_spec
+from formerlab.integrations.huggingface.neox import layout, released_spec
 from formerlab.layers import LayerNorm
 from formerlab.models import Decoder
 from formerlab.models.decoder import DecoderModel

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from formerlab.layers import DepthWeightedAverage, LayerNorm, Linear, Mlp, Pattention
-from formerlab.layers.depth import DepthMixer
+from formerlab.layers.depth.union import DepthMixer
 from formerlab.models.vision import DropPath, VisionTransformer
 from tests.variation import counted_flops, counted_params, defaults, label, settings
 

@@ -12,7 +12,7 @@ from formerlab.plan import loaded
 from formerlab.plan.judge import Judge
 
 RUN, CHILD = "small/plain/seed0", "small/child/seed0"
-LOOP, OTHER = "training/loop.py", "evaluation/flow.py"
+LOOP, OTHER = "training/loop.py", "evaluation/language/flow.py"
 """A file that training uses, and one that it does not."""
 
 
@@ -99,10 +99,10 @@ def test_results_of_code_that_was_edited_before_its_import_do_not_count(plan, ed
 
 
 def test_workers_import_the_code_of_a_data_set_when_they_start(plan, edit_later):
-    import formerlab.data.prepare  # noqa: F401
+    import formerlab.data.text.prepare  # noqa: F401
 
-    refused = work(plan, "data", "text", lambda: edit_later("data/prepare.py"))
-    assert refused.startswith("data text: data/prepare.py was edited while it ran")
+    refused = work(plan, "data", "text", lambda: edit_later("data/text/prepare.py"))
+    assert refused.startswith("data text: data/text/prepare.py was edited while it ran")
 
 
 def change(plan, stage, name, **keys):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from formerlab.evaluation.prune import PruneSweep
-from formerlab.figures import catalogue
+from formerlab.evaluation.pruning.prune import PruneSweep
 from formerlab.models import Decoder
 from formerlab.plan.build import build_plan
 from formerlab.plan.measures import MEASURES, WRITES
 from formerlab.plan.show import table
-from formerlab.run import Run
+from formerlab.report.figures import catalogue
 from formerlab.tasks import LanguageModeling
+from formerlab.training.run import Run
 
 ROOT = Path(__file__).parents[2]
 SCALES = sorted(path.stem for path in (ROOT / "workflow/scales").glob("*.yaml"))

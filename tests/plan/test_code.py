@@ -6,12 +6,12 @@ import pytest
 
 from formerlab.cache import Decay, Local
 from formerlab.data import Files, TextData
-from formerlab.evaluation.prune import PruneSweep
-from formerlab.growth import Growth
+from formerlab.evaluation.pruning.prune import PruneSweep
+from formerlab.growth.tokens import Growth
 from formerlab.layers import DepthWeightedAverage, Linear, Mlp, Pattention
 from formerlab.models import Decoder
 from formerlab.plan import code
-from formerlab.run import Run
+from formerlab.training.run import Run
 
 PLAIN = Decoder()
 DENSE = Decoder(depth=DepthWeightedAverage())
@@ -24,20 +24,20 @@ def train(model, **keys):
 
 
 JOBS = {
-    "data": (("formerlab.data.prepare",), (TextData(),)),
-    "data of files": (("formerlab.data.prepare",), (TextData(source=Files(train=("a",))),)),
+    "data": (("formerlab.data.text.prepare",), (TextData(),)),
+    "data of files": (("formerlab.data.text.prepare",), (TextData(source=Files(train=("a",))),)),
     "train plain": train(PLAIN),
     "train dense": train(DENSE),
     "train tokens": train(TOKENS),
     "train mixed": train(MIXED),
     "train grown": train(TOKENS, init="p", growth=Growth()),
-    "zeroshot plain": (("formerlab.evaluation.zeroshot",), (PLAIN,)),
-    "zeroshot dense": (("formerlab.evaluation.zeroshot",), (DENSE,)),
-    "prune local": (("formerlab.evaluation.prune",), (PruneSweep(policies=(Local(),)), PLAIN)),
-    "prune decay": (("formerlab.evaluation.prune",), (PruneSweep(policies=(Decay(),)), PLAIN)),
-    "draw decay_alpha": (("formerlab.figures.decay_alpha", "formerlab.figures._write"), ()),
-    "draw denseformer_depth": (("formerlab.figures.denseformer_depth", "formerlab.figures._write"), ()),
-    "draw decay_table": (("formerlab.tables.decay_table", "formerlab.tables._write"), ()),
+    "zeroshot plain": (("formerlab.evaluation.language.zeroshot",), (PLAIN,)),
+    "zeroshot dense": (("formerlab.evaluation.language.zeroshot",), (DENSE,)),
+    "prune local": (("formerlab.evaluation.pruning.prune",), (PruneSweep(policies=(Local(),)), PLAIN)),
+    "prune decay": (("formerlab.evaluation.pruning.prune",), (PruneSweep(policies=(Decay(),)), PLAIN)),
+    "draw decay_alpha": (("formerlab.report.figures.decay_alpha", "formerlab.report.figures._write"), ()),
+    "draw denseformer_depth": (("formerlab.report.figures.denseformer_depth", "formerlab.report.figures._write"), ()),
+    "draw decay_table": (("formerlab.report.tables.decay_table", "formerlab.report.tables._write"), ()),
 }
 
 
@@ -117,49 +117,49 @@ def new_code(text):
 @pytest.mark.parametrize(
     ("file", "affected"),
     [
-        ("layers/dwa.py", {"train dense", "zeroshot dense"}),
+        ("layers/depth/dwa.py", {"train dense", "zeroshot dense"}),
         ("layers/pattention.py", {"train tokens", "train mixed", "train grown"}),
         ("layers/score.py", {"train tokens", "train mixed", "train grown"}),
         ("layers/mlp.py", MODELS - {"train tokens", "train grown"}),
         # Mlp is made of Linear, so a model of Pattention projections with an Mlp uses it too.
         ("layers/linear.py", MODELS - {"train tokens", "train grown"}),
         # DepthWeightedAverage is a Mixer, which stands beside Identity.
-        ("layers/identity.py", MODELS),
+        ("layers/depth/identity.py", MODELS),
         ("layers/attention.py", MODELS),
         ("layers/initial.py", MODELS),
         ("models/decoder.py", MODELS),
-        ("growth.py", {"train grown"}),
+        ("growth/tokens.py", {"train grown"}),
         ("training/loop.py", TRAIN),
         ("training/schedule.py", TRAIN),
         ("training/optimizer.py", TRAIN),
         ("tasks/language.py", TRAIN),
-        ("evaluation/perplexity.py", TRAIN | jobs("prune")),
-        ("evaluation/zeroshot.py", EVALUATED),
-        ("evaluation/prune.py", jobs("prune")),
-        ("cache/policy.py", jobs("prune")),
+        ("tasks/window_losses.py", TRAIN | jobs("prune")),
+        ("evaluation/language/zeroshot.py", EVALUATED),
+        ("evaluation/pruning/prune.py", jobs("prune")),
+        ("cache/policies/policy.py", jobs("prune")),
         ("cache/eviction.py", jobs("prune")),
         ("cache/simulation.py", jobs("prune")),
         ("cache/budget.py", jobs("prune")),
-        ("cache/full.py", jobs("prune")),  # runs in every sweep, though no sweep names it
-        ("cache/decay.py", jobs("prune")),  # `alphas` add it to any sweep
-        ("cache/window.py", {"prune local"}),
-        ("cache/spatten.py", set()),
-        ("data/embedded.py", jobs("data")),
-        ("data/files.py", {"data of files"}),
-        ("data/hub.py", set()),
-        ("data/tokenizer.py", jobs("data")),
-        ("figures/decay_alpha.py", {"draw decay_alpha"}),
-        ("figures/_pruning.py", {"draw decay_alpha", "draw decay_table"}),
-        ("figures/_style.py", jobs("draw")),
-        ("tables/decay_table.py", {"draw decay_table"}),
-        ("results.py", jobs("draw")),
+        ("cache/policies/full.py", jobs("prune")),  # runs in every sweep, though no sweep names it
+        ("cache/policies/decay.py", jobs("prune")),  # `alphas` add it to any sweep
+        ("cache/policies/window.py", {"prune local"}),
+        ("cache/policies/spatten.py", set()),
+        ("data/text/embedded.py", jobs("data")),
+        ("data/text/files.py", {"data of files"}),
+        ("data/text/hub.py", set()),
+        ("data/text/tokenizer.py", jobs("data")),
+        ("report/figures/decay_alpha.py", {"draw decay_alpha"}),
+        ("report/figures/_pruning.py", {"draw decay_alpha", "draw decay_table"}),
+        ("report/figures/_style.py", jobs("draw")),
+        ("report/tables/decay_table.py", {"draw decay_table"}),
+        ("results/read.py", jobs("draw")),
         ("errors.py", set()),
         ("progress.py", set()),
         ("plan/code.py", set()),
         ("plan/build.py", set()),
         ("commands/stages.py", set()),
         ("commands/measures.py", set()),
-        ("finished.py", set()),
+        ("training/load.py", set()),
         ("training/provenance.py", set()),
         ("__main__.py", set()),
     ],
@@ -173,7 +173,7 @@ def test_helpers_of_helpers_count(package):
 
 
 def test_the_registered_claims_count_for_their_verdicts(package):
-    modules = code.closure(["formerlab.claims.book"], frozenset())
+    modules = code.closure(["formerlab.report.claims.book"], frozenset())
     assert "claims/claims.yaml" in code.files_of(modules)
     before, path = code.hash_of(modules), package.root / "claims/claims.yaml"
     path.write_text(path.read_text() + "\n")
@@ -199,7 +199,7 @@ def test_published_values_count_for_what_shows_them(package):
     ids=["comment", "docstring", "attribute docstring", "format", "comment on an import"],
 )
 def test_what_people_read_does_not_count(package, edit):
-    assert package.changed_by("layers/dwa.py", edit) == set()
+    assert package.changed_by("layers/depth/dwa.py", edit) == set()
 
 
 @pytest.mark.parametrize(
@@ -212,13 +212,13 @@ def test_what_people_read_does_not_count(package, edit):
     ],
 )
 def test_what_computes_does(package, edit):
-    assert package.changed_by("layers/dwa.py", edit) == {"train dense", "zeroshot dense"}
+    assert package.changed_by("layers/depth/dwa.py", edit) == {"train dense", "zeroshot dense"}
 
 
 NEW_MIXER = '''
 from typing import Literal
 
-from formerlab.layers.identity import Mixer
+from formerlab.layers.depth.identity import Mixer
 from formerlab.spec import Spec
 
 
@@ -232,7 +232,7 @@ class Skip(Spec):
 @pytest.mark.parametrize(
     ("file", "edit"),
     [
-        ("layers/depth.py", lambda text: text.replace("Identity\n    |", "Identity\n    | Skip\n    |")),
+        ("layers/depth/union.py", lambda text: text.replace("Identity\n    |", "Identity\n    | Skip\n    |")),
         ("layers/__init__.py", lambda text: text.replace('"Rotary",', '"Rotary",\n    "Skip",')),
     ],
 )

@@ -12,14 +12,14 @@ from torch.nn import functional as F
 from formerlab.data.images import Digits, ImageData, load_images
 from formerlab.data.images.prepare import prepare
 from formerlab.errors import UserError
-from formerlab.evaluation.classification import predictions
 from formerlab.models.vision import VisionTransformer
-from formerlab.run import Run
 from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import Look, Shift, TimmAugmentation, drawn_moves, own_randomness, shifted
 from formerlab.tasks.image_batches import Meter, step_indices
 from formerlab.tasks.moving_average import update_average, use_average
 from formerlab.tasks.place import BEGINNING
+from formerlab.tasks.probabilities import predictions
+from formerlab.training.run import Run
 
 MODEL = VisionTransformer(image=8, channels=1, classes=10, patch=4, layers=1, width=8, heads=2)
 

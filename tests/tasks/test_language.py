@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from formerlab.errors import UserError
-from formerlab.evaluation.perplexity import window_losses
 from formerlab.models import Decoder
 from formerlab.tasks import LanguageModeling
+from formerlab.tasks.window_losses import window_losses
 
 MODEL = Decoder(vocabulary=40, layers=2, width=8, heads=2, context=6, embedding_std=0.5)
 TASK = LanguageModeling(context=6, batch=4, valid_windows=5)

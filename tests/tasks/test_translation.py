@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formerlab.data.pair_stream import PairStream
+from formerlab.data.pairs.streams import PairStream
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.models import Translator
-from formerlab.run import Run
 from formerlab.tasks import Translation
 from formerlab.tasks.place import BEGINNING
 from formerlab.tasks.sentence_batch import NO_TARGET, sentence_batch
 from formerlab.tasks.translation import smoothed_loss
 from formerlab.training.loop import Hooks, train
+from formerlab.training.run import Run
 from formerlab.training.state import State
 
 MODEL = Translator(vocabulary=30, layers=1, width=8, heads=2, context=40, dropout=0.1)

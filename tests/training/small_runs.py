@@ -12,9 +12,9 @@ from formerlab.files import sha256
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models import Decoder
 from formerlab.plan import loaded
-from formerlab.run import Run
 from formerlab.tasks import LanguageModeling
 from formerlab.training.optimizer import AdamW
+from formerlab.training.run import Run
 from formerlab.training.settings import Settings
 from formerlab.training.stage import train_stage
 from formerlab.training.stop import StopRequest

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from small_runs import RUN, TOKENFORMER, VOCABULARY, bits, interrupted, rows, small, trained
 
 from formerlab.errors import UserError
-from formerlab.growth import Growth
+from formerlab.growth.tokens import Growth
 from formerlab.tasks import LanguageModeling
 from formerlab.training import loop, update
 from formerlab.training.optimizer import AdamW

@@ -23,8 +23,9 @@ import torch
 from small_runs import MODEL, TOKENFORMER, small
 
 from formerlab.data.images.store import ImageSet
-from formerlab.data.pair_stream import PairStream
-from formerlab.growth import Growth, grow_into, grown_spec
+from formerlab.data.pairs.streams import PairStream
+from formerlab.growth.tokens import Growth, grow_into, grown_spec
+from formerlab.kernels.weighted_sum import path as path_of_sums
 from formerlab.layers import (
     AttentionResiduals,
     ConnectToLast,
@@ -41,7 +42,6 @@ from formerlab.layers import (
     SkipsWithGains,
     SoftmaxAverage,
 )
-from formerlab.layers.nary import path as path_of_sums
 from formerlab.models import Translator
 from formerlab.models.vision import VisionTransformer
 from formerlab.tasks import Classification, LanguageModeling, Translation

@@ -11,10 +11,10 @@ from small_runs import MODEL, TOKENFORMER, bits, interrupted, rows, small, train
 
 from formerlab.data import load_stream
 from formerlab.errors import UserError
-from formerlab.finished import load_model
-from formerlab.growth import Growth, grown_spec
+from formerlab.growth.tokens import Growth, grown_spec
 from formerlab.layers import Pattention
 from formerlab.tasks.place import Place
+from formerlab.training.load import load_model
 from formerlab.training.loop import Hooks, train
 from formerlab.training.schedule import Constant
 from formerlab.training.state import State

@@ -8,10 +8,10 @@ import sys
 import pytest
 from small_runs import MODEL, rows, small, trained, write_plan
 
-from formerlab.data.parallel import prepare
-from formerlab.data.parallel_spec import ParallelData
-from formerlab.data.phrases import Phrases
-from formerlab.data.tokenizer import BytePairs
+from formerlab.data.pairs.phrases import Phrases
+from formerlab.data.pairs.prepare import prepare
+from formerlab.data.pairs.spec import ParallelData
+from formerlab.data.text.tokenizer import BytePairs
 from formerlab.errors import UserError
 from formerlab.models import Translator
 from formerlab.tasks import LanguageModeling, Translation

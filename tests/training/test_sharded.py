@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from small_runs import MODEL, TOKENFORMER, rows, small, trained
 
 from formerlab.errors import StoppedEarly, UserError
-from formerlab.growth import Growth
-from formerlab.layers.dwa import DepthWeightedAverage
+from formerlab.growth.tokens import Growth
+from formerlab.layers.depth.dwa import DepthWeightedAverage
 from formerlab.tasks import LanguageModeling
 from formerlab.training import sharded
 from formerlab.training.checkpoint import load_checkpoint, previous, save_checkpoint

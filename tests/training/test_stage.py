@@ -8,9 +8,9 @@ from small_runs import MODEL, RUN, bits, interrupted, rows, small, trained
 
 from formerlab.data import load_stream
 from formerlab.errors import UserError
-from formerlab.evaluation.perplexity import window_losses
-from formerlab.finished import load_model
 from formerlab.layers import DepthWeightedAverage
+from formerlab.tasks.window_losses import window_losses
+from formerlab.training.load import load_model
 from formerlab.training.products import COLUMNS, FILES
 
 

@@ -10,14 +10,14 @@ from small_runs import bits, interrupted, rows, trained
 from formerlab.data.images import ImageData
 from formerlab.data.images.prepare import prepare
 from formerlab.errors import UserError
-from formerlab.finished import load_model
-from formerlab.growth import Growth, grow, grown_spec
+from formerlab.growth.tokens import Growth, grow, grown_spec
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models.vision import VisionTransformer
-from formerlab.run import Run
 from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import TimmAugmentation
+from formerlab.training.load import load_model
 from formerlab.training.optimizer import LayerwiseAdamW
+from formerlab.training.run import Run
 
 
 def tokenformer(attention, feedforward):

@@ -9,22 +9,22 @@ from pydantic import Field
 
 from formerlab.cache.budget import Budget, entries
 from formerlab.cache.compressed import CompressedCache
-from formerlab.cache.decay import Decay
-from formerlab.cache.expected import ExpectedAttention
-from formerlab.cache.full import Full
-from formerlab.cache.h2o import H2O
-from formerlab.cache.ideal import Ideal
-from formerlab.cache.keydiff import KeyDiff
-from formerlab.cache.knorm import Knorm
 from formerlab.cache.kv import KVCache
 from formerlab.cache.measures import distance_to_ideal, early_share
+from formerlab.cache.policies.decay import Decay
+from formerlab.cache.policies.expected import ExpectedAttention
+from formerlab.cache.policies.full import Full
+from formerlab.cache.policies.h2o import H2O
+from formerlab.cache.policies.ideal import Ideal
+from formerlab.cache.policies.keydiff import KeyDiff
+from formerlab.cache.policies.knorm import Knorm
+from formerlab.cache.policies.random import Random
+from formerlab.cache.policies.snapkv import SnapKV
+from formerlab.cache.policies.spatten import SpAtten
+from formerlab.cache.policies.tova import TOVA
+from formerlab.cache.policies.window import Local, StreamingLLM
 from formerlab.cache.pruned import PrunedCache
-from formerlab.cache.random import Random
 from formerlab.cache.simulation import Simulation, simulate
-from formerlab.cache.snapkv import SnapKV
-from formerlab.cache.spatten import SpAtten
-from formerlab.cache.tova import TOVA
-from formerlab.cache.window import Local, StreamingLLM
 
 CachePolicy = Annotated[
     Full

@@ -6,11 +6,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.budget import Budget, entries
-from formerlab.cache.engine import Prompt
+from formerlab.cache.engines.engine import Prompt
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.kv import KVCache
-from formerlab.cache.oneshot import OneShot, kept
-from formerlab.cache.policy import Policy, places
+from formerlab.cache.policies.policy import Policy, places
+from formerlab.cache.prefill import OneShot, kept
 from formerlab.errors import UserError
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.policy import Layer, Policy, on_device
-from formerlab.cache.slots import EMPTY, Chosen, Positions, Scores, Slots
+from formerlab.cache.policies.policy import Layer, Policy, on_device
+from formerlab.kernels.cache_state import EMPTY, Chosen, Positions, Scores, Slots
 
 Attention = Float[Tensor, "batch key_heads groups slots"]
 Keys = Float[Tensor, "batch key_heads slots d_head"]

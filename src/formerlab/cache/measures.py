@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from formerlab.cache.budget import Budget, entries
-from formerlab.cache.policy import largest, on_device, true_lengths
+from formerlab.cache.policies.policy import largest, on_device, true_lengths
 from formerlab.cache.simulation import Square, SquareMask
 
 

@@ -8,14 +8,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from formerlab.cache.budget import Budget, entries
-from formerlab.cache.engine import Prompt, choose, load_compiled
+from formerlab.cache.engines.engine import Prompt, choose, load_compiled
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policy import Policy, places
-from formerlab.cache.renumber import check_position, turned
+from formerlab.cache.policies.policy import Policy, places
+from formerlab.cache.reindexed import check_position, turned
 from formerlab.cache.simulation import Simulation
-from formerlab.cache.slots import Scores
 from formerlab.cache.store import Store
 from formerlab.errors import UserError
+from formerlab.kernels.cache_state import Scores
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.budget import Budget, entries
-from formerlab.cache.engine import Engine, Prompt, choose
+from formerlab.cache.engines.engine import Engine, Prompt, choose
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policy import Layer, Policy, State, by_group, masked_softmax, on_device, true_lengths
-from formerlab.cache.renumber import check_position
+from formerlab.cache.policies.policy import Layer, Policy, State, by_group, masked_softmax, on_device, true_lengths
+from formerlab.cache.reindexed import check_position
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
 

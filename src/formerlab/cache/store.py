@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policy import by_group
-from formerlab.cache.slots import Scores, Slots
+from formerlab.cache.policies.policy import by_group
+from formerlab.kernels.cache_state import Scores, Slots
 from formerlab.layers.attention import Heads, KeyHeads
 
 LANES = 16

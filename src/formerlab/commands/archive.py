@@ -23,7 +23,7 @@ def add_parsers(verbs: Any) -> None:
 
 def archive(arguments: argparse.Namespace) -> None:
     """Write the archive of the plan's scale."""
-    from formerlab.archive import archive as pack
+    from formerlab.results.archive import archive as pack
 
     plan = load_plan(arguments)
     out = arguments.out or Path(f"formerlab-{plan['scale']}.zip")
@@ -33,7 +33,7 @@ def archive(arguments: argparse.Namespace) -> None:
 
 def import_archive(arguments: argparse.Namespace) -> None:
     """Unpack an archive."""
-    from formerlab.archive import import_archive as unpack
+    from formerlab.results.archive import import_archive as unpack
 
     live = arguments.results / "live"
     manifest, new = unpack(arguments.path, live)

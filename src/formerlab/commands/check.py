@@ -59,8 +59,8 @@ def _leave_the_future(plan: dict[str, Any]) -> None:
 
 def rescue(arguments: argparse.Namespace) -> None:
     """Draw from the runs that did finish, and say what did not."""
-    from formerlab.figures import draw_one
     from formerlab.plan.status import report
+    from formerlab.report.figures import draw_one
 
     plan = load_plan(arguments)
     judge = Judge(plan)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from formerlab.commands.context import add_verb, job_of, load_plan
 from formerlab.errors import UserError
 from formerlab.files import read_json
-from formerlab.rows import write_rows
+from formerlab.results.write import write_rows
 
 if TYPE_CHECKING:
-    from formerlab.huggingface.load import Loaded
+    from formerlab.integrations.huggingface.load import Loaded
 
 
 def add_parsers(verbs: Any) -> None:
@@ -50,9 +50,9 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def export(arguments: argparse.Namespace) -> None:
     """Write a model with its tokenizer."""
     from formerlab.data import load_tokenizer
-    from formerlab.finished import load_model
-    from formerlab.huggingface.export import save_folder
+    from formerlab.integrations.huggingface.export import save_folder
     from formerlab.models.decoder import DecoderModel
+    from formerlab.training.load import load_model
 
     folder = run_folder(arguments)
     model, run = load_model(folder)
@@ -61,13 +61,13 @@ def export(arguments: argparse.Namespace) -> None:
     data = folder.resolve().parents[2] / "data" / run.data
     end_of_text = read_json(data / "manifest.json")["tokenizer"]["end_of_text"]
     save_folder(model, load_tokenizer(data), arguments.out, end_of_text=end_of_text)
-    print(f"{arguments.out}: import formerlab.huggingface, then AutoModelForCausalLM.from_pretrained reads it")
+    print(f"{arguments.out}: after import formerlab.integrations.huggingface, AutoModelForCausalLM reads it")
 
 
 def import_tokenformer(arguments: argparse.Namespace) -> None:
     """Write the model of a released checkpoint with its tokenizer."""
-    from formerlab.huggingface.export import save_folder
-    from formerlab.huggingface.neox import load_released, released_tokenizer
+    from formerlab.integrations.huggingface.export import save_folder
+    from formerlab.integrations.huggingface.neox import load_released, released_tokenizer
 
     model = load_released(arguments.checkpoint, arguments.config)
     tokenizer, end_of_text = released_tokenizer(arguments.checkpoint, arguments.tokenizer, model.spec.vocabulary)
@@ -79,8 +79,8 @@ def import_tokenformer(arguments: argparse.Namespace) -> None:
 
 def zeroshot(arguments: argparse.Namespace) -> None:
     """Write zeroshot.csv and print the means."""
-    from formerlab.evaluation.zeroshot import COLUMNS
-    from formerlab.huggingface.sweep import QuestionSweep, answer, read_sweep, task_means
+    from formerlab.evaluation.language.zeroshot import COLUMNS
+    from formerlab.integrations.huggingface.sweep import QuestionSweep, answer, read_sweep, task_means
 
     sweep: QuestionSweep = read_sweep(None, **_changes(arguments))
     rows = answer(_load(arguments), sweep, online=arguments.online)
@@ -91,7 +91,7 @@ def zeroshot(arguments: argparse.Namespace) -> None:
 
 def prune(arguments: argparse.Namespace) -> None:
     """Write prune_questions.csv and print a row of means per policy."""
-    from formerlab.huggingface.sweep import read_sweep, run_sweep
+    from formerlab.integrations.huggingface.sweep import read_sweep, run_sweep
 
     sweep = read_sweep(arguments.sweep, **_changes(arguments))
     means = run_sweep(_load(arguments), sweep, arguments.out, identity=_identity(arguments), online=arguments.online)
@@ -106,7 +106,7 @@ def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _load(arguments: argparse.Namespace) -> "Loaded":
-    from formerlab.huggingface.load import load_any
+    from formerlab.integrations.huggingface.load import load_any
 
     return load_any(arguments.model, device=arguments.device, dtype=arguments.dtype, context=arguments.context)
 

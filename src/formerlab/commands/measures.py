@@ -14,10 +14,10 @@ from formerlab.commands.gpus import own_gpus
 from formerlab.commands.notes import noted
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_json
-from formerlab.rows import write_rows
+from formerlab.results.write import write_rows
 
 if TYPE_CHECKING:
-    from formerlab.evaluation.questions import Questions
+    from formerlab.evaluation.language.questions import Questions
 
 SCHEMA = 1
 
@@ -61,7 +61,7 @@ def measuring(stage: str, arguments: argparse.Namespace) -> Iterator[Measured]:
     """
     import torch
 
-    from formerlab.native import keep_memory
+    from formerlab.kernels.native import keep_memory
 
     plan = load_plan(arguments)
     job = job_of(plan, stage, arguments.id)
@@ -86,8 +86,8 @@ def measuring(stage: str, arguments: argparse.Namespace) -> Iterator[Measured]:
 
 def zeroshot(arguments: argparse.Namespace) -> None:
     """Answer the embedded questions of the run's data set, and all suites."""
-    from formerlab.evaluation import zeroshot as stage
-    from formerlab.finished import load_decoder
+    from formerlab.evaluation.language import zeroshot as stage
+    from formerlab.training.load import load_decoder
 
     with measuring("zeroshot", arguments) as run:
         run.notes["versions"] = {"lm_eval": stage.harness_version()}
@@ -104,9 +104,9 @@ def zeroshot(arguments: argparse.Namespace) -> None:
 def prune(arguments: argparse.Namespace) -> None:
     """Evaluate the sweep of cache policies that the plan has for the run."""
     from formerlab.data import load_stream
-    from formerlab.evaluation import prune as stage
-    from formerlab.evaluation.zeroshot import harness_version
-    from formerlab.finished import load_decoder
+    from formerlab.evaluation.language.zeroshot import harness_version
+    from formerlab.evaluation.pruning import prune as stage
+    from formerlab.training.load import load_decoder
 
     with measuring("prune", arguments) as run:
         run.notes["versions"] = {"lm_eval": harness_version()}
@@ -124,8 +124,8 @@ def prune(arguments: argparse.Namespace) -> None:
 def flow(arguments: argparse.Namespace) -> None:
     """Look at the flow over depth as the plan says."""
     from formerlab.data import load_stream
-    from formerlab.evaluation import flow as stage
-    from formerlab.finished import load_decoder
+    from formerlab.evaluation.language import flow as stage
+    from formerlab.training.load import load_decoder
 
     with measuring("flow", arguments) as run:
         rows = run.folder / "flow.csv"
@@ -140,9 +140,9 @@ def flow(arguments: argparse.Namespace) -> None:
 def translate(arguments: argparse.Namespace) -> None:
     """Translate what the plan asks for."""
     from formerlab.data import load_tokenizer
-    from formerlab.evaluation import translate as stage
-    from formerlab.evaluation.bleu import METRICS, signature
-    from formerlab.finished import load_translator
+    from formerlab.evaluation.translation import translate as stage
+    from formerlab.evaluation.translation.bleu import METRICS, signature
+    from formerlab.training.load import load_translator
 
     with measuring("translate", arguments) as run:
         run.notes["signatures"] = {metric: signature(metric) for metric in METRICS}
@@ -156,7 +156,7 @@ def translate(arguments: argparse.Namespace) -> None:
 
 def complexity(arguments: argparse.Namespace) -> None:
     """Measure the layers that the plan asks for."""
-    from formerlab.evaluation import complexity as stage
+    from formerlab.evaluation.timing import complexity as stage
 
     with measuring("complexity", arguments) as run:
         stage.measure(stage.Complexity.model_validate(run.job["settings"]), run.folder)
@@ -167,9 +167,9 @@ def _questions(run: Measured, limit: int | None = None) -> "Questions":
     from pydantic import TypeAdapter
 
     from formerlab.data import load_tokenizer, task_configs
-    from formerlab.evaluation.questions import Questions
-    from formerlab.evaluation.suite_tasks import load_suites
-    from formerlab.evaluation.suites import Suite
+    from formerlab.evaluation.language.questions import Questions
+    from formerlab.evaluation.language.suite_tasks import load_suites
+    from formerlab.evaluation.language.suites import Suite
 
     adapter: TypeAdapter[Suite] = TypeAdapter(Suite)
     suites = {name: adapter.validate_python(run.plan["suites"][name]["spec"]) for name in run.job["suites"]}

@@ -59,8 +59,8 @@ def predicted(arguments: argparse.Namespace) -> None:
 
 def schema(arguments: argparse.Namespace) -> None:
     """Write the JSON schema of all YAML files, and beside it the captions of the figures and tables."""
-    from formerlab.figures import write_captions
     from formerlab.plan.json_schema import json_schema
+    from formerlab.report.figures import write_captions
 
     write_json(arguments.out, json_schema())
     write_captions(arguments.out.parent / "report")

@@ -15,7 +15,7 @@ from formerlab.plan.locate import ensure_plan, read_plan
 from formerlab.plan.status import failed_syncs
 
 if TYPE_CHECKING:
-    from formerlab.results import Objection
+    from formerlab.results.read import Objection
 
 
 def add_parsers(verbs: Any) -> None:
@@ -54,7 +54,7 @@ def add_parsers(verbs: Any) -> None:
 
 def draw(arguments: argparse.Namespace) -> None:
     """Draw one figure or table of the plan's scale."""
-    from formerlab.figures import draw_one
+    from formerlab.report.figures import draw_one
 
     plan = load_plan(arguments)
     draw_one(arguments.name, Path(plan["results"]), Path(plan["figures"]), Judge(plan).objection)
@@ -62,9 +62,9 @@ def draw(arguments: argparse.Namespace) -> None:
 
 def figures(arguments: argparse.Namespace) -> None:
     """Draw everything that has rows, at every scale."""
-    from formerlab.figures import draw_all
-    from formerlab.ledger import write_ledger
-    from formerlab.results import Results
+    from formerlab.report.figures import draw_all
+    from formerlab.report.ledger import write_ledger
+    from formerlab.results.read import Results
 
     out = arguments.figures / arguments.tree
     written = draw_all(arguments.results / arguments.tree, out, _objection)
@@ -78,7 +78,7 @@ def figures(arguments: argparse.Namespace) -> None:
 
 def exact(arguments: argparse.Namespace) -> None:
     """Write the numbers of the exact claims beside the runs of the scale."""
-    from formerlab.claims.table import EXACT, write_exact
+    from formerlab.report.claims.table import EXACT, write_exact
 
     plan = load_plan(arguments)
     root = Path(plan["results"])
@@ -89,10 +89,10 @@ def exact(arguments: argparse.Namespace) -> None:
 
 def claims(arguments: argparse.Namespace) -> None:
     """Show the verdicts at the plan's scale, or write them."""
-    from formerlab.claims.mapping import read_arms
-    from formerlab.claims.readable import counts
-    from formerlab.claims.table import frame, verdicts
-    from formerlab.results import Results
+    from formerlab.plan.claim_arms import read_arms
+    from formerlab.report.claims.readable import counts
+    from formerlab.report.claims.table import frame, verdicts
+    from formerlab.results.read import Results
 
     plan = load_plan(arguments)
     root, objection = Path(plan["results"]), Judge(plan).objection
@@ -109,7 +109,7 @@ def claims(arguments: argparse.Namespace) -> None:
 
 def readme(arguments: argparse.Namespace) -> None:
     """Write what README.md and docs/claims.md have from cached rows and scales, or see that it is up to date."""
-    from formerlab.claims.readme import outdated, write
+    from formerlab.commands.readme import outdated, write
 
     if not arguments.check:
         print("rewritten: " + (", ".join(write(Path())) or "nothing, all was up to date"))
@@ -119,8 +119,8 @@ def readme(arguments: argparse.Namespace) -> None:
 
 def runs(arguments: argparse.Namespace) -> None:
     """Show every finished run of the plan's scale and what each study cost, or write it."""
-    from formerlab.ledger import text, write_ledger
-    from formerlab.results import Results
+    from formerlab.report.ledger import text, write_ledger
+    from formerlab.results.read import Results
 
     plan = load_plan(arguments)
     results = Results(Path(plan["results"]), Judge(plan).objection)
@@ -131,9 +131,9 @@ def runs(arguments: argparse.Namespace) -> None:
 
 
 def _write_claims(results: Path, out: Path, objection: "Objection | None") -> list[Path]:
-    from formerlab.claims.mapping import read_arms
-    from formerlab.claims.table import write_claims
-    from formerlab.results import Results
+    from formerlab.plan.claim_arms import read_arms
+    from formerlab.report.claims.table import write_claims
+    from formerlab.results.read import Results
 
     found = Results(results, objection)
     paths = write_claims(found, read_arms(Path(), results.name), out)
@@ -152,7 +152,7 @@ def _objection(results: Path) -> "Objection | None":
 
 def headline(arguments: argparse.Namespace) -> None:
     """Print the headline tables."""
-    from formerlab.tables import headline as text
+    from formerlab.report.tables import headline as text
 
     plan = load_plan(arguments)
     print(text(Path(plan["results"]), Judge(plan).objection))
@@ -169,7 +169,7 @@ def track(arguments: argparse.Namespace) -> None:
     outcome: dict[str, Any] = {"status": "off"}
     if uri:
         try:
-            from formerlab.tracking import sync
+            from formerlab.tracking.mlflow import sync
 
             outcome = sync(root, uri, Path(plan["figures"]))
         except Exception as error:  # also what nobody thought of
@@ -181,7 +181,7 @@ def track(arguments: argparse.Namespace) -> None:
 
 def export(arguments: argparse.Namespace) -> None:
     """Copy rows from the live to the cached tree."""
-    from formerlab.export import export as copy
+    from formerlab.results.export import export as copy
 
     plan = load_plan(arguments)
     live = Path(plan["results"])
@@ -198,6 +198,6 @@ def export(arguments: argparse.Namespace) -> None:
 
 def compare(arguments: argparse.Namespace) -> None:
     """Print the comparison."""
-    from formerlab.compare import compare as text
+    from formerlab.results.compare import compare as text
 
     print(text(arguments.first, arguments.second))

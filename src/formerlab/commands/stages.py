@@ -53,7 +53,7 @@ def data(arguments: argparse.Namespace) -> None:
 
 def train(arguments: argparse.Namespace) -> None:
     """Train one run of the plan."""
-    from formerlab.run import Run
+    from formerlab.training.run import Run
     from formerlab.training.settings import Settings
     from formerlab.training.stage import train_stage
 
@@ -94,7 +94,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 def _steps_of_equal_time(plan: dict[str, Any], job: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Return the steps that the measured times buy the run, and what its record says about them."""
-    from formerlab.evaluation.equal_time import EqualTime, steps_of_equal_time, time_ratio
+    from formerlab.evaluation.timing.equal_time import EqualTime, steps_of_equal_time, time_ratio
 
     rows, planned = Path(plan["results"], job["study"], "speed.csv"), job["spec"]["steps"]
     equal = EqualTime.model_validate(job["equal_time"])

@@ -17,7 +17,7 @@ from formerlab.files import sha256, write_json
 if TYPE_CHECKING:
     import torch
 
-    from formerlab.run import Run
+    from formerlab.training.run import Run
 
 SCHEMA = 1
 
@@ -54,9 +54,9 @@ def timing(stage: str, arguments: argparse.Namespace) -> Iterator[Timed]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler counts memory, and would speak of it
     import torch
 
-    from formerlab.evaluation.timing import circumstances
-    from formerlab.native import keep_memory
-    from formerlab.run import Run
+    from formerlab.evaluation.timing.timing import circumstances
+    from formerlab.kernels.native import keep_memory
+    from formerlab.training.run import Run
 
     folder = Path(plan["results"], arguments.study)
     with noted(stage, folder), as_planned(plan, stage, arguments.study), own_gpus(plan["device"]):
@@ -74,7 +74,7 @@ def timing(stage: str, arguments: argparse.Namespace) -> Iterator[Timed]:
 def speed(arguments: argparse.Namespace) -> None:
     """Time what the plan has timed of a study."""
     with timing("speed", arguments) as timed:
-        from formerlab.evaluation import speed as stage
+        from formerlab.evaluation.timing import speed as stage
 
         timed.notes["mixing"] = stage.mixing(timed.device)
         stage.measure(timed.runs, stage.Speed.model_validate(timed.settings), timed.device, timed.rows)
@@ -83,6 +83,6 @@ def speed(arguments: argparse.Namespace) -> None:
 def decode(arguments: argparse.Namespace) -> None:
     """Measure decoding as the plan says."""
     with timing("decode", arguments) as timed:
-        from formerlab.evaluation import decode as stage
+        from formerlab.evaluation.timing import decode as stage
 
         stage.measure(timed.runs, stage.DecodeSettings.model_validate(timed.settings), timed.device, timed.rows)

@@ -49,8 +49,8 @@ def demo(arguments: argparse.Namespace) -> None:
 def generate(arguments: argparse.Namespace) -> None:
     """Print the continuation as it is made."""
     from formerlab.data import load_tokenizer
-    from formerlab.evaluation.generate import generate as continue_prompt
-    from formerlab.finished import data_of, load_decoder
+    from formerlab.evaluation.language.generate import generate as continue_prompt
+    from formerlab.training.load import data_of, load_decoder
 
     model, run = load_decoder(arguments.checkpoint)
     data = data_of(arguments.checkpoint, run)
@@ -77,7 +77,7 @@ def classify(arguments: argparse.Namespace) -> None:
     """Print accuracy, loss, calibration and speed."""
     if not (Path(arguments.model) / "run.json").exists():
         import formerlab.integrations.timm  # noqa: F401  (our names beside timm's)
-    from formerlab.evaluation.classify import classify_by_name
+    from formerlab.evaluation.vision import classify_by_name
 
     print(
         classify_by_name(
@@ -95,7 +95,7 @@ def classify(arguments: argparse.Namespace) -> None:
 
 def ui(arguments: argparse.Namespace) -> None:
     """Replace this process by the MLflow server."""
-    from formerlab.tracking import database_of
+    from formerlab.tracking.mlflow import database_of
 
     uri = load_plan(arguments)["tracking_uri"]
     if not uri:

@@ -4,10 +4,20 @@
 embedded questions to lm-evaluation-harness; `TextData` is the spec of a corpus.
 """
 
-from formerlab.data.prepare import prepare, source_fingerprint
-from formerlab.data.questions import task_configs
-from formerlab.data.spec import BytePairs, Embedded, Files, Hub, Source, TextData, Tokenizer, TokenizerFile, TokenizerOf
-from formerlab.data.streams import load_stream, load_tokenizer, verify
+from formerlab.data.text.prepare import prepare, source_fingerprint
+from formerlab.data.text.questions import task_configs
+from formerlab.data.text.spec import (
+    BytePairs,
+    Embedded,
+    Files,
+    Hub,
+    Source,
+    TextData,
+    Tokenizer,
+    TokenizerFile,
+    TokenizerOf,
+)
+from formerlab.data.text.streams import load_stream, load_tokenizer, verify
 
 __all__ = [
     "BytePairs",

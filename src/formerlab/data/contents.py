@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from formerlab.data.workers import available_cores
+from formerlab.data.text.workers import available_cores
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json
 

@@ -8,8 +8,8 @@ from pydantic import Field, TypeAdapter
 
 from formerlab.data.dataset import DataSpec
 from formerlab.data.images.spec import ImageData
-from formerlab.data.parallel_spec import ParallelData
-from formerlab.data.spec import TextData
+from formerlab.data.pairs.spec import ParallelData
+from formerlab.data.text.spec import TextData
 
 Data = Annotated[TextData | ParallelData | ImageData, Field(discriminator="kind")]
 

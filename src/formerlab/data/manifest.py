@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from formerlab import __version__
 from formerlab.data.origin import Origin
-from formerlab.data.shards import SPLITS, Shares
-from formerlab.data.streams import SCHEMA, load_stream, load_tokenizer, read_manifest
+from formerlab.data.text.shards import SPLITS, Shares
+from formerlab.data.text.streams import SCHEMA, load_stream, load_tokenizer, read_manifest
 from formerlab.errors import UserError
 from formerlab.files import write_json
 from formerlab.spec import fingerprint

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
-from formerlab.data.shards import Shares
+from formerlab.data.text.shards import Shares
 from formerlab.spec import Spec
 
 

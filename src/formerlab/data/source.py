@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from formerlab.data.docstrings import Module
 from formerlab.data.origin import Origin
-from formerlab.data.shards import Shard, Shares
-from formerlab.data.workers import Workers
+from formerlab.data.text.docstrings import Module
+from formerlab.data.text.shards import Shard, Shares
+from formerlab.data.text.workers import Workers
 
 
 @dataclass(frozen=True)

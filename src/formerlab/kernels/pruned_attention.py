@@ -8,7 +8,7 @@ For q = 0, 1, ... of a sequence, in each set of heads that choose together (`cac
 One program works on one sequence and one set. The positions and scores of the keys held stay in its registers. Queries
 come in blocks of 16: a block meets the held keys and its own in one product, which reads each of them once; then the
 rule acts row by row on the logits; then the probabilities meet the values. Sums are float32 whatever the tensors are,
-so logits in half precision are not rounded, as `cache/loop.py`, the reference, rounds them.
+so logits in half precision are not rounded, as `cache/engines/loop.py`, the reference, rounds them.
 
 Memory, besides `out`: a program notes 16 logits per slot and head of its set and one position per slot, 4 bytes each,
 where slots are the next power of two above budget + 16. Time: the products of T queries with budget + 16 keys, which
@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from formerlab.cache.engine import Prompt, Pruned
+from formerlab.cache.engines.engine import Prompt, Pruned
 from formerlab.cache.eviction import Eviction, coefficients, decides_by_score
-from formerlab.cache.slots import EMPTY
+from formerlab.kernels.cache_state import EMPTY
 from formerlab.layers.attention import KeyHeads
 
 BLOCK = 16

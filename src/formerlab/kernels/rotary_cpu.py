@@ -7,7 +7,7 @@ import logging
 import torch
 from torch import Tensor
 
-from formerlab.native import BFLOAT16, compiled
+from formerlab.kernels.native import BFLOAT16, compiled
 
 _TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from formerlab.layers.attention import Attend, Attention
-from formerlab.layers.identity import Stream
+from formerlab.layers.depth.identity import Stream
 from formerlab.layers.position import PositionEncoding
 
 Add = Callable[[int, Stream, Stream], Stream]

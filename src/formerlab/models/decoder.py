@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from formerlab.layers.attention import Attend, Attention, causal_attention
 from formerlab.layers.block import Block
-from formerlab.layers.depth import DepthMixer
+from formerlab.layers.depth.identity import Identity
+from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.feedforward import FeedForward
-from formerlab.layers.identity import Identity
 from formerlab.layers.initial import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.linear_cross_entropy import linear_cross_entropy

@@ -1,6 +1,6 @@
 """What blocks keep for the backward pass, in closed form."""
 
-from formerlab.layers.depth import DepthMixer
+from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.feedforward import FeedForward
 from formerlab.layers.projection import Projection
 

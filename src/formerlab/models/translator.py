@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from formerlab.layers.connection import Order
-from formerlab.layers.depth import DepthMixer
+from formerlab.layers.depth.connection import Order
+from formerlab.layers.depth.identity import Identity, Mixer
+from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.feedforward import FeedForward
-from formerlab.layers.identity import Identity, Mixer
 from formerlab.layers.initial import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp

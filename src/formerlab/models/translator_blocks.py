@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.layers.block import Add
-from formerlab.layers.connection import Connection
-from formerlab.layers.identity import Stream
+from formerlab.layers.depth.connection import Connection
+from formerlab.layers.depth.identity import Stream
 from formerlab.layers.linear import LinearProjection
 from formerlab.layers.mlp import MlpLayer
 from formerlab.layers.multihead import Heads, Mask, MultiHead, xavier_std

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.layers.identity import Mixer, Stream
+from formerlab.layers.depth.identity import Mixer, Stream
 from formerlab.layers.multihead import Heads, Mask
 from formerlab.layers.position import PositionEncoding
 from formerlab.models.translator_blocks import DecoderBlock, EncoderBlock, Extend

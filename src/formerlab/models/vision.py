@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from formerlab.layers.attention import Attention, Heads, KeyHeads
 from formerlab.layers.block import Block
-from formerlab.layers.depth import DepthMixer
+from formerlab.layers.depth.identity import Identity, Stream
+from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.feedforward import FeedForward
-from formerlab.layers.identity import Identity, Stream
 from formerlab.layers.initial import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp

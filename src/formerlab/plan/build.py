@@ -7,9 +7,7 @@ from typing import Any
 from formerlab.data.contents import CONTENTS
 from formerlab.data.dataset import DataSpec
 from formerlab.data.kinds import source_state
-from formerlab.evaluation.measures import TIMED
-from formerlab.evaluation.prune import FILES as PRUNE_FILES
-from formerlab.figures import Drawing, catalogue
+from formerlab.evaluation.pruning.prune import FILES as PRUNE_FILES
 from formerlab.files import read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
@@ -27,8 +25,10 @@ from formerlab.plan.schema import Scale, Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources
 from formerlab.plan.speed import flow_jobs, match_times, timing_jobs
 from formerlab.plan.tokenizers import chain, tokenizer_of
-from formerlab.run import Run
+from formerlab.report.figures import Drawing, catalogue
+from formerlab.results.measures import TIMED
 from formerlab.spec import fingerprint
+from formerlab.training.run import Run
 
 SCHEMA = 1
 READ_FROM_TRAINING = frozenset(
@@ -80,9 +80,9 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     plan["prune"] = prune_jobs(runs, sources, plan, root)
     check_files(data, plan, sources)
     plan["draw"] = _drawings(plan)
-    plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.claims.exact")}}
+    plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.evaluation.exact")}}
     plan["claims"] = _claims(sources)
-    plan["ledger"] = code_hash("formerlab.ledger")
+    plan["ledger"] = code_hash("formerlab.report.ledger")
     plan["jobs"] = fingerprint([sorted(plan[stage]) for stage in RECORDS])
     hashes = {job["code"] for stage in RECORDS for job in plan[stage].values()}
     plan["code"] = {code: list(HASHED[code]) for code in sorted(hashes)}
@@ -163,7 +163,9 @@ def _claims(sources: Sources) -> dict[str, str]:
     parts: list[Study | StudyScale] = [*sources.studies.values(), *sources.scale.studies.values()]
     arms = [{name: claim.plain() for name, claim in part.claims.items()} for part in parts]
     return {
-        "code": code_hash("formerlab.claims.table", "formerlab.claims.book", "formerlab.claims.arms"),
+        "code": code_hash(
+            "formerlab.report.claims.table", "formerlab.report.claims.book", "formerlab.report.claims.arms"
+        ),
         "arms": fingerprint(arms),
     }
 
@@ -177,7 +179,7 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
             files = [f"{stage}.csv" for stage in TIMED if drawing.study in plan[stage]]
             inputs += [f"{plan['results']}/{drawing.study}/{file}" for file in files if file in drawing.reads]
         if inputs:
-            package = f"formerlab.{drawing.kind}s"
+            package = f"formerlab.report.{drawing.kind}s"
             jobs[name] = {
                 "kind": drawing.kind,
                 "study": drawing.study,

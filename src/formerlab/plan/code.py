@@ -21,7 +21,15 @@ ROOT = Path(__file__).resolve().parents[1]
 WITHOUT_EFFECT = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
-        *("errors", "progress", "torchvision_shim", "plan.code", "plan.loaded", "training.provenance", "training.stop"),
+        *(
+            "errors",
+            "progress",
+            "integrations.torchvision_shim",
+            "plan.code",
+            "plan.loaded",
+            "training.provenance",
+            "training.stop",
+        ),
     )
 )
 """Modules that shape messages, progress, records and whether other packages can be imported, but no result."""

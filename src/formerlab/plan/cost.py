@@ -3,15 +3,15 @@
 from math import ceil
 from typing import Any
 
-from formerlab.evaluation.prune import PruneSweep
+from formerlab.evaluation.pruning.prune import PruneSweep
 from formerlab.models import Model
 from formerlab.plan.hardware import Hardware
 from formerlab.plan.memory import BYTES_WEIGHT, memory_bytes
 from formerlab.plan.processes import gpus_of, processes_of
 from formerlab.plan.schema import Scale
-from formerlab.run import Run
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.task import TRAINING_PASSES
+from formerlab.training.run import Run
 
 CHECKPOINT_WORDS = 3 * 3
 """Float32 numbers per parameter on disk: weight and two moments in the last checkpoint, its forerunner, the next."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from formerlab.errors import UserError
-from formerlab.evaluation.prune import PruneSweep
-from formerlab.evaluation.suites import Suite
+from formerlab.evaluation.language.suites import Suite
+from formerlab.evaluation.pruning.prune import PruneSweep
 from formerlab.files import read_json
 from formerlab.models import Decoder
 from formerlab.plan.code import code_hash
@@ -15,7 +15,7 @@ from formerlab.plan.layers import place_of
 from formerlab.plan.read import parse
 from formerlab.plan.schema import StudyScale
 from formerlab.plan.sources import Sources, study_place
-from formerlab.run import Run
+from formerlab.training.run import Run
 
 
 def zeroshot_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any], root: Path) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def zeroshot_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any], root:
         if any(fnmatchcase(run.name, p) for p in patterns) and _has_questions(run, sources):
             _decoder_of(run, f"{study_place(run.study)}: zeroshot")
             suites = tuple(sources.scale.suites.values())
-            code = code_hash("formerlab.evaluation.zeroshot", *_suite_code(suites), specs=[run.model, *suites])
+            code = code_hash("formerlab.evaluation.language.zeroshot", *_suite_code(suites), specs=[run.model, *suites])
             jobs[run.id] = {
                 "code": code,
                 "suites": _states(root / plan["results"] / run.id / "zeroshot.json", sources.scale.suites, plan),
@@ -41,7 +41,7 @@ def _has_questions(run: Run, sources: Sources) -> bool:
 
 def _suite_code(suites: tuple[Suite, ...]) -> list[str]:
     """Return the module that loads suites, where a job has any."""
-    return ["formerlab.evaluation.suite_tasks"] if suites else []
+    return ["formerlab.evaluation.language.suite_tasks"] if suites else []
 
 
 def _states(record: Path, names: Iterable[str], plan: dict[str, Any]) -> dict[str, str | None]:
@@ -76,7 +76,7 @@ def prune_jobs(runs: list[Run], sources: Sources, plan: dict[str, Any], root: Pa
         sweep = sweep.model_copy(update={"questions": sweep.questions and _has_questions(run, sources)})
         asked = {name: suite for name, suite in sources.scale.suites.items() if sweep.asks(name)}
         suites = tuple(asked.values())
-        code = code_hash("formerlab.evaluation.prune", *_suite_code(suites), specs=[sweep, run.model, *suites])
+        code = code_hash("formerlab.evaluation.pruning.prune", *_suite_code(suites), specs=[sweep, run.model, *suites])
         jobs[run.id] = {
             "sweep": sweep.plain(),
             "code": code,

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from formerlab.evaluation.prune import PruneSweep
+from formerlab.evaluation.pruning.prune import PruneSweep
 from formerlab.plan.cost import hours, prune_cost, zeroshot_cost
 from formerlab.plan.hardware import Hardware
 from formerlab.plan.memory import memory_bytes
 from formerlab.plan.processes import enough
 from formerlab.plan.schema import Scale
-from formerlab.run import Run
+from formerlab.training.run import Run
 
 Plan = dict[str, Any]
 

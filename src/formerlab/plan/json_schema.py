@@ -10,19 +10,19 @@ from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
 from formerlab.data.kinds import Data
-from formerlab.evaluation.decode import DecodeSettings
-from formerlab.evaluation.equal_time import EqualTime
-from formerlab.evaluation.flow import Flow
-from formerlab.evaluation.prune import PruneSweep
-from formerlab.evaluation.speed import Speed
+from formerlab.evaluation.language.flow import Flow
+from formerlab.evaluation.pruning.prune import PruneSweep
+from formerlab.evaluation.timing.decode import DecodeSettings
+from formerlab.evaluation.timing.equal_time import EqualTime
+from formerlab.evaluation.timing.speed import Speed
 from formerlab.models import Model
 from formerlab.plan.measures import MEASURES
 from formerlab.plan.schema import Config, Scale, Study, StudyScale
 from formerlab.plan.sources import RUN_KEYS
-from formerlab.run import Run
 from formerlab.spec import Spec, variants
 from formerlab.tasks import Task
 from formerlab.training.optimizer import Optimizer
+from formerlab.training.run import Run
 
 Schema = dict[str, Any]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from formerlab.errors import UserError
-from formerlab.evaluation.measures import TIMED
 from formerlab.files import read_json, write_text
 from formerlab.plan.layers import at
+from formerlab.results.measures import TIMED
 
 RECORDS = {
     "data": "manifest.json",

@@ -4,14 +4,14 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from formerlab.errors import UserError
-from formerlab.evaluation.complexity import Complexity
-from formerlab.evaluation.translate import Decoding
+from formerlab.evaluation.timing.complexity import Complexity
+from formerlab.evaluation.translation.translate import Decoding
 from formerlab.plan.code import code_hash
 from formerlab.plan.layers import Tree, merge_layers, part
 from formerlab.plan.read import check_values, parse
 from formerlab.plan.sources import Sources, study_place
-from formerlab.run import Run
 from formerlab.spec import Spec
+from formerlab.training.run import Run
 
 MEASURES: dict[str, type[Spec]] = {"translate": Decoding, "complexity": Complexity}
 """Stage, which is also the key of study and scale, and its settings."""
@@ -41,7 +41,7 @@ def measure_jobs(stage: str, runs: list[Run], sources: Sources) -> dict[str, Any
         if run.model.kind != "translator":
             place = study_place(run.study)
             raise UserError(f"{place}: {stage}.{pattern}: run {run.name!r} trains no translator; name runs that do")
-        code = code_hash(f"formerlab.evaluation.{stage}", specs=[settings, run.model])
+        code = code_hash(MEASURES[stage].__module__, specs=[settings, run.model])
         jobs[run.id] = {"settings": settings.plain(), "code": code}
     return jobs
 

@@ -2,7 +2,7 @@
 
 from formerlab.models import Model
 from formerlab.plan.hardware import Hardware
-from formerlab.run import Run
+from formerlab.training.run import Run
 
 BYTES_WEIGHT = 4
 STATE_WORDS = 4

@@ -13,8 +13,8 @@ from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.memory import memory_bytes
 from formerlab.plan.show import aligned
 from formerlab.plan.sources import Sources
-from formerlab.rows import write_rows
-from formerlab.run import Run
+from formerlab.results.write import write_rows
+from formerlab.training.run import Run
 
 COLUMNS = (
     *("run", "parameters", "tokens", "flops", "hardware"),

@@ -6,8 +6,8 @@ from typing import Any
 
 from formerlab.data.dataset import DataSpec
 from formerlab.errors import UserError
-from formerlab.evaluation.equal_time import EqualTime
-from formerlab.growth import continued_spec, growable, grown_spec
+from formerlab.evaluation.timing.equal_time import EqualTime
+from formerlab.growth.tokens import continued_spec, growable, grown_spec
 from formerlab.plan.layers import (
     Layer,
     Tree,
@@ -26,7 +26,7 @@ from formerlab.plan.read import check_values, named_in, near_misses, parse
 from formerlab.plan.schema import Scale, StudyScale
 from formerlab.plan.sources import RUN_KEYS, Sources, study_place
 from formerlab.plan.tokenizers import same_tokenizer
-from formerlab.run import Run
+from formerlab.training.run import Run
 
 Layers = list[Layer]
 EQUAL = "equal_time"

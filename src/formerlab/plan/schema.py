@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from formerlab.claims.arms import ClaimArms
 from formerlab.data.kinds import Data
-from formerlab.evaluation.suites import Suite, check_names
+from formerlab.evaluation.language.suites import Suite, check_names
+from formerlab.report.claims.arms import ClaimArms
 from formerlab.spec import Seed, Spec
 
 Item = TypeVar("Item")

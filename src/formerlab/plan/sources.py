@@ -12,7 +12,7 @@ from formerlab.plan.layers import Layer, Tree, nested, part, place_of
 from formerlab.plan.read import fields_of, near_misses, parse, read_yaml, shown
 from formerlab.plan.schema import Config, Scale, Study
 from formerlab.plan.tokenizers import with_vocabularies
-from formerlab.run import Run
+from formerlab.training.run import Run
 
 RUN_KEYS = frozenset(Run.model_fields) - {"study", "name", "seed"}
 CONFIG_KEYS = frozenset(Config.model_fields) - {"overlay", "set"}

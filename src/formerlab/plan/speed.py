@@ -5,18 +5,18 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from formerlab.errors import UserError
-from formerlab.evaluation.decode import DecodeSettings
-from formerlab.evaluation.equal_time import EqualTime
-from formerlab.evaluation.flow import Flow
-from formerlab.evaluation.speed import Speed
-from formerlab.evaluation.timing import Timing
+from formerlab.evaluation.language.flow import Flow
+from formerlab.evaluation.timing.decode import DecodeSettings
+from formerlab.evaluation.timing.equal_time import EqualTime
+from formerlab.evaluation.timing.speed import Speed
+from formerlab.evaluation.timing.timing import Timing
 from formerlab.plan.code import code_hash
 from formerlab.plan.layers import Tree
 from formerlab.plan.read import near_misses, parse
 from formerlab.plan.resolve import equal_times
 from formerlab.plan.sources import Sources, study_place
-from formerlab.run import Run
 from formerlab.spec import fingerprint
+from formerlab.training.run import Run
 
 SETTINGS: dict[str, type[Timing]] = {"speed": Speed, "decode": DecodeSettings}
 """Settings of the stages that time runs alone on the machine; a stage is also the key of study and scale."""
@@ -39,7 +39,7 @@ def timing_jobs(stage: str, runs: list[Run], sources: Sources) -> dict[str, Any]
                 stage: settings.plain(),
                 "runs": [run.id for run in timed],
                 "configuration": fingerprint([settings.plain(), parts]),
-                "code": code_hash(f"formerlab.evaluation.{stage}", specs=[settings, *specs]),
+                "code": code_hash(SETTINGS[stage].__module__, specs=[settings, *specs]),
                 "memory_bytes": settings.memory_bytes(timed),
             }
     return jobs
@@ -56,7 +56,7 @@ def flow_jobs(runs: list[Run], sources: Sources) -> dict[str, Any]:
         settings = parse(Flow, sources.settings(study, "flow"), f"{study}.flow")
         for run in runs:
             if run.study == study and any(fnmatchcase(run.name, pattern) for pattern in settings.runs):
-                code = code_hash("formerlab.evaluation.flow", specs=[settings, run.model])
+                code = code_hash("formerlab.evaluation.language.flow", specs=[settings, run.model])
                 jobs[run.id] = {"settings": settings.plain(), "code": code}
     return jobs
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from formerlab.data.streams import load_stream
+from formerlab.data.text.streams import load_stream
 from formerlab.errors import UserError
-from formerlab.evaluation.perplexity import window_count, window_losses
 from formerlab.spec import Count, Size
 from formerlab.tasks.place import BEGINNING, Place
 from formerlab.tasks.task import WHOLE, Measures, Row, Share, TaskSpec
+from formerlab.tasks.window_losses import window_count, window_losses
 
 Windows = Int[Tensor, "batch window"]
 Proportion = Annotated[float, Field(ge=0, le=1)]

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from formerlab.data.pair_stream import PairStream
+from formerlab.data.pairs.streams import PairStream
 
 NO_TARGET = -100
 """Target of a padded position: it has no loss."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from formerlab.rows import Cell
+from formerlab.results.write import Cell
 from formerlab.spec import Spec
 from formerlab.tasks.place import BEGINNING, Place
 

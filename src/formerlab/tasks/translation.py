@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.data.pair_stream import Numbers, PairStream, load_pairs
+from formerlab.data.pairs.streams import Numbers, PairStream, load_pairs
 from formerlab.spec import AnyCount, Count
 from formerlab.tasks.averaging import add_weights, mean_weights
 from formerlab.tasks.place import BEGINNING, Place

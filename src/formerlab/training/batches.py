@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from formerlab.run import Run
 from formerlab.tasks.place import Place
 from formerlab.training import parallel
+from formerlab.training.run import Run
 
 AHEAD = 2
 """Steps whose batches are made before they are asked for."""

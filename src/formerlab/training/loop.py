@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from formerlab.errors import StoppedEarly
-from formerlab.evaluation.cost import peak_memory_bytes
 from formerlab.progress import Progress
-from formerlab.run import Run
 from formerlab.seeding import mixed_seed
 from formerlab.tasks.place import BEGINNING, Place
 from formerlab.tasks.task import Measures
 from formerlab.training import parallel
 from formerlab.training.batches import Batches
+from formerlab.training.cost import peak_memory_bytes
+from formerlab.training.run import Run
 from formerlab.training.state import State
 from formerlab.training.update import Outcome, Updates
 

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 
 from formerlab.files import replacing
-from formerlab.rows import write_rows
-from formerlab.run import Run
+from formerlab.results.write import write_rows
 from formerlab.tasks.task import Row
+from formerlab.training.run import Run
 from formerlab.training.state import State
 
 COLUMNS = {

@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import NonNegativeFloat, NonNegativeInt
 
-from formerlab.run import Run
 from formerlab.spec import Spec
 from formerlab.tasks.place import Place
+from formerlab.training.run import Run
 
 
 class Reading(Spec):

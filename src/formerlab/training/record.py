@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from formerlab.errors import UserError
-from formerlab.evaluation.cost import matmul_flops_per_s, model_flops_utilisation, peak_memory_bytes
 from formerlab.files import read_json, sha256
-from formerlab.run import Run
 from formerlab.training import parallel, provenance
+from formerlab.training.cost import matmul_flops_per_s, model_flops_utilisation, peak_memory_bytes
 from formerlab.training.reading import reading_of, readings
+from formerlab.training.run import Run
 from formerlab.training.settings import Settings
 from formerlab.training.state import State
 

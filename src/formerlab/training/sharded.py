@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from formerlab.errors import UserError
-from formerlab.run import Run
 from formerlab.training import parallel
+from formerlab.training.run import Run
 from formerlab.training.settings import SHARDED
 from formerlab.training.state import State
 

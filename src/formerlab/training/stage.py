@@ -10,12 +10,11 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from formerlab.data.streams import read_manifest
+from formerlab.data.text.streams import read_manifest
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json, write_text
-from formerlab.growth import continued_spec, grow_into, grow_optimizer_state, hold_old_tokens
-from formerlab.native import keep_memory
-from formerlab.run import Run
+from formerlab.growth.tokens import continued_spec, grow_into, grow_optimizer_state, hold_old_tokens
+from formerlab.kernels.native import keep_memory
 from formerlab.training import parallel, provenance, sharded
 from formerlab.training.checkpoint import (
     differences,
@@ -30,6 +29,7 @@ from formerlab.training.loop import Hooks, train
 from formerlab.training.products import FILES, OPTIMIZER, WEIGHTS, write_results, write_weights
 from formerlab.training.reading import next_place, readings
 from formerlab.training.record import Record, load_record, record_of
+from formerlab.training.run import Run
 from formerlab.training.settings import Settings
 from formerlab.training.sharded_checkpoint import in_one_piece, restore, save_parts
 from formerlab.training.state import State

@@ -244,7 +244,7 @@ def test_webdataset_through_datasets(tmp_path):
 
 
 def test_every_source_says_what_the_manifest_needs(folders):
-    from formerlab.data.shards import Shares
+    from formerlab.data.text.shards import Shares
 
     for source in (Digits(), folders, ImageHub(name="owner/pictures", test="validation")):
         assert source.split_rule(Shares(0.1, 0.2))

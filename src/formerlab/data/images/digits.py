@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from formerlab.data.images.source import Gallery, ImageSource, Picture
-from formerlab.data.shards import Shares
+from formerlab.data.text.shards import Shares
 from formerlab.spec import fingerprint
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from formerlab.data.images.source import Gallery, ImageSource, Picture
 from formerlab.data.origin import rule_of
-from formerlab.data.shards import SPLITS, Shares, Split
+from formerlab.data.text.shards import SPLITS, Shares, Split
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
 

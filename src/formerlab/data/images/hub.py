@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from formerlab.data.hub_splits import named_splits
 from formerlab.data.images.source import Gallery, ImageSource, Picture
 from formerlab.data.origin import rule_of
-from formerlab.data.shards import SPLITS, Shares
+from formerlab.data.text.hub_splits import named_splits
+from formerlab.data.text.shards import SPLITS, Shares
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
 

@@ -15,8 +15,8 @@ from formerlab.data.images.source import Gallery, Picture
 from formerlab.data.images.spec import ImageData
 from formerlab.data.images.store import load_images
 from formerlab.data.manifest import current_manifest, made_from, tell, write_manifest
-from formerlab.data.shards import SPLITS, Seen, Split, digest
-from formerlab.data.workers import Workers
+from formerlab.data.text.shards import SPLITS, Seen, Split, digest
+from formerlab.data.text.workers import Workers
 from formerlab.errors import UserError
 from formerlab.files import replacing, sha256
 from formerlab.progress import short

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formerlab.data.origin import Origin
-from formerlab.data.shards import Split
+from formerlab.data.text.shards import Split
 
 Pixels = NDArray[np.uint8]
 """An image: rows, columns, channels."""

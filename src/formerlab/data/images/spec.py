@@ -8,7 +8,7 @@ from formerlab.data.dataset import DataSpec
 from formerlab.data.images.digits import Digits
 from formerlab.data.images.folders import ImageFolders
 from formerlab.data.images.hub import ImageHub
-from formerlab.data.shards import Shares
+from formerlab.data.text.shards import Shares
 from formerlab.spec import AnyCount, Size
 
 ImageOrigin = Annotated[Digits | ImageFolders | ImageHub, Field(discriminator="kind")]

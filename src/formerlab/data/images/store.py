@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from formerlab.data.images.decode import decode
-from formerlab.data.streams import REMEDY, read_manifest
+from formerlab.data.text.streams import REMEDY, read_manifest
 from formerlab.errors import UserError
 
 

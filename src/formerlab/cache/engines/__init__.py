@@ -1,0 +1,1 @@
+"""Pruned attention by simulation: the reference loop and the compiled engine."""

@@ -1,0 +1,63 @@
+"""The engine that runs everywhere: a loop over queries, vectorised over sequences and heads, on compact slots."""
+
+import torch
+from torch import Tensor
+
+from formerlab.cache.engines.engine import Prompt, Pruned
+from formerlab.cache.eviction import VECTOR, Eviction, Rows
+from formerlab.cache.policies.policy import by_group
+from formerlab.kernels.parallel_for import together
+
+QUERIES = 64  # whose logits against all keys are held at a time
+
+
+def run(policy: Eviction, prompt: Prompt) -> Pruned:
+    """Simulate eviction over whole sequences; on the CPU each thread takes some of them."""
+    batch = len(prompt.lengths)
+    threads = min(torch.get_num_threads(), batch) if prompt.q.device.type == "cpu" else 1
+    if threads == 1:
+        return _run(policy, prompt)
+    parts: dict[int, Pruned] = {}
+    numbers = iter(range(threads))
+
+    def work() -> None:
+        for number in numbers:
+            rows = slice(batch * number // threads, batch * (number + 1) // threads)
+            parts[number] = _run(policy, prompt.of(rows))
+
+    together(work, threads)
+    return Pruned(*(torch.cat(tensors) for tensors in zip(*(parts[number] for number in range(threads)), strict=True)))
+
+
+def _run(policy: Eviction, prompt: Prompt) -> Pruned:
+    with torch.no_grad(), torch.autocast(prompt.q.device.type, enabled=False):  # alike in all threads
+        return _simulate(policy, prompt)
+
+
+def _simulate(policy: Eviction, prompt: Prompt) -> Pruned:
+    groups, time = prompt.q.shape[1] // prompt.k.shape[1], prompt.q.shape[2]
+    q, k, v = by_group(prompt.q, groups), prompt.k, prompt.v.unsqueeze(2)
+    keys = k.new_empty(*k.shape[:2], time + 1, k.shape[3])  # one more, which stands for no key
+    torch.mul(k, k.shape[3] ** -0.5, out=keys[:, :, :time])
+    keys[:, :, time] = 0
+    precise = torch.promote_types(q.dtype, torch.float32)
+    capacity = max(min(max(policy.limit(budget) for budget in prompt.entries), time) + 1, VECTOR)
+    slots = policy.slots(prompt.entries, k.shape[1], capacity, q.new_empty(0, dtype=precise))
+    batch, sets, _ = slots.positions.shape
+    last = torch.full((batch, sets, time + 1), time, dtype=torch.int32, device=q.device)
+    entry = policy.entry(torch.arange(time, device=q.device), sets, k, prompt.layer)
+    entry = None if entry is None else entry.to(precise)
+    looked_at = k if "keys" in policy.needs else None
+    out: list[Tensor] = []
+    for first in range(0, time, QUERIES):
+        end = min(first + QUERIES, time)
+        logits = (q[:, :, :, first:end] @ keys[:, :, None, : end + 1].transpose(-1, -2)).to(precise)
+        logits[..., -1] = -torch.inf
+        rows = Rows(first, logits, torch.zeros_like(logits), entry, looked_at)
+        for _ in policy.over(rows, slots, last):
+            pass
+        assert rows.probabilities is not None
+        out.append(rows.probabilities[..., :-1].to(v.dtype) @ v[..., :end, :])
+    scores = slots.scores.new_zeros(batch, sets, time + 1)
+    scores.scatter_(-1, slots.positions.clamp(max=time).long(), slots.scores)
+    return Pruned((out[0] if len(out) == 1 else torch.cat(out, 3)).flatten(1, 2), last[..., :time], scores[..., :time])

@@ -1,0 +1,36 @@
+"""Decay: accumulated attention with a forgetting factor."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from formerlab.cache.budget import part
+from formerlab.cache.eviction import Eviction
+from formerlab.kernels.cache_state import Scores
+from formerlab.spec import AnyCount
+
+
+class Decay(Eviction):
+    """S[k] <- alpha S[k] + p[k]: decay first, then add; the newest attention has weight 1 (Decay article, eq. 5).
+
+    Hyun-rae Jo and Dongkun Shin, Accumulated Attention Score Decaying Technique for Transformer Decoder Token Pruning
+    (Sungkyunkwan University, 2024), later published as A2SF (arXiv:2407.20485, eq. 5 and 6). While nothing is evicted
+    S[k] = sum over q of alpha^(n - q) p[q, k]. alpha = 1 is the accumulated score of H2O, alpha = 0 the last row alone.
+    """
+
+    kind: Literal["decay"] = "decay"
+    alpha: float = Field(default=0.2, ge=0.0, le=1.0)
+    """Forgetting factor per step."""
+    recent: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of the budget reserved for the most recent tokens, rounded down; the article reserves none."""
+    sink: AnyCount = 0
+    """First positions kept for ever, in entries (the `streaming_budget` of A2SF's code)."""
+
+    def score(self, past: Scores, attention: Scores) -> Scores:
+        """Return alpha S + p."""
+        return self.alpha * past + attention
+
+    def protected(self, entries: int) -> tuple[int, int]:
+        """Protect the sink and the recent share, as far as they fit."""
+        sink = min(self.sink, entries)
+        return sink, min(part(self.recent, entries), entries - sink)

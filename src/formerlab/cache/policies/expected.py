@@ -1,0 +1,81 @@
+"""Expected Attention: what queries like those of the prompt would look at."""
+
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from formerlab.cache.engines.engine import Prompt
+from formerlab.cache.policies.policy import by_group
+from formerlab.cache.prefill import QUERIES, OneShot, Worth
+from formerlab.errors import UserError
+from formerlab.layers.position import PositionEncoding, RotaryEncoding
+from formerlab.spec import AnyCount, Size
+
+
+class ExpectedAttention(OneShot):
+    """S[k] = (softmax over k of k.mu / sqrt(d) + k^T C k / (2 d) + epsilon) ||v_k||_2 (arXiv:2510.00636).
+
+    That is the mean of exp(q.k / sqrt(d)) over Gaussian queries with the mean mu and the covariance C of the prompt's
+    queries before their rotation, without the first `sink`, turned by the mean rotation of the next `future` positions
+    (as far as the model has them). Query heads that share a key head are averaged, the sink is kept. One-shot only: the
+    statistics are those of a finished prompt.
+    """
+
+    kind: Literal["expected_attention"] = "expected_attention"
+    future: Size = 512
+    """Positions after the prompt that queries are expected at."""
+    sink: AnyCount = 4
+    """First positions kept in any case, in entries; their queries are not counted."""
+    epsilon: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Added to the expected attention, so that the value's norm counts even where none is expected."""
+
+    def worth(self, prompt: Prompt, position: PositionEncoding | None) -> Worth:
+        """Return the expected attention times the norms of the values."""
+        if position is None:
+            raise UserError(f"{self!r} looks at queries before their rotation; pass position=model.position")
+        q, k, v = prompt.q, prompt.k, prompt.v
+        time, d_head = k.shape[2:]
+        sink = min(self.sink, time - 1)
+        queries = unturned(q, position)[:, :, sink:]
+        mean = queries.mean(2, keepdim=True)
+        centred = queries - mean
+        covariance = centred.transpose(-1, -2) @ centred / centred.shape[2]
+        turn = rotations(position, time, self.future, q).mean(0)
+        mean, covariance = mean @ turn, turn.T @ covariance @ turn
+        groups = q.shape[1] // k.shape[1]
+        keys = k[:, :, sink:].unsqueeze(2)
+        logits = (by_group(mean, groups) @ keys.transpose(-1, -2)).squeeze(3) / d_head**0.5
+        logits = logits + (keys @ by_group(covariance, groups) * keys).sum(-1) / (2 * d_head)
+        expected = logits.softmax(-1).mean(2) + self.epsilon
+        worth = expected * v[:, :, sink:].norm(dim=-1)
+        return torch.nn.functional.pad(worth, (sink, 0))
+
+    def protected(self, entries: int) -> tuple[int, int]:
+        """Keep the sink."""
+        return min(self.sink, entries), 0
+
+
+def rotations(
+    position: PositionEncoding, start: int, count: int, like: Tensor
+) -> Float[Tensor, "positions d_head d_head"]:
+    """Return matrices R with x R = x turned to the positions start, start + 1, ..., as many as the model has."""
+    if isinstance(position, RotaryEncoding):
+        context = position.cosine.shape[0]
+        start = min(start, context - 1)
+        count = min(count, context - start)
+    unit = torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+    return position.rotate(unit[None, :, None].expand(-1, -1, count, -1), start)[0].transpose(0, 1)
+
+
+def unturned(
+    q: Float[Tensor, "batch heads time d_head"], position: PositionEncoding
+) -> Float[Tensor, "batch heads time d_head"]:
+    """Return the queries as they were before their rotation."""
+    parts = []
+    for start in range(0, q.shape[2], QUERIES):
+        part = q[:, :, start : start + QUERIES].unsqueeze(3)
+        parts.append((part @ rotations(position, start, part.shape[2], q).transpose(-1, -2)).squeeze(3))
+    return torch.cat(parts, 2)

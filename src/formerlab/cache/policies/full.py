@@ -1,0 +1,34 @@
+"""No pruning."""
+
+import sys
+from typing import Literal
+
+from jaxtyping import Bool
+from torch import Tensor
+
+from formerlab.cache.eviction import Eviction
+from formerlab.cache.policies.policy import Layer
+from formerlab.kernels.cache_state import Scores
+
+
+class Full(Eviction):
+    """Keep every key: causal attention (arXiv:1706.03762, section 3.2.3). The budget is ignored."""
+
+    kind: Literal["full"] = "full"
+
+    def score(self, past: Scores, attention: Scores) -> Scores:
+        """Nothing is ever chosen."""
+        return past
+
+    def protected(self, entries: int) -> tuple[int, int]:
+        """Nothing needs protection."""
+        return 0, 0
+
+    def limit(self, entries: int) -> int:
+        """Without limit."""
+        return sys.maxsize
+
+    def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
+        """Return the causal mask; the same as stepping through, at once."""
+        batch, key_heads = layer.logits.shape[:2]
+        return layer.causal.expand(batch, key_heads, -1, -1)

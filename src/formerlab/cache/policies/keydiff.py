@@ -1,0 +1,39 @@
+"""KeyDiff: keys unlike the others matter."""
+
+from typing import Literal
+
+import torch
+from torch.nn import functional as F
+
+from formerlab.cache.eviction import Eviction, Keys
+from formerlab.kernels.cache_state import Scores, Slots
+
+
+class KeyDiff(Eviction):
+    """The key most like the mean direction goes: rank = -cos(k, mean over the held keys of k / ||k||_2).
+
+    arXiv:2504.15364, section 3. The paper compresses after every block of 128 tokens of a prompt; step by step, the
+    block is one token, and the mean is taken over the keys that the cache then holds. Cosines are rounded to 16 binary
+    places: those of two keys to their own mean are equal, and rounding errors must not decide.
+    """
+
+    kind: Literal["keydiff"] = "keydiff"
+    needs = ("keys",)
+
+    def rank(self, slots: Slots, keys: Keys | None, now: int) -> Scores:
+        """Return how unlike the others each key is."""
+        if keys is None:
+            raise ValueError("KeyDiff needs keys")
+        direction = F.normalize(keys, dim=-1)
+        held = torch.where((slots.positions <= now).unsqueeze(-1), direction, 0.0)
+        anchor = F.normalize(held.sum(2, keepdim=True), dim=-1)
+        likeness = ((direction * anchor).sum(-1) * 2**16).round() / 2**16
+        return self.together(-likeness.unsqueeze(2)).to(slots.scores.dtype)
+
+    def score(self, past: Scores, attention: Scores) -> Scores:
+        """Attention plays no part."""
+        return past
+
+    def protected(self, entries: int) -> tuple[int, int]:
+        """Protect nothing."""
+        return 0, 0

@@ -1,0 +1,37 @@
+"""Knorm: keys of small norm matter."""
+
+from typing import Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from formerlab.cache.eviction import Eviction, Keys
+from formerlab.kernels.cache_state import Scores
+
+
+class Knorm(Eviction):
+    """S[k] = -||k||_2, fixed when the key enters: large keys tend to receive little attention (arXiv:2406.11430).
+
+    The paper compresses a prompt once; step by step, the same score decides after every query. Norms are rounded to 12
+    bits: rotations leave them alone, so those of a repeated token differ by rounding errors, which must not decide.
+    """
+
+    kind: Literal["knorm"] = "knorm"
+    needs = ("keys",)
+
+    def entry(
+        self, positions: Int[Tensor, " time"], sets: int, keys: Keys | None, layer: int
+    ) -> Float[Tensor, "#batch sets time"] | None:
+        """Return -||k||_2."""
+        if keys is None:
+            raise ValueError("Knorm needs keys")
+        mantissa, exponent = keys.norm(dim=-1).frexp()
+        return self.together(-((mantissa * 2**12).round() / 2**12).ldexp(exponent).unsqueeze(2))
+
+    def score(self, past: Scores, attention: Scores) -> Scores:
+        """Attention plays no part."""
+        return past
+
+    def protected(self, entries: int) -> tuple[int, int]:
+        """Protect nothing."""
+        return 0, 0

@@ -1,0 +1,50 @@
+"""Random: the floor that every rule must beat."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from formerlab.cache.eviction import Eviction, Keys
+from formerlab.kernels.cache_state import Scores
+from formerlab.seeding import mixed_seed
+from formerlab.spec import Seed
+
+LOW = 2**32 - 1
+
+
+class Random(Eviction):
+    """S[k] uniform in [0, 1), drawn when the key enters, so that every set of `budget` keys is equally likely.
+
+    A baseline of key pruning since H2O (arXiv:2306.14048). The draw is a function of (seed, layer, set of heads,
+    position): simulation and cache draw alike, and so do all sequences.
+    """
+
+    kind: Literal["random"] = "random"
+    seed: Seed = 0
+    """Seed of the draw."""
+
+    def entry(
+        self, positions: Int[Tensor, " time"], sets: int, keys: Keys | None, layer: int
+    ) -> Float[Tensor, "#batch sets time"] | None:
+        """Return the draws."""
+        heads = torch.arange(sets, device=positions.device)[:, None]
+        bits = _scrambled(_scrambled(positions.long() ^ mixed_seed("cache", self.seed, layer)) + heads * 0x9E3779B9)
+        return (bits >> 8).unsqueeze(0) / 2**24
+
+    def score(self, past: Scores, attention: Scores) -> Scores:
+        """Attention plays no part."""
+        return past
+
+    def protected(self, entries: int) -> tuple[int, int]:
+        """Protect nothing."""
+        return 0, 0
+
+
+def _scrambled(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    """Mix the low 32 bits well, by a bijection (T. Mueller's integer hash)."""
+    x = x & LOW
+    for _ in range(2):
+        x = ((x >> 16) ^ x) * 0x45D9F3B & LOW
+    return (x >> 16) ^ x

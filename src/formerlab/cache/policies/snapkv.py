@@ -1,0 +1,39 @@
+"""SnapKV: what the end of a prompt looks at."""
+
+from typing import Literal
+
+from torch.nn import functional as F
+
+from formerlab.cache.engines.engine import Prompt
+from formerlab.cache.prefill import OneShot, Worth, attention_rows
+from formerlab.layers.position import PositionEncoding
+from formerlab.spec import Size
+
+
+class SnapKV(OneShot):
+    """S[k] = pooled over neighbours of k: mean over the last `window` queries of p[q, k] (arXiv:2404.14469, section 4).
+
+    The window itself is kept. Query heads that share a key head are averaged. One-shot only: the observation is the end
+    of a finished prompt. A window that would fill more than half of the budget, as on short prompts, is cut to half.
+    """
+
+    kind: Literal["snapkv"] = "snapkv"
+    window: Size = 64
+    """Queries at the end of the prompt that are observed."""
+    kernel: Size = 5
+    """Neighbouring positions pooled, an odd number."""
+    pooling: Literal["mean", "max"] = "mean"
+    """How neighbours are pooled."""
+
+    def worth(self, prompt: Prompt, position: PositionEncoding | None) -> Worth:
+        """Return the pooled attention of the window; that of the window's own keys does not count."""
+        time = prompt.k.shape[2]
+        window = self.protected(min(prompt.entries[0], time))[1]
+        observed = attention_rows(prompt, time - window, time)[..., : time - window].mean(3)
+        pool = F.avg_pool1d if self.pooling == "mean" else F.max_pool1d
+        smooth = pool(observed.flatten(1, 2), self.kernel, stride=1, padding=self.kernel // 2)
+        return F.pad(smooth.view_as(observed).mean(2), (0, window))
+
+    def protected(self, entries: int) -> tuple[int, int]:
+        """Keep the window."""
+        return 0, min(entries, max(1, min(self.window, entries // 2)))

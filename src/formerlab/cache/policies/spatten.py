@@ -1,0 +1,39 @@
+"""SpAtten: cascade token pruning."""
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from formerlab.cache.policies.policy import Layer, Policy, largest
+
+
+class SpAtten(Policy):
+    """A_l[k] = sum over layers 1..l, all heads and all queries of p; the largest go on (arXiv:2012.09852, section 3).
+
+    One set of tokens for all heads, and a cascade: a token dropped after layer l is absent from every later layer, so
+    the first layer is not pruned. (A2SF, arXiv:2407.20485, eq. 1, states the score.) Written for encoders: the sum runs
+    over ALL queries, so in a decoder the choice leaks the future, and queries of dropped tokens still see themselves,
+    because every position has a prediction to make. A layer's budget bounds what it passes on; where all layers have
+    the same, as in `Simulation`, the first one's scores decide.
+    """
+
+    kind: Literal["spatten"] = "spatten"
+
+    needs: ClassVar[tuple[str, ...]] = ("state",)
+
+    def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
+        """Return the tokens that earlier layers passed on, and write into the state what this layer passes on.
+
+        `state["score"]` holds A (batch, time) and `state["alive"]` the tokens passed on (batch, time).
+        """
+        state = layer.state if layer.state is not None else {}
+        alive = state.get("alive", layer.real)
+        itself = torch.eye(alive.shape[-1], dtype=torch.bool, device=alive.device)
+        visible = ((alive[:, None] & layer.causal) | itself)[:, None]
+        received = layer.attention(visible).sum((1, 2))
+        state["score"] = state["score"] + received if "score" in state else received
+        passed = largest(state["score"].masked_fill(~alive, -torch.inf), layer.entries)
+        state["alive"] = passed & alive
+        return visible.expand(-1, layer.logits.shape[1], -1, -1)

@@ -1,0 +1,25 @@
+"""TOVA: what the newest query finds important."""
+
+from typing import Literal
+
+from formerlab.cache.eviction import Eviction
+from formerlab.kernels.cache_state import Scores
+
+
+class TOVA(Eviction):
+    """S[k] <- p[k], summed over all heads of a layer, which keep one set (arXiv:2401.06104, section 3.3).
+
+    The sum and the paper's mean rank keys alike. The newest key is never the one to go.
+    """
+
+    kind: Literal["tova"] = "tova"
+    scope: Literal["head", "group", "layer"] = "layer"
+    """Heads that choose together; the paper's are all heads of a layer."""
+
+    def score(self, past: Scores, attention: Scores) -> Scores:
+        """Return p."""
+        return attention
+
+    def protected(self, entries: int) -> tuple[int, int]:
+        """Protect the newest key."""
+        return 0, min(1, entries)

@@ -1,0 +1,69 @@
+"""Windows: policies that look at positions alone."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from formerlab.cache.eviction import Eviction
+from formerlab.cache.policies.policy import Logits, Queries
+from formerlab.cache.reindexed import renumbered_sink
+from formerlab.kernels.cache_state import Scores
+from formerlab.layers.attention import KeyHeads
+from formerlab.layers.position import PositionEncoding
+from formerlab.spec import AnyCount
+
+
+class Window(Eviction):
+    """Keep `sink` first positions and give the rest of the budget to the most recent; whatever falls out is gone."""
+
+    sink: AnyCount = 0
+    """First positions kept for ever, in entries; a smaller budget keeps only as many as fit."""
+
+    def score(self, past: Scores, attention: Scores) -> Scores:
+        """Attention plays no part: there is never more than one candidate."""
+        return past
+
+    def protected(self, entries: int) -> tuple[int, int]:
+        """Protect all but the one key that leaves the window."""
+        sink = min(self.sink, entries)
+        return sink, entries - sink
+
+
+class Local(Window):
+    """Query q sees q - budget, ..., q: the band mask, the baseline of H2O (arXiv:2306.14048, section 5) and Decay.
+
+    It includes no sink: once token 0 falls out of the window, attention collapses.
+    """
+
+    kind: Literal["local"] = "local"
+    sink: Literal[0] = 0
+    """None."""
+
+
+class StreamingLLM(Window):
+    """Query q sees the first `sink` tokens, the last budget - sink, and itself (arXiv:2309.17453, section 3.2)."""
+
+    kind: Literal["streaming_llm"] = "streaming_llm"
+    sink: AnyCount = 4
+    """First positions kept for ever, in entries; a smaller budget keeps only as many as fit."""
+    positions: Literal["kept", "renumbered"] = "kept"
+    """kept: where the tokens stand in the text, as a mask has it. renumbered: where the keys stand in the cache, so
+    that the sink follows the window (the paper's way, for positions that are rotations; learned ones cannot follow)."""
+
+    @property
+    def renumbers(self) -> bool:
+        """Whether the kept keys are numbered anew."""
+        return self.positions == "renumbered"
+
+    def renumbered(
+        self,
+        logits: Logits,
+        queries: Queries,
+        keys: KeyHeads,
+        budgets: Sequence[int],
+        position: PositionEncoding,
+    ) -> Logits:
+        """Return the logits with the sink right in front of the window; `queries` are scaled."""
+        if not self.renumbers:
+            return logits
+        sink = [self.protected(count)[0] for count in budgets]
+        return renumbered_sink(logits, queries, keys, sink, budgets, position)

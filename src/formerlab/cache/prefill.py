@@ -1,0 +1,92 @@
+"""Compression once, after an unpruned prompt: what a policy needs for it."""
+
+from abc import abstractmethod
+from typing import NoReturn
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from formerlab.cache.engines.engine import Prompt
+from formerlab.cache.eviction import Eviction, coefficients
+from formerlab.cache.policies.policy import Layer, Policy, by_group, largest
+from formerlab.errors import UserError
+from formerlab.layers.position import PositionEncoding
+
+Worth = Float[Tensor, "batch sets time"]
+QUERIES = 128  # whose attention is held at a time
+
+
+class OneShot(Policy):
+    """A policy that chooses once, from the queries of a whole prompt, and has no rule for single steps."""
+
+    @abstractmethod
+    def worth(self, prompt: Prompt, position: PositionEncoding | None) -> Worth:
+        """Return the score of each key of a prompt, whose sequences all have the same length and budget."""
+
+    @abstractmethod
+    def protected(self, entries: int) -> tuple[int, int]:
+        """Return how many first and how many last positions are kept in any case; together at most `entries`."""
+
+    def limit(self, entries: int) -> int:
+        """Return the keys that are kept."""
+        return entries
+
+    def check_stepwise(self) -> NoReturn:
+        """Raise UserError."""
+        raise UserError(
+            f"{self!r} chooses once, after a whole prompt, and has no rule for single steps; "
+            "run it as a CompressedCache"
+        )
+
+    def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
+        """Raise UserError."""
+        self.check_stepwise()
+
+
+def kept(
+    policy: OneShot | Eviction, prompt: Prompt, position: PositionEncoding | None
+) -> Bool[Tensor, "batch sets time"]:
+    """Mark the keys that a policy keeps of a prompt: those it protects, and of the rest those of the largest worth."""
+    time, count = prompt.k.shape[2], prompt.entries[0]
+    worth = policy.worth(prompt, position) if isinstance(policy, OneShot) else accumulated(policy, prompt)
+    sink, recent = policy.protected(min(count, time))
+    place = torch.arange(time, device=worth.device)
+    worth = worth.masked_fill((place < sink) | (place >= time - recent), torch.inf)
+    return largest(worth, torch.full(worth.shape[:-1], min(policy.limit(count), time), device=worth.device))
+
+
+def accumulated(policy: Eviction, prompt: Prompt) -> Worth:
+    """Return what a step-by-step policy ranks by after the last query of a prompt of which nothing was evicted.
+
+    With S <- decay S + gain p that is gain times the sum over q of decay^(T - 1 - q) p[q, k]: column sums of the whole
+    attention, the latest row with weight 1 (H2O and A2SF in their codes for long prompts).
+    """
+    rule = coefficients(policy)
+    if rule is None:
+        raise UserError(f"{policy!r} cannot compress: its score is not of the form decay S + gain p")
+    decay, gain = rule
+    time, key_heads = prompt.k.shape[2], prompt.k.shape[1]
+    like = prompt.k.new_empty(0, dtype=torch.promote_types(prompt.k.dtype, torch.float32))
+    slots = policy.slots(prompt.entries, key_heads, time, like)
+    slots.positions.copy_(torch.arange(time, device=slots.positions.device))
+    entry = policy.entry(torch.arange(time, device=prompt.k.device), slots.positions.shape[1], prompt.k, prompt.layer)
+    age = torch.arange(time, 0, -1, device=prompt.k.device, dtype=slots.scores.dtype)
+    if entry is not None:
+        slots.scores += entry * decay**age
+    for start in range(0, time, QUERIES):
+        end = min(start + QUERIES, time)
+        if gain * decay ** (time - end):  # what the last of them adds
+            weights = gain * decay ** (age[start:end] - 1)
+            rows = attention_rows(prompt, start, end)
+            slots.scores += policy.together((rows * weights[:, None].to(rows.dtype)).sum(3))
+    return policy.rank(slots, prompt.k, time - 1)
+
+
+def attention_rows(prompt: Prompt, start: int, end: int) -> Float[Tensor, "batch key_heads groups queries time"]:
+    """Return the unpruned attention of the queries start, ..., end - 1, in single precision or the inputs' own."""
+    q, k = prompt.q[:, :, start:end], prompt.k
+    logits = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ k.unsqueeze(2).transpose(-1, -2)
+    later = torch.ones(end - start, k.shape[2], dtype=torch.bool, device=k.device).triu(start + 1)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits.masked_fill(later, -torch.inf).softmax(-1)

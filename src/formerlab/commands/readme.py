@@ -1,0 +1,52 @@
+"""What the command `readme` writes into pages: verdicts on the cached rows, and which claims have arms where."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from formerlab.errors import UserError
+from formerlab.files import write_text
+from formerlab.plan.claim_arms import read_arms
+from formerlab.plan.claim_coverage import SCALES, coverage_block
+from formerlab.report.claims.readable import readme_block
+from formerlab.report.claims.table import verdicts
+from formerlab.results.read import Results
+
+BEGIN = "<!-- written by `make readme`, not by hand -->"
+END = "<!-- end of what `make readme` writes -->"
+
+
+def verdicts_block(root: Path) -> str:
+    """Return the verdicts at the largest scale that has cached rows. Raises UserError where there are none."""
+    cached = root / "results" / "cached"
+    scale = next((name for name in reversed(SCALES) if any(cached.glob(f"{name}/*/*/seed*/run.json"))), None)
+    if scale is None:
+        raise UserError(f"{cached}: no rows at any scale; export some first (make results-export)")
+    return readme_block(verdicts(Results(cached / scale), read_arms(root, scale)), scale)
+
+
+PAGES: dict[str, Callable[[Path], str]] = {"README.md": verdicts_block, "docs/claims.md": coverage_block}
+"""Page to what stands between its marks."""
+
+
+def written(root: Path, name: str) -> str:
+    """Return a page of PAGES with its block as it should be now. Raises UserError where it has no marks."""
+    path = root / name
+    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UserError(f"{path}: no place for what is generated; put the lines '{BEGIN}' and '{END}' around it")
+    return f"{before}{BEGIN}\n\n{PAGES[name](root).strip()}\n\n{END}{after}"
+
+
+def outdated(root: Path) -> dict[str, str]:
+    """Return the pages that are not up to date, with what they should hold."""
+    texts = {name: written(root, name) for name in PAGES}
+    return {name: text for name, text in texts.items() if text != (root / name).read_text(encoding="utf-8")}
+
+
+def write(root: Path) -> list[str]:
+    """Rewrite the pages that are not up to date; return their names."""
+    texts = outdated(root)
+    for name, text in texts.items():
+        write_text(root / name, text)
+    return list(texts)

@@ -1,0 +1,137 @@
+"""Embedded pairs: dates, times, amounts and measures, written out by Unicode's CLDR in two languages."""
+
+import datetime
+import functools
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from formerlab.data.pairs.source import Pair, PairSource, divided
+from formerlab.data.text.shards import SPLITS, Shares, Split
+from formerlab.errors import UserError
+from formerlab.spec import fingerprint
+
+Random = np.random.Generator
+Phrase = Callable[[str], str]
+"""A value that a locale writes out."""
+
+CURRENCIES = ("USD", "EUR", "GBP", "JPY", "CHF", "SEK")
+UNITS: tuple[str, ...] = (
+    "length-kilometer",
+    "mass-kilogram",
+    "duration-day",
+    "duration-hour",
+    "volume-liter",
+    "temperature-celsius",
+)
+UNITS += ("area-square-meter", "speed-kilometer-per-hour", "duration-year", "length-meter")
+FIRST_DAY, DAYS = datetime.date(1900, 1, 1), 73049
+"""1900 to 2099."""
+TRIES = 20
+"""Phrases drawn for each one wanted before the languages are said to have too few."""
+
+
+class Phrases(PairSource):
+    """Dates, times, amounts of money and measures in two languages: real localisation with one right answer each.
+
+    A phrase of the source language has exactly one translation; all are distinct, drawn with a fixed seed.
+    """
+
+    kind: Literal["embedded"] = "embedded"
+    source: str = "en"
+    """Locale to translate from, as CLDR names it."""
+    target: str = "de"
+    """Locale to translate into."""
+    count: int = Field(default=12000, gt=0, le=200000)
+    """Distinct pairs, over all splits."""
+
+    @field_validator("source", "target")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        from babel import Locale
+
+        try:
+            Locale.parse(value)
+        except Exception:  # Babel raises several kinds
+            raise ValueError(f"{value!r} is no locale of CLDR; for example en, de, fr, pt_BR") from None
+        return value
+
+    def state(self, cache: Path | None = None) -> str | None:
+        """Return the fingerprint of Babel's version, which decides the text."""
+        return fingerprint(self.versions())
+
+    def recipe(self) -> dict[str, object]:
+        """Return all settings."""
+        return self.plain()
+
+    def versions(self) -> dict[str, str]:
+        """Return the version of Babel."""
+        return {"Babel": metadata.version("Babel")}
+
+    def split_rule(self, shares: Shares) -> str:
+        """Say how pairs are divided."""
+        return f"by pair: BLAKE2b of the source phrase, test {shares.test:g}, valid {shares.valid:g}"
+
+    def licence_notice(self) -> str:
+        """Return the licence of CLDR and Babel."""
+        return f"Unicode CLDR (Unicode License v3) as shipped with Babel {self.versions()['Babel']} (BSD-3-Clause)"
+
+    def pairs(self, split: Split, shares: Shares) -> Iterator[Pair]:
+        """Yield the phrases of a split."""
+        return divided(iter(_written_out(self)), split, SPLITS, shares)
+
+
+@functools.lru_cache(maxsize=1)
+def _written_out(spec: Phrases) -> tuple[Pair, ...]:
+    """Return all pairs; writing them takes seconds, so that is done once for all splits."""
+    random, found = np.random.Generator(np.random.Philox(key=1706)), dict[str, str]()
+    for _ in range(TRIES * spec.count):
+        phrase = FORMS[random.integers(len(FORMS))](random)
+        source = _plain_spaces(phrase(spec.source))
+        if source not in found:
+            found[source] = _plain_spaces(phrase(spec.target))
+        if len(found) == spec.count:
+            return tuple(found.items())
+    raise UserError(f"source.count={spec.count}: only {len(found)} distinct phrases of {spec.source!r}; lower it")
+
+
+def _date(random: Random) -> Phrase:
+    from babel.dates import format_date
+
+    form = ("full", "long")[random.integers(2)]
+    day = FIRST_DAY + datetime.timedelta(days=int(random.integers(DAYS)))
+    return lambda locale: format_date(day, form, locale)
+
+
+def _time(random: Random) -> Phrase:
+    from babel.dates import format_date, format_time
+
+    day = FIRST_DAY + datetime.timedelta(days=int(random.integers(DAYS)))
+    moment = datetime.time(int(random.integers(24)), int(random.integers(60)))
+    return lambda locale: f"{format_time(moment, 'short', locale=locale)}, {format_date(day, 'long', locale)}"
+
+
+def _amount(random: Random) -> Phrase:
+    from babel.numbers import format_currency
+
+    value, currency = int(random.integers(1, 10000)), CURRENCIES[random.integers(len(CURRENCIES))]
+    return lambda locale: format_currency(value, currency, locale=locale, format_type="name")
+
+
+def _measure(random: Random) -> Phrase:
+    from babel.units import format_unit
+
+    value, unit = int(random.integers(1, 10000)), UNITS[random.integers(len(UNITS))]
+    return lambda locale: format_unit(value, unit, "long", locale=locale)
+
+
+def _plain_spaces(text: str) -> str:
+    """Return a text with its narrow and no-break spaces as plain ones."""
+    return text.replace("\u202f", " ").replace("\xa0", " ")
+
+
+FORMS: tuple[Callable[[Random], Phrase], ...] = (_date, _time, _amount, _measure)

@@ -1,0 +1,136 @@
+"""The data stage of parallel text: from a source of pairs to token streams, tokenizer and, last, the manifest.
+
+The stream of a split holds, for every pair, the tokens of the source sentence and those of its translation, each
+followed by `<|endoftext|>`, which occurs nowhere else.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from formerlab.data.contents import CONTENTS
+from formerlab.data.manifest import are_whole, current_manifest, made_from, tell, write_manifest
+from formerlab.data.pairs.source import Pair
+from formerlab.data.pairs.spec import ParallelData
+from formerlab.data.text.encoding import Encoded, stream_type
+from formerlab.data.text.shards import SPLITS, Split
+from formerlab.data.text.streams import writing
+from formerlab.data.text.tokenizer import read_tokenizer, with_tokenizer_file, write_tokenizer
+from formerlab.errors import UserError
+from formerlab.files import sha256
+from formerlab.spec import fingerprint
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BATCH = 4096
+"""Pairs that are encoded together."""
+
+
+def source_fingerprint(data: ParallelData, cache: Path | None = None) -> str | None:
+    """Return 16 hexadecimal digits that change when source or tokenizer file do; None where they cannot be seen now."""
+    return with_tokenizer_file(data.source.state(cache), data.tokenizer)
+
+
+def prepare(name: str, data: ParallelData, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
+    """Write streams, tokenizer and manifest below `out`; do nothing where they are current.
+
+    Raises UserError naming a file that is missing or whose lines do not correspond, a test pair that is too long, or a
+    split without pairs.
+    """
+    del processes  # the tokenizers library has threads of its own
+    origin = made_from(data, source_fingerprint(data, out / CONTENTS), code_hash)
+    if current_manifest(out, origin) is not None and are_whole(out):
+        print(f"{out}: already prepared", file=sys.stderr)
+        return
+    (out / "manifest.json").unlink(missing_ok=True)  # no old one vouches for new files
+    tokenizer = write_tokenizer(data.tokenizer, out / "tokenizer.json", lambda size: _sample(data, size))
+    written = {split: _write_split(split, data, out, tokenizer) for split in reversed(SPLITS)}  # the small ones first
+    splits = {split: written[split] for split in SPLITS}
+    tell(name, notes := [note for split, entry in splits.items() for note in _cuts(split, data, entry)])
+    files = [tokenizer["sha256"], *(entry["sha256"] for entry in splits.values())]
+    content = {"fingerprint": fingerprint(files), "tokenizer": tokenizer, "splits": splits, "notes": notes}
+    write_manifest(out, name, data, origin, content, ("tokenizers", "numpy"))
+
+
+def _sample(data: ParallelData, size: int) -> Iterator[str]:
+    """Yield training sentences of both languages from the beginning, up to `size` bytes."""
+    for pair in islice(data.source.pairs("train", data.shares), data.max_pairs):
+        for sentence in pair:
+            yield sentence
+            size -= len(sentence.encode())
+        if size <= 0:
+            return
+
+
+def _write_split(split: Split, data: ParallelData, out: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:
+    """Write the stream of a split; return what the manifest says of it."""
+    encoder, end = read_tokenizer(out / "tokenizer.json"), tokenizer["end_of_text"]
+    dropped: Counter[str] = Counter({"empty": 0, "too_long": 0, "ratio": 0})
+    source = data.source.pairs(split, data.shares)
+    pairs = islice(source, data.max_pairs if split == "train" else None)
+    path, sizes = out / f"{split}.npy", {"pairs": 0, "source_tokens": 0, "target_tokens": 0}
+    with writing(path, stream_type(data.vocabulary)) as stream, _progress_bar(f"{out.name} {split}") as bar:
+        while some := tuple(islice(pairs, BATCH)):
+            kept = []
+            for pair, ids in zip(some, _encoded(encoder, some, end), strict=True):
+                if (reason := _reason(split, pair, ids, data)) is not None:
+                    dropped[reason] += 1
+                    continue
+                kept += [*ids]
+                sizes["pairs"] += 1
+                sizes["source_tokens"] += len(ids[0])
+                sizes["target_tokens"] += len(ids[1])
+            if kept:
+                written = sum(len(sentence.encode()) for pair in some for sentence in pair)
+                stream.append(Encoded(np.concatenate(kept), len(kept), written))
+            bar.update(len(some))
+        if not sizes["pairs"]:
+            raise UserError(f"no pair is left for '{split}' ({dict(dropped)} left out); name more text")
+    entry = {"file": path.name, "documents": stream.documents, "bytes": stream.bytes, "tokens": stream.tokens}
+    limited = next(source, None) is not None
+    return entry | {"sha256": sha256(path)} | sizes | {"dropped": dict(dropped), "limited": limited}
+
+
+def _cuts(split: Split, data: ParallelData, entry: dict[str, Any]) -> Iterator[str]:
+    """Say what is left out of a split, and by which limit."""
+    limits = {
+        "empty": "an empty side",
+        "too_long": f"max_tokens={data.max_tokens}",
+        "ratio": f"max_ratio={data.max_ratio}",
+    }
+    for reason, count in entry["dropped"].items():
+        if count:
+            yield f"{limits[reason]} leaves out {count} {split} pairs"
+    if entry["limited"]:
+        yield f"max_pairs={data.max_pairs} ends the {split} pairs; the rest is left out (max_pairs: null takes all)"
+
+
+def _progress_bar(name: str) -> "tqdm[Any]":
+    pause = 0.2 if sys.stderr.isatty() else 10.0
+    return tqdm(desc=f"tokenise {name}", unit="pair", unit_scale=True, mininterval=pause, maxinterval=pause)
+
+
+def _encoded(tokenizer: "Tokenizer", pairs: tuple[Pair, ...], end: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    sentences = [sentence for pair in pairs for sentence in pair]
+    ids = [np.array([*found.ids, end]) for found in tokenizer.encode_batch(sentences, add_special_tokens=False)]
+    return zip(ids[0::2], ids[1::2], strict=True)
+
+
+def _reason(split: Split, pair: Pair, ids: tuple[np.ndarray, np.ndarray], data: ParallelData) -> str | None:
+    """Return why a pair is left out, if it is."""
+    if not all(sentence.strip() for sentence in pair):
+        return "empty"
+    lengths = sorted(map(len, ids))
+    if lengths[1] > data.max_tokens:
+        if split == "test":  # to leave it out would flatter the test
+            raise UserError(f"a test pair has {lengths[1]} tokens ({pair[0][:40]!r}...); raise max_tokens")
+        return "too_long"
+    too_uneven = data.max_ratio is not None and lengths[1] > data.max_ratio * lengths[0]
+    return "ratio" if split == "train" and too_uneven else None

@@ -1,0 +1,1 @@
+"""Text: files and sets of documents become streams of tokens."""

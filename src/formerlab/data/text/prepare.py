@@ -1,0 +1,173 @@
+"""The data stage: from a source to token streams, tokenizer, questions and, last, the manifest."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from formerlab.data.contents import CONTENTS
+from formerlab.data.manifest import are_whole, current_manifest, made_from, tell, write_manifest
+from formerlab.data.source import Corpus
+from formerlab.data.text.encoding import Encoding, encode, stream_type
+from formerlab.data.text.intake import Intake, batches, training_sample, without_documents
+from formerlab.data.text.questions import FOLDER, write_questions
+from formerlab.data.text.shards import SPLITS, Split
+from formerlab.data.text.spec import TextData
+from formerlab.data.text.streams import Stream, load_tokenizer, read_manifest, writing
+from formerlab.data.text.tokenizer import TokenizerFile, TokenizerOf, with_tokenizer_file, write_tokenizer
+from formerlab.data.text.workers import Workers
+from formerlab.errors import UserError
+from formerlab.files import replacing, sha256
+from formerlab.spec import fingerprint
+
+
+def source_fingerprint(data: TextData, cache: Path | None = None) -> str | None:
+    """Return 16 hexadecimal digits that change when source or tokenizer file do; None where they cannot be seen now.
+
+    Needs no network. Files are told by their contents and their names below their common folder: touching them or
+    moving them together changes nothing. `cache` names a file that saves reading unchanged files again; the data
+    stage keeps its own in `contents.json`.
+    """
+    return with_tokenizer_file(data.source.state(cache), data.tokenizer)
+
+
+def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
+    """Write streams, tokenizer, questions and manifest of a corpus below `out`; do nothing where they are current.
+
+    A tokenizer of another data set is read from the folder of that name beside `out`. `processes` defaults to one per
+    core available; the result does not depend on it. Raises UserError naming the file, column or setting that is wrong;
+    what is half written is removed. Where the source is gone, data prepared before with the same settings stay valid.
+    """
+    origin = made_from(data, source_fingerprint(data, out / CONTENTS), code_hash)
+    if _is_current(out, data, origin):
+        print(f"{out}: already prepared", file=sys.stderr)
+        return
+    with Workers(processes) as workers:
+        corpus, notes = _opened(name, data, workers)
+        if isinstance(data.tokenizer, TokenizerFile):
+            data.tokenizer.load()
+        if isinstance(data.tokenizer, TokenizerOf):
+            load_tokenizer(out.parent / data.tokenizer.data)
+        _clear(out)  # not before it is clear that source and tokenizer are there
+        questions = write_questions(list(corpus.test_modules), data.questions, out) if data.questions else []
+        tokenizer = _write_tokenizer(data, out, corpus)
+        splits, intake = _write_streams(data, out, corpus, tokenizer, workers)
+    notes += [_cut(split, data, splits[split]) for split in SPLITS if split in intake.limited]
+    tell(name, notes)
+    files = [tokenizer["sha256"], *(entry["sha256"] for entry in (*splits.values(), *questions))]
+    content = {
+        "fingerprint": fingerprint(files),
+        "tokenizer": tokenizer,
+        "splits": splits,
+        "duplicates_removed": intake.duplicates,
+        "notes": notes,
+        "questions": questions,
+    }
+    write_manifest(out, name, data, origin, content, ("tokenizers", "regex", "numpy"))
+
+
+def _opened(name: str, data: TextData, workers: Workers) -> tuple[Corpus, list[str]]:
+    """Open the source, whose documents must leave no split empty, and return it with what is to be said of it.
+
+    Whole files that are too few to be divided are divided by their paragraphs.
+    """
+    corpus = data.source.open(data.shares, workers)
+    empty, documents = without_documents(corpus.shards, data)
+    if not empty:
+        return corpus, []
+    if (finer := data.source.by_paragraph()) is not None:
+        corpus = finer.open(data.shares, workers)
+        if not without_documents(corpus.shards, data)[0]:
+            what = "1 document" if documents == 1 else f"{documents} documents"
+            return corpus, [f"{what} cannot be divided into train, valid and test, so paragraphs are the documents"]
+    raise UserError(f"data: {name}: {_no_documents(empty[0], data, documents)}")
+
+
+def _cut(split: Split, data: TextData, entry: dict[str, Any]) -> str:
+    key = "max_bytes" if split == "train" else "max_held_out_bytes"
+    size = f"{entry['bytes']} bytes in {entry['documents']} document{'s' * (entry['documents'] != 1)}"
+    return f"{key}={getattr(data, key)} ends the {split} text at {size}; the rest is left out ({key}: null takes all)"
+
+
+def _is_current(out: Path, data: TextData, origin: dict[str, Any]) -> bool:
+    manifest = current_manifest(out, origin)
+    if manifest is None or not are_whole(out):
+        return False
+    if isinstance(data.tokenizer, TokenizerOf) and manifest["tokenizer"] != _borrowed(data.tokenizer, out):
+        return False
+    return all((out / entry["file"]).is_file() for entry in manifest["questions"])
+
+
+def _clear(out: Path) -> None:
+    """Remove the manifest, so that no old one vouches for new files, and what a killed process left."""
+    (out / "manifest.json").unlink(missing_ok=True)
+    for left in out.glob(".*.tmp"):
+        left.unlink()
+    shutil.rmtree(out / FOLDER, ignore_errors=True)
+
+
+def _write_tokenizer(data: TextData, out: Path, corpus: Corpus) -> dict[str, Any]:
+    spec, path = data.tokenizer, out / "tokenizer.json"
+    if isinstance(spec, TokenizerOf):
+        with replacing(path) as temporary:
+            shutil.copyfile(out.parent / spec.data / path.name, temporary)
+        return _borrowed(spec, out)
+
+    def sample(size: int) -> Iterator[str]:
+        return training_sample(corpus.shards, data, min(size, data.max_bytes or size))
+
+    return write_tokenizer(spec, path, sample)
+
+
+def _borrowed(spec: TokenizerOf, out: Path) -> dict[str, Any]:
+    """Return what the manifest of the other data set says of its tokenizer. Raises UserError where it does not fit."""
+    borrowed: dict[str, Any] = read_manifest(out.parent / spec.data)["tokenizer"]
+    if borrowed["vocabulary"] != spec.vocabulary:
+        raise UserError(
+            f"tokenizer.vocabulary={spec.vocabulary}: data set {spec.data!r} was prepared with "
+            f"{borrowed['vocabulary']} tokens; state the same"
+        )
+    return borrowed
+
+
+def _write_streams(
+    data: TextData, out: Path, corpus: Corpus, tokenizer: dict[str, Any], workers: Workers
+) -> tuple[dict[str, dict[str, Any]], Intake]:
+    """Write the three streams; return what the manifest says of them, and what was met on the way."""
+    dtype = stream_type(data.vocabulary)
+    encoding = Encoding(out / "tokenizer.json", tokenizer["sha256"], tokenizer["end_of_text"], dtype)
+    intake = Intake(data)
+    with ExitStack() as stack:
+        streams = {split: stack.enter_context(writing(out / f"{split}.npy", dtype)) for split in SPLITS}
+        bar = stack.enter_context(_progress_bar(out.name))
+        documents = intake.documents(corpus.shards)
+        tasks = ((split, encoding, texts) for split, texts in batches(documents))
+        for split, encoded in workers.map(encode, tasks):
+            streams[split].append(encoded)
+            bar.set_postfix_str(f"shard {intake.shards_begun}/{len(corpus.shards)}", refresh=False)
+            bar.update(encoded.bytes)
+        for split, stream in streams.items():
+            if not stream.documents:
+                raise UserError(_no_documents(split, data, sum(other.documents for other in streams.values())))
+    return {split: _entry(out / f"{split}.npy", stream) for split, stream in streams.items()}, intake
+
+
+def _progress_bar(name: str) -> "tqdm[Any]":
+    pause = 0.2 if sys.stderr.isatty() else 10.0
+    return tqdm(desc=f"tokenise {name}", unit="B", unit_scale=True, mininterval=pause, maxinterval=pause)
+
+
+def _entry(path: Path, stream: Stream) -> dict[str, Any]:
+    sizes = {"documents": stream.documents, "bytes": stream.bytes, "tokens": stream.tokens}
+    return {"file": path.name, **sizes, "sha256": sha256(path)}
+
+
+def _no_documents(split: Split, data: TextData, documents: int) -> str:
+    if split == "train":
+        return "no document is left for training: all are held out or repeat held-out ones; name more text"
+    share = getattr(data, f"{split}_share")
+    return f"none of {documents} documents is left for '{split}': raise {split}_share={share:g} or name source.{split}"

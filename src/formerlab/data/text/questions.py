@@ -1,0 +1,174 @@
+"""Multiple-choice questions made from held-out documentation, as lm-evaluation-harness tasks.
+
+Three tasks of four choices: which summary belongs to this signature, which sentence continues this paragraph, which
+word ends this sentence. Wrong choices are right ones of other modules. Small models answer above chance when scored
+by mutual information, log p(choice | query) - log p(choice): `acc_mutual_info`.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+
+from formerlab.data.text.docstrings import Entry, Module
+from formerlab.data.text.embedded import REPEATABLE_CHARACTERS
+from formerlab.data.text.streams import read_manifest
+from formerlab.errors import UserError
+from formerlab.files import sha256, write_text
+
+CHOICES = 4
+
+DRAWN = 24
+"""Answers drawn for the wrong choices of a question, some of which are of the same module or equal."""
+
+FOLDER = "questions"
+
+METRICS = ("acc", "acc_norm", "acc_mutual_info")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A possible question and its right answer."""
+
+    module: str
+    query: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class QuestionTask:
+    """A kind of question."""
+
+    name: str
+    delimiter: str
+    """What stands between query and choice."""
+    candidates: Callable[[Entry], Iterator[tuple[str, str]]]
+    """Queries and answers that an entry yields."""
+    version: float = 1.0
+
+    def config(self, file: str) -> dict[str, Any]:
+        """Return the task for lm-evaluation-harness 0.4, reading `file`."""
+        return {
+            "task": self.name,
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"test": file}},
+            "test_split": "test",
+            "output_type": "multiple_choice",
+            "doc_to_text": "query",
+            "doc_to_choice": "choices",
+            "doc_to_target": "gold",
+            "target_delimiter": self.delimiter,
+            "num_fewshot": 0,
+            "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in METRICS],
+            "metadata": {"version": self.version},
+        }
+
+
+def summaries(entry: Entry) -> Iterator[tuple[str, str]]:
+    """Yield a definition's signature and the sentence that sums it up."""
+    summary = " ".join(entry.paragraphs[0].split())
+    defines = entry.signature.startswith(("def ", "class "))
+    if defines and entry.summary and REPEATABLE_CHARACTERS <= len(summary) <= 160 and summary.endswith("."):
+        yield entry.signature, summary
+
+
+def next_sentences(entry: Entry) -> Iterator[tuple[str, str]]:
+    """Yield the beginning of each paragraph of prose and its last sentence."""
+    for text in prose(entry):
+        *before, last = re.split(r"(?<=[.!?]) (?=[A-Z`])", text)
+        beginning = " ".join(before)
+        if 30 <= len(beginning) <= 600 and 20 <= len(last) <= 250:
+            yield beginning, last
+
+
+def last_words(entry: Entry) -> Iterator[tuple[str, str]]:
+    """Yield each paragraph of prose without its last word, and that word."""
+    for text in prose(entry):
+        before, _, last = text.removesuffix(".").rpartition(" ")
+        if 40 <= len(before) <= 400 and re.fullmatch(r"[A-Za-z]{3,}", last):
+            yield before, last
+
+
+TASKS = (
+    QuestionTask("embedded_summary", "\n", summaries),
+    QuestionTask("embedded_next_sentence", " ", next_sentences),
+    QuestionTask("embedded_last_word", " ", last_words),
+)
+
+
+def prose(entry: Entry) -> Iterator[str]:
+    """Yield the paragraphs that are running text and occur once in the whole corpus, on one line each."""
+    for paragraph in entry.paragraphs:
+        lines = paragraph.splitlines()
+        if len(paragraph) < REPEATABLE_CHARACTERS or not re.match(r"[A-Z`]", paragraph):
+            continue
+        marked = any(re.match(r"\s|>>>|\.\.|[-=*:|+#]", line) for line in lines)
+        if not marked and paragraph.endswith(".") and "::" not in paragraph and " : " not in paragraph:
+            yield " ".join(paragraph.split())
+
+
+def make_questions(task: QuestionTask, modules: Sequence[Module], count: int) -> list[dict[str, Any]]:
+    """Return up to `count` questions drawn at random, the same on every machine. Raises UserError where none can be."""
+    candidates = [
+        Candidate(module.name, query, answer)
+        for module in modules
+        for entry in module.entries
+        for query, answer in task.candidates(entry)
+    ]
+    random = Random(task.name)
+    random.shuffle(candidates)
+    candidates = list({candidate.query: candidate for candidate in candidates}.values())
+    places = [index % CHOICES for index in range(count)]
+    random.shuffle(places)
+    questions: list[dict[str, Any]] = []
+    for candidate in candidates:
+        wrong = _wrong_choices(candidate, candidates, random)
+        if len(questions) < count and len(wrong) == CHOICES - 1:
+            gold = places[len(questions)]
+            choices = [*wrong[:gold], candidate.answer, *wrong[gold:]]
+            name = f"{task.name}-{len(questions):04d}"
+            questions.append({"id": name, "query": candidate.query, "choices": choices, "gold": gold})
+    if not questions:
+        raise UserError(f"questions={count}: the test documents yield no '{task.name}'; raise test_share, or set 0")
+    if len(questions) < count:
+        print(f"{task.name}: {len(questions)} questions, for the test documents yield no more", file=sys.stderr)
+    return questions
+
+
+def _wrong_choices(candidate: Candidate, candidates: list[Candidate], random: Random) -> list[str]:
+    """Return answers of other modules, all different, drawn like the right one: nothing but the query tells it."""
+    different: dict[str, str] = {}
+    for other in random.sample(candidates, min(DRAWN, len(candidates))):
+        if other.module != candidate.module and other.answer.lower() != candidate.answer.lower():
+            different.setdefault(other.answer.lower(), other.answer)
+    return list(different.values())[: CHOICES - 1]
+
+
+def write_questions(modules: Sequence[Module], count: int, out: Path) -> list[dict[str, Any]]:
+    """Write `questions/<task>.jsonl` and `.yaml` below `out`; return the manifest's entries."""
+    entries = []
+    for task in TASKS:
+        questions = make_questions(task, modules, count)
+        path = out / FOLDER / f"{task.name}.jsonl"
+        write_text(path, "".join(json.dumps(question, ensure_ascii=False) + "\n" for question in questions))
+        write_text(path.with_suffix(".yaml"), yaml.safe_dump(task.config(path.name), sort_keys=False))
+        about = {"task": task.name, "version": task.version, "file": path.relative_to(out).as_posix()}
+        entries.append({**about, "examples": len(questions), "sha256": sha256(path)})
+    return entries
+
+
+def task_configs(out: Path) -> list[dict[str, Any]]:
+    """Return the prepared questions as configs for lm-evaluation-harness, with the absolute paths of their files.
+
+    `TaskManager(include_defaults=False)` and `simple_evaluate(tasks=...)` take them as they are. The YAML files beside
+    the questions say the same with relative paths, and so work from within their folder wherever it is moved.
+    """
+    tasks = {task.name: task for task in TASKS}
+    entries = read_manifest(out)["questions"]
+    return [tasks[entry["task"]].config(str((out / entry["file"]).resolve())) for entry in entries]

@@ -1,0 +1,169 @@
+"""Documents out of one file: text, JSON lines or Parquet, compressed or not."""
+
+import bz2
+import codecs
+import gzip
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal, TextIO
+
+from formerlab.data.text.shards import DOCUMENT_CHARACTERS, last_break
+from formerlab.errors import UserError
+
+Format = Literal["text", "jsonl", "parquet"]
+Documents = Literal["file", "paragraph", "line"]
+
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+
+FORMATS: dict[str, Format] = {
+    "": "text",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".rst": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+}
+
+
+def format_of(path: Path) -> Format:
+    """Return the format that the name tells, compression aside. Raises UserError where it tells none."""
+    name = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    if name.suffix.lower() not in FORMATS:
+        raise UserError(
+            f"{path}: the ending '{name.suffix}' tells no format; set source.format to text, jsonl or parquet, "
+            "or name fewer files"
+        )
+    return FORMATS[name.suffix.lower()]
+
+
+def read_text(path: Path, encoding: str, documents: Documents) -> Iterator[str]:
+    """Yield the documents of a text file. Raises UserError naming the file and what is wrong with it."""
+    with _text(path, encoding) as handle:
+        if documents == "file":
+            yield from _blocks(handle)
+        elif documents == "line":
+            yield from _lines(handle)
+        else:
+            yield from _paragraphs(handle)
+
+
+def read_jsonl(path: Path, encoding: str, column: str) -> Iterator[str]:
+    """Yield the texts of a field, one per line. Raises UserError naming file, line and field."""
+    with _text(path, encoding) as handle:
+        for number, line in enumerate(handle, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{path}, line {number}: not JSON ({error})") from None
+            if not isinstance(row, dict) or column not in row:
+                found = f"fields {', '.join(row)}" if isinstance(row, dict) else f"a {type(row).__name__}"
+                raise UserError(f"{path}, line {number}: no field '{column}' in {found}; set source.column")
+            yield text_of(row[column], f"{path}, line {number}", column)
+
+
+def read_parquet(path: Path, column: str) -> Iterator[str]:
+    """Yield the texts of a column. Raises UserError naming the file and the column."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if column not in names:
+                raise UserError(f"{path}: no column '{column}' among {', '.join(names)}; set source.column")
+            for batch in file.iter_batches(batch_size=1024, columns=[column]):
+                for value in batch.column(0):
+                    yield text_of(value.as_py(), str(path), column)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({_first_line(error)})") from None
+
+
+def text_of(value: object, where: str, column: str) -> str:
+    """Return a text value; a missing one is empty; lone surrogates, which UTF-8 cannot hold, are replaced."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{where}: field '{column}' holds {type(value).__name__}, not text; set source.column")
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _has_surrogates(value) else value
+
+
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+@contextmanager
+def _text(path: Path, encoding: str) -> Iterator[TextIO]:
+    """Open a file for reading text, decompressed; what goes wrong while it is read names it."""
+    encoding = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding  # skips a byte-order mark
+    try:
+        with io.TextIOWrapper(_binary(path), encoding) as handle:
+            try:
+                yield handle
+            except UnicodeDecodeError as error:
+                at = handle.buffer.tell() - len(error.object) + error.start
+                raise UserError(
+                    f"{path}: not {error.encoding} at byte {at} ({error.reason}); set source.encoding or convert it"
+                ) from None
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read ({_first_line(error)})") from None
+
+
+def _binary(path: Path) -> IO[bytes]:
+    if path.suffix == ".zst":
+        try:
+            import zstandard
+        except ImportError:
+            raise UserError(f"{path}: reading .zst needs the package zstandard (pip install zstandard)") from None
+        return zstandard.open(path, "rb")  # type: ignore[no-any-return]
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    return openers.get(path.suffix, open)(path, "rb")  # type: ignore[no-any-return]
+
+
+def _blocks(handle: TextIO) -> Iterator[str]:
+    """Yield a whole file, or parts of it where it is too long for one document."""
+    text = ""
+    while block := handle.read(DOCUMENT_CHARACTERS):
+        text += block
+        while len(text) > DOCUMENT_CHARACTERS:
+            cut = last_break(text, 0, DOCUMENT_CHARACTERS)
+            yield text[:cut]
+            text = text[cut:]
+    yield text
+
+
+def _lines(handle: TextIO) -> Iterator[str]:
+    while line := handle.readline(DOCUMENT_CHARACTERS):
+        yield line.rstrip("\n")
+
+
+def _paragraphs(handle: TextIO) -> Iterator[str]:
+    lines: list[str] = []
+    size = 0
+    for line in _lines(handle):
+        if (not line.strip() or size > DOCUMENT_CHARACTERS) and lines:
+            yield "\n".join(lines)
+            lines, size = [], 0
+        if line.strip():
+            lines.append(line)
+            size += len(line)
+    if lines:
+        yield "\n".join(lines)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,1 @@
+"""Language models: generation, zero-shot questions, flow over depth."""

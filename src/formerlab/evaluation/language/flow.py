@@ -1,0 +1,123 @@
+"""The stage `flow`: how information moves over the depth of a trained model (arXiv:2402.02622, section 5).
+
+Two questions to a finished run: how close to the embedding is what each block reads, and how many of the smallest
+mixing weights may be dropped after training.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from formerlab.errors import UserError
+from formerlab.layers.depth.dwa import DepthWeightedAverageLayer
+from formerlab.layers.depth.identity import History, Mixer, Stream
+from formerlab.models.decoder import DecoderModel
+from formerlab.results.measures import COSINE, PRUNED
+from formerlab.results.write import Cell, write_rows
+from formerlab.spec import Count, Spec
+from formerlab.tasks.language import LanguageModeling
+from formerlab.tasks.window_losses import mean_loss, spread_windows, window_losses
+from formerlab.training.run import Run
+
+COLUMNS = ("measure", "place", "kept", "value")
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Flow(Spec):
+    """What of which trained models is looked at."""
+
+    runs: tuple[str, ...] = ()
+    """Patterns of run names, of Transformers and static averages. Empty: none."""
+    windows: Count = 256
+    """Windows of the held-out stream, evenly spread."""
+    shares: tuple[Share, ...] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+    """Shares of the mixing weights that are dropped, the smallest first (Fig 7: 0 to 50 %)."""
+
+
+def flow(model: DecoderModel, run: Run, stream: NDArray[np.integer[Any]], settings: Flow, path: Path) -> None:
+    """Write the rows of one model.
+
+    `cosine_with_embedding` at place i is the mean over tokens of the cosine of Y_i, which block i + 1 reads (after the
+    last block, the final norm), with X_0. `pruned_loss_nats` at place s is the loss without the share s of the mixing
+    weights, those smallest in size; `kept` counts the others.
+    """
+    task = run.task
+    if not isinstance(task, LanguageModeling):
+        raise UserError(f"flow.runs: run {run.name!r} is no language model; name runs of a decoder")
+    windows = spread_windows(stream, task.context, settings.windows)
+
+    def loss() -> float:
+        return mean_loss(window_losses(model, stream, task.context, batch=task.batch, windows=windows))
+
+    with _listening(model) as cosines:
+        loss()
+    means = {index: float(np.mean(torch.stack(found).tolist())) for index, found in sorted(cosines.items())}
+    rows: list[list[Cell]] = [[COSINE, index, None, mean] for index, mean in means.items()]
+    if isinstance(model.mixer, DepthWeightedAverageLayer):
+        for share in settings.shares:
+            with _pruned(model.mixer, share) as kept:
+                rows.append([PRUNED, share, kept, loss()])
+    write_rows(path, COLUMNS, rows)
+
+
+class Listener(Mixer):
+    """A mixer that does what another one does, and compares what it gives with X_0."""
+
+    def __init__(self, mixer: Mixer) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.cosines: dict[int, list[Tensor]] = {}
+
+    def begin(self, x: Stream) -> History:
+        """Remember X_0."""
+        return x, self.mixer.begin(x)
+
+    def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
+        """Add as the other one does."""
+        return self.mixer.add(site, x, update, history[1])
+
+    def mix(self, index: int, x: Stream, history: History) -> Stream:
+        """Return Y_index, and note its mean cosine with X_0."""
+        mixed = self.mixer.mix(index, x, history[1])
+        cosine = F.cosine_similarity(mixed.float(), history[0].float(), dim=-1)
+        self.cosines.setdefault(index, []).append(cosine.mean())
+        return mixed
+
+
+@contextmanager
+def _listening(model: DecoderModel) -> Iterator[dict[int, list[Tensor]]]:
+    """Give the cosines of every forward pass, by block."""
+    listener = Listener(model.mixer)
+    model.mixer = listener
+    try:
+        yield listener.cosines
+    finally:
+        model.mixer = listener.mixer
+
+
+@contextmanager
+def _pruned(mixer: DepthWeightedAverageLayer, share: float) -> Iterator[int]:
+    """Set the smallest mixing weights to zero for a while; give how many are left."""
+    alphas: list[nn.Parameter] = list(mixer.alphas.values())
+    before = [alpha.detach().clone() for alpha in alphas]
+    sizes = torch.cat(before).abs()
+    dropped = round(share * len(sizes))
+    gone = torch.zeros_like(sizes, dtype=torch.bool)
+    gone[sizes.argsort(stable=True)[:dropped]] = True
+    try:
+        with torch.no_grad():
+            for alpha, mask in zip(alphas, torch.split(gone, [len(alpha) for alpha in alphas]), strict=True):
+                alpha[mask] = 0.0
+        yield len(sizes) - dropped
+    finally:
+        with torch.no_grad():
+            for alpha, old in zip(alphas, before, strict=True):
+                alpha.copy_(old)

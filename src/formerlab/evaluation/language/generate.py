@@ -1,0 +1,119 @@
+"""Text from a decoder, one token at a time, with keys and values kept between steps."""
+
+import logging
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Float
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from formerlab.cache import KVCache
+from formerlab.data.text.tokenizer import END_OF_TEXT
+from formerlab.errors import UserError
+from formerlab.layers.attention import Attend
+from formerlab.models.decoder import DecoderModel
+from formerlab.tasks.scoring import evaluating
+
+log = logging.getLogger(__name__)
+
+INCOMPLETE = "\ufffd"  # how a character reads whose last bytes are still to come
+
+
+def generate(
+    model: DecoderModel,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    tokens: int = 64,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+    attend: Attend | None = None,
+    end_of_text: int | None = None,
+    stream: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] = log.warning,
+) -> str:
+    """Continue `prompt` by at most `tokens` tokens and return the new text, which ends where the document ends.
+
+    It stops earlier at the end of the model's context, and `tell` is then called with one line that says so: a window
+    that slides would need another cache, and a model of learned positions other ones.
+
+    `temperature` 0 takes the most probable token; `top_k` draws among the k most probable only. `attend` is a fresh
+    cache, such as one that evicts (default: a full one). `end_of_text` is the token that ends a document (default:
+    the id of `<|endoftext|>`); `stream` is called with each piece of text as it is known.
+    Raises UserError where the prompt alone does not fit the model's context, and for impossible options.
+    """
+    for name, value, least in (("tokens", tokens, 0), ("temperature", temperature, 0), ("top_k", top_k, 1)):
+        if value is not None and value < least:
+            raise UserError(f"{name}={value}: give at least {least}")
+    end = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
+    ids = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
+    room = room_after(len(ids), model.spec.context)
+    new: list[int] = []
+    shown = ""
+    count = min(tokens, room)
+    for token in sample(model, ids, tokens=count, temperature=temperature, top_k=top_k, seed=seed, attend=attend):
+        if token == end:
+            break
+        new.append(token)
+        text = tokenizer.decode(new)
+        if stream is not None and not text.endswith(INCOMPLETE):
+            stream(text[len(shown) :])
+            shown = text
+    if len(new) == room < tokens:
+        tell(f"stopped after {room} of {tokens} tokens, at the end of the model's context of {model.spec.context}")
+    text = tokenizer.decode(new)
+    if stream is not None and text != shown:
+        stream(text[len(shown) :])
+    return text
+
+
+def end_of_text_id(tokenizer: Tokenizer) -> int:
+    """Return the id of the token that ends a document."""
+    token: int | None = tokenizer.token_to_id(END_OF_TEXT)
+    if token is None:
+        raise UserError(f"the tokenizer has no token {END_OF_TEXT}; give end_of_text, the id that ends a document")
+    return token
+
+
+def room_after(prompt: int, context: int) -> int:
+    """Return how many tokens fit behind a prompt: the last one is not fed back, so it needs no position."""
+    if prompt > context:
+        raise UserError(f"the prompt has {prompt} tokens, but the model's context is {context}; shorten the prompt")
+    return context - prompt + 1
+
+
+def sample(
+    model: DecoderModel,
+    prompt: list[int],
+    *,
+    tokens: int,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+    attend: Attend | None = None,
+) -> Iterator[int]:
+    """Yield `tokens` token ids after `prompt`; each step feeds only the newest token, the cache holds the rest."""
+    attend = KVCache() if attend is None else attend
+    generator = torch.Generator().manual_seed(seed)
+    device = model.embedding.device
+    inputs, start = torch.tensor([prompt]).to(device, non_blocking=True), 0
+    for _ in range(tokens):
+        with evaluating(model):
+            logits = model(inputs, attend=attend, start=start, last=1)[0, -1].float().cpu()
+        start += inputs.shape[1]
+        token = draw(logits, temperature, top_k, generator)
+        yield token
+        inputs = torch.tensor([[token]]).to(device, non_blocking=True)
+
+
+def draw(
+    logits: Float[Tensor, " vocabulary"], temperature: float, top_k: int | None, generator: torch.Generator
+) -> int:
+    """Draw a token id from softmax(logits / temperature), among the `top_k` largest logits where given."""
+    if temperature == 0:
+        return int(logits.argmax())
+    values, ids = logits.topk(min(top_k or len(logits), len(logits)))
+    probabilities = (values / temperature).softmax(dim=0)
+    return int(ids[torch.multinomial(probabilities, 1, generator=generator)])

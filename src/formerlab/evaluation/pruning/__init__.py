@@ -1,0 +1,1 @@
+"""Pruned key-value caches: sweeps, score trajectories, masks, one-shot compression."""

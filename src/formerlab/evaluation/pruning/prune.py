@@ -1,0 +1,196 @@
+"""All cache policies of one model, on the same windows and the same questions."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, Local
+from formerlab.cache.policies.policy import Policy
+from formerlab.errors import UserError
+from formerlab.evaluation.language import zeroshot
+from formerlab.evaluation.language.questions import Questions
+from formerlab.evaluation.pruning import calibration, mask_dumps, one_shot, score_trajectories
+from formerlab.evaluation.pruning.configuration import COLUMNS, Arm
+from formerlab.evaluation.pruning.masks import mask_measures
+from formerlab.models.decoder import DecoderModel
+from formerlab.progress import Progress
+from formerlab.results.write import Cell, write_rows
+from formerlab.spec import AnyCount, Count, Size, Spec
+from formerlab.tasks.window_losses import Stream, spread_windows, window_losses
+
+WINDOW_COLUMNS = (*COLUMNS, "realised_budget", "window", "tokens", "loss_nats")
+QUESTION_COLUMNS = (*COLUMNS, "realised_budget", *zeroshot.COLUMNS)
+MASK_COLUMNS = (*COLUMNS, "window", "metric", "value")
+FILES: dict[str, tuple[str, ...]] = {
+    "prune.csv": WINDOW_COLUMNS,
+    "prune_questions.csv": QUESTION_COLUMNS,
+    "prune_masks.csv": MASK_COLUMNS,
+    "prune_alphas.csv": calibration.CHOICE_COLUMNS,
+    "prune_calibrated.csv": calibration.LOSS_COLUMNS,
+    "prune_pictures.csv": mask_dumps.COLUMNS,
+    "prune_scores.csv": score_trajectories.COLUMNS,
+    "prune_once.csv": one_shot.COLUMNS,
+}
+"""Every file of a sweep, with its columns; what is not asked for has no rows."""
+
+
+class PruneSweep(Spec):
+    """Every policy at every budget, always beside the full cache."""
+
+    policies: tuple[CachePolicy, ...] = (Local(), H2O(), Decay())
+    """Policies to compare."""
+    alphas: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = ()
+    """Decay factors: each adds Decay with this alpha and no recent part."""
+    budgets: tuple[Budget, ...] = (0.2, 0.4)
+    """Budgets on the windows: shares of a sequence's length (float) or entries (int)."""
+    windows: Count = 96
+    """Windows, evenly spread over the held-out stream."""
+    context: Size | None = None
+    """Tokens predicted per window; none means the model's context."""
+    mask_windows: AnyCount = 8
+    """Windows, evenly spread as well, whose kept keys are measured; 0 means none."""
+    questions: bool = True
+    """Answer the embedded questions and the suites under every policy."""
+    suites: tuple[str, ...] = ("*",)
+    """Patterns of the names of the suites that are asked."""
+    question_budgets: tuple[Budget, ...] = (0.4,)
+    """Budgets on the questions."""
+    question_limit: Count | None = None
+    """First examples of each task; none means all."""
+    calibration_windows: AnyCount = 0
+    """Windows of the validation stream on which alpha is chosen, per layer and head and for all; 0 means none."""
+    calibration_budgets: tuple[Budget, ...] = (0.2,)
+    """Budgets at which it is chosen; the alphas to choose from are those of `alphas`."""
+    score_windows: AnyCount = 0
+    """Windows in which scores are followed from query to query (Fig. 5 of the Decay article); 0 means none."""
+    picture_tokens: AnyCount = 0
+    """Tokens of the window whose masks are drawn (its Fig. 3); 0 means none."""
+    picture_budgets: tuple[Budget, ...] = (0.2,)
+    """Budgets of these masks."""
+    once: tuple[CachePolicy, ...] = ()
+    """Policies that compress a prompt once, the first half of each window: another mode, in a file of its own."""
+    once_budgets: tuple[Budget, ...] = (0.2, 0.4)
+    """Their budgets, shares of the prompt."""
+    batch: Count = 64
+    """Sequences per forward pass."""
+
+    @field_validator("policies")
+    @classmethod
+    def _stepwise(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
+        """Refuse what chooses once after a prompt: its numbers are those of another mode, for another table."""
+        for policy in policies:
+            try:
+                policy.check_stepwise()
+            except UserError as error:
+                raise ValueError(str(error)) from None
+        return policies
+
+    def asks(self, suite: str) -> bool:
+        """Say whether the sweep asks the questions of a suite."""
+        return self.questions and any(fnmatchcase(suite, pattern) for pattern in self.suites)
+
+    def arms(self, budgets: Iterable[int | float]) -> list[Arm]:
+        """Return the full cache and every policy at every budget, each once."""
+        policies = dict.fromkeys((*self.policies, *(Decay(alpha=alpha) for alpha in self.alphas)))
+        pruned = [policy for policy in policies if not isinstance(policy, Full)]
+        return [Arm(Full(), 1.0), *(Arm(policy, budget) for budget in budgets for policy in pruned)]
+
+
+def prune(
+    model: DecoderModel,
+    streams: Mapping[str, Stream],
+    questions: Questions | None,
+    sweep: PruneSweep,
+    out: Path,
+    *,
+    label: str = "prune",
+) -> None:
+    """Write FILES into `out`.
+
+    Pruning is simulated, on the stream `test`: it acts from the first token on, as if every sequence were fed token by
+    token. The rows of one window, or of one question, differ in nothing but the policy. What a sweep chooses, it
+    chooses on the stream `valid`. Raises UserError where the windows exceed the model's context.
+    """
+    context = sweep.context or model.spec.context
+    if context > model.spec.context:
+        raise UserError(f"prune.context={context} exceeds the model's context of {model.spec.context}; lower it")
+    windows = spread_windows(streams["test"], context, sweep.windows)
+    arms = sweep.arms(sweep.budgets)
+    question_arms = sweep.arms(sweep.question_budgets) if questions is not None else []
+    total = len(arms) * len(windows) + len(question_arms) * (len(questions) if questions is not None else 0)
+    with Progress(total, label, unit="sequence") as progress:
+        rows = _window_rows(model, streams["test"], context, windows, arms, sweep.batch, progress)
+        write_rows(out / "prune.csv", WINDOW_COLUMNS, list(rows))
+        answers = (
+            _question_rows(model, questions, question_arms, sweep.batch, progress) if questions is not None else ()
+        )
+        write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, list(answers))
+    for name, measured in _measured(model, streams, context, windows, sweep).items():
+        write_rows(out / name, FILES[name], measured)
+
+
+def _measured(
+    model: DecoderModel, streams: Mapping[str, Stream], context: int, windows: Sequence[int], sweep: PruneSweep
+) -> dict[str, list[tuple[Cell, ...]]]:
+    """Return the rows of everything but losses and accuracies, by file."""
+    test, batch = streams["test"], sweep.batch
+    masked = spread_windows(test, context, sweep.mask_windows)
+    measured = mask_measures(model, test, context, masked, sweep.arms(sweep.budgets)[1:], batch=min(batch, 16))
+    files: dict[str, list[tuple[Cell, ...]]] = {name: [] for name in list(FILES)[2:]}
+    files["prune_masks.csv"] = [(*measure.arm.cells(), *measure[1:]) for measure in measured]
+    if sweep.calibration_windows and sweep.alphas:
+        split = {"valid": spread_windows(streams["valid"], context, sweep.calibration_windows), "test": windows}
+        for budget in sweep.calibration_budgets:
+            chosen, losses = calibration.calibrated(model, streams, context, split, sweep.alphas, budget, batch=batch)
+            files["prune_alphas.csv"] += [row for choice in chosen for row in choice.rows(budget)]
+            files["prune_calibrated.csv"] += losses
+    if tokens := min(sweep.picture_tokens, context):
+        files["prune_pictures.csv"] = list(mask_dumps.pictures(model, test, tokens, 0, sweep.picture_budgets))
+    followed = spread_windows(test, context, sweep.score_windows)
+    files["prune_scores.csv"] = list(score_trajectories.dips(model, test, context, followed, batch=batch))
+    if sweep.once:
+        compressed = [Arm(policy, budget) for budget in sweep.once_budgets for policy in sweep.once]
+        files["prune_once.csv"] = list(one_shot.once_losses(model, test, context, windows, compressed, batch=batch))
+    return files
+
+
+def write_nothing(out: Path) -> None:
+    """Write the files without rows, for a run that diverged."""
+    for name, columns in FILES.items():
+        write_rows(out / name, columns, [])
+
+
+def _window_rows(
+    model: DecoderModel,
+    stream: Stream,
+    context: int,
+    windows: Sequence[int],
+    arms: Sequence[Arm],
+    batch: int,
+    progress: Progress,
+) -> Iterator[tuple[Cell, ...]]:
+    for arm in arms:
+        losses = window_losses(
+            model,
+            stream,
+            context,
+            batch=batch,
+            attend_for=partial(arm.attend, position=model.position),
+            windows=windows,
+            progress=progress,
+        )
+        for loss in losses:
+            yield *arm.cells(), loss.realised_budget, *loss[:3]
+
+
+def _question_rows(
+    model: DecoderModel, questions: Questions, arms: Sequence[Arm], batch: int, progress: Progress
+) -> Iterator[tuple[Cell, ...]]:
+    for arm in arms:
+        attend_for = partial(arm.attend, position=model.position)
+        for answer in questions.answers(model, batch=batch, attend_for=attend_for, progress=progress):
+            yield *arm.cells(), answer.realised_budget, *answer[: len(zeroshot.COLUMNS)]

@@ -1,0 +1,102 @@
+"""How attention to important and to unimportant tokens moves from query to query (Decay article, Fig. 5).
+
+An important token may be ignored by one query and wanted again by the next. A score that remembers a little bridges
+such dips; one that remembers everything also keeps what was important long ago.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from formerlab.cache import Full, Simulation
+from formerlab.cache.simulation import Seen
+from formerlab.models.decoder import DecoderModel
+from formerlab.results.write import Cell
+from formerlab.tasks.scoring import evaluating
+from formerlab.tasks.window_losses import Stream, window_batches
+
+COLUMNS = ("group", "alpha", "query", "mean", "low", "high", "missed")
+ALPHAS = (0.0, 0.2, 0.8, 1.0)
+"""Scores that are followed: 0 is attention itself, 1 the plain sum."""
+IMPORTANT = 0.1
+"""Share of the tokens of the first half that count as important: those of most attention from the second half."""
+KEPT = 0.4
+"""Share of the tokens so far that a cache would keep by its score, for `missed`."""
+
+Square = Float[Tensor, "batch heads time time"]
+
+
+class Followed(NamedTuple):
+    """Scores of the tokens of the first half, as the queries of the second half leave them, for each of ALPHAS."""
+
+    scores: Float[Tensor, "alphas sequences queries keys"]
+    """With the sum of the weights divided out: a mean of attention whose memory alpha sets."""
+    missed: Bool[Tensor, "alphas sequences queries keys"]
+    """Whether a token's score is not among the best of all tokens so far."""
+    importance: Float[Tensor, "sequences keys"]
+    """Mean attention from the second half."""
+
+    def packed(self) -> "Followed":
+        """Return the same in single precision, off the GPU: all layers of all windows are kept until the end."""
+        return Followed(self.scores.float().cpu(), self.missed.cpu(), self.importance.cpu())
+
+
+def follow(attention: Square) -> Followed:
+    """Follow the scores S <- alpha S + p of all tokens of the first half through an unpruned pass.
+
+    Sequences are those of the batch times the heads.
+    """
+    rows = attention.flatten(0, 1).double()
+    time = rows.shape[-1]
+    half, place = time // 2, torch.arange(time, device=rows.device)
+    alphas = torch.tensor(ALPHAS, dtype=rows.dtype)[:, None, None].to(rows.device, non_blocking=True)
+    total, weight, kept, missed = rows.new_zeros(()), rows.new_zeros(()), [], []
+    for query in range(time):
+        total = alphas * total + rows[:, query]
+        weight = alphas * weight + (place <= query)
+        if query >= half:
+            seen = total[..., : query + 1]
+            least = seen.kthvalue(query + 1 - max(1, round(KEPT * (query + 1))), dim=-1, keepdim=True).values
+            missed.append(seen[..., :half] <= least)
+            kept.append(total[..., :half] / weight[..., :half])
+    return Followed(torch.stack(kept, 2), torch.stack(missed, 2), rows[:, half:, :half].mean(1))
+
+
+def dips(
+    model: DecoderModel, stream: Stream, context: int, windows: Sequence[int], *, batch: int = 16
+) -> Iterator[tuple[Cell, ...]]:
+    """Yield the cells under COLUMNS: mean, 10 % and 90 % quantile of the scores of both groups at every query.
+
+    Over all windows, layers and heads. Position 0, whose attention is that of a sink, belongs to neither group.
+    """
+    found: list[Followed] = []
+
+    def observe(_: int, seen: Seen) -> None:
+        found.append(follow(seen.probabilities).packed())
+
+    for _, tokens in window_batches(stream, context, windows, batch):
+        with evaluating(model):
+            model(tokens[:, :-1].to(model.embedding.device), attend=Simulation(Full(), 1.0, observe=observe))
+    if not found:
+        return
+    importance = torch.cat([each.importance for each in found])[:, 1:]
+    count = max(1, round(IMPORTANT * importance.shape[1]))
+    best = torch.zeros_like(importance, dtype=torch.bool).scatter_(1, importance.topk(count, dim=1).indices, value=True)
+    for index, alpha in enumerate(ALPHAS):
+        scores = torch.cat([each.scores[index] for each in found])[..., 1:]
+        missed = torch.cat([each.missed[index] for each in found])[..., 1:]
+        for group, members in (("important", best), ("unimportant", ~best)):
+            for step in range(scores.shape[1]):
+                values = scores[:, step][members]
+                share = missed[:, step][members].double().mean().item()
+                yield group, alpha, scores.shape[1] + step, *mean_and_tenths(values), share
+
+
+def mean_and_tenths(values: Float[Tensor, "values"]) -> tuple[float, float, float]:
+    """Return the mean and the 10 % and 90 % quantile of all values; torch.quantile refuses more than 2^24 of them."""
+    low, high = np.quantile(values.numpy(), [0.1, 0.9])
+    return values.double().mean().item(), float(low), float(high)

@@ -1,0 +1,129 @@
+"""The stage `complexity`: the layers of Table 1 of arXiv:1706.03762, counted and timed.
+
+Counted are the multiply-adds of the mixing operation alone, as in the table, which leaves out the projections of
+self-attention; timed is the operation itself, with its peak memory from the sizes of what it must hold.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from formerlab.results.write import write_rows
+from formerlab.spec import Count, Size, Spec
+
+LayerName = Literal["self_attention", "recurrent", "convolution", "restricted"]
+LAYERS: tuple[LayerName, ...] = ("self_attention", "recurrent", "convolution", "restricted")
+COLUMNS = ("operation", "axis", "n", "d", "k", "r", "multiply_adds", "path", "time_s", "memory_bytes")
+
+
+class Complexity(Spec):
+    """Which lengths and widths."""
+
+    lengths: tuple[Size, ...] = (64, 128, 256, 512, 1024)
+    """n, at the first of `widths`."""
+    widths: tuple[Size, ...] = (64, 128, 256, 512)
+    """d, at the first of `lengths`."""
+    kernel: Size = 3
+    """k of the convolution; odd."""
+    neighbourhood: Size = 32
+    """r of restricted self-attention; it divides the lengths, for the timed form attends within blocks of r."""
+    repeats: Count = 5
+    """Timed calls, of which the fastest counts."""
+
+
+def measure(spec: Complexity, out: Path) -> None:
+    """Write complexity.csv: one row for every layer, length and width."""
+    write_rows(out / "complexity.csv", COLUMNS, _rows(spec))
+
+
+def _rows(spec: Complexity) -> Iterator[list[Any]]:
+    points = [("n", n, spec.widths[0]) for n in spec.lengths] + [("d", spec.lengths[0], d) for d in spec.widths]
+    for name in LAYERS:
+        for axis, n, d in points:
+            count, path = multiply_adds(name, n, d, spec), longest_path(name, n, spec)
+            seconds = _fastest(_layer(name, n, d, spec), spec.repeats)
+            held = 4 * held_numbers(name, n, d, spec)
+            yield [name, axis, n, d, spec.kernel, spec.neighbourhood, count, path, seconds, held]
+
+
+def multiply_adds(name: LayerName, n: int, d: int, spec: Complexity) -> int:
+    """Return the multiply-adds of the mixing operation, counted by PyTorch while it runs without data."""
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        _layer(name, n, d, spec)()
+    return int(counter.get_total_flops()) // 2
+
+
+def longest_path(name: LayerName, n: int, spec: Complexity) -> int:
+    """Return the longest shortest path between two positions, in layers, by search in the dependency graph.
+
+    Recurrent: positions are joined in a chain within one layer. Convolution: layer i has dilation k^i, as the table's
+    log_k n needs. Restricted attention sees r positions to either side of its own.
+    """
+    if name == "self_attention":
+        return 1
+    if name == "recurrent":
+        return n - 1
+    reached, layers = 0, 0
+    while reached < n - 1:
+        step = (spec.kernel - 1) * spec.kernel**layers if name == "convolution" else spec.neighbourhood
+        reached, layers = reached + step, layers + 1
+    return layers
+
+
+def published_path(name: LayerName, n: int, spec: Complexity) -> int:
+    """Return the maximum path length of Table 1, rounded up."""
+    if name == "convolution":
+        return math.ceil(math.log(n, spec.kernel) - 1e-9)
+    return {"self_attention": 1, "recurrent": n - 1, "restricted": math.ceil((n - 1) / spec.neighbourhood)}[name]
+
+
+def held_numbers(name: LayerName, n: int, d: int, spec: Complexity) -> int:
+    """Return the numbers that the written-out operation holds: inputs, weights, what lies between, output."""
+    between = {
+        "self_attention": 2 * n * d + n * n,
+        "recurrent": 2 * d * d,
+        "convolution": spec.kernel * d * d + spec.kernel * n * d,
+        "restricted": 2 * n * d + n * spec.neighbourhood,
+    }
+    return 2 * n * d + between[name]
+
+
+def _layer(name: LayerName, n: int, d: int, spec: Complexity) -> Callable[[], Tensor]:
+    """Return the operation on random inputs of the current default device."""
+    k, r = spec.kernel, spec.neighbourhood
+    x = torch.randn(n, d)
+    if name == "self_attention":
+        return lambda: torch.softmax(x @ x.T / math.sqrt(d), dim=-1) @ x
+    if name == "restricted":
+        blocks = x.view(n // r, r, d)
+        return lambda: torch.softmax(blocks @ blocks.transpose(1, 2) / math.sqrt(d), dim=-1) @ blocks
+    if name == "convolution":
+        weight = torch.randn(d, d, k)
+        return lambda: F.conv1d(x.T[None], weight, padding=k // 2)
+    w = torch.randn(d, d) / math.sqrt(d)
+
+    def recur() -> Tensor:
+        h = torch.zeros(1, d)
+        for row in x.split(1):  # type: ignore[no-untyped-call]
+            h = torch.tanh(row + h @ w)
+        return h
+
+    return recur
+
+
+@torch.no_grad()
+def _fastest(layer: Callable[[], Tensor], repeats: int) -> float:
+    layer()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        layer()
+        times.append(time.perf_counter() - began)
+    return min(times)

@@ -1,0 +1,143 @@
+"""The stage `decode`: speed and memory of decoding against the length of the text, with whole and pruned caches.
+
+Every repetition takes all caches in turn: each reads a prompt of random tokens, which is not timed, and then takes in
+a few more tokens one by one, which are. Nothing learned matters to either, so the model is one of a run's shape with
+its initial values, with room for the longest text.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Annotated, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Int
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Local, PrunedCache
+from formerlab.cache.eviction import Eviction
+from formerlab.cache.policies.policy import Policy
+from formerlab.errors import UserError
+from formerlab.evaluation.pruning.configuration import COLUMNS as ARM
+from formerlab.evaluation.pruning.configuration import Arm
+from formerlab.evaluation.timing.dynamic_cache import DYNAMIC, DynamicAttend, has_dynamic
+from formerlab.evaluation.timing.timing import Timing, precision, seconds, turns
+from formerlab.evaluation.translation.token_by_token import random_tokens, take_in
+from formerlab.layers.attention import Attend
+from formerlab.models.decoder import Decoder, DecoderModel
+from formerlab.progress import Progress
+from formerlab.results.write import Cell, write_rows
+from formerlab.spec import Count, Size
+from formerlab.training.run import Run
+
+COLUMNS = ("run", *ARM, "length", "sequences", "repetition", "place", "time_s", "cache_bytes", "book_bytes")
+
+
+class DecodeSettings(Timing):
+    """Of which decoders of a study decoding is measured, at which lengths, and with which caches."""
+
+    lengths: Annotated[tuple[Size, ...], Field(min_length=1)] = (128, 256, 512, 1024, 2048)
+    """Tokens in front of those that are timed."""
+    batches: Annotated[tuple[Size, ...], Field(min_length=1)] = (1, 8)
+    """Sequences that are decoded together."""
+    policies: tuple[CachePolicy, ...] = (Local(), H2O(), Decay())
+    """Policies of the pruned caches, which must be able to evict; the whole cache, and transformers' DynamicCache where
+    it is installed, are always measured."""
+    budgets: Annotated[tuple[Budget, ...], Field(min_length=1)] = (0.2, 0.4)
+    """Budgets of the pruned caches: shares of the length, or counts of entries."""
+    tokens: Count = 16
+    """Tokens that are timed in a repetition."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "DecodeSettings":
+        for policy in self.policies:
+            if isinstance(policy, Full) or not (isinstance(policy, Eviction) and policy.streams):
+                raise ValueError(f"policies: kind={policy.kind} is none that a cache can evict by; remove it")
+        return self
+
+    def memory_bytes(self, runs: Sequence[Run]) -> int:
+        """Return about how many bytes a model takes, the logits of its longest prompt, and two caches of that length.
+
+        Raises UserError for a run that is no decoder.
+        """
+        models = [decoder_of(run) for run in runs]
+        time, batch = max(self.lengths) + self.tokens, max(self.batches)
+        return max(4 * m.params() + batch * (4 * time * m.vocabulary + 2 * m.kv_bytes(time)) for m in models)
+
+
+class Cache(Attend, Protocol):
+    """A cache that knows its size."""
+
+    def bytes(self) -> int:
+        """Bytes of the keys and values held."""
+        ...
+
+
+class Variant(NamedTuple):
+    """A way to keep keys and values."""
+
+    cells: tuple[Cell, ...]
+    """What the rows say of it: policy, alpha, recent share, budget."""
+    make: Callable[[DecoderModel, int], Cache]
+    """Return an empty cache for a model, for a prompt of so many tokens."""
+
+
+def measure(runs: list[Run], settings: DecodeSettings, device: torch.device, path: Path) -> None:
+    """Write a row per repetition, cache, length and number of sequences of each run's shape.
+
+    Seconds are those of a step, which takes in one token of every sequence; bytes those of the keys and values held
+    after the last one, and of the scores and positions that a pruned cache keeps of them.
+    """
+    rows: list[list[Cell]] = []
+    variants = variants_of(settings)
+    points = list(product(runs, settings.batches, settings.lengths))
+    total = len(points) * len(variants) * (settings.repetitions + 1)
+    with Progress(total, f"decode {runs[0].study}", unit="prompt") as progress:
+        for run, sequences, length in points:
+            model = model_of(run, max(settings.lengths) + settings.tokens).to(device)
+            tokens = random_tokens(model, sequences, length + settings.tokens, run.seed)
+            with torch.no_grad(), precision(run, device):
+                for repetition, place, variant in turns(variants, settings.repetitions):
+                    cache = variant.make(model, length)
+                    taken = _step_seconds(model, cache, tokens, length, device)
+                    books = cache.bookkeeping_bytes() if isinstance(cache, PrunedCache) else 0
+                    if repetition:
+                        where = [length, sequences, repetition, place]
+                        rows.append([run.name, *variant.cells, *where, taken, cache.bytes(), books])
+                    progress.advance()
+    write_rows(path, COLUMNS, rows)
+
+
+def variants_of(settings: DecodeSettings) -> list[Variant]:
+    """Return the whole cache, transformers' where it is installed, and each policy under each budget."""
+    whole = Arm(Full(), 1.0).cells()
+    found = [Variant(whole, lambda model, length: KVCache(capacity=length + settings.tokens))]
+    if has_dynamic():
+        found.append(Variant((DYNAMIC, *whole[1:]), lambda model, length: DynamicAttend()))
+    arms = [Arm(policy, budget) for policy in settings.policies for budget in settings.budgets]
+    return found + [Variant(arm.cells(), _pruned(arm.policy, arm.budget)) for arm in arms]
+
+
+def _pruned(policy: Policy, budget: Budget) -> Callable[[DecoderModel, int], PrunedCache]:
+    return lambda model, length: PrunedCache(policy, budget, model.position, length=length)
+
+
+def decoder_of(run: Run) -> Decoder:
+    """Return a run's model, which has to be a decoder."""
+    if not isinstance(run.model, Decoder):
+        raise UserError(f"{run.study}.decode.runs: run {run.name!r} trains a {run.model.kind}; name runs of a decoder")
+    return run.model
+
+
+def model_of(run: Run, context: int) -> DecoderModel:
+    """Return an untrained model of the run's shape that has room for `context` tokens, ready to evaluate."""
+    return decoder_of(run).model_copy(update={"context": context}).build(run.seed).eval()
+
+
+def _step_seconds(
+    model: DecoderModel, cache: Cache, tokens: Int[Tensor, "sequences time"], length: int, device: torch.device
+) -> float:
+    """Return the seconds of a step behind a prompt of `length` tokens."""
+    model(tokens[:, :length], attend=cache, last=1)
+    return seconds(lambda: take_in(model, cache, tokens, length), device) / (tokens.shape[1] - length)

@@ -1,0 +1,1 @@
+"""Translation: beam search, BLEU, attention maps."""

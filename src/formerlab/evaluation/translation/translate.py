@@ -1,0 +1,111 @@
+"""The stage `translate`: held-out sentences translated with a finished model, and what each contributes to a score."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from formerlab.data.pairs.streams import PairStream, load_pairs
+from formerlab.evaluation.translation.attention_maps import COLUMNS as ATTENTION_COLUMNS
+from formerlab.evaluation.translation.attention_maps import attention_maps, attention_rows
+from formerlab.evaluation.translation.beam import Hypothesis, beam_search
+from formerlab.evaluation.translation.bleu import COLUMNS as BLEU_COLUMNS
+from formerlab.evaluation.translation.bleu import METRICS, statistics
+from formerlab.files import write_text
+from formerlab.models.translator_model import TranslatorModel
+from formerlab.progress import Progress
+from formerlab.results.write import write_rows
+from formerlab.spec import AnyCount, Count, Size, Spec
+from formerlab.tasks.sentence_batch import sentence_batch
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+COLUMNS = ("split", "sentence", "source_tokens", "reference_tokens", "tokens", "score", "exact")
+
+
+class Decoding(Spec):
+    """How held-out sentences are translated; the defaults are those of the paper (arXiv:1706.03762, section 6.1)."""
+
+    splits: tuple[Literal["valid", "test"], ...] = ("test",)
+    """Which splits."""
+    sentences: Count | None = None
+    """At most so many of each, from the beginning; None means all."""
+    beam: Size = 4
+    """Hypotheses of a sentence; 1 is greedy."""
+    alpha: float = Field(default=0.6, ge=0.0, le=10.0)
+    """Exponent of the length penalty."""
+    extra: AnyCount = 50
+    """Tokens by which a translation may be longer than its source."""
+    batch_tokens: Count = 4096
+    """Source tokens, padding included, that are translated together."""
+    attention_sentences: AnyCount = 0
+    """Test sentences whose attention is written to attention.csv, with the text of their tokens."""
+
+
+def translate(
+    model: TranslatorModel, data: Path, tokenizer: "Tokenizer", decoding: Decoding, out: Path, label: str
+) -> None:
+    """Write translations, a row per sentence, what it contributes to BLEU, and attention maps into the folder `out`."""
+    sentences: list[Sequence[Any]] = []
+    scored: list[Sequence[Any]] = []
+    lines: list[str] = []
+    for split in decoding.splits:
+        pairs = load_pairs(data, split)
+        found = decode(model, pairs, decoding, f"{label} {split}")
+        for number, hypothesis in enumerate(found):
+            reference = pairs.sentence(number, 1)[:-1].tolist()
+            sizes = (int(pairs.source_lengths[number]), len(reference) + 1, len(hypothesis.tokens) + 1)
+            exact = int(hypothesis.tokens == reference)
+            sentences.append((split, number, *sizes, hypothesis.score, exact))
+            text, wanted = (tokenizer.decode(tokens) for tokens in (hypothesis.tokens, reference))
+            for metric in METRICS:
+                score = statistics(metric, text, wanted)
+                scored.append((split, number, metric, *score.correct, *score.total, *score[2:]))
+            lines.append(f"{split}\t{number}\t{' '.join(text.split())}\n")
+    write_rows(out / "translate.csv", COLUMNS, sentences)
+    write_rows(out / "bleu.csv", BLEU_COLUMNS, scored)
+    write_rows(out / "attention.csv", ATTENTION_COLUMNS, _attention(model, data, tokenizer, decoding))
+    write_text(out / "translations.tsv", "".join(lines))
+
+
+def write_nothing(out: Path) -> None:
+    """Write the files of a run that diverged: headers alone."""
+    for name, columns in (("translate", COLUMNS), ("bleu", BLEU_COLUMNS), ("attention", ATTENTION_COLUMNS)):
+        write_rows(out / f"{name}.csv", columns, [])
+    write_text(out / "translations.tsv", "")
+
+
+def decode(model: TranslatorModel, pairs: PairStream, decoding: Decoding, label: str) -> list[Hypothesis]:
+    """Return the translation of every source sentence asked for, in the order of the data."""
+    count = min(len(pairs), decoding.sentences or len(pairs))
+    found: dict[int, Hypothesis] = {}
+    device, longest = model.embedding.device, model.spec.context - 1
+    budget = max(decoding.batch_tokens, int(max(pairs.source_lengths.max(), pairs.target_lengths.max())))
+    with Progress(count, label, unit="sentence") as progress:
+        for numbers in pairs.batches(budget):
+            chosen = [int(number) for number in numbers if number < count]
+            if not chosen:
+                continue
+            batch = sentence_batch(pairs, chosen).to(device)
+            limits = [min(longest, int(pairs.source_lengths[number]) + decoding.extra) for number in chosen]
+            options = {"beam": decoding.beam, "alpha": decoding.alpha}
+            translated = beam_search(model, batch.source, batch.real, limits, pairs.end, **options)  # type: ignore[arg-type]
+            found |= dict(zip(chosen, translated, strict=True))
+            progress.advance(len(chosen))
+    return [found[number] for number in range(count)]
+
+
+def _attention(model: TranslatorModel, data: Path, tokenizer: "Tokenizer", decoding: Decoding) -> Iterator[list[Any]]:
+    if not decoding.attention_sentences:
+        return
+    pairs = load_pairs(data, "test")
+    for number in range(min(decoding.attention_sentences, len(pairs))):
+        batch = sentence_batch(pairs, [number]).to(model.embedding.device)
+        read = [_tokens(tokenizer, tokens[0].tolist()) for tokens in (batch.source, batch.target_in)]
+        yield from attention_rows(number, attention_maps(model, batch), *read)
+
+
+def _tokens(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
+    return [tokenizer.decode([token], skip_special_tokens=False) for token in ids]

@@ -1,0 +1,1 @@
+"""Growing trained models: in tokens, in width, with the optimizer's state."""

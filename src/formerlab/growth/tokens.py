@@ -1,0 +1,265 @@
+"""Growth: a larger model from a trained one, by parameter tokens or, as baselines of that, by width."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from formerlab.errors import UserError
+from formerlab.growth.layers import grow_layers
+from formerlab.growth.optimizer import OldTokens, grow_optimizer_state, hold_old_tokens
+from formerlab.growth.width import WidthMethod, check_width, widen
+from formerlab.layers.pattention import Pattention, PattentionLayer
+from formerlab.models.decoder import Decoder, DecoderModel
+from formerlab.models.translator import Translator
+from formerlab.models.vision import VisionTransformer, VisionTransformerModel
+from formerlab.spec import Spec
+
+Growable = Decoder | VisionTransformer
+"""Models that can start from another's weights."""
+SomeModel = TypeVar("SomeModel", bound=Spec)
+GrowableModel = DecoderModel | VisionTransformerModel
+AnyModel = Growable | Translator
+"""Models that `grow` takes; a run of a translator cannot start from another."""
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+InitialKeys = Literal["random", "zero"]
+TauRule = Literal["sqrt", "keep"]
+
+INITIAL = frozenset({"init", "std", "scale_residual", "embedding_std"})
+TOKEN_KEYS = INITIAL | {"tokens", "tau"}
+WIDTH_KEYS = INITIAL | {"width", "heads", "hidden"}
+"""Keys in which a child's spec may differ: what growth decides, and what only draws initial values."""
+
+__all__ = [
+    "Growth",
+    "continued_spec",
+    "grow",
+    "grow_into",
+    "grow_optimizer_state",
+    "growable",
+    "grown_spec",
+    "hold_old_tokens",
+]
+
+
+class Growth(Spec):
+    """K <- [K_old; K_new], V <- [V_old; V_new] on the token axis of every Pattention (arXiv:2410.23168, section 3.3).
+
+    The defaults are those of the paper's scaling results (section 4.1). With keys = zero and tau = keep the grown model
+    computes the same function (Appendix B), except with the scores exp_l1, softmax (exp(0) = 1) and gelu_layernorm
+    (whose mean is over all tokens). With tau = sqrt it does not, whatever the keys, unless the score has no tau. New
+    values are always random: with K_new = V_new = 0 both gradients stay zero for ever.
+
+    Transformers grow in width, by the other methods: see `growth_width.py` for what they do and what they keep.
+    """
+
+    method: Literal["tokens"] | WidthMethod = "tokens"
+    """tokens: add parameter tokens to Pattention. net2net_pad, net2net, hypercloning: more channels, heads and hidden
+    units of a model with linear projections and mlp."""
+    keys: InitialKeys = "random"
+    """New keys: drawn as at the start of training, or zero."""
+    tau: TauRule = "sqrt"
+    """tau: sqrt of the new token count, or kept at the parent's value, also over a chain of growths."""
+    optimizer: Literal["fresh", "carry"] = "fresh"
+    """AdamW's moments: none, or the parent's, with zeros for the new rows (`grow_optimizer_state`)."""
+    old_tokens: OldTokens = "train"
+    """Old rows of keys and values: trained like all else, frozen, or trained at this part of the learning rate."""
+    noise: float = Field(default=0.0, ge=0.0, le=10.0)
+    """What tells copies apart (net2net, hypercloning): standard deviation relative to a matrix's root mean square; it
+    cancels in every sum, so the function stays. Without it copies have the same gradients and stay copies."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Growth":
+        unused = {"noise"} if self.method == "tokens" else {"keys", "tau", "optimizer", "old_tokens"}
+        for name in sorted(unused | {"noise"} if self.method == "net2net_pad" else unused):
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}={value} has no meaning with method={self.method}; leave it out")
+        return self
+
+
+def grow(
+    model: AnyModule,
+    factor: int | float = 2,
+    init: InitialKeys = "zero",
+    tau: TauRule = "keep",
+    *,
+    tokens: dict[str, int] | None = None,
+    seed: int = 0,
+) -> AnyModule:
+    """Return a copy of a model with more parameter tokens, by default one that computes the same function.
+
+    Every Pattention's token count is multiplied by `factor` and rounded; `tokens` names counts instead, per kind of
+    layer ({"projection": 1024, "feedforward": 4096}), and what it leaves out keeps its count. See `grow_into` for what
+    becomes of the weights. In somebody else's module the Pattentions bear their own names ({"encoder.0.up": 256}), and
+    decoders and vision transformers that it holds grow with their specs, by a factor only (see `grow_layers`).
+
+    Raises UserError for a model without Pattention or that cannot be copied, unknown names and fewer tokens.
+    """
+    growth = Growth(keys=init, tau=tau)
+    if not 1 <= factor < math.inf:
+        raise UserError(f"cannot grow by factor={factor}: growth never removes tokens; use a factor of at least 1")
+    if type(model) not in (DecoderModel, VisionTransformerModel):
+        return _grow_foreign(model, factor, growth, tokens, seed)
+    parent: Any = model.spec
+    child = grown_spec(parent, _with_tokens(parent, _multiplied(parent, factor) if tokens is None else tokens), growth)
+    grown: Any = grow_into(model.state_dict(), parent, child, growth, seed).train(model.training)
+    return cast(AnyModule, grown)
+
+
+def _grow_foreign(
+    model: AnyModule, factor: int | float, growth: Growth, tokens: dict[str, int] | None, seed: int
+) -> AnyModule:
+    """Return a grown copy of a module of any other kind; the specs of our models in it grow with them."""
+    if hasattr(getattr(model, "config", None), "decoder_spec"):
+        raise UserError(f"cannot grow a {type(model).__name__}, whose config repeats the sizes; grow its decoder")
+    parts = [name for name, part in model.named_modules() if _has_pattention(getattr(part, "spec", None))]
+    for name in tokens or ():
+        if any(not part or name.startswith(f"{part}.") for part in parts):
+            raise UserError(f"cannot grow {name} alone: it is part of a model whose spec says its size; use a factor")
+    grown = grow_layers(
+        model, factor, tokens, zero_keys=growth.keys == "zero", keep_tau=growth.tau == "keep", seed=seed
+    )
+    for name in parts if tokens is None else ():
+        part: Any = grown.get_submodule(name)
+        part.spec = _with_tau(part.spec, _with_tokens(part.spec, _multiplied(part.spec, factor)), growth.tau)
+    return grown
+
+
+def growable(spec: Spec) -> Growable:
+    """Return the spec where its model can start from another's weights. Raises UserError where it cannot."""
+    if not isinstance(spec, Decoder | VisionTransformer):
+        raise UserError("cannot grow this kind of model: only decoders and vision transformers grow; leave init out")
+    return spec
+
+
+def grown_spec(parent: Growable, child: Growable, growth: Growth) -> Growable:
+    """Return the spec of the child that grows from the parent: the wanted one, with the tau that `growth` asks for.
+
+    Raises UserError where the wanted spec differs from the parent's in more than what the method grows (token counts,
+    or widths) and initial values, is smaller somewhere, or names another tau.
+    """
+    free = TOKEN_KEYS if growth.method == "tokens" else WIDTH_KEYS
+    what = "growth only adds Pattention tokens" if growth.method == "tokens" else f"{growth.method} only adds width"
+    for key, old, new in _differences(parent.plain(), child.plain(), free):
+        raise UserError(f"cannot grow {key}={old} into {key}={new}: {what}; make them equal")
+    if growth.method == "tokens":
+        grown: Growable = _with_tau(parent, child, growth.tau)
+        return grown
+    if not isinstance(parent, Decoder) or not isinstance(child, Decoder):
+        raise UserError(f"cannot grow {child.kind} by method={growth.method}: only decoders grow in width; use tokens")
+    check_width(parent, child, growth.method)
+    return child
+
+
+def continued_spec(parent: SomeModel, child: SomeModel) -> SomeModel:
+    """Return the spec of a model that goes on training without growth: the parent's, its tau included.
+
+    Raises UserError where the wanted spec differs in more than initial values.
+    """
+    for key, old, new in _differences(parent.plain(), child.plain(), INITIAL | {"tau"}):
+        raise UserError(f"cannot go on from {key}={old} with {key}={new}; make them equal, or add the key growth")
+    return parent
+
+
+def _with_tau(parent: AnyModel, child: AnyModel, rule: TauRule) -> Any:
+    """Return the child with the tau of its parent, or of its own token count; refuse another tau and fewer tokens."""
+    grown = {}
+    for name, new in _pattentions(child).items():
+        old = _pattentions(parent)[name]
+        if new.tokens < old.tokens:
+            raise UserError(
+                f"cannot grow {name}.tokens={old.tokens} into {new.tokens}: growth never removes tokens; "
+                f"ask for at least {old.tokens}"
+            )
+        tau = old.scale if rule == "keep" else None
+        if new.tau not in (None, tau):
+            raise UserError(
+                f"cannot grow {name} with tau={new.tau}: the rule tau={rule} gives "
+                f"{'the square root of the token count' if tau is None else tau}; leave tau out of the grown model"
+            )
+        grown[name] = new.model_copy(update={"tau": tau})
+    if not grown:
+        raise UserError(f"cannot grow a model without Pattention: {_kinds(parent)}; use pattention for one of them")
+    return child.model_copy(update=grown)
+
+
+def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth: Growth, seed: int) -> GrowableModel:
+    """Return the child's model, started from the parent's weights; it takes their dtype and device.
+
+    With method = tokens old keys and values become the leading rows and all other weights are copied. New rows are what
+    `child.build(seed)` draws, so they follow the initial distribution of the grown layer (values 1/sqrt(tokens) with
+    the new count under init = fan_in), except that keys = zero sets the new keys to zero. For the other methods see
+    `growth_width.py`. Raises UserError as `grown_spec` does, and where the weights are not those of the parent's spec.
+    """
+    parent = growable(parent)
+    grown = grown_spec(parent, growable(child), growth)
+    _check_weights(parent_state, parent)
+    model = grown.build(seed).to(next(iter(parent_state.values())))
+    if isinstance(model, DecoderModel) and isinstance(parent, Decoder) and growth.method != "tokens":
+        widen(model, parent_state, parent, growth.method, growth.noise, seed)
+        return model
+    for name, weight in model.state_dict().items():
+        weight[: len(parent_state[name])] = parent_state[name]
+    if growth.keys == "zero":
+        for name, layer in model.named_modules():
+            if isinstance(layer, PattentionLayer):
+                layer.keys.detach()[len(parent_state[f"{name}.keys"]) :] = 0.0
+    return model
+
+
+def _check_weights(state: dict[str, Tensor], spec: Growable) -> None:
+    """Refuse weights that another spec made; the expected shapes come from a model without storage."""
+    with torch.device("meta"):
+        expected = {name: tuple(weight.shape) for name, weight in spec.build().state_dict().items()}
+    shapes = {name: tuple(weight.shape) for name, weight in state.items()}
+    for name in sorted(expected.keys() | shapes.keys()):
+        if expected.get(name) != shapes.get(name):
+            raise UserError(
+                f"cannot grow weights that are not the parent's: {name} has shape {shapes.get(name)}, "
+                f"its spec says {expected.get(name)}"
+            )
+
+
+def _pattentions(spec: AnyModel) -> dict[str, Pattention]:
+    parts = {name: getattr(spec, name) for name in type(spec).model_fields}
+    return {name: part for name, part in parts.items() if isinstance(part, Pattention)}
+
+
+def _has_pattention(spec: object) -> bool:
+    return isinstance(spec, AnyModel) and bool(_pattentions(spec))
+
+
+def _kinds(spec: AnyModel) -> str:
+    return f"projection.kind={spec.projection.kind}, feedforward.kind={spec.feedforward.kind}"
+
+
+def _multiplied(spec: AnyModel, factor: int | float) -> dict[str, int]:
+    return {name: round(part.tokens * factor) for name, part in _pattentions(spec).items()}
+
+
+def _with_tokens(spec: AnyModel, tokens: dict[str, int]) -> Any:
+    parts = _pattentions(spec)
+    if unknown := sorted(tokens.keys() - parts.keys()):
+        raise UserError(
+            f"cannot grow {', '.join(unknown)}: the Pattentions of this model are {', '.join(parts) or 'none'}"
+        )
+    grown = {
+        name: part.model_copy(update={"tokens": tokens.get(name, part.tokens), "tau": None})
+        for name, part in parts.items()
+    }
+    return spec.model_copy(update=grown)
+
+
+def _differences(
+    old: dict[str, Any], new: dict[str, Any], free: frozenset[str], place: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (key, old value, new value) where two plain specs differ in a key that is not free."""
+    for key in {**old, **new}:
+        if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
+            yield from _differences(old[key], new[key], free, f"{place}{key}.")
+        elif key not in free and old.get(key) != new.get(key):
+            yield f"{place}{key}", old.get(key), new.get(key)

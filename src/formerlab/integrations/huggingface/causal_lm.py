@@ -1,0 +1,155 @@
+"""A causal language model of transformers behind the interface of our own decoders."""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from formerlab.errors import UserError
+from formerlab.integrations.huggingface.attention import NAME, attending, full_attention, register
+from formerlab.integrations.huggingface.positions import find_positions, tolerance
+from formerlab.layers.attention import Attend, Heads, KeyHeads, causal_attention
+
+PROBE = 16
+"""Tokens with which a model is tried out, at most."""
+DISTANCE = 5
+"""Positions between the two keys that are compared."""
+
+
+class Sizes(NamedTuple):
+    """What evaluation asks of a model's spec."""
+
+    context: int
+    """Longest sequence, in tokens."""
+    vocabulary: int
+    layers: int
+
+
+class CausalLM(nn.Module):
+    """Any causal model whose attention goes through transformers' interface: `model(tokens, attend=..., start=...)`.
+
+    transformers' own cache is not used: an `attend` such as `KVCache`, `PrunedCache` or `Simulation` keeps keys and
+    values, and tokens are always told their positions in the text, evicted ones counted.
+
+    The model is tried out once: each layer must call our attention exactly once, and under full attention its logits
+    must be those of its own implementation. So what an `attend` would get wrong is refused, not computed.
+    """
+
+    def __init__(self, model: Any, context: int | None = None) -> None:
+        """Wrap a model; `context` is the longest sequence (default: what its config says).
+
+        Raises UserError for a model that cannot run under an `attend`.
+        """
+        super().__init__()
+        config = model.config.get_text_config(decoder=True)
+        longest = getattr(config, "max_position_embeddings", None)
+        length: int | None = longest if context is None else context
+        if length is None:
+            raise UserError(f"{self._name(model)}: the config gives no max_position_embeddings; give a context")
+        if context is not None and longest is not None and context > longest:
+            raise UserError(f"{self._name(model)}: context {context} exceeds the model's {longest} positions")
+        self.spec = Sizes(length, config.vocab_size, config.num_hidden_layers)
+        _check_windows(self._name(model), config, self.spec.context)
+        self.model = model.eval()
+        own = self._probe_own()
+        register()
+        try:
+            model.set_attn_implementation(NAME)
+        except ValueError:
+            raise UserError(f"{self._name(model)}: its attention does not go through transformers' interface") from None
+        self._check(own)
+        first, later = self._keys_at(0), self._keys_at(DISTANCE)
+        self.position = find_positions(model, first.keys, later.keys, DISTANCE)
+
+    @staticmethod
+    def _name(model: Any) -> str:
+        return type(model).__name__
+
+    @property
+    def embedding(self) -> Tensor:
+        """The embedding matrix, which says where inputs belong."""
+        weight: Tensor = self.model.get_input_embeddings().weight
+        return weight
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch time"],
+        *,
+        attend: Attend = full_attention,
+        start: int = 0,
+        last: int | None = None,
+    ) -> Float[Tensor, "batch kept vocabulary"]:
+        """Return the logits of the token after each; `tokens` stand at positions start, start + 1, ...
+
+        With `last` those after the last so many tokens alone are returned.
+        """
+        end = start + tokens.shape[1]
+        if end > self.spec.context:
+            raise ValueError(f"{end} tokens exceed the model's context of {self.spec.context}")
+        places = torch.arange(start, end, device=tokens.device).expand(len(tokens), -1)
+        with attending(full_attention if attend is causal_attention else attend):
+            logits: Tensor = self.model(input_ids=tokens, position_ids=places, use_cache=False).logits
+        return logits if last is None else logits[:, -last:]
+
+    def _probe_tokens(self) -> Int[Tensor, "batch time"]:
+        generator = torch.Generator().manual_seed(0)
+        shape = 1, min(PROBE, self.spec.context)
+        return torch.randint(self.spec.vocabulary, shape, generator=generator).to(self.embedding.device)
+
+    @torch.no_grad()
+    def _probe_own(self) -> Tensor:
+        """Return the logits that the model gives by itself."""
+        tokens = self._probe_tokens()
+        places = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        try:
+            logits: Tensor = self.model(input_ids=tokens, position_ids=places, use_cache=False).logits
+        except TypeError:
+            raise UserError(
+                f"{self._name(self.model)}: takes no position_ids, so tokens cannot be told theirs"
+            ) from None
+        return logits
+
+    @torch.no_grad()
+    def _check(self, own: Tensor) -> None:
+        calls = _Calls()
+        ours = self(self._probe_tokens(), attend=calls)
+        if sorted(calls.layers) != list(range(self.spec.layers)):
+            raise UserError(
+                f"{self._name(self.model)}: of its {self.spec.layers} layers {len(set(calls.layers))} go through "
+                f"transformers' attention interface, {len(calls.layers)} times in all; every layer must, once"
+            )
+        if (ours - own).abs().max() > tolerance(own.dtype) * own.abs().max():
+            raise UserError(
+                f"{self._name(self.model)}: its attention is more than softmax(q k^T) v; it cannot be pruned"
+            )
+
+    @torch.no_grad()
+    def _keys_at(self, start: int) -> "_Calls":
+        calls = _Calls()
+        self(self._probe_tokens()[:, :1], attend=calls, start=min(start, self.spec.context - 1))
+        return calls
+
+
+class _Calls:
+    """Full attention that notes which layers asked for it, and their keys."""
+
+    def __init__(self) -> None:
+        self.layers: list[int] = []
+        self.keys: dict[int, KeyHeads] = {}
+
+    def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
+        self.layers.append(layer)
+        self.keys[layer] = k
+        return full_attention(layer, q, k, v)
+
+
+def _check_windows(name: str, config: Any, context: int) -> None:
+    """Refuse layers that see only a window of the text, where sequences can be longer than it."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention", "sliding_attention"}:
+        raise UserError(f"{name}: has layers of {', '.join(sorted(kinds - {'full_attention'}))}, which keep no keys")
+    window = getattr(config, "sliding_window", None)
+    used = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
+    if used and window is not None and context > window:
+        raise UserError(f"{name}: its layers see a window of {window} tokens; give a context of at most {window}")

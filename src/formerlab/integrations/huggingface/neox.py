@@ -1,0 +1,142 @@
+"""Released Tokenformer checkpoints as our `Decoder`: the layout of the official GPU code, which builds on GPT-NeoX.
+
+The model is a sequence of modules: 0 the embedding, 2 to L + 1 the blocks, L + 3 the final norm, L + 4 an untied head
+(1 and L + 2 hold no weights). A block is five Pattentions of `key_param_tokens` and `value_param_tokens`;
+its norms have no parameters (arXiv:2410.23168, section 4.4; the position encoding is rotary in a quarter of each head).
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from tokenizers import Tokenizer
+
+from formerlab.data.text.tokenizer import END_OF_TEXT, TokenizerFile
+from formerlab.errors import UserError
+from formerlab.integrations.huggingface.neox_files import Weights, read_settings, read_weights
+from formerlab.layers import LayerNorm, NoPosition, Pattention, Rotary
+from formerlab.layers.score import ScoreName
+from formerlab.models.decoder import Decoder, DecoderModel
+
+HEADS = {(12, 768): 12, (24, 1024): 16, (32, 1280): 16, (40, 1536): 16}
+"""Attention heads by (layers, width) of the released sizes, 150M to 1.5B (arXiv:2410.23168, Table 9)."""
+SCORES: dict[str, ScoreName] = {"l2_norm_gelu": "l2_gelu", "gelu_l2_norm": "gelu_l2", "softmax": "exp_l1"}
+RELEASED = {"rotary_pct": 0.25, "max_position_embeddings": 2048, "final_norm": "layernorm"}
+"""Settings of all released sizes, for a folder without a .yml file."""
+FIXED = {"norm": "layernorm_nonparam", "gpt_j_residual": False, "use_mup": False, "mlp_type": "regular"}
+"""Settings that must have these values."""
+PARTS = {"query": "attention.query", "key": "attention.key", "value": "attention.value", "proj": "attention.output"}
+COMPUTED = re.compile(r"sequential\.\d+\.attention\.rotary_emb\.inv_freq")
+"""Tensors that some versions save although they follow from the settings."""
+
+
+def load_released(folder: Path, config: Path | None = None) -> DecoderModel:
+    """Return the model of a checkpoint in the official code's layout, in float32.
+
+    Sizes are read off the tensors; the number of heads, positions and norms come from the official code's .yml file
+    (`config`, or the one in the folder), or are those of the released sizes.
+    Raises UserError in one line for each missing, unknown or misshapen tensor, and for settings with another meaning.
+    """
+    weights = {name: tensor for name, tensor in read_weights(folder).items() if not COMPUTED.fullmatch(name)}
+    spec = released_spec(weights, read_settings(folder, config), folder)
+    model = DecoderModel(spec)
+    ours = model.state_dict()
+    names = dict(layout(spec))
+    for name in [*names, *sorted(weights.keys() - names.keys())]:
+        _check(folder, name, weights, ours[names[name]].shape if name in names else None)
+    model.load_state_dict({names[name]: tensor.to(ours[names[name]].dtype) for name, tensor in weights.items()})
+    return model.eval()
+
+
+def released_tokenizer(folder: Path, file: Path | None, vocabulary: int) -> tuple[Tokenizer, int]:
+    """Return the tokenizer (of GPT-NeoX-20B for the released sizes) and the token that ends a document.
+
+    The vocabulary of the weights is padded, to 50304; a larger tokenizer belongs to another model.
+    Raises UserError where the file is missing or does not fit.
+    """
+    path = file or folder / "tokenizer.json"
+    tokenizer = TokenizerFile(path=str(path), vocabulary=vocabulary).load()
+    return tokenizer, tokenizer.get_vocab()[END_OF_TEXT]
+
+
+def layout(spec: Decoder) -> Iterator[tuple[str, str]]:
+    """Yield (name in the official layout, our name) of every tensor."""
+    yield "sequential.0.word_embeddings.weight", "embedding"
+    for block in range(spec.layers):
+        parts = {f"attention.{theirs}": ours for theirs, ours in PARTS.items()} | {"mlp": "feedforward"}
+        for theirs, ours in parts.items():
+            for kind in ("key", "value"):
+                yield f"sequential.{block + 2}.{theirs}.{kind}_param_tokens", f"blocks.{block}.{ours}.{kind}s"
+    for theirs, ours in (("weight", "gain"), ("bias", "bias")):
+        if isinstance(spec.final_norm, LayerNorm) and spec.final_norm.gain:
+            yield f"sequential.{spec.layers + 3}.norm.{theirs}", f"final_norm.{ours}"
+    if not spec.tied:
+        yield f"sequential.{spec.layers + 4}.final_linear.weight", "head"
+
+
+def released_spec(weights: Weights, settings: dict[str, Any] | None, folder: Path) -> Decoder:
+    """Return the spec that tensors and settings describe. Raises UserError where they contradict each other."""
+    blocks = [int(match[1]) for name in weights if (match := re.match(r"sequential\.(\d+)\.(attention|mlp)\.", name))]
+    for needed in ("0.word_embeddings.weight", "2.attention.query.key_param_tokens", "2.mlp.key_param_tokens"):
+        _check(folder, f"sequential.{needed}", weights, ())
+    layers = max(blocks) - 1
+    vocabulary, width = weights["sequential.0.word_embeddings.weight"].shape
+    tokens, hidden = (len(weights[f"sequential.2.{part}.key_param_tokens"]) for part in ("attention.query", "mlp"))
+    heads = HEADS.get((layers, width)) if tokens == width else None
+    given = settings if settings is not None else RELEASED | {"num_attention_heads": heads}
+    if given.get("num_attention_heads") is None:
+        size = f"{layers} layers of width {width} with {tokens} tokens"
+        raise UserError(f"{folder}: {size} are no released size of Table 9; give its .yml with --config")
+    sizes = {"num_layers": layers, "hidden_size": width, "qkv_slot_num": tokens, "ffn_slot_num": hidden}
+    for key, value in (FIXED | sizes | {"proj_slot_num": tokens}).items():
+        if given.get(key, value) != value:
+            raise UserError(f"{folder}: {key} is {given[key]!r} in the settings, but this import needs {value!r}")
+    norm = {"eps": given.get("layernorm_epsilon", 1e-5)}
+    final = given.get("final_norm") == "layernorm"  # without the setting it is as the other norms
+    pattention = Pattention(tokens=tokens, score=_score(given, folder), init="neox")
+    try:
+        return Decoder(
+            vocabulary=vocabulary,
+            layers=layers,
+            width=width,
+            heads=given["num_attention_heads"],
+            context=given.get("max_position_embeddings", given.get("seq_length", 2048)),
+            position=_position(given, folder),
+            norm=LayerNorm(gain=False, bias=False, **norm),
+            final_norm=LayerNorm(gain=final, bias=final, **norm),
+            projection=pattention,
+            feedforward=pattention.model_copy(update={"tokens": hidden}),
+            tied=not given.get("no_weight_tying", f"sequential.{layers + 4}.final_linear.weight" in weights),
+        )
+    except ValidationError as error:
+        raise UserError(f"{folder}: the settings do not fit ({error.errors()[0]['msg']})") from None
+
+
+def _score(settings: dict[str, Any], folder: Path) -> ScoreName:
+    name = settings.get("norm_activation_type", "l2_norm_gelu")
+    if name not in SCORES:
+        raise UserError(f"{folder}: norm_activation_type {name!r} is none of {', '.join(SCORES)}")
+    return SCORES[name]
+
+
+def _position(settings: dict[str, Any], folder: Path) -> Rotary | NoPosition:
+    kind = settings.get("pos_emb", "rotary")
+    if kind not in ("rotary", "none"):
+        raise UserError(f"{folder}: pos_emb {kind!r} is neither 'rotary' nor 'none'")
+    if kind == "none":
+        return NoPosition()
+    return Rotary(fraction=settings.get("rotary_pct", 1.0), base=settings.get("rotary_emb_base", 10000))
+
+
+def _check(folder: Path, name: str, weights: Weights, shape: tuple[int, ...] | None) -> None:
+    """Raise UserError where a tensor is missing, unknown (`shape` is none) or misshapen (an empty shape fits all)."""
+    if name not in weights:
+        raise UserError(f"{folder}: tensor {name} is missing")
+    if shape is None:
+        raise UserError(f"{folder}: tensor {name} is unknown in this layout")
+    if shape and weights[name].shape != shape:
+        raise UserError(
+            f"{folder}: tensor {name} has shape {tuple(weights[name].shape)}, but {tuple(shape)} belongs there"
+        )

@@ -1,0 +1,120 @@
+"""Weighted sums of many tensors of one shape: in one pass over memory by a native kernel, or one tensor after another.
+
+All sums are taken in float32 at least, whatever the type of the tensors, also under autocast.
+"""
+
+import ctypes
+import functools
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from formerlab.kernels.native import BFLOAT16, compiled
+from formerlab.kernels.weighted_sum_cpu import SOURCE
+
+Weight = float | Tensor
+"""A number, or a tensor of no dimensions."""
+
+_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+
+
+def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[Weight]) -> Tensor:
+    """Return sum over n of weights[n] tensors[n], in the type of the last tensor."""
+    return weighted_sum_and_products(tensors, weights, None, None, tensors[-1].dtype)[0]
+
+
+def weighted_sum_and_products(
+    tensors: Sequence[Tensor],
+    weights: Sequence[Weight],
+    x: Tensor | None,
+    direct: Tensor | None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, list[Weight]]:
+    """Return sum over n of weights[n] tensors[n], plus `direct` where given, and <tensors[n], x> for every n.
+
+    Without x there are no products. The type of the sum is `dtype`, or that of the first tensor.
+    """
+    dtype = dtype or tensors[0].dtype
+    others = [tensor for tensor in (x, direct) if tensor is not None]
+    if _fits([*tensors, *others], dtype) and (kernel := _kernel()) is not None:
+        return _native(kernel, tensors, weights, x, direct)
+    return _eager(tensors, weights, x, direct, dtype)
+
+
+@functools.cache
+def path() -> str:
+    """Return which of the two ways sums on the CPU take in this process: native or eager."""
+    return "eager" if _kernel() is None else "native"
+
+
+@functools.cache
+def _kernel() -> ctypes._CFuncPtr | None:
+    library = compiled("nary", BFLOAT16 + SOURCE)
+    logging.getLogger(__name__).info("weighted sums: %s", "eager" if library is None else "native kernel")
+    if library is None:
+        return None
+    kernel = library.weighted_sum
+    pointer, number = ctypes.c_void_p, ctypes.c_long
+    kernel.argtypes = [number, number, *[pointer] * 6, number, ctypes.c_int]
+    kernel.restype = None
+    return kernel
+
+
+def _fits(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    """Say whether the kernel can read these tensors: plain memory of one known type."""
+    return dtype in _TYPES and all(
+        type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.is_contiguous()
+        for tensor in tensors
+    )
+
+
+def _native(
+    kernel: ctypes._CFuncPtr,
+    tensors: Sequence[Tensor],
+    weights: Sequence[Weight],
+    x: Tensor | None,
+    direct: Tensor | None,
+) -> tuple[Tensor, list[Weight]]:
+    first, count = tensors[0], len(tensors)
+    out = torch.empty_like(first)
+    products = (ctypes.c_double * count)()
+    kernel(
+        _TYPES[first.dtype],
+        count,
+        (ctypes.c_void_p * count)(*[tensor.data_ptr() for tensor in tensors]),
+        (ctypes.c_double * count)(*map(float, weights)),
+        None if direct is None else direct.data_ptr(),
+        None if x is None else x.data_ptr(),
+        out.data_ptr(),
+        products,
+        first.numel(),
+        torch.get_num_threads(),
+    )
+    return out, [] if x is None else list(products)
+
+
+def _eager(
+    tensors: Sequence[Tensor],
+    weights: Sequence[Weight],
+    x: Tensor | None,
+    direct: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, list[Weight]]:
+    wide = torch.promote_types(dtype, torch.float32)
+    total = tensors[0].to(wide) * weights[0]
+    for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
+        if isinstance(weight, Tensor):
+            total.addcmul_(tensor, weight)
+        else:
+            total.add_(tensor, alpha=weight)
+    if direct is not None:
+        total.add_(direct)
+    if x is None:
+        return total.to(dtype), []
+    flat = x.flatten().to(wide)
+    products: list[Weight] = [torch.dot(tensor.flatten().to(wide), flat) for tensor in tensors]
+    if x.device.type == "cpu":
+        products = torch.stack([torch.as_tensor(product) for product in products]).tolist()
+    return total.to(dtype), products

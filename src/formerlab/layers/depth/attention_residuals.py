@@ -1,0 +1,96 @@
+"""Attention over depth in place of residual connections."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream
+from formerlab.spec import Epsilon, Layers
+
+
+class AttentionResiduals(DepthSpec):
+    """h_l = sum over i < l of alpha_il v_i, alpha_il = softmax over i of w_l . RMSNorm(v_i): Attention Residuals
+    (arXiv:2603.15031, eq. 1-6).
+
+    l counts sub-layers (attention and feed-forward one each), v_0 is the embedded tokens, v_i = f_i(norm(h_i)) the
+    output of sub-layer i without any residual, and w_l a learned pseudo-query. This takes the place of every residual
+    addition; what the final norm reads is one more h. With block_size S = 1 it is Full AttnRes. With S > 1, Block
+    AttnRes: S sub-layers add up to one source b_n, and h_l attends over b_0 = v_0, the sums of the blocks before it and
+    the sum so far of its own (which is the whole sum at the end of a block).
+
+    Variant: one query per sub-layer and no heads, queries independent of the input, keys normalised without a learned
+    gain (it would only rescale w). The queries start at zero, as the paper asks, so a fresh model averages its sources
+    uniformly and is not the plain Transformer.
+    """
+
+    kind: Literal["attention_residuals"] = "attention_residuals"
+    block_size: Layers = 1
+    """S: sub-layers that add up to one source; 1 is Full AttnRes, the paper's ablation of Block AttnRes has 4."""
+    eps: Epsilon = 1e-5
+    """Added to the mean square in RMSNorm."""
+
+    @property
+    def starts_plain(self) -> bool:
+        """Never: residual connections are replaced by averages."""
+        return False
+
+    def sources(self, site: int) -> list[int]:
+        """Return the sites whose sums are attended to after sub-layer `site`: 0, the ends of earlier blocks, itself."""
+        return [0, *range(self.block_size, site, self.block_size), site]
+
+    def build(self, layers: int, width: int) -> "AttentionResidualsLayer":
+        """Return the module for `layers` blocks."""
+        return AttentionResidualsLayer(layers, width, self)
+
+    def params(self, layers: int, width: int) -> int:
+        """Count of parameters: a query for what is read after each sub-layer."""
+        return 2 * layers * width
+
+    def flops(self, layers: int, width: int) -> int:
+        """Elementwise FLOPs per token: a product with the query and a weighted sum over all pairs (norms left out)."""
+        return 4 * sum(len(self.sources(site)) for site in range(1, 2 * layers + 1)) * width
+
+
+Sources = dict[int, tuple[Tensor, Tensor]]
+"""The history: by sub-layer, the sum of its block so far, and the same normalised.
+
+Entries are set by place, so a block that is computed again (activation checkpointing) finds what it found before.
+"""
+
+
+class AttentionResidualsLayer(Mixer):
+    """The module of `AttentionResiduals`."""
+
+    def __init__(self, layers: int, width: int, spec: AttentionResiduals) -> None:
+        super().__init__()
+        self.spec = spec
+        self.queries = nn.Parameter(torch.empty(2 * layers, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the queries to zero; nothing is drawn."""
+        nn.init.zeros_(self.queries)
+
+    def begin(self, x: Stream) -> Sources:
+        """Keep the embedded tokens as source 0."""
+        return {0: (x, self._key(x))}
+
+    def add(self, site: int, x: Stream, update: Stream, history: Sources) -> Stream:
+        """Keep the update, and return what the next sub-layer reads."""
+        first = (site - 1) % self.spec.block_size == 0
+        value = update if first else history[site - 1][0] + update
+        history[site] = (value, self._key(value))
+        values, keys = zip(*(history[i] for i in self.spec.sources(site)), strict=True)
+        query = self.queries[site - 1].to(keys[0].dtype)
+        weights = torch.stack([(key * query).sum(dim=-1) for key in keys]).softmax(dim=0).unsqueeze(-1)
+        mixed = weights[-1] * value
+        for weight, earlier in zip(weights[:-1], values[:-1], strict=True):
+            mixed = mixed + weight * earlier
+        return mixed.to(x.dtype)
+
+    def _key(self, value: Float[Tensor, "batch time width"]) -> Float[Tensor, "batch time width"]:
+        wide = torch.promote_types(value.dtype, torch.float32)
+        return F.rms_norm(value.to(wide), value.shape[-1:], eps=self.spec.eps)

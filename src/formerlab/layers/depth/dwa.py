@@ -1,0 +1,127 @@
+"""Depth-weighted averages of DenseFormer, and the module of all mixers with one weight per destination and source."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from formerlab.layers.depth.fused_dwa import Gathered, Layout
+from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream
+from formerlab.spec import Layers
+
+
+class Averages(DepthSpec):
+    """Base of the mixers Y_i = sum over j in S_i of alpha_ij X_j with one scalar alpha per pair; else Y_i = X_i."""
+
+    def table(self, layers: int) -> dict[int, list[int]]:
+        """Return S_i of every block i (1-based) after which an average is taken, both in rising order; i is in S_i."""
+        raise NotImplementedError
+
+    def build(self, layers: int, width: int | None = None) -> Mixer:
+        """Return the module for `layers` blocks."""
+        del width
+        return DepthWeightedAverageLayer(self.table(layers))
+
+    def params(self, layers: int, width: int | None = None) -> int:
+        """Count of parameters."""
+        del width
+        return sum(map(len, self.table(layers).values()))
+
+    def flops(self, layers: int, width: int) -> int:
+        """Elementwise FLOPs per token (2 per multiply-add)."""
+        return 2 * sum(map(len, self.table(layers).values())) * width
+
+
+class Dilated(Averages):
+    """Base of the mixers with the index sets S_i = {j <= i : j = i mod k} where p divides i."""
+
+    dilation: Layers = 1
+    """k: average every k-th earlier output."""
+    period: Layers = 1
+    """p: average after every p-th block."""
+
+    def destinations(self, layers: int) -> list[int]:
+        """Blocks (1-based) after which an average is taken."""
+        return list(range(self.period, layers + 1, self.period))
+
+    def sources(self, destination: int) -> list[int]:
+        """Return the j of the X_j that enter Y_destination, in rising order; the last is the destination itself."""
+        return list(range(destination % self.dilation, destination + 1, self.dilation))
+
+    def table(self, layers: int) -> dict[int, list[int]]:
+        """Return S_i of every block i after which an average is taken."""
+        return {i: self.sources(i) for i in self.destinations(layers)}
+
+
+class DepthWeightedAverage(Dilated):
+    """Y_i = sum over j in S_i of alpha_ij X_j, S_i = {j <= i : j = i mod k}, where p divides i; else Y_i = X_i
+    (arXiv:2402.02622, section 3).
+
+    k is the dilation, p the period; X_0 are the embedded tokens and X_j the RAW output of block j. The alphas are free
+    real numbers, one per (destination, source), and start at the identity, so the model starts as the plain
+    Transformer, bit for bit. With k = p = 1 there are layers (layers + 3) / 2 of them. With k > 1, X_0 enters only
+    where k divides i; when p does not divide the depth the last block is not mixed.
+    """
+
+    kind: Literal["dwa"] = "dwa"
+
+
+class DepthWeightedAverageLayer(Mixer):
+    """The module of all `Averages`. Raw outputs are kept by reference, never copied.
+
+    There are two paths with the same formula: the plain loop below, which the compiler can trace and whose gradients
+    can be differentiated again, and the faster one of `fused_dwa.py`. Sums are taken in float32 at least, and the stream
+    keeps its type.
+    """
+
+    fused: bool = True
+    """Take the fast path where it applies (everywhere but under torch.compile)."""
+
+    def __init__(self, table: dict[int, list[int]], others: float = 0.0, own: float = 1.0) -> None:
+        super().__init__()
+        self.layout = Layout(table)
+        self.others, self.own = others, own
+        self.alphas = nn.ParameterDict({str(i): nn.Parameter(torch.empty(len(js))) for i, js in table.items()})
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set every block's own weight to `own` and those of the others to `others` (1 and 0 are the identity)."""
+        for alpha in self.alphas.values():
+            alpha.fill_(self.others)
+            alpha[-1] = self.own
+
+    def row(self, destination: int) -> Tensor:
+        """Return the weights of Y_destination, one per source."""
+        alpha: Tensor = self.alphas[str(destination)]
+        return alpha
+
+    def begin(self, x: Stream) -> "Gathered | list[Stream]":
+        """Keep X_0."""
+        if self.fused and self.layout.table and not torch.compiler.is_compiling():
+            return Gathered(self.layout, torch.cat([self.row(i) for i in self.layout.table]), x)
+        return [x]
+
+    def mix(self, index: int, x: Stream, history: "Gathered | list[Stream]") -> Stream:
+        """Return Y_index and keep X_index."""
+        if isinstance(history, Gathered):
+            return history.mix(index, x)
+        history.append(x)
+        return self._loop(index, x, history) if index in self.layout.table else x
+
+    def _loop(self, index: int, x: Stream, kept: list[Stream]) -> Stream:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        row = self.row(index).to(wide)
+        mixed = row[-1] * x.to(wide)
+        for weight, j in zip(row[:-1], self.layout.table[index][:-1], strict=True):
+            mixed = mixed + weight * kept[j].to(wide)
+        return mixed.to(x.dtype)
+
+    @torch.no_grad()
+    def weights(self) -> list[tuple[int, int, float]]:
+        """Return (destination, source, alpha) of every average."""
+        return [
+            (i, j, alpha)
+            for i, js in self.layout.table.items()
+            for j, alpha in zip(js, self.row(i).tolist(), strict=True)
+        ]

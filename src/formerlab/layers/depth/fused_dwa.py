@@ -1,0 +1,176 @@
+"""Averages over depth by the fast path: outputs kept by reference, gradients gathered once per block.
+
+Y_i = sum over j in S_i of alpha_ij X_j. Written as a loop, autograd adds up dX_j destination by destination, and keeps
+or makes a product of full size for every alpha. Here every X_j has one node in the graph. Its backward runs when all
+dY_q with q >= j are known, and gives, in one pass over them,
+
+    dX_j = sum over q of alpha_qj dY_q        and        d alpha_qj = <dY_q, X_j>  for every q with j in S_q.
+
+That order is what the chain of signals is for: the node of X_j takes the signal of the one before it and hands on its
+own, so autograd visits the nodes from the last to the first, whatever else the graph looks like, and X_0 comes at the
+very end, when all gradients of the weights are complete. Each node saves its own X_j and nothing else.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import Function, FunctionCtx, once_differentiable
+
+from formerlab.kernels.weighted_sum import Weight, weighted_sum, weighted_sum_and_products
+from formerlab.layers.depth.identity import Stream
+
+Signal = Float[Tensor, ""]
+Flat = Float[Tensor, " weights"]
+
+
+class Layout:
+    """A table {destination: its sources} and what follows from it; weights lie flat, destination after destination."""
+
+    def __init__(self, table: dict[int, list[int]]) -> None:
+        self.table = table
+        self.offsets: dict[int, int] = {}
+        """Position of the first weight of a destination."""
+        self.readers: dict[int, list[tuple[int, int]]] = {}
+        """Destinations that read a source, rising, each with the position of its weight."""
+        position = 0
+        for destination, sources in table.items():
+            self.offsets[destination] = position
+            for source in sources:
+                self.readers.setdefault(source, []).append((destination, position))
+                position += 1
+        self.size = position
+
+    def last_reader(self, source: int) -> int:
+        """Return the last destination that reads a source."""
+        return self.readers[source][-1][0]
+
+
+class Gathered:
+    """The history of one forward pass."""
+
+    def __init__(self, layout: Layout, weights: Flat, x: Stream) -> None:
+        self.layout = layout
+        self.gather = Gather(layout, weights)
+        self.kept: dict[int, Stream] = {0: x} if 0 in layout.readers else {}
+        self.signal: Signal | None = None
+        if torch.is_grad_enabled():
+            self.signal = Start.apply(x, weights, self.gather)  # type: ignore[no-untyped-call]
+
+    def mix(self, index: int, x: Stream) -> Stream:
+        """Return Y_index, and keep X_index while a later average needs it."""
+        if index not in self.layout.readers:
+            return x
+        self.kept[index] = x
+        if self.signal is None:
+            mixed = self.average(index)
+        else:
+            mixed, self.signal = Column.apply(x, self.signal, self, index)  # type: ignore[no-untyped-call]
+        for source in self.layout.table.get(index, []):
+            if self.layout.last_reader(source) == index:
+                del self.kept[source]
+        return mixed
+
+    def average(self, index: int) -> Stream:
+        """Return Y_index from the outputs kept."""
+        if index not in self.layout.table:
+            return self.kept[index]
+        sources, first = self.layout.table[index], self.layout.offsets[index]
+        return weighted_sum([self.kept[j] for j in sources], self.gather.weights[first : first + len(sources)])
+
+
+@dataclass
+class Gather:
+    """What the nodes of one graph share in backward; it holds no tensor of the forward pass but the weights."""
+
+    layout: Layout
+    flat: Flat
+    weights: list[Weight] = field(init=False)
+    """Numbers on the CPU; elsewhere tensors, since reading a number would wait for the device."""
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+    """dY_q of the destinations seen so far in this backward pass."""
+    products: dict[int, Weight] = field(default_factory=dict)
+    """<dY_q, X_j> by the position of the weight."""
+    learns: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.learns = self.flat.requires_grad and torch.is_grad_enabled()
+        self.flat = self.flat.detach()
+        self.weights = self.flat.tolist() if self.flat.device.type == "cpu" else list(self.flat.unbind())
+
+    def start(self, signal: Signal | None) -> None:
+        """Forget an earlier backward pass; only the first node of a pass comes without a signal from one above it."""
+        if signal is None:
+            self.gradients.clear()
+            self.products.clear()
+
+    def column(self, index: int, x: Stream | None, gradient: Stream | None) -> Stream | None:
+        """Return dX_index, given dY_index; x is needed for the gradients of the weights."""
+        direct = gradient if index not in self.layout.table else None
+        if gradient is not None and direct is None:
+            self.gradients[index] = gradient.contiguous()
+        readers = [(q, position) for q, position in self.layout.readers.get(index, []) if q in self.gradients]
+        if not readers:
+            return direct
+        gradients = [self.gradients[q] for q, _ in readers]
+        weights = [self.weights[position] for _, position in readers]
+        out, products = weighted_sum_and_products(gradients, weights, x, direct)
+        self.products.update(zip((position for _, position in readers), products, strict=False))
+        for q, _ in readers:
+            if self.layout.table[q][0] == index:  # no lower source asks for it
+                del self.gradients[q]
+        return out
+
+    def weight_gradient(self) -> Flat:
+        """Return the gradient of all weights, at the end of a backward pass."""
+        products = [self.products.get(position, 0.0) for position in range(self.layout.size)]
+        self.products.clear()
+        if self.flat.device.type == "cpu":
+            return torch.tensor(products, dtype=self.flat.dtype)
+        return torch.stack([torch.as_tensor(product, device=self.flat.device) for product in products]).to(self.flat)
+
+
+class Start(Function):
+    """The node of X_0; it closes a backward pass."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Stream, weights: Flat, gather: Gather) -> Signal:
+        """Return the first signal."""
+        ctx.gather = gather  # type: ignore[attr-defined]
+        ctx.save_for_backward(x if gather.learns and 0 in gather.layout.readers else None)  # type: ignore[arg-type]
+        ctx.set_materialize_grads(False)
+        return torch.zeros((), device=x.device)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: FunctionCtx, signal: Signal | None) -> tuple[Stream | None, Flat | None, None]:
+        """Return dX_0 and the gradient of all weights."""
+        gather: Gather = ctx.gather  # type: ignore[attr-defined]
+        gather.start(signal)
+        (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return gather.column(0, x, None), gather.weight_gradient() if gather.learns else None, None
+
+
+class Column(Function):
+    """The node of X_j: Y_j on the way forward, dX_j and the products of its weights on the way back."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Stream, signal: Signal, history: Gathered, index: int) -> tuple[Stream, Signal]:
+        """Return Y_index and the next signal."""
+        ctx.gather, ctx.index = history.gather, index  # type: ignore[attr-defined]
+        ctx.save_for_backward(x if history.gather.learns else None)  # type: ignore[arg-type]
+        ctx.set_materialize_grads(False)
+        return history.average(index), torch.zeros((), device=x.device)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(
+        ctx: FunctionCtx, gradient: Stream | None, signal: Signal | None
+    ) -> tuple[Stream | None, Signal, None, None]:
+        """Return dX_index, and a signal for the node below."""
+        gather: Gather = ctx.gather  # type: ignore[attr-defined]
+        gather.start(signal)
+        (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        device = gather.flat.device
+        return gather.column(ctx.index, x, gradient), torch.zeros((), device=device), None, None  # type: ignore[attr-defined]

@@ -1,0 +1,57 @@
+"""Learned gains on the residual connections."""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from formerlab.layers.depth.identity import DepthSpec, History, Mixer, Stream
+
+
+class SkipsWithGains(DepthSpec):
+    """x <- g x + f(norm(x)) with a learned scalar g for each of the two residual additions of every block
+    (arXiv:2402.02622, section 4.1: Skips with Gains; official code, basewgains).
+
+    The gains start at 1, so a fresh model is the plain Transformer, bit for bit.
+    """
+
+    kind: Literal["gains"] = "gains"
+
+    def build(self, layers: int, width: int | None = None) -> "SkipsWithGainsLayer":
+        """Return the module for `layers` blocks."""
+        del width
+        return SkipsWithGainsLayer(layers)
+
+    def params(self, layers: int, width: int | None = None) -> int:
+        """Count of parameters."""
+        del width
+        return 2 * layers
+
+    def flops(self, layers: int, width: int) -> int:
+        """Elementwise FLOPs per token (2 per multiply-add, the addition being that of the residual connection)."""
+        return 2 * self.params(layers) * width
+
+
+class SkipsWithGainsLayer(Mixer):
+    """The module of `SkipsWithGains`."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.gains = nn.Parameter(torch.empty(2 * layers))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the identity; nothing is drawn."""
+        nn.init.ones_(self.gains)
+
+    def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
+        """Return g x + update, summed in float32 at least."""
+        del history
+        stream = torch.promote_types(x.dtype, update.dtype)
+        wide = torch.promote_types(stream, torch.float32)
+        return (self.gains[site - 1].to(wide) * x.to(wide) + update).to(stream)
+
+    def weights(self) -> list[tuple[int, int, float]]:
+        """Return what of X_(i-1) passes straight through block i: the product of its two gains."""
+        gains = self.gains.detach().view(-1, 2).double().prod(dim=1).tolist()
+        return [(i, i - 1, gain) for i, gain in enumerate(gains, start=1)]

@@ -1,0 +1,1 @@
+"""Rows into figures, tables and judged claims; nothing here needs torch."""

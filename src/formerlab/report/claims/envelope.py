@@ -1,0 +1,63 @@
+"""The FLOPs that models from scratch need for a loss: the lower envelope of their held-out losses against FLOPs.
+
+A point is a run with its own full schedule. On the envelope lie the runs that no cheaper run equals; between two
+neighbours ln FLOPs is linear in ln loss, and beyond the ends nothing is known (claims.yaml,
+metrics: flops_ratio_at_equal_loss).
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pandas import DataFrame
+
+from formerlab.report.claims.quantity import MissingRowsError, NoValueError
+
+SIZES = LENGTHS = 3
+"""The fewest sizes, and of each the fewest lengths of training, that make an envelope."""
+
+
+def flops_at_loss(loss: float, flops: ArrayLike, losses: ArrayLike) -> float:
+    """Return the FLOPs at which the envelope of runs reaches a loss; NaN beyond its ends."""
+    costs, found = np.asarray(flops, dtype=float), np.asarray(losses, dtype=float)
+    order = np.lexsort((found, costs))
+    costs, found = costs[order], found[order]
+    best_before = np.concatenate([[np.inf], np.minimum.accumulate(found)[:-1]])
+    costs, found = np.log(costs[found < best_before][::-1]), found[found < best_before][::-1]
+    if not found[0] <= loss <= found[-1]:
+        return math.nan
+    above = np.searchsorted(found, loss)
+    if found[above] == loss:
+        return float(np.exp(costs[above]))
+    below = above - 1  # ln of a ratio by log1p: neighbours may be as near as floats can be
+    share = np.log1p((loss - found[below]) / found[below]) / np.log1p((found[above] - found[below]) / found[below])
+    return float(np.exp(costs[below] + share * (costs[above] - costs[below])))
+
+
+def check_envelope(runs: DataFrame, pattern: str) -> None:
+    """Raise MissingRowsError unless there are enough sizes and lengths, all from scratch."""
+    if "init.id" in runs and (grown := sorted(runs.loc[runs["init.id"].notna(), "run"].unique())):
+        raise MissingRowsError(f"the envelope {pattern} has runs that are not from scratch: {', '.join(grown)}")
+    lengths = runs.groupby("parameters")["tokens"].nunique() if len(runs) else ()
+    enough = sum(count >= LENGTHS for count in lengths)
+    if enough < SIZES:
+        raise MissingRowsError(
+            f"the envelope {pattern} needs {SIZES} sizes of {LENGTHS} lengths each; {enough} sizes have so many"
+        )
+
+
+def of_seed(runs: DataFrame, seed: int) -> DataFrame:
+    """Return the points for a seed: its own where every run of the envelope has it, else the means over the seeds."""
+    own = runs[runs["seed"] == seed]
+    if own["run"].nunique() == runs["run"].nunique():
+        return own
+    return runs.groupby("run", as_index=False)[["flops_cumulative", "loss_nats"]].mean()
+
+
+def flops_ratio(cost: float, loss: float, points: DataFrame) -> float:
+    """Return a run's cumulative FLOPs by those of the envelope at its loss. Raises NoValueError beyond its ends."""
+    needed = flops_at_loss(loss, points["flops_cumulative"], points["loss_nats"])
+    if np.isnan(needed):
+        ends = f"{points['loss_nats'].max():.4g} to {points['loss_nats'].min():.4g}"
+        raise NoValueError(f"a loss of {loss:.4g} nats lies beyond the ends of the envelope ({ends})")
+    return cost / needed

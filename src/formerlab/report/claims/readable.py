@@ -1,0 +1,148 @@
+"""The verdicts for people: claims.md, claims.html, and the block of README.md. Headline claims come first."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.report import pages
+from formerlab.report.claims.book import read_claims
+from formerlab.report.claims.table import frame, word_of
+from formerlab.report.claims.verdict import Verdict
+
+KINDS = {
+    "measured": "decided by trained models",
+    "exact": "decided by arithmetic and algebra, without training",
+}
+RULES = (
+    "Each claim was registered with its criterion before the runs that decide it, but for what is marked. Holds and "
+    "fails follow from the 95 % interval (Student's t over seeds; of policies on the same models over seeds and "
+    "examples together, or with one model over examples alone) and a minimal effect; undecided is all else; "
+    "indicative: this scale shows numbers only; provisional: real data, but smaller than the claim asks; withdrawn: "
+    "the rows turned out to be no evidence, for the reason given. p is that of `holds`, with Holm's correction for "
+    "the headline claims that have a verdict at this scale."
+)
+
+
+def history() -> str:
+    """Return what later versions of the registered claims changed, and what was known by then."""
+    book = read_claims()
+    notes = [
+        f"Version {change.version} ({change.date}) changed or added what is marked so; known by then: {change.known}."
+        for change in book.changes
+    ]
+    return " ".join([f"The registered claims are version {book.version}.", *notes])
+
+
+def markdown(found: list[Verdict], scale: str) -> str:
+    """Return all verdicts as Markdown, by paper below the headline claims."""
+    parts = [f"# Claims at scale {scale}", RULES, history(), counts(found)]
+    for title, verdicts in _groups(found):
+        parts += [f"## {title}", pipes(readable(verdicts))]
+    return "\n\n".join(parts) + "\n"
+
+
+def html(found: list[Verdict], scale: str) -> str:
+    """Return the same as a page, with sources, runs and traps."""
+    parts = [pages.paragraph(text) for text in (RULES, history(), counts(found))]
+    for title, verdicts in _groups(found):
+        more = DataFrame(
+            {
+                "source": [verdict.claim.source for verdict in verdicts],
+                "runs": [", ".join(verdict.runs) for verdict in verdicts],
+                "traps": ["\n".join(verdict.claim.traps) for verdict in verdicts],
+            }
+        )
+        parts += [pages.heading(title), pages.table(pd.concat([readable(verdicts), more], axis=1))]
+    return pages.page(f"Claims at scale {scale}", parts)
+
+
+def readme_block(found: list[Verdict], scale: str) -> str:
+    """Return the headline claims, what else has rows, and what has none, as Markdown for the README."""
+    shown = [verdict for verdict in found if not verdict.claim.headline and verdict.outcome != "not judged"]
+    waiting = Counter(verdict.claim.study for verdict in found if verdict.outcome == "not judged")
+    missing = ", ".join(f"{study} {count}" for study, count in waiting.items())
+    parts = [
+        f"Scale `{scale}`. {counts(found)}",
+        f"{RULES} The registered claims are version {read_claims().version}; what it changed or added is marked so.",
+        pipes(_short(readable([verdict for verdict in found if verdict.claim.headline]))),
+    ]
+    for kind, meaning in KINDS.items():
+        if others := [verdict for verdict in shown if verdict.claim.kind == kind]:
+            parts += [
+                f"<details><summary>The other {len(others)} {kind} claims with rows here, {meaning}</summary>",
+                pipes(_short(readable(others).drop(columns="published"))),
+                "</details>",
+            ]
+    return "\n\n".join([*parts, f"Not judged here, for want of runs: {missing}."] if missing else parts)
+
+
+def counts(found: Sequence[Verdict]) -> str:
+    """Return how many claims have which verdict; what models decide and what arithmetic decides are never added up."""
+    order = ("holds", "fails", "undecided", "indicative", "withdrawn", "not judged")
+    sentences = []
+    for kind in KINDS:
+        words = Counter(word_of(verdict.outcome, verdict) for verdict in found if verdict.claim.kind == kind)
+        listed = ", ".join(f"{word} {words[word]}" for word in order if words[word])
+        sentences += [f"Of {words.total()} {kind} claims: {listed}."] if listed else []
+    return " ".join(sentences)
+
+
+def readable(found: Sequence[Verdict]) -> DataFrame:
+    """Return a row per claim as text; p where any of them is a headline claim."""
+    rows = [_row(verdict) for verdict in found]
+    columns = ["claim", "verdict", "ours", "published", "n", "p (Holm)"]
+    table = DataFrame(rows, columns=columns)
+    return table if any(verdict.claim.headline for verdict in found) else table.drop(columns="p (Holm)")
+
+
+def _short(table: DataFrame) -> DataFrame:
+    """Return the table without conditions spelled out: claims.csv and claims.html have them."""
+    shorter = table["verdict"].str.replace(r"requires [^\n]*\)", "what it requires is not met)", regex=True)
+    return table.assign(verdict=shorter)
+
+
+def _row(verdict: Verdict) -> dict[str, str]:
+    claim, rows = verdict.claim, frame([verdict])
+    reasons = [reason for reason in dict.fromkeys(rows["reason"]) if reason and verdict.outcome != "withdrawn"]
+    ours = [
+        (f"{item}: " if item else "") + text
+        for item, text in zip(rows["item"].fillna(""), rows["ours"], strict=True)
+        if text
+    ]
+    seeds = f"{rows['seeds'].max():.0f} seeds" if rows["seeds"].notna().any() else ""
+    examples = f", {rows['examples'].max():.0f} examples" if rows["examples"].notna().any() else ""
+    first = rows.iloc[0]
+    return {
+        "claim": f"{claim.id}\n{claim.statement}",
+        "verdict": first["verdict"] + (f" ({'; '.join(reasons)})" if reasons else "") + _mark(first["changed"]),
+        "ours": "\n".join(ours),
+        "published": claim.published,
+        "n": seeds + examples,
+        "p (Holm)": "" if verdict.holm_p is None else f"{verdict.holm_p:.3g}",
+    }
+
+
+def _mark(changed: str) -> str:
+    """Return a second line that marks a claim whose criterion is younger than the rest."""
+    return f"\n[{changed}]" if changed else ""
+
+
+def pipes(table: DataFrame) -> str:
+    """Return a table as Markdown; the first line of its first column is bold."""
+    first = table.columns[0]
+    table = table.assign(**{first: table[first].str.replace(r"^(.*)", r"**\1**", n=1, regex=True)})
+    lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
+    return "\n".join("| " + " | ".join(map(pages.markdown, line)) + " |" for line in lines)
+
+
+def _groups(found: list[Verdict]) -> list[tuple[str, list[Verdict]]]:
+    """Return headline claims, then the others by kind and paper, in the order of the book."""
+    groups = [("Headline claims", [verdict for verdict in found if verdict.claim.headline])]
+    others = [verdict for verdict in found if not verdict.claim.headline]
+    for kind, meaning in KINDS.items():
+        for study in dict.fromkeys(verdict.claim.study for verdict in others):
+            of_kind = [v for v in others if (v.claim.study, v.claim.kind) == (study, kind)]
+            groups.append((f"{study}, {kind}: {meaning}", of_kind))
+    return [(title, verdicts) for title, verdicts in groups if verdicts]

@@ -1,0 +1,158 @@
+"""claims.csv: the verdicts on all claims at one scale."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.errors import UserError
+from formerlab.files import replacing, write_text
+from formerlab.plan.judge import CLAIMS
+from formerlab.plan.read import near_misses, read_yaml
+from formerlab.report.claims.arms import ClaimArms
+from formerlab.report.claims.book import Book, Claim, read_claims
+from formerlab.report.claims.evidence import Numbers
+from formerlab.report.claims.judgement import ItemVerdict
+from formerlab.report.claims.rows import Rows
+from formerlab.report.claims.verdict import Verdict, judge_all
+from formerlab.results.read import Results
+from formerlab.results.write import write_rows
+
+EXACT = "exact.csv"
+"""The numbers of the exact checks: claim, name, value."""
+WITHDRAWN = "withdrawn.yaml"
+"""In the folder of a study: claims whose rows there are no evidence, each with the reason."""
+COLUMNS = (
+    *("claim", "kind", "headline", "item", "outcome", "verdict", "standing", "changed", "ours", "published"),
+    *("seeds", "examples", "reason", "holm_p", "runs", "statement", "source", "traps"),
+)
+"""Columns of claims.csv: a row per claim, and per item where a claim has several."""
+
+
+def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> list[Verdict]:
+    """Return the verdicts at the scale of `results`; `arms` are those that each study maps, by claim."""
+    book, path = read_claims(), results.root / EXACT
+    numbers = {} if path.exists() and results.leaves_out(EXACT, CLAIMS) else read_exact(path)
+
+    def rows_of(claim: Claim) -> Rows | None:
+        mapped = arms.get(claim.study, {}).get(claim.id)
+        return None if mapped is None else Rows(results, claim.study, mapped)
+
+    return judge_all(
+        ordered(book),
+        book.protocol,
+        results.scale,
+        rows_of,
+        lambda claim: numbers.get(claim.id, {}),
+        read_withdrawn(results.root),
+    )
+
+
+def read_withdrawn(root: Path) -> dict[str, str]:
+    """Return why rows of a scale are no evidence, by claim: what the file WITHDRAWN of each study says.
+
+    It lies beside the rows, so an export that replaces them removes it. Raises UserError for claims that are not
+    registered and for a missing reason.
+    """
+    found: dict[str, str] = {}
+    registered = [claim.id for claim in read_claims().claims]
+    for path in sorted(root.glob(f"*/{WITHDRAWN}")):
+        for claim, reason in read_yaml(path.parent, path.name).items():
+            if claim not in registered:
+                raise UserError(f"{path}: no claim {claim!r}{near_misses(str(claim), registered)}")
+            if not isinstance(reason, str) or not reason.strip():
+                raise UserError(f"{path}: {claim}: got {reason!r}; write why its rows are no evidence")
+            found[claim] = " ".join(reason.split())
+    return found
+
+
+def ordered(book: Book) -> list[Claim]:
+    """Return the claims, headline claims first."""
+    return sorted(book.claims, key=lambda claim: not claim.headline)
+
+
+def read_exact(path: Path) -> dict[str, Numbers]:
+    """Return the numbers of the exact checks by claim; none where they were not run."""
+    if not path.exists():
+        return {}
+    rows = pd.read_csv(path)
+    return {
+        str(claim): dict(zip(group["name"], group["value"].astype(float), strict=True))
+        for claim, group in rows.groupby("claim")
+    }
+
+
+def frame(found: list[Verdict]) -> DataFrame:
+    """Return a row per claim; a claim with items has its joint verdict first and a row per item below."""
+    rows = []
+    for verdict in found:
+        single = len(verdict.items) == 1
+        rows.append(_row(verdict, verdict.items[0] if single else None))
+        rows += [] if single else [_row(verdict, item) for item in verdict.items]
+    return DataFrame(rows, columns=list(COLUMNS))
+
+
+def _row(verdict: Verdict, item: ItemVerdict | None) -> dict[str, object]:
+    claim = verdict.claim
+    outcome = verdict.outcome if item is None or len(verdict.items) == 1 else item.outcome
+    return {
+        "claim": claim.id,
+        "kind": claim.kind,
+        "headline": claim.headline,
+        "item": None if item is None else item.item,
+        "outcome": word_of(outcome, verdict),
+        "verdict": worded(outcome, verdict),
+        "standing": verdict.standing,
+        "changed": read_claims().changed(claim),
+        "ours": "" if item is None else "; ".join(f"{name} = {text}" for name, text in item.values.items()),
+        "published": claim.published,
+        "seeds": None if item is None or not item.seeds else item.seeds,
+        "examples": None if item is None or not item.examples else item.examples,
+        "reason": "" if item is None else item.reason,
+        "holm_p": verdict.holm_p,
+        "runs": ", ".join(verdict.runs),
+        "statement": claim.statement,
+        "source": claim.source,
+        "traps": " | ".join(claim.traps),
+    }
+
+
+def worded(outcome: str, verdict: Verdict) -> str:
+    """Return the verdict as a reader sees it, with the scale or the model that it holds for."""
+    word = word_of(outcome, verdict)
+    if word == "withdrawn":
+        return f"withdrawn: {verdict.items[0].reason}"
+    if word in ("not judged", "indicative") or verdict.claim.kind == "exact":
+        return word
+    if verdict.scale == "pretrained":
+        return f"{word} for {', '.join(verdict.runs)}"
+    one = ", this model alone" if verdict.examples and verdict.seeds == 1 else ""
+    return f"{word} at {verdict.scale}{one}{' (provisional)' if verdict.standing == 'provisional' else ''}"
+
+
+def word_of(outcome: str, verdict: Verdict) -> str:
+    """Return the verdict in one word: numbers of an indicative scale are shown without one."""
+    shown = verdict.standing == "indicative" and outcome not in ("not judged", "withdrawn")
+    return "indicative" if shown else outcome
+
+
+def write_exact(path: Path) -> None:
+    """Run the checks of the exact claims and write their numbers."""
+    from formerlab.evaluation.exact import CHECKS
+
+    rows = [(claim, name, value) for claim, check in CHECKS.items() for name, value in check().items()]
+    write_rows(path, ("claim", "name", "value"), rows)
+
+
+def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], out: Path) -> list[Path]:
+    """Write claims.csv (everything), claims.md and claims.html (for people) into `out`; return their paths."""
+    from formerlab.report.claims.readable import html, markdown
+
+    found = verdicts(results, arms)
+    paths = [out / f"claims.{ending}" for ending in ("csv", "md", "html")]
+    with replacing(paths[0]) as temporary:
+        frame(found).to_csv(temporary, index=False, lineterminator="\n")
+    write_text(paths[1], markdown(found, results.scale))
+    write_text(paths[2], html(found, results.scale))
+    return paths

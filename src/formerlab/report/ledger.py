@@ -1,0 +1,121 @@
+"""The ledger: every finished run with what it cost and what it came from, and the costs by study."""
+
+from pathlib import Path
+
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.files import replacing, write_text
+from formerlab.report.pages import heading, page, paragraph, table
+from formerlab.results.read import Results, flatten
+
+COLUMNS = (
+    *("study", "run", "seed", "status", "plan", "data.name", "data.fingerprint", "init.id", "parameters", "tokens"),
+    *("flops", "flops_cumulative", "training_time_s", "wall_time_s", "outside_steps", "peak_memory_bytes"),
+    "model_flops_utilisation",
+    *("device", "threads", "host", "git.commit", "git.dirty_hash", "code_hash", "spec_hash"),
+    *("versions.python", "versions.torch", "versions.formerlab", "started", "finished"),
+)
+"""Columns of runs.csv: keys of run.json, whether the plan still asks for the run as it is, where that is known, and the
+share of a run's time that was not spent in training steps."""
+SHOWN = {
+    "seed": "seed",
+    "status": "status",
+    "plan": "plan",
+    "parameters": "parameters",
+    "tokens": "tokens",
+    "flops": "FLOPs",
+    "flops_cumulative": "cumulative FLOPs",
+    "training_time_s": "training (s)",
+    "outside_steps": "outside steps",
+    "peak_memory_bytes": "peak memory (MB)",
+    "data": "data",
+    "device": "device",
+    "code": "commit, code, spec",
+    "torch": "torch",
+    "finished": "finished (UTC)",
+}
+"""Columns of the page, after the name of the run."""
+
+
+def ledger(results: Results) -> DataFrame:
+    """Return a row per finished run and seed, also of those that are not as planned; what a record lacks is empty."""
+    records = [flatten(record) | {"plan": _standing(results, record["id"])} for record in results.all_records()]
+    if not records:
+        return DataFrame(columns=list(COLUMNS))
+    rows = DataFrame(records)
+    return rows.assign(outside_steps=1 - rows["training_time_s"] / rows["wall_time_s"]).reindex(columns=list(COLUMNS))
+
+
+def _standing(results: Results, run_id: str) -> str:
+    return "" if results.objection is None else results.objection("train", run_id) or "as planned"
+
+
+def costs(rows: DataFrame) -> DataFrame:
+    """Return what each study took: runs, tokens, FLOPs (each run counted once), hours of training and in all."""
+    totals = []
+    for study, group in rows.groupby("study"):
+        hours = {name: group[f"{name}_time_s"].sum() / 3600 for name in ("training", "wall")}
+        totals.append(
+            {
+                "study": study,
+                "runs": len(group),
+                "diverged": int((group["status"] == "diverged").sum()),
+                "tokens": f"{group['tokens'].sum():.4g}",
+                "FLOPs": f"{group['flops'].sum():.4g}",
+                "training (hours)": f"{hours['training']:.2f}",
+                "with evaluation (hours)": f"{hours['wall']:.2f}",
+                "outside steps": f"{1 - hours['training'] / hours['wall']:.0%}",
+                "devices": ", ".join(sorted(set(group["device"].dropna()))),
+            }
+        )
+    return DataFrame(totals)
+
+
+def write_ledger(results: Results, out: Path) -> list[Path]:
+    """Write runs.csv (everything) and runs.html (for people) into `out`; return their paths."""
+    rows, paths = ledger(results), [out / "runs.csv", out / "runs.html"]
+    with replacing(paths[0]) as temporary:
+        rows.to_csv(temporary, index=False, lineterminator="\n")
+    write_text(paths[1], _page(rows, results))
+    return paths
+
+
+def text(results: Results) -> str:
+    """Return the costs by study and a line per run, for a terminal."""
+    rows = ledger(results)
+    lines = _readable(rows).drop(columns=["data", "commit, code, spec", "torch", "device"])
+    lines.insert(0, "study", rows["study"])
+    return f"{costs(rows).to_string(index=False)}\n\n{lines.to_string(index=False)}"
+
+
+def _page(rows: DataFrame, results: Results) -> str:
+    parts = [
+        paragraph(
+            "FLOPs of a run are its own; cumulative ones count its ancestors too. Times are wall-clock times of the "
+            "machine named; outside its steps a run starts, validates, tests and writes. A run's folder holds run.json "
+            "(all of this and its resolved spec) beside its rows."
+        ),
+        heading("Cost by study"),
+        table(costs(rows)),
+    ]
+    for study, group in rows.groupby("study"):
+        parts += [heading(str(study)), table(_readable(group))]
+    return page(f"Runs at scale {results.scale}, {results.tree} results", parts)
+
+
+def _readable(rows: DataFrame) -> DataFrame:
+    commits = rows["git.commit"].fillna("").str[:10] + rows["git.dirty_hash"].notna().map(
+        {True: " + changes", False: ""}
+    )
+    shown = rows.assign(
+        data=rows["data.name"] + " " + rows["data.fingerprint"].astype(str).str[:10],
+        code=commits + "\n" + rows["code_hash"].fillna("") + "\n" + rows["spec_hash"].fillna(""),
+        torch=rows["versions.torch"],
+        peak_memory_bytes=rows["peak_memory_bytes"] / 1e6,
+        finished=rows["finished"].str[:19],
+        outside_steps=[f"{share:.0%}" if pd.notna(share) else "" for share in rows["outside_steps"].astype(float)],
+    )
+    for name in ("parameters", "tokens", "flops", "flops_cumulative", "training_time_s", "peak_memory_bytes"):
+        shown[name] = [f"{value:.4g}" if pd.notna(value) else "" for value in shown[name].astype(float)]
+    return shown[["run", *SHOWN]].rename(columns=SHOWN)

@@ -1,0 +1,1 @@
+"""Rows on disk: written by stages, read by all that reports."""

@@ -1,0 +1,100 @@
+"""Loss on a held-out stream, every token but the first predicted once."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from formerlab.errors import UserError
+from formerlab.models.decoder import DecoderModel
+from formerlab.progress import Progress
+from formerlab.results.write import write_rows
+from formerlab.tasks.scoring import AttendFor, evaluating, score
+
+Stream = NDArray[np.integer[Any]]
+
+
+class WindowLoss(NamedTuple):
+    """How well the tokens of one window were predicted."""
+
+    window: int
+    """Index in the whole stream."""
+    tokens: int
+    """Predicted tokens; fewer than the context in the stream's last window only."""
+    loss_nats: float
+    """Mean negative log-likelihood of these tokens."""
+    realised_budget: float = 1.0
+    """Share of keys and values still held at the end of the window."""
+
+
+def window_losses(
+    model: DecoderModel,
+    stream: Stream,
+    context: int,
+    *,
+    batch: int = 16,
+    attend_for: AttendFor | None = None,
+    windows: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> list[WindowLoss]:
+    """Return the loss of each non-overlapping window of a stream of token ids.
+
+    Window w reads tokens w T, ..., (w + 1) T - 1 and predicts tokens w T + 1, ..., (w + 1) T, each from the 1 to T
+    tokens before it in the window, T being the context: windows of T + 1 tokens at a stride of T, so that every token
+    but the first is predicted once. The last window may be shorter; it counts with its own number of tokens.
+    `windows` names the windows to take, in rising order (default: all). Log-softmax is float32, means are float64.
+
+    Raises UserError for a stream of fewer than 2 tokens.
+    """
+    chosen = range(window_count(len(stream), context)) if windows is None else windows
+    rows: list[WindowLoss] = []
+    with evaluating(model):
+        for indices, tokens in window_batches(stream, context, chosen, batch):
+            inputs = tokens.shape[1] - 1
+            scores = score(model, tokens, torch.full((len(tokens),), inputs), attend_for)
+            losses = -scores.log_probs.double().mean(dim=1)
+            for window, loss, held in zip(indices, losses.tolist(), scores.realised_budget.tolist(), strict=True):
+                rows.append(WindowLoss(window, inputs, loss, held))
+            if progress is not None:
+                progress.advance(len(indices))
+    return rows
+
+
+def window_count(tokens: int, context: int) -> int:
+    """Return the number of windows of a stream of `tokens` tokens, the last one possibly partial."""
+    if tokens < 2:
+        raise UserError(f"a held-out stream of {tokens} tokens has nothing to predict; use more text")
+    return -(-(tokens - 1) // context)
+
+
+def spread_windows(stream: Stream, context: int, count: int) -> list[int]:
+    """Return at most `count` full windows, evenly spread over the stream; its one partial window if it has no other."""
+    full = max(1, (len(stream) - 1) // context)
+    return sorted({int(window) for window in np.linspace(0, full - 1, min(count, full)).round()})
+
+
+def mean_loss(rows: Sequence[WindowLoss]) -> float:
+    """Return the mean loss per token in nats; its exponential is the perplexity."""
+    return sum(row.tokens * row.loss_nats for row in rows) / sum(row.tokens for row in rows)
+
+
+def write_losses(path: Path, rows: Sequence[WindowLoss]) -> None:
+    """Write test.csv: the losses without pruning."""
+    write_rows(path, ("window", "tokens", "loss_nats"), [row[:3] for row in rows])
+
+
+def window_batches(
+    stream: Stream, context: int, windows: Sequence[int], batch: int
+) -> Iterator[tuple[Sequence[int], Int[Tensor, "batch time_plus_1"]]]:
+    """Yield windows and their tokens in batches, the partial one alone, so that no row is padded."""
+    full = [window for window in windows if (window + 1) * context < len(stream)]
+    groups = [full[first : first + batch] for first in range(0, len(full), batch)]
+    groups += [[window] for window in windows[len(full) :]]
+    for group in groups:
+        rows = [stream[window * context : (window + 1) * context + 1] for window in group]
+        yield group, torch.from_numpy(np.stack(rows).astype(np.int64))

@@ -1,0 +1,58 @@
+"""The model of a finished run."""
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import nn
+
+from formerlab.errors import UserError
+from formerlab.models.decoder import DecoderModel
+from formerlab.models.translator_model import TranslatorModel
+from formerlab.training.record import load_record
+from formerlab.training.run import Run
+
+
+def load(run: str | Path) -> nn.Module:
+    """Return the model of a finished run with its final weights, ready to use (in evaluation mode, on the CPU).
+
+    `run` is a run's folder, or its id (`denseformer/plain-4/seed0`) where one scale in `results/live` has such a run.
+    Raises UserError where there is none, or more than one.
+    """
+    folder = Path(run)
+    if not (folder / "run.json").is_file() and not folder.is_absolute():
+        found = [path.parent for path in sorted(Path("results/live").glob(f"*/{folder}/run.json"))]
+        if len(found) > 1:
+            raise UserError(f"{run}: more than one scale has this run; name {' or '.join(map(str, found))}")
+        folder = found[0] if found else folder
+    return load_model(folder)[0]
+
+
+def load_model(folder: Path) -> tuple[nn.Module, Run]:
+    """Return the final model of a finished run, ready to evaluate, and the run."""
+    run = Run.model_validate(load_record(folder)["spec"])
+    model = run.model.build(run.seed)
+    model.load_state_dict(load_file(folder / "weights.safetensors"))
+    return model.eval(), run
+
+
+def data_of(folder: Path, run: Run) -> Path:
+    """Return where the data of a run lie that is in its place, results/<tree>/<scale>/<study>/<run>/seed<k>."""
+    return (folder.resolve() / "../../.." / "data" / run.data).resolve()
+
+
+def load_decoder(folder: Path) -> tuple[DecoderModel, Run]:
+    """Return the final model of a finished run that trained a decoder, and the run."""
+    model, run = load_model(folder)
+    if not isinstance(model, DecoderModel):
+        raise UserError(
+            f"{folder}: a {run.model.kind}, but only a decoder can do this; name a run of language modelling"
+        )
+    return model, run
+
+
+def load_translator(folder: Path) -> tuple[TranslatorModel, Run]:
+    """Return the final model of a finished run that trained a translator, and the run."""
+    model, run = load_model(folder)
+    if not isinstance(model, TranslatorModel):
+        raise UserError(f"{folder}: a {run.model.kind}, but only a translator can do this; name a run of translation")
+    return model, run

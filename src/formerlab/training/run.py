@@ -1,0 +1,88 @@
+"""Run: everything that `train` needs to know."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import StringConstraints, model_validator
+
+from formerlab.growth.tokens import Growth
+from formerlab.models import Model
+from formerlab.spec import Count, Seed, Spec
+from formerlab.tasks import LanguageModeling, Task
+from formerlab.tasks.task import TRAINING_PASSES
+from formerlab.training.optimizer import AdamW, Optimizer
+from formerlab.training.schedule import Cosine, Schedule
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,99}$")]
+
+
+class Run(Spec):
+    """One training run: a model, what it learns from which data, how long, and what it starts from."""
+
+    study: Name
+    """Study that the run belongs to."""
+    name: Name
+    """Name of the run within its study."""
+    seed: Seed = 0
+    """Seed of initial values, batches and dropout."""
+    data: Name = "text"
+    """Name of the data set, as the scale defines it."""
+    model: Model
+    """The model."""
+    task: Task = LanguageModeling()
+    """What it learns."""
+    optimizer: Optimizer = AdamW()
+    """The optimizer."""
+    schedule: Schedule = Cosine()
+    """Learning-rate schedule over the steps of this run."""
+    steps: Count = 1000
+    """Optimizer steps."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Type of matrix products; bfloat16 means autocast with float32 weights."""
+    compile: bool = False
+    """Use torch.compile (costs its compilation in every process)."""
+    log_every: Count = 10
+    """Steps between two rows of train.csv and timing.csv."""
+    evaluate_every: Count = 100
+    """Steps between two evaluations on the validation stream; the last step is always evaluated."""
+    init: Name | None = None
+    """Run of the same study and seed whose final weights this run starts from."""
+    growth: Growth | None = None
+    """How the weights of `init` grow to this run's sizes; empty means that they go on as they are, with a fresh
+    optimizer. Needs `init`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_kinds(cls, values: Any) -> Any:
+        """Take a model for a decoder, a task for language modelling and AdamW where they do not say their kind."""
+        if not isinstance(values, dict):
+            return values
+        usual = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}, "optimizer": {"kind": "adamw"}}
+        said = {key: values[key] for key in usual if isinstance(values.get(key), dict)}
+        return values | {key: usual[key] | value for key, value in said.items()}
+
+    @property
+    def id(self) -> str:
+        """The run's name in the whole project, which is also its folder."""
+        return f"{self.study}/{self.name}/seed{self.seed}"
+
+    @property
+    def init_id(self) -> str | None:
+        """The id of the run that this one starts from."""
+        return None if self.init is None else f"{self.study}/{self.init}/seed{self.seed}"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the whole run predicts."""
+        return self.steps * self.task.step_tokens
+
+    @property
+    def flops(self) -> int:
+        """Training FLOPs in closed form: backward costs twice the forward."""
+        return TRAINING_PASSES * self.steps * self.task.step_flops(self.model)
+
+    @model_validator(mode="after")
+    def _check(self) -> "Run":
+        self.task.check(self.model)
+        if self.growth is not None and self.init is None:
+            raise ValueError("growth needs init: name the run to grow from")
+        return self
