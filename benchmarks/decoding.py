@@ -22,7 +22,7 @@ class Transformers:
     """transformers' own model with its own cache."""
 
     def __init__(self, spec):
-        from formerlab.integrations.torchvision_shim import ensure_torchvision_imports
+        from formerlab.torchvision_shim import ensure_torchvision_imports
 
         ensure_torchvision_imports()
         from transformers import DynamicCache, GPTNeoXConfig, GPTNeoXForCausalLM

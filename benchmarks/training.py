@@ -29,7 +29,6 @@ from torch.nn import functional as F
 
 from formerlab.cache import KVCache
 from formerlab.data.pairs.streams import PairStream
-from formerlab.integrations.torchvision_shim import ensure_torchvision_imports
 from formerlab.kernels.native import keep_memory
 from formerlab.layers import LayerNorm, Mlp, Pattention, RMSNorm
 from formerlab.models import Decoder, Translator
@@ -37,6 +36,7 @@ from formerlab.models.vision import VisionTransformer
 from formerlab.tasks import Classification, LanguageModeling, Translation
 from formerlab.tasks.image_batches import ImageBatch
 from formerlab.tasks.translation import smoothed_loss
+from formerlab.torchvision_shim import ensure_torchvision_imports
 from formerlab.training.optimizer import LayerwiseAdamW
 
 SMALL = {"vocabulary": 2048, "layers": 4, "width": 64, "heads": 4, "context": 128}

@@ -14,10 +14,10 @@ import psutil
 import pytest
 from fixtures.project import Project
 
-from formerlab.commands.notes import SAFE, read_note
 from formerlab.files import write_json
 from formerlab.plan.build import build_plan
 from formerlab.plan.locate import plan_path
+from formerlab.results.notes import SAFE, read_note
 
 SNAKEMAKE = """
 import pathlib, subprocess, sys
@@ -34,7 +34,7 @@ QUICK = """
 import time
 from contextlib import suppress
 from pathlib import Path
-from formerlab.commands.notes import noted
+from formerlab.results.notes import noted
 with suppress(KeyboardInterrupt), noted("train", Path("quick")):
     Path("quick/begun").touch()
     time.sleep(1000)

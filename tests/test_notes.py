@@ -10,15 +10,15 @@ from contextlib import contextmanager
 import pytest
 
 from formerlab import files
-from formerlab.commands.notes import noted, read_note
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import write_json
+from formerlab.results.notes import noted, read_note
 
 AT_WORK = """
 import sys
 from pathlib import Path
 from formerlab import files
-from formerlab.commands.notes import noted
+from formerlab.results.notes import noted
 from formerlab.files import replacing
 with noted(sys.argv[1], Path(sys.argv[2])), replacing(Path(sys.argv[2], sys.argv[3])) as temporary:
     temporary.write_text("half")

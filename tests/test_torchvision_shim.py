@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ENSURE = (
-    "from formerlab.integrations.torchvision_shim import ensure_torchvision_imports as ensure; ensure(); ensure()\n"
-)
+ENSURE = "from formerlab.torchvision_shim import ensure_torchvision_imports as ensure; ensure(); ensure()\n"
 DECLARED = "import torch; print(hasattr(torch.ops.torchvision, 'nms'), hasattr(torch.ops.torchvision, 'qnms'))"
 
 

@@ -1,4 +1,9 @@
-"""The two ways in which formerlab stops on purpose."""
+"""The two ways in which formerlab stops on purpose, and how a message shows values and names."""
+
+import difflib
+
+MOST_NAMED = 30
+"""Names that a message lists at most."""
 
 
 class UserError(Exception):
@@ -22,3 +27,18 @@ class StoppedEarly(Exception):
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_STOPPED_EARLY = 75  # EX_TEMPFAIL of sysexits.h: try again
+
+
+def shown(value: object) -> str:
+    """Return a value as it stands in a message."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def near_misses(word: str, known: list[str]) -> str:
+    """Return what a misspelt word may mean, ready to stand at the end of a message."""
+    names = sorted(set(known))
+    if close := difflib.get_close_matches(word, names, n=3):
+        return f"; did you mean {' or '.join(close)}?"
+    more = ["..."] if len(names) > MOST_NAMED else []
+    return f"; known are {', '.join([*names[:MOST_NAMED], *more]) or 'none'}"

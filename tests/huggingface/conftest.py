@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from formerlab.data import BytePairs, Files, TextData
-from formerlab.data.text import prepare
+from formerlab.data.text.prepare import prepare
 from formerlab.files import sha256
 from formerlab.models import Decoder
 from formerlab.tasks import LanguageModeling

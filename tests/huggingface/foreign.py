@@ -2,7 +2,7 @@
 
 import torch
 
-from formerlab.integrations.torchvision_shim import ensure_torchvision_imports
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
 VOCABULARY, CONTEXT = 290, 64
 SIZES = {

@@ -82,10 +82,10 @@ def test_norm_and_gelu(built, capability):
 
 
 def pruned_attention(policy, dtype, heads, key_heads, time, d_head):
-    from formerlab.kernels import pruned_attention as kernels
+    from formerlab.cache.engines import on_gpu
 
     q, k, v = (torch.zeros(1, time, number, d_head, dtype=dtype).transpose(1, 2) for number in (heads, key_heads, 1))
-    kernels.run(policy, Prompt(q, k, v.expand_as(k), [int(0.4 * time)], [time]))
+    on_gpu.run(policy, Prompt(q, k, v.expand_as(k), [int(0.4 * time)], [time]))
 
 
 SMALL, LARGE = (2, 2, 130, 16), (4, 2, 1024, 64)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from formerlab.integrations.torchvision_shim import ensure_torchvision_imports
 from formerlab.layers import LayerNorm, Learned, Linear, Mlp, RMSNorm, Rotary
 from formerlab.models import Decoder
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
 ensure_torchvision_imports()
 transformers = pytest.importorskip("transformers")

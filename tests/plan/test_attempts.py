@@ -2,10 +2,10 @@
 
 import pytest
 
-from formerlab.commands.notes import noted
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import write_json
 from formerlab.plan.attempts import Attempts, killed_for_memory
+from formerlab.results.notes import noted
 
 SCONTROL = """#!/bin/sh
 case "$5" in

@@ -174,14 +174,14 @@ def test_helpers_of_helpers_count(package):
 
 def test_the_registered_claims_count_for_their_verdicts(package):
     modules = code.closure(["formerlab.report.claims.book"], frozenset())
-    assert "claims/claims.yaml" in code.files_of(modules)
-    before, path = code.hash_of(modules), package.root / "claims/claims.yaml"
+    assert "report/claims/claims.yaml" in code.files_of(modules)
+    before, path = code.hash_of(modules), package.root / "report/claims/claims.yaml"
     path.write_text(path.read_text() + "\n")
     assert code.hash_of(modules) != before
 
 
 def test_published_values_count_for_what_shows_them(package):
-    changed = package.changed_by("published/published_results.csv", lambda text: text + "\n")
+    changed = package.changed_by("report/published/published_results.csv", lambda text: text + "\n")
     assert changed == {"draw denseformer_depth", "draw decay_table"}
 
 

@@ -8,10 +8,10 @@ import sys
 import pytest
 from fixtures.project import Project, finish
 
-from formerlab.commands.notes import noted, read_note
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import write_json
 from formerlab.plan.status import report, states
+from formerlab.results.notes import noted, read_note
 
 DATA = ("data", "text")
 PLAIN, PARENT, CHILD = (("train", f"small/{run}/seed0") for run in ("plain", "parent", "child"))

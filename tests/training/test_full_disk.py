@@ -6,8 +6,8 @@ import pytest
 from small_runs import bits, interrupted, trained
 from test_killed import RUN, Processes, train_words
 
-from formerlab.commands.notes import read_note
 from formerlab.errors import UserError
+from formerlab.results.notes import read_note
 from formerlab.training.stage import CHECKPOINT
 
 pytestmark = pytest.mark.xdist_group("killed")

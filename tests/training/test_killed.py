@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from small_runs import MODEL, bits, small, trained, write_plan
 
-from formerlab.commands.notes import noted
+from formerlab.results.notes import noted
 from formerlab.training.optimizer import AdamW
 from formerlab.training.schedule import Constant
 

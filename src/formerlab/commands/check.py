@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from formerlab.commands.context import add_verb, load_plan
-from formerlab.commands.notes import SAFE
 from formerlab.errors import UserError
 from formerlab.plan.judge import Judge
 from formerlab.progress import short
+from formerlab.results.notes import SAFE
 
 SPARE_BYTES = 1_000_000_000
 """Room for token streams, rows, figures and the MLflow database beside the checkpoints."""

@@ -75,7 +75,7 @@ def job_of(plan: Plan, stage: str, name: str) -> dict[str, Any]:
     """Return a job of the plan; an unknown name is answered with near misses."""
     jobs: dict[str, dict[str, Any]] = plan[stage]
     if name not in jobs:
-        from formerlab.plan.read import near_misses
+        from formerlab.errors import near_misses
 
         raise UserError(f"no job {name!r} of stage {stage} at scale {plan['scale']}{near_misses(name, list(jobs))}")
     return jobs[name]

@@ -14,11 +14,11 @@ import psutil
 import yaml
 
 from formerlab.commands.context import given_values
-from formerlab.commands.notes import SAFE, interrupt
 from formerlab.errors import EXIT_STOPPED_EARLY
 from formerlab.files import write_text
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import ensure_plan, read_plan
+from formerlab.results.notes import SAFE, interrupt
 
 SECONDS_TO_SAVE = 1.2
 """What a stage has to save its work when the demo is stopped; one that is slower goes on from its last checkpoint."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from formerlab.commands.as_planned import AGAIN, as_planned
 from formerlab.commands.context import Plan, add_verb, job_of, load_plan
 from formerlab.commands.gpus import own_gpus
-from formerlab.commands.notes import noted
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_json
+from formerlab.results.notes import noted
 from formerlab.results.write import write_rows
 
 if TYPE_CHECKING:

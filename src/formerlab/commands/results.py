@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from formerlab.commands.as_planned import as_planned
 from formerlab.commands.context import add_verb, load_plan
-from formerlab.commands.notes import noted
 from formerlab.errors import UserError
 from formerlab.files import write_json
-from formerlab.plan.judge import CLAIMS, Judge
+from formerlab.plan.judge import Judge
 from formerlab.plan.locate import ensure_plan, read_plan
 from formerlab.plan.status import failed_syncs
+from formerlab.results.measures import CLAIMS
+from formerlab.results.notes import noted
 
 if TYPE_CHECKING:
     from formerlab.results.read import Objection

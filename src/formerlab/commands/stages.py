@@ -13,9 +13,9 @@ import psutil
 from formerlab.commands.as_planned import as_planned
 from formerlab.commands.context import add_verb, job_of, load_plan
 from formerlab.commands.gpus import on_several, own_gpus
-from formerlab.commands.notes import noted
 from formerlab.commands.slurm import seconds_left
 from formerlab.files import read_json, sha256, write_json
+from formerlab.results.notes import noted
 
 
 def add_parsers(verbs: Any) -> None:

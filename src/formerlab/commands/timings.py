@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from formerlab.commands.as_planned import as_planned
 from formerlab.commands.context import add_verb, job_of, load_plan
 from formerlab.commands.gpus import own_gpus
-from formerlab.commands.notes import noted
 from formerlab.files import sha256, write_json
+from formerlab.results.notes import noted
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,6 @@ from torch import nn
 from formerlab.calibration import expected_calibration_error
 from formerlab.data.images.store import ImageSet, load_images
 from formerlab.errors import UserError
-from formerlab.integrations.torchvision_shim import ensure_torchvision_imports
 from formerlab.models.vision import VisionTransformer
 from formerlab.progress import Progress
 from formerlab.results.write import write_rows
@@ -22,6 +21,7 @@ from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import Look
 from formerlab.tasks.image_batches import held_out_batches
 from formerlab.tasks.probabilities import PREDICTIONS, Prediction, predictions
+from formerlab.torchvision_shim import ensure_torchvision_imports
 from formerlab.training.load import data_of, load_model
 
 COLUMNS = ("window", "tokens", "loss_nats", *PREDICTIONS)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from formerlab.errors import UserError
-from formerlab.integrations.torchvision_shim import ensure_torchvision_imports
 from formerlab.models.published import PUBLISHED
 from formerlab.models.vision import VisionTransformer, VisionTransformerModel
 from formerlab.models.vision_features import POOLS
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
 ensure_torchvision_imports()
 

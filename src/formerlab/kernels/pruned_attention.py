@@ -15,53 +15,20 @@ where slots are the next power of two above budget + 16. Time: the products of T
 full attention has with T / 2 keys on average, and T times four sums or minima over the slots, one after another, which
 take longer than the products; sequences and sets run side by side.
 
-With TRITON_INTERPRET=1, set before this module is imported, the same code runs on the CPU.
+`cache/engines/on_gpu.py` starts it. With TRITON_INTERPRET=1, set before this module is imported, the same code runs on
+the CPU.
 """
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from formerlab.cache.engines.engine import Prompt, Pruned
-from formerlab.cache.eviction import Eviction, coefficients, decides_by_score
 from formerlab.kernels.cache_state import EMPTY
-from formerlab.layers.attention import KeyHeads
 
 BLOCK = 16
 """Queries of a block: the least that a tensor core multiplies."""
 CHUNK = 64
 """Slots whose keys or values are loaded together."""
 NOBODY = tl.constexpr(EMPTY)
-
-
-def supports(policy: Eviction, k: KeyHeads) -> bool:
-    """Say whether the kernel can run a policy: its score must be decay S + gain p and decide alone."""
-    return k.dtype in (torch.float32, torch.bfloat16, torch.float16) and decides_by_score(policy)
-
-
-def run(policy: Eviction, prompt: Prompt) -> Pruned:
-    """Simulate eviction over whole sequences."""
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (prompt.q, prompt.k, prompt.v))
-    batch, heads, time, d_head = q.shape
-    sets = 1 if policy.scope == "layer" else k.shape[1]
-    out = torch.empty_like(q)
-    last = torch.full((batch, sets, time), time, dtype=torch.int32, device=q.device)
-    scores = q.new_zeros(batch, sets, time, dtype=torch.float32)
-    entry = _entry(policy, prompt, sets)
-    pairs = zip(prompt.lengths, prompt.entries, strict=True)
-    bounds = [(n, min(policy.limit(entries), EMPTY), *policy.protected(entries)) for n, entries in pairs]
-    slots = slots_for(min(max(limit for _, limit, *_ in bounds), time))
-    share, number = heads // k.shape[1], heads // sets
-    logits = q.new_empty(batch * sets, number, BLOCK, slots, dtype=torch.float32)
-    books = q.new_empty(batch * sets, slots, dtype=torch.int32)
-    decay, gain = coefficients(policy) or (0.0, 0.0)
-    tensors = [item for x in (q, k, v, out) for item in (x, *x.stride()[:3])]
-    numbers = decay, gain, d_head**-0.5, sets, number, share, time, d_head
-    limits = torch.tensor(bounds, dtype=torch.int32).to(q.device, non_blocking=True)
-    made = entry, last, scores, logits, books, limits
-    _evict[(batch * sets,)](*tensors, *made, *numbers, entry is not None, **launch(slots, d_head))
-    return Pruned(out, last, scores)
 
 
 def slots_for(most: int) -> int:
@@ -76,20 +43,13 @@ def launch(slots: int, d_head: int) -> dict[str, int]:
     return sizes | {"num_warps": min(max(slots // 128, 4), 8), "num_stages": 2}
 
 
-def _entry(policy: Eviction, prompt: Prompt, sets: int) -> Tensor | None:
-    """Return the scores with which keys enter the cache, if any but 0."""
-    batch, _, time, _ = prompt.q.shape
-    with torch.autocast(prompt.q.device.type, enabled=False):
-        entry = policy.entry(torch.arange(time, device=prompt.q.device), sets, prompt.k, prompt.layer)
-    return None if entry is None else entry.float().expand(batch, sets, time).contiguous()
-
-
 @triton.jit
-def _evict(
+def evict(  # noqa: ANN201
     q, q_batch, q_head, q_time, k, k_batch, k_head, k_time, v, v_batch, v_head, v_time, out, out_batch, out_head,
     out_time, entry, last, final, logits, books, bounds, decay, gain, scale, sets, number, share, time, d_head,
     enters: tl.constexpr, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
+    """Simulate eviction over whole sequences; a program for each sequence and set."""
     program = tl.program_id(0).to(tl.int64)
     batch, head = program // sets, program % sets * number
     length, limit = tl.load(bounds + 4 * batch), tl.load(bounds + 4 * batch + 1)

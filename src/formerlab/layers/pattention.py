@@ -21,9 +21,9 @@ class Pattention(Spec):
 
     K (tokens x d_in) and V (tokens x d_out) are learned; the norm runs over the parameter tokens, tau = sqrt(tokens).
     There is no bias and no 1/sqrt(d). As a feed-forward it is one Pattention from d to d. Adding tokens with zero keys
-    keeps the function only while tau keeps its value (Appendix B fixes it, the default does not): see `growth/tokens.py`.
-    The default score is computed by `pattention_function.py`, which keeps half of an MLP's memory; the others are
-    computed as they are written in `score.py`.
+    keeps the function only while tau keeps its value (Appendix B fixes it, the default does not): see
+    `growth/tokens.py`. The default score is computed by `pattention_function.py`, which keeps half of an MLP's memory;
+    the others are computed as they are written in `score.py`.
     """
 
     kind: Literal["pattention"] = "pattention"

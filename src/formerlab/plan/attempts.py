@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from formerlab.commands.notes import note_of
+from formerlab.results.notes import note_of
 
 Note = dict[str, Any]
 

@@ -15,7 +15,7 @@ from formerlab.plan.cost import run_cost, totals
 from formerlab.plan.evaluations import prune_jobs, zeroshot_jobs
 from formerlab.plan.forecast import forecast, price_evaluations
 from formerlab.plan.hardware import Hardware, choose, hardware_table
-from formerlab.plan.judge import CLAIMS, RECORDS
+from formerlab.plan.judge import RECORDS
 from formerlab.plan.layers import Tree
 from formerlab.plan.measures import MEASURES, WRITES, measure_jobs
 from formerlab.plan.own_files import check_files
@@ -26,7 +26,7 @@ from formerlab.plan.sources import Sources, read_sources
 from formerlab.plan.speed import flow_jobs, match_times, timing_jobs
 from formerlab.plan.tokenizers import chain, tokenizer_of
 from formerlab.report.figures import Drawing, catalogue
-from formerlab.results.measures import TIMED
+from formerlab.results.measures import CLAIMS, TIMED
 from formerlab.spec import fingerprint
 from formerlab.training.run import Run
 

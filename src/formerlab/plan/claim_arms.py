@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from formerlab.errors import UserError
+from formerlab.errors import UserError, near_misses
 from formerlab.plan.layers import Layer
-from formerlab.plan.read import near_misses, parse, read_yaml
+from formerlab.plan.read import parse
 from formerlab.plan.schema import Study, StudyScale
 from formerlab.report.claims.arms import ClaimArms
 from formerlab.report.claims.book import Claim, read_claims
+from formerlab.yaml_files import read_yaml
 
 
 def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:

@@ -24,7 +24,7 @@ WITHOUT_EFFECT = frozenset(
         *(
             "errors",
             "progress",
-            "integrations.torchvision_shim",
+            "torchvision_shim",
             "plan.code",
             "plan.loaded",
             "training.provenance",

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from formerlab.errors import UserError
+from formerlab.errors import UserError, near_misses
 from formerlab.plan.layers import Layer, Tree, merge_layers, part
-from formerlab.plan.read import near_misses, parse
+from formerlab.plan.read import parse
 from formerlab.spec import Spec
 
 Positive = Annotated[float, Field(ge=1e-6, le=1e9)]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_text
 from formerlab.plan.layers import at
-from formerlab.results.measures import TIMED
+from formerlab.results.measures import TIMED, UNPLANNED
 
 RECORDS = {
     "data": "manifest.json",
@@ -29,8 +29,6 @@ RECORDS = {
     "exact": "exact.json",
 }
 """The record of each stage, which it writes last; parents stand before what is made from them."""
-CLAIMS = "claims"
-"""The one job of the stage `exact`."""
 READABLE = {
     "spec_hash": "configuration",
     "recipe": "configuration",
@@ -47,7 +45,6 @@ READABLE = {
     "equal_time.rows_sha256": "measured speed",
     "weights_sha256": "weights",
 }
-UNPLANNED = "not in the plan"
 OPTIMIZER = "optimizer.pt"
 """What a run keeps beside its record where a later one goes on with its optimizer (training/products.py)."""
 

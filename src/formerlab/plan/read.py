@@ -5,55 +5,16 @@ import functools
 import json
 import re
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
-import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from formerlab.errors import UserError
+from formerlab.errors import UserError, near_misses, shown
 from formerlab.plan.layers import Layer, Tree, at, clash, hidden, laid, last_place_of, place_of
 from formerlab.spec import Spec
 
 SomeSpec = TypeVar("SomeSpec", bound=Spec)
-
-
-MOST_NAMED = 30
-"""Names that a message lists at most."""
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Safe loading that refuses a key given twice, where plain YAML silently keeps the last."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} given twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return node
-
-
-def read_yaml(root: Path, place: str) -> Tree:
-    """Read a mapping from the YAML file at `place` below `root`."""
-    path = root / place
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
-    except FileNotFoundError:
-        near = near_misses(path.name, [file.name for file in path.parent.glob("*.yaml")])
-        raise UserError(f"{place}: no such file{near}") from None
-    except yaml.MarkedYAMLError as error:
-        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{place}: not valid YAML: {error.problem}{line}; correct it") from None
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{place}: cannot be read: {' '.join(str(error).split())}") from None
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise UserError(f"{place}: got {shown(tree)}; write keys and values")
-    return tree
 
 
 def parse(kind: type[SomeSpec], layers: list[Layer], subject: str = "") -> SomeSpec:
@@ -127,21 +88,6 @@ def _laid(layers: list[Layer], subject: str) -> Tree:
                 "write a value in both, or keys in both"
             )
     return trees[-1]
-
-
-def shown(value: object) -> str:
-    """Return a value as it stands in a message."""
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def near_misses(word: str, known: list[str]) -> str:
-    """Return what a misspelt word may mean, ready to stand at the end of a message."""
-    names = sorted(set(known))
-    if close := difflib.get_close_matches(word, names, n=3):
-        return f"; did you mean {' or '.join(close)}?"
-    more = ["..."] if len(names) > MOST_NAMED else []
-    return f"; known are {', '.join([*names[:MOST_NAMED], *more]) or 'none'}"
 
 
 def _telling(errors: list[ErrorDetails], tree: Tree) -> ErrorDetails:

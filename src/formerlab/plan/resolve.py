@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from formerlab.data.dataset import DataSpec
-from formerlab.errors import UserError
+from formerlab.errors import UserError, near_misses
 from formerlab.evaluation.timing.equal_time import EqualTime
 from formerlab.growth.tokens import continued_spec, growable, grown_spec
 from formerlab.plan.layers import (
@@ -22,7 +22,7 @@ from formerlab.plan.layers import (
     place_of,
 )
 from formerlab.plan.memory import too_large
-from formerlab.plan.read import check_values, named_in, near_misses, parse
+from formerlab.plan.read import check_values, named_in, parse
 from formerlab.plan.schema import Scale, StudyScale
 from formerlab.plan.sources import RUN_KEYS, Sources, study_place
 from formerlab.plan.tokenizers import same_tokenizer

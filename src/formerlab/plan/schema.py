@@ -185,4 +185,4 @@ class Study(Measured):
     zeroshot: tuple[str, ...] = ()
     """Patterns of run names that answer the zero-shot questions."""
     claims: dict[str, ClaimArms] = {}
-    """Which runs stand for the arms of the registered claims (claims/claims.yaml), by the claim's id."""
+    """Which runs stand for the arms of the registered claims (report/claims/claims.yaml), by the claim's id."""

@@ -5,8 +5,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from formerlab.plan.judge import CLAIMS, RECORDS, Judge
+from formerlab.plan.judge import RECORDS, Judge
 from formerlab.progress import short
+from formerlab.results.measures import CLAIMS
 
 BESIDES = ("data", "speed", "decode", "zeroshot", "prune", "flow", "translate", "complexity", "draw")
 SPARE_RETRIES = 3

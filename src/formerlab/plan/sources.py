@@ -7,12 +7,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from formerlab.errors import UserError
+from formerlab.errors import UserError, near_misses, shown
 from formerlab.plan.layers import Layer, Tree, nested, part, place_of
-from formerlab.plan.read import fields_of, near_misses, parse, read_yaml, shown
+from formerlab.plan.read import fields_of, parse
 from formerlab.plan.schema import Config, Scale, Study
 from formerlab.plan.tokenizers import with_vocabularies
 from formerlab.training.run import Run
+from formerlab.yaml_files import read_yaml
 
 RUN_KEYS = frozenset(Run.model_fields) - {"study", "name", "seed"}
 CONFIG_KEYS = frozenset(Config.model_fields) - {"overlay", "set"}

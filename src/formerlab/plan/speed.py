@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
-from formerlab.errors import UserError
+from formerlab.errors import UserError, near_misses
 from formerlab.evaluation.language.flow import Flow
 from formerlab.evaluation.timing.decode import DecodeSettings
 from formerlab.evaluation.timing.equal_time import EqualTime
@@ -12,7 +12,7 @@ from formerlab.evaluation.timing.speed import Speed
 from formerlab.evaluation.timing.timing import Timing
 from formerlab.plan.code import code_hash
 from formerlab.plan.layers import Tree
-from formerlab.plan.read import near_misses, parse
+from formerlab.plan.read import parse
 from formerlab.plan.resolve import equal_times
 from formerlab.plan.sources import Sources, study_place
 from formerlab.spec import fingerprint

@@ -4,10 +4,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from formerlab.commands.notes import read_note
 from formerlab.errors import UserError
 from formerlab.files import read_json
 from formerlab.plan.judge import RECORDS, Judge
+from formerlab.results.notes import read_note
 
 PROBLEMS = ("failed", "killed", "stopped")
 

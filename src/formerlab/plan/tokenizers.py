@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from formerlab.data import TextData, TokenizerFile, TokenizerOf
 from formerlab.data.dataset import DataSpec
-from formerlab.errors import UserError
-from formerlab.plan.read import near_misses
+from formerlab.errors import UserError, near_misses
 
 DataSets = Mapping[str, DataSpec]
 

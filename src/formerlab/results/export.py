@@ -11,7 +11,7 @@ from typing import Any
 from formerlab import __version__
 from formerlab.errors import UserError
 from formerlab.files import beside, read_json, remove_abandoned, replacing, sha256, write_json
-from formerlab.plan.judge import CLAIMS, UNPLANNED
+from formerlab.results.measures import CLAIMS, UNPLANNED
 from formerlab.results.read import TRAINED, Objection, Results, read_rows
 
 PROVENANCE = "provenance.json"

@@ -6,3 +6,7 @@ COSINE, PRUNED = "cosine_with_embedding", "pruned_loss_nats"
 """Measures of flow.csv."""
 TIMED = ("speed", "decode")
 """Stages that time runs of a study alone on the machine. They need nothing trained, and come first."""
+CLAIMS = "claims"
+"""The one job of the stage `exact`."""
+UNPLANNED = "not in the plan"
+"""Why rows of a run are left out that nobody asked for."""

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from formerlab.data.images.decode import cut
 from formerlab.data.images.store import ImageSet
-from formerlab.integrations.torchvision_shim import ensure_torchvision_imports
 from formerlab.seeding import mixed_seed
 from formerlab.spec import AnyCount, Spec
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Bytes = NDArray[np.uint8]

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from formerlab.data.images.store import ImageSet, load_images
 from formerlab.errors import UserError
-from formerlab.integrations.torchvision_shim import ensure_torchvision_imports
 from formerlab.seeding import mixed_seed
 from formerlab.spec import Count
 from formerlab.tasks.augmentation import Augmentation, Look, Probability, Shift, own_randomness
@@ -22,6 +21,7 @@ from formerlab.tasks.moving_average import update_average, use_average
 from formerlab.tasks.place import BEGINNING, Place
 from formerlab.tasks.probabilities import PREDICTIONS, predictions, said_of
 from formerlab.tasks.task import WHOLE, Measures, Row, Share, TaskSpec
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of ImageNet's pixels, as everybody uses them."""

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.layers.attention import Attend, causal_attention
-from formerlab.models.decoder import DecoderModel
 
 AttendFor = Callable[[Int[Tensor, " batch"]], Attend]
 """Makes the attention of one batch from the true lengths of its rows (inputs, without the padding on the right), which
@@ -29,7 +28,7 @@ class Scores(NamedTuple):
 
 
 @contextmanager
-def evaluating(model: DecoderModel) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch dropout and gradients off, and the model's mode back afterwards."""
     training = model.training
     model.eval()
@@ -41,7 +40,7 @@ def evaluating(model: DecoderModel) -> Iterator[None]:
 
 
 def score(
-    model: DecoderModel,
+    model: nn.Module,
     tokens: Int[Tensor, "batch time_plus_1"],
     lengths: Int[Tensor, " batch"],
     attend_for: AttendFor | None = None,
@@ -51,7 +50,7 @@ def score(
     `lengths` counts the inputs of each row that are not padding. Log-softmax is taken in float32 at least, and row by
     row, since a batch of float32 logits can be larger than the model.
     """
-    device = model.embedding.device
+    device = next(model.parameters()).device
     moved = tokens.to(device, non_blocking=True)
     targets = moved[:, 1:]
     attend = causal_attention if attend_for is None else attend_for(lengths)

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from formerlab.errors import UserError
-from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.write import write_rows
 from formerlab.tasks.scoring import AttendFor, evaluating, score
@@ -33,7 +32,7 @@ class WindowLoss(NamedTuple):
 
 
 def window_losses(
-    model: DecoderModel,
+    model: nn.Module,
     stream: Stream,
     context: int,
     *,

@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from formerlab.integrations.torchvision_shim import ensure_torchvision_imports
 from formerlab.spec import AnyCount, Epsilon, Spec
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
 
 class FusedAdamW(torch.optim.AdamW):

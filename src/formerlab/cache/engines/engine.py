@@ -101,6 +101,6 @@ def load_fused() -> ModuleType | None:
     """Return the engine of GPUs, or nothing where Triton is missing."""
     if not kernels.usable("pruned attention"):
         return None
-    from formerlab.kernels import pruned_attention
+    from formerlab.cache.engines import on_gpu
 
-    return pruned_attention
+    return on_gpu

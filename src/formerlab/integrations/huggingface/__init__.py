@@ -3,7 +3,7 @@
 transformers has no entry points for models: importing this makes ours known to `AutoConfig` and `AutoModelForCausalLM`.
 """
 
-from formerlab.integrations.torchvision_shim import ensure_torchvision_imports
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
 ensure_torchvision_imports()  # before any module of this package imports a model class
 

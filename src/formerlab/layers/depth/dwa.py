@@ -70,8 +70,8 @@ class DepthWeightedAverageLayer(Mixer):
     """The module of all `Averages`. Raw outputs are kept by reference, never copied.
 
     There are two paths with the same formula: the plain loop below, which the compiler can trace and whose gradients
-    can be differentiated again, and the faster one of `fused_dwa.py`. Sums are taken in float32 at least, and the stream
-    keeps its type.
+    can be differentiated again, and the faster one of `fused_dwa.py`. Sums are taken in float32 at least, and the
+    stream keeps its type.
     """
 
     fused: bool = True

@@ -6,18 +6,18 @@ from pathlib import Path
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.errors import UserError
+from formerlab.errors import UserError, near_misses
 from formerlab.files import replacing, write_text
-from formerlab.plan.judge import CLAIMS
-from formerlab.plan.read import near_misses, read_yaml
 from formerlab.report.claims.arms import ClaimArms
 from formerlab.report.claims.book import Book, Claim, read_claims
 from formerlab.report.claims.evidence import Numbers
 from formerlab.report.claims.judgement import ItemVerdict
 from formerlab.report.claims.rows import Rows
 from formerlab.report.claims.verdict import Verdict, judge_all
+from formerlab.results.measures import CLAIMS
 from formerlab.results.read import Results
 from formerlab.results.write import write_rows
+from formerlab.yaml_files import read_yaml
 
 EXACT = "exact.csv"
 """The numbers of the exact checks: claim, name, value."""

@@ -1,0 +1,41 @@
+"""Read YAML files; every mistake becomes one line with the file and the remedy."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from formerlab.errors import UserError, near_misses, shown
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Safe loading that refuses a key given twice, where plain YAML silently keeps the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} given twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return node
+
+
+def read_yaml(root: Path, place: str) -> dict[str, Any]:
+    """Read a mapping from the YAML file at `place` below `root`."""
+    path = root / place
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except FileNotFoundError:
+        near = near_misses(path.name, [file.name for file in path.parent.glob("*.yaml")])
+        raise UserError(f"{place}: no such file{near}") from None
+    except yaml.MarkedYAMLError as error:
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{place}: not valid YAML: {error.problem}{line}; correct it") from None
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{place}: cannot be read: {' '.join(str(error).split())}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise UserError(f"{place}: got {shown(tree)}; write keys and values")
+    return tree
