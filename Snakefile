@@ -6,8 +6,8 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from formerlab.errors import UserError
-from formerlab.results.measures import TIMED
-from formerlab.plan.judge import CLAIMS, RECORDS, Judge
+from formerlab.results.measures import CLAIMS, TIMED
+from formerlab.plan.judge import RECORDS, Judge
 from formerlab.plan.locate import VARIABLE, ensure_plan, given_beyond_file, read_plan
 
 # Jobs work from the very plan that they were submitted with, however long they wait and whatever is edited meanwhile:
