@@ -103,7 +103,7 @@ class DrawnImages(Classification):
         """Return no batch."""
         return []
 
-    def step_batches(self, data, seed, step, start):
+    def step_batches(self, data, seed, step, start, share):
         """Return the same images."""
         return [data]
 

@@ -122,6 +122,11 @@ def test_dropout_differs_from_step_to_step(monkeypatch):
     assert len(set(without)) == 1
 
 
+def test_a_run_without_a_validation_stream_trains(monkeypatch):
+    monkeypatch.setattr(LanguageModeling, "valid_batches", lambda *_: [])
+    assert done(RUN).rows["eval"] == []
+
+
 def test_rows_stand_at_the_steps_asked_for():
     state = done(RUN)  # 12 steps, a row every 3, evaluated every 5
     assert [row[0] for row in state.rows["train"]] == [1, 3, 6, 9, 12]

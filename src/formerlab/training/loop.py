@@ -179,7 +179,7 @@ def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) 
 def _read(rows: Sequence[Measures]) -> list[list[int | float]]:
     """Return rows with the numbers of their tensors, which are read from the device at once."""
     tensors = [cell.double() for row in rows for cell in row if isinstance(cell, Tensor)]
-    numbers = iter(torch.stack(tensors).tolist())
+    numbers = iter(torch.stack(tensors).tolist() if tensors else ())
     return [[next(numbers) if isinstance(cell, Tensor) else cell for cell in row] for row in rows]
 
 
