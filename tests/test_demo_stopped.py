@@ -46,6 +46,8 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 Path("slow").write_text(str(os.getpid()))
 time.sleep(1000)
 """
+OF_MAKE = ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")
+"""What `make test` hands on: a make inside another ends by saying which directory it leaves."""
 
 
 @pytest.fixture
@@ -58,7 +60,8 @@ def demo(tmp_path):
     for name, text in (("snakemake/__main__.py", SNAKEMAKE), ("quick.py", QUICK), ("slow.py", SLOW)):
         project.write(name, text)
     places = [str(tmp_path), *filter(None, sys.path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    environment = {key: value for key, value in os.environ.items() if key not in OF_MAKE}
+    environment["PYTHONPATH"] = os.pathsep.join(places)
     environment["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     with open(tmp_path / "said", "wb") as file:
         make = subprocess.Popen(
