@@ -15,10 +15,10 @@ from formerlab.errors import UserError
 from formerlab.models.vision import VisionTransformer
 from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import Look, Shift, TimmAugmentation, drawn_moves, own_randomness, shifted
+from formerlab.tasks.classification import predictions
 from formerlab.tasks.image_batches import Meter, step_indices
-from formerlab.tasks.moving_average import update_average, use_average
-from formerlab.tasks.place import BEGINNING
-from formerlab.tasks.probabilities import predictions
+from formerlab.tasks.task import BEGINNING
+from formerlab.tasks.weight_averaging import update_average, use_average
 from formerlab.training.run import Run
 
 MODEL = VisionTransformer(image=8, channels=1, classes=10, patch=4, layers=1, width=8, heads=2)

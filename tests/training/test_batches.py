@@ -9,8 +9,7 @@ from test_golden_trajectories import IMAGES, PICTURES, RUNS, data_of, run
 
 from formerlab.errors import UserError
 from formerlab.tasks.augmentation import TimmAugmentation
-from formerlab.tasks.place import Place
-from formerlab.tasks.task import WHOLE, Share
+from formerlab.tasks.task import WHOLE, Place, Share
 from formerlab.training import parallel
 from formerlab.training.batches import AHEAD, Batches
 

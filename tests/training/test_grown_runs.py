@@ -13,7 +13,7 @@ from formerlab.data import load_stream
 from formerlab.errors import UserError
 from formerlab.growth.tokens import Growth, grown_spec
 from formerlab.layers import Pattention
-from formerlab.tasks.place import Place
+from formerlab.tasks.task import Place
 from formerlab.training.load import load_model
 from formerlab.training.loop import Hooks, train
 from formerlab.training.schedule import Constant

@@ -10,7 +10,7 @@ from formerlab.data.text.prepare import prepare
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_json
 from formerlab.tasks import LanguageModeling
-from formerlab.tasks.place import Place
+from formerlab.tasks.task import Place
 from formerlab.training import reading
 from formerlab.training.reading import Reading, readings
 

@@ -19,8 +19,8 @@ from formerlab.progress import Progress
 from formerlab.results.write import write_rows
 from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import Look
+from formerlab.tasks.classification import PREDICTIONS, Prediction, predictions
 from formerlab.tasks.image_batches import held_out_batches
-from formerlab.tasks.probabilities import PREDICTIONS, Prediction, predictions
 from formerlab.torchvision_shim import ensure_torchvision_imports
 from formerlab.training.load import data_of, load_model
 

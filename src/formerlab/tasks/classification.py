@@ -2,11 +2,11 @@
 
 import math
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,14 +17,29 @@ from formerlab.seeding import mixed_seed
 from formerlab.spec import Count
 from formerlab.tasks.augmentation import Augmentation, Look, Probability, Shift, own_randomness
 from formerlab.tasks.image_batches import ImageBatch, TrainingImages, held_out_batches
-from formerlab.tasks.moving_average import update_average, use_average
-from formerlab.tasks.place import BEGINNING, Place
-from formerlab.tasks.probabilities import PREDICTIONS, predictions, said_of
-from formerlab.tasks.task import WHOLE, Measures, Row, Share, TaskSpec
+from formerlab.tasks.scoring import evaluating
+from formerlab.tasks.task import BEGINNING, WHOLE, Measures, Place, Row, Share, TaskSpec
+from formerlab.tasks.weight_averaging import update_average, use_average
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of ImageNet's pixels, as everybody uses them."""
+PREDICTIONS = ("label", "prediction", "rank", "confidence")
+"""Columns of test.csv beside the loss."""
+
+
+class Prediction(NamedTuple):
+    """What a model says of an image."""
+
+    loss_nats: float
+    """Negative log-probability of its class."""
+    label: int
+    prediction: int
+    """The most probable class."""
+    rank: int
+    """Classes that are more probable than the right one: 0 is right at first, below 5 right in five."""
+    confidence: float
+    """Probability of the prediction."""
 
 
 class Classification(TaskSpec):
@@ -119,7 +134,7 @@ class Classification(TaskSpec):
 
     def measure(self, model: nn.Module, batch: ImageBatch) -> Measures:
         """Return the number of images, their mean loss without smoothing, and the shares right at first and in five."""
-        losses, _, _, ranks, _ = said_of(model(batch.images), batch.targets).unbind(dim=1)
+        losses, _, _, ranks, _ = prediction_fields(model(batch.images), batch.targets).unbind(dim=1)
         top1, top5 = ((ranks < k).double().mean() for k in (1, 5))
         return len(losses), losses.mean(), top1, top5
 
@@ -128,13 +143,10 @@ class Classification(TaskSpec):
         images = load_images(folder, "test")
         device = next(model.parameters()).device
         rows: list[Row] = []
-        was_training = model.training
-        model.eval()
-        with torch.no_grad():
+        with evaluating(model):
             for batch in held_out_batches(images, np.arange(len(images)), self.look(images, self.crop), self._part):
                 made = predictions(model(batch.images.to(device)), batch.targets.to(device))
                 rows += [(len(rows) + index, 1, *row) for index, row in enumerate(made)]
-        model.train(was_training)
         return rows
 
     def guessed_rows(self, model: Any, folder: Path) -> list[Row]:
@@ -167,15 +179,15 @@ class Classification(TaskSpec):
         """Images of a part."""
         return self._part
 
-    def after_step(self, model: nn.Module, step: int, steps: int, kept: dict[str, Any]) -> None:
+    def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:
         """Follow the weights with their moving average."""
         if self.average is not None:
-            update_average(kept.setdefault("average", {}), model, self.average)
+            update_average(averaging.setdefault("average", {}), model, self.average)
 
-    def finish(self, model: nn.Module, kept: dict[str, Any]) -> None:
+    def finish(self, model: nn.Module, averaging: dict[str, Any]) -> None:
         """Test the average of the weights."""
         if self.average is not None:
-            use_average(kept["average"], model)
+            use_average(averaging["average"], model)
 
     @property
     def _part(self) -> int:
@@ -192,3 +204,22 @@ class Classification(TaskSpec):
         with own_randomness() as reseed:
             reseed(seed)
             return ImageBatch(*mix(batch.images, batch.targets))
+
+
+def predictions(logits: Float[Tensor, "batch classes"], labels: Int[Tensor, "batch"]) -> list[Prediction]:
+    """Return a row per image."""
+    return [
+        Prediction(loss, int(label), int(best), int(rank), sure)
+        for loss, label, best, rank, sure in prediction_fields(logits, labels).tolist()  # read at once
+    ]
+
+
+def prediction_fields(
+    logits: Float[Tensor, "batch classes"], labels: Int[Tensor, "batch"]
+) -> Float[Tensor, "batch columns"]:
+    """Return the fields of `Prediction` per image; softmax in float64, ties count against the model."""
+    log_probabilities = torch.log_softmax(logits.double(), dim=-1)
+    right = log_probabilities.gather(1, labels[:, None])
+    ranks = (log_probabilities >= right).sum(dim=1) - 1
+    top = log_probabilities.max(dim=1)
+    return torch.stack((-right[:, 0], labels, top.indices, ranks, top.values.exp()), dim=1)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from formerlab.data.text.streams import load_stream
 from formerlab.errors import UserError
 from formerlab.spec import Count, Size
-from formerlab.tasks.place import BEGINNING, Place
-from formerlab.tasks.task import WHOLE, Measures, Row, Share, TaskSpec
+from formerlab.tasks.task import BEGINNING, WHOLE, Measures, Place, Row, Share, TaskSpec
 from formerlab.tasks.window_losses import window_count, window_losses
 
 Windows = Int[Tensor, "batch window"]

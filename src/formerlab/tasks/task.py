@@ -6,14 +6,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import NonNegativeInt
 from torch import Tensor, nn
 
 from formerlab.results.write import Cell
 from formerlab.spec import Spec
-from formerlab.tasks.place import BEGINNING, Place
 
 Row = Sequence[Cell]
 Measures = tuple[int | float | Tensor, ...]
+
+
+class Place(Spec):
+    """Where a run of a chain begins in its training data, behind all that its ancestors read."""
+
+    chain_steps: NonNegativeInt = 0
+    """Steps of the chain so far, on whatever data; they number what is drawn beside the data (dropout)."""
+    steps: NonNegativeInt = 0
+    """Those on these data; they number what is drawn from the data (windows, crops, blends)."""
+    position: NonNegativeInt = 0
+    """Place in the endless row of epochs, where there are epochs: images, or batches of sentences; else the steps."""
+    step_tokens: NonNegativeInt = 0
+    """Tokens of a step of the run that came here; batches of sentences change with them."""
+
+
+BEGINNING = Place()
 
 
 @dataclass(frozen=True)
@@ -146,8 +162,8 @@ class TaskSpec(Spec, ABC):
         del data, seed, start
         return TRAINING_PASSES * step * self.step_flops(model)
 
-    def after_step(self, model: nn.Module, step: int, steps: int, kept: dict[str, Any]) -> None:
-        """Look at the weights after step `step` (1-based) of `steps`; what checkpoints must hold goes into `kept`."""
+    def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:
+        """Look at the weights after step `step` (1-based) of `steps`; checkpoints hold what is put into `averaging`."""
 
-    def finish(self, model: nn.Module, kept: dict[str, Any]) -> None:
+    def finish(self, model: nn.Module, averaging: dict[str, Any]) -> None:
         """Give the model its final weights after the last step, where they are not simply its last."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
@@ -13,10 +12,10 @@ from torch.nn import functional as F
 
 from formerlab.data.pairs.streams import Numbers, PairStream, load_pairs
 from formerlab.spec import AnyCount, Count
-from formerlab.tasks.averaging import add_weights, mean_weights
-from formerlab.tasks.place import BEGINNING, Place
+from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.sentence_batch import NO_TARGET, SentenceBatch, sentence_batch
-from formerlab.tasks.task import TRAINING_PASSES, WHOLE, Measures, Row, Share, TaskSpec
+from formerlab.tasks.task import BEGINNING, TRAINING_PASSES, WHOLE, Measures, Place, Row, Share, TaskSpec
+from formerlab.tasks.weight_averaging import add_weights, mean_weights
 
 ASSUMED_LENGTH = 25
 """Tokens of a sentence that costs are predicted with before there are data."""
@@ -87,14 +86,11 @@ class Translation(TaskSpec):
         """Return the mean loss of every test sentence, in the order of the data."""
         data, device = load_pairs(folder, "test"), next(model.parameters()).device
         rows: list[Row] = []
-        was_training = model.training
-        model.eval()
-        with torch.no_grad():
+        with evaluating(model):
             for numbers in data.batches(max(self._part, _longest(data))):
                 losses = _token_losses(model, sentence_batch(data, numbers).to(device)).double().sum(dim=1)
                 counts = data.target_lengths[numbers]
                 rows += zip(numbers.tolist(), counts.tolist(), (losses.cpu().numpy() / counts).tolist(), strict=True)
-        model.train(was_training)
         return sorted(rows)  # type: ignore[type-var]
 
     def guessed_rows(self, model: Any, folder: Path) -> list[Row]:
@@ -133,16 +129,16 @@ class Translation(TaskSpec):
         flops = model.flops(data.source_lengths, data.target_lengths)
         return TRAINING_PASSES * self._sum_until(data, seed, step, start, flops)
 
-    def after_step(self, model: nn.Module, step: int, steps: int, kept: dict[str, Any]) -> None:
+    def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:
         """Add the weights to the mean of the last snapshots where one is due."""
         before_end = steps - step
         if before_end % self.average_every == 0 and before_end // self.average_every < self.average_last:
-            add_weights(model, kept)
+            add_weights(model, averaging)
 
-    def finish(self, model: nn.Module, kept: dict[str, Any]) -> None:
+    def finish(self, model: nn.Module, averaging: dict[str, Any]) -> None:
         """Give the model the mean of the snapshots, where there are any."""
-        if kept:
-            mean_weights(model, kept)
+        if averaging:
+            mean_weights(model, averaging)
 
     @property
     def _part(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from formerlab.tasks.place import Place
+from formerlab.tasks.task import Place
 from formerlab.training import parallel
 from formerlab.training.run import Run
 

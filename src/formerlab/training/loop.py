@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from formerlab.errors import StoppedEarly
 from formerlab.progress import Progress
 from formerlab.seeding import mixed_seed
-from formerlab.tasks.place import BEGINNING, Place
-from formerlab.tasks.task import Measures
+from formerlab.tasks.task import BEGINNING, Measures, Place
 from formerlab.training import parallel
 from formerlab.training.batches import Batches
 from formerlab.training.cost import peak_memory_bytes

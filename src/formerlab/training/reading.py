@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from formerlab.spec import Spec
-from formerlab.tasks.place import Place
+from formerlab.tasks.task import Place
 from formerlab.training.run import Run
 
 

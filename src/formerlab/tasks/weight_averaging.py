@@ -1,7 +1,25 @@
-"""The moving average of weights that evaluation uses in place of the last ones."""
+"""Averages of a model's weights: the mean of several snapshots, and the moving average."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+@torch.no_grad()
+def add_weights(model: nn.Module, averaging: dict[str, Any]) -> None:
+    """Add the model's weights to the sum in `averaging`, in float64 so that the order of sums does not show."""
+    averaging["snapshots"] = averaging.get("snapshots", 0) + 1
+    sums = averaging.setdefault("sums", {})
+    for name, weight in model.state_dict().items():
+        sums[name] = sums.get(name, 0.0) + weight.double().cpu()
+
+
+@torch.no_grad()
+def mean_weights(model: nn.Module, averaging: dict[str, Any]) -> None:
+    """Give the model the mean of the snapshots in `averaging`."""
+    count = averaging["snapshots"]
+    model.load_state_dict({name: total / count for name, total in averaging["sums"].items()})
 
 
 def update_average(average: dict[str, Tensor], model: nn.Module, decay: float) -> None:
