@@ -53,7 +53,7 @@ def measure(options):
     import torch
 
     from formerlab.cache import Decay, KVCache, PrunedCache
-    from formerlab.evaluation.timing.dynamic_cache import DynamicAttend
+    from formerlab.evaluation.timing.decode import DynamicAttend
     from formerlab.models import Decoder
 
     total = options.prompt + (options.slices + 1) * options.slice

@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from formerlab.evaluation.translation.translator_cache import TranslatorCache
+from formerlab.evaluation.translation.beam import TranslatorCache
 from formerlab.models import Translator
 from formerlab.models.translator_model import TranslatorModel
 

@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 
-from formerlab.evaluation.translation.beam import beam_search, length_penalty
-from formerlab.evaluation.translation.translator_cache import TranslatorCache
+from formerlab.evaluation.translation.beam import TranslatorCache, beam_search, length_penalty
 from formerlab.models import Translator
 
 END = 0

@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from formerlab.cache import Decay, Ideal, KVCache, Local, SpAtten
 from formerlab.errors import UserError
-from formerlab.evaluation.timing.decode import COLUMNS, DecodeSettings, measure, model_of, variants_of
-from formerlab.evaluation.timing.dynamic_cache import DynamicAttend
+from formerlab.evaluation.timing.decode import COLUMNS, DecodeSettings, DynamicAttend, measure, model_of, variants_of
 from formerlab.evaluation.timing.timing import turns
 from formerlab.layers import Rotary
 from formerlab.models import Decoder, VisionTransformer

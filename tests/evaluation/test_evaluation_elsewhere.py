@@ -30,12 +30,11 @@ from formerlab.cache import (
 from formerlab.data.pairs.streams import PairStream
 from formerlab.evaluation.language.flow import Flow, flow
 from formerlab.evaluation.language.generate import sample
-from formerlab.evaluation.pruning.configuration import Arm
+from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
+from formerlab.evaluation.timing.timing import take_in
 from formerlab.evaluation.translation import beam
-from formerlab.evaluation.translation.attention_maps import attention_maps
-from formerlab.evaluation.translation.token_by_token import take_in
-from formerlab.evaluation.translation.translate import Decoding, decode
+from formerlab.evaluation.translation.translate import Decoding, attention_maps, decode
 from formerlab.layers import DepthWeightedAverage, Rotary
 from formerlab.models import Decoder, Translator
 from formerlab.tasks import LanguageModeling, scoring
@@ -120,7 +119,7 @@ def check_pruning(folder):
         same(read(folder / "cpu" / name), read(folder / DEVICE / name))
     assert not [wait for wait in waits if "/cache/" in wait]
     losses = [wait for wait in waits if "/scoring.py" in wait]  # a batch of windows each: arms, alphas, choices
-    assert len(losses) == 3 * (1 + len(SWEEP.arms((0.4,))) - 1 + 2 + 3)
+    assert len(losses) == 3 * (1 + len(SWEEP.configurations((0.4,))) - 1 + 2 + 3)
     assert len(waits) - len(losses) < 60, Counter(waits)
 
 
@@ -136,7 +135,7 @@ def check_padded():
         with elsewhere() as noted, torch.inference_mode():
             model = model_on(device)
             noted.waits.clear()
-            arms = [Arm(policy, 0.4) for policy in (Decay(), H2O(), SpAtten(), STEPWISE[1])]
+            arms = [Configuration(policy, 0.4) for policy in (Decay(), H2O(), SpAtten(), STEPWISE[1])]
             attends = [partial(arm.attend, position=model.position) for arm in arms]
             found[device] = [scoring.score(model, tokens, lengths, attend_for) for attend_for in attends]
     assert len(noted.waits) == 3 * len(found[DEVICE]), noted.waits

@@ -8,12 +8,10 @@ from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.language.zeroshot import evaluate_tasks, load_tasks
 from formerlab.evaluation.pruning.calibration import calibrated, head_distances
-from formerlab.evaluation.pruning.configuration import Arm
-from formerlab.evaluation.pruning.mask_dumps import pictures
-from formerlab.evaluation.pruning.masks import mean_position
-from formerlab.evaluation.pruning.one_shot import once_losses
-from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune, write_nothing
-from formerlab.evaluation.pruning.score_trajectories import ALPHAS, dips, follow, mean_and_tenths
+from formerlab.evaluation.pruning.configuration import Configuration
+from formerlab.evaluation.pruning.masks import mask_dumps, mean_position
+from formerlab.evaluation.pruning.prune import FILES, PruneSweep, one_shot_losses, prune, write_nothing
+from formerlab.evaluation.pruning.score_trajectories import ALPHAS, follow, mean_and_tenths, score_trajectories
 from formerlab.tasks.window_losses import mean_loss, window_losses
 
 SWEEP = PruneSweep(
@@ -45,12 +43,12 @@ def out(model, streams, tokenizer, configs, tmp_path_factory):
     return folder
 
 
-def test_arms_are_full_and_every_policy_at_every_budget_once():
+def test_configurations_are_full_and_every_policy_at_every_budget_once():
     sweep = PruneSweep(policies=(Full(), Decay(), Local()), alphas=(0.2, 0.9))
-    arms = sweep.arms((0.2, 8))
-    assert arms[0] == Arm(Full(), 1.0)
+    configurations = sweep.configurations((0.2, 8))
+    assert configurations[0] == Configuration(Full(), 1.0)
     policies = (Decay(), Local(), Decay(alpha=0.9))
-    assert arms[1:] == [Arm(policy, budget) for budget in (0.2, 8) for policy in policies]
+    assert configurations[1:] == [Configuration(policy, budget) for budget in (0.2, 8) for policy in policies]
 
 
 @pytest.mark.parametrize(
@@ -64,24 +62,24 @@ def test_arms_are_full_and_every_policy_at_every_budget_once():
     ],
 )
 def test_cells_tell_policies_apart(policy, cells):
-    assert Arm(policy, 0.4).cells() == (*cells, 0.4)
+    assert Configuration(policy, 0.4).cells() == (*cells, 0.4)
 
 
 def test_every_arm_sees_the_same_windows(out):
     rows = read(out / "prune.csv")
-    arms = {}
+    configurations = {}
     for row in rows:
-        arms.setdefault((row["policy"], row["alpha"], row["recent"], row["budget"]), []).append(row)
-    assert len(arms) == 1 + 2 * 6
+        configurations.setdefault((row["policy"], row["alpha"], row["recent"], row["budget"]), []).append(row)
+    assert len(configurations) == 1 + 2 * 6
     windows = [row["window"] for row in rows[:5]]
-    for group in arms.values():
+    for group in configurations.values():
         assert [row["window"] for row in group] == windows
         assert {row["tokens"] for row in group} == {"20"}
 
 
 def test_losses_are_those_of_each_policy_alone(out, model, stream):
     rows = read(out / "prune.csv")
-    arm = Arm(Decay(alpha=0.0), 4)
+    arm = Configuration(Decay(alpha=0.0), 4)
     windows = [int(row["window"]) for row in rows[:5]]
     expected = window_losses(model, stream, 20, attend_for=arm.attend, windows=windows)
     found = [row for row in rows if (row["policy"], row["alpha"], row["budget"]) == ("decay", "0.0", "4")]
@@ -115,9 +113,9 @@ def test_pruned_losses_equal_those_of_a_cache_that_evicts(out, model, stream):
 
 def test_questions_are_answered_under_every_policy(out, model, tokenizer, configs):
     rows = read(out / "prune_questions.csv")
-    arms = {(row["policy"], row["alpha"], row["recent"], row["budget"]) for row in rows}
-    assert len(arms) == 1 + 6
-    assert len(rows) == len(arms) * 4 * 3
+    configurations = {(row["policy"], row["alpha"], row["recent"], row["budget"]) for row in rows}
+    assert len(configurations) == 1 + 6
+    assert len(rows) == len(configurations) * 4 * 3
     full = [row for row in rows if row["policy"] == "full"]
     expected = evaluate_tasks(model, tokenizer, load_tasks(configs), limit=4)
     assert [(row["example"], row["metric"], float(row["value"])) for row in full] == [
@@ -188,21 +186,27 @@ def test_alpha_of_each_head_is_the_best_for_it(model, streams):
     assert sum(map(sum, own.distances)) <= sum(map(sum, by_distance.distances))
     losses = {
         alpha: mean_loss(
-            window_losses(model, streams["valid"], 20, attend_for=Arm(Decay(alpha=alpha), 4).attend, windows=[0, 1])
+            window_losses(
+                model, streams["valid"], 20, attend_for=Configuration(Decay(alpha=alpha), 4).attend, windows=[0, 1]
+            )
         )
         for alpha in alphas
     }
     assert by_loss.alphas[0][0] == min(losses, key=losses.get)
     single = [row for row in rows if row[1] == "single_by_loss"]
     alone = window_losses(
-        model, streams["test"], 20, attend_for=Arm(Decay(alpha=by_loss.alphas[0][0]), 4).attend, windows=[3, 4]
+        model,
+        streams["test"],
+        20,
+        attend_for=Configuration(Decay(alpha=by_loss.alphas[0][0]), 4).attend,
+        windows=[3, 4],
     )
     assert [row[5] for row in single] == pytest.approx([loss.loss_nats for loss in alone], abs=1e-5)
     assert {row[2] for row in rows} == {0.2}
 
 
 def test_pictures_show_what_each_query_sees(model, stream):
-    rows = list(pictures(model, stream, 20, 0, (0.2,)))
+    rows = list(mask_dumps(model, stream, 20, 0, (0.2,)))
     assert len(rows) == 5 * 20
     for policy, *_, query, kept in rows:
         assert kept[query] == "1"
@@ -227,7 +231,7 @@ def test_scores_are_weighted_means_of_attention():
 
 
 def test_important_tokens_get_more_attention(model, stream):
-    rows = list(dips(model, stream, 20, [0, 2]))
+    rows = list(score_trajectories(model, stream, 20, [0, 2]))
     assert {row[2] for row in rows} == set(range(10, 20))
     means = {group: sum(row[3] for row in rows if row[:2] == (group, 0.0)) for group in ("important", "unimportant")}
     assert means["important"] > means["unimportant"]
@@ -235,8 +239,8 @@ def test_important_tokens_get_more_attention(model, stream):
 
 
 def test_compression_once_spares_the_prompt(model, stream):
-    arms = [Arm(SnapKV(), 0.4), Arm(Decay(), 1.0)]
-    rows = list(once_losses(model, stream, 20, [1, 3], arms, batch=2))
+    configurations = [Configuration(SnapKV(), 0.4), Configuration(Decay(), 1.0)]
+    rows = list(one_shot_losses(model, stream, 20, [1, 3], configurations, batch=2))
     found = {(row[0], row[6]): row[8] for row in rows}
     assert {row[4:6] for row in rows if row[0] == "snapkv"} == {(0.4, 10)}
     for window in (1, 3):

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from formerlab.errors import UserError
 from formerlab.evaluation.timing.equal_time import EqualTime, steps_of_equal_time, time_ratio
-from formerlab.evaluation.timing.memory import peak_bytes
 from formerlab.evaluation.timing.speed import COLUMNS, Speed, measure
+from formerlab.evaluation.timing.timing import peak_bytes
 from formerlab.layers import DepthWeightedAverage
 from formerlab.models import Decoder
 from formerlab.results.measures import DECODE, FORWARD, TRAINING

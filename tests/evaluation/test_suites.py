@@ -6,13 +6,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from formerlab.cache import Decay
 from formerlab.errors import UserError
-from formerlab.evaluation.language.examples import read_examples
 from formerlab.evaluation.language.harness import HarnessModel
 from formerlab.evaluation.language.questions import Questions
-from formerlab.evaluation.language.suite_tasks import load_suites
+from formerlab.evaluation.language.suite_tasks import load_suites, read_examples
 from formerlab.evaluation.language.suites import HarnessSuite, LocalSuite, Suite, check_names
 from formerlab.evaluation.language.zeroshot import evaluate_tasks
-from formerlab.evaluation.pruning.configuration import Arm
+from formerlab.evaluation.pruning.configuration import Configuration
 
 ROWS = {
     "choices": [
@@ -49,7 +48,7 @@ def suites(tmp_path_factory):
 def test_answers_are_those_of_the_harness(model, tokenizer, suites):
     tasks = load_suites(suites)
     questions = Questions(tasks, tokenizer)
-    attend_for = partial(Arm(Decay(), 0.5).attend, position=model.position)
+    attend_for = partial(Configuration(Decay(), 0.5).attend, position=model.position)
     for pruned in (None, attend_for):
         expected = evaluate_tasks(model, tokenizer, tasks, attend_for=pruned)
         for batch in (1, 8):

@@ -81,10 +81,10 @@ def zeroshot_cost(run: Run, scale: Scale, hardware: Hardware) -> Cost:
 def prune_cost(run: Run, sweep: PruneSweep, scale: Scale, hardware: Hardware) -> Cost:
     """Return FLOPs and hours of a sweep of cache policies, roughly: every arm reads its windows token by token."""
     context = int(sweep.context or getattr(run.model, "context", 0) or 0)
-    tokens: int = len(sweep.arms(sweep.budgets)) * sweep.windows * context
+    tokens: int = len(sweep.configurations(sweep.budgets)) * sweep.windows * context
     if sweep.questions:
         questions: int = int(sweep.question_limit or getattr(scale.data[run.data], "questions", 0) or 0)
-        tokens += len(sweep.arms(sweep.question_budgets)) * questions * QUESTION_TOKENS
+        tokens += len(sweep.configurations(sweep.question_budgets)) * questions * QUESTION_TOKENS
     return _forward_cost(run, tokens, tokens * blocks(run.model), hardware)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from formerlab.evaluation.exact import decay, denseformer, layer_costs, tokenformer, transformer, vision
+from formerlab.evaluation.exact import decay, denseformer, layer_costs, tokenformer, transformer
 
 CHECKS: dict[str, Callable[[], dict[str, float]]] = {
     "transformer-parameter-counts": transformer.parameter_counts,
@@ -15,7 +15,7 @@ CHECKS: dict[str, Callable[[], dict[str, float]]] = {
     "tokenformer-zero-keys-kept-tau": tokenformer.zero_keys_kept_tau,
     "tokenformer-scale-invariance": tokenformer.scale_invariance,
     "tokenformer-jacobian-appendix-a": tokenformer.jacobian,
-    "vision-parameter-counts": vision.parameter_counts,
+    "vision-parameter-counts": tokenformer.vision_parameter_counts,
     "denseformer-parameter-counts": denseformer.parameter_counts,
     "denseformer-identity-at-start": denseformer.identity_at_start,
     "decay-age-bias-bounded": decay.age_bias,

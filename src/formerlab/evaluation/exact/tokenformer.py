@@ -11,6 +11,7 @@ from formerlab.growth.tokens import InitialKeys, TauRule, grow
 from formerlab.layers import LayerNorm, Linear, Mlp, Pattention
 from formerlab.layers.score import l2_gelu
 from formerlab.models.decoder import Decoder, DecoderModel
+from formerlab.models.published import create_model
 
 SIZES = {
     "lm_150m": (12, 768, 768, 3072, 12, 150e6),
@@ -23,6 +24,9 @@ SIZES = {
     "scale_1_4b": (12, 768, 8620, 34480, 12, 1.4e9),
 }
 """Layers, width, attention tokens, feed-forward tokens, heads, printed parameters (Table 9)."""
+
+VISION_PRINTED = {"b16_matched": 86e6, "b16": 109e6, "l16_matched": 307e6, "l16": 407e6}
+"""Parameters in Table 9; the 768 feed-forward tokens printed for the matched L/16 are read as 3072."""
 
 TRANSFORMER_WIDTHS = (768, 1416, 2104)
 """Widths of the 12-layer Transformers behind the token-token constants of Table 8."""
@@ -45,6 +49,17 @@ def parameter_counts() -> dict[str, float]:
             f"{item}/parameters_printed": printed,
             f"{item}/parameters_closed_form_minus_counted": float(abs(closed - counted)),
         }
+    return numbers
+
+
+def vision_parameter_counts() -> dict[str, float]:
+    """Count the parameters of image models built without storage, beside the printed ones."""
+    numbers: dict[str, float] = {}
+    for item, printed in VISION_PRINTED.items():
+        with torch.device("meta"):
+            model = create_model(f"tokenformer-{item.replace('_', '-')}")
+        counted = sum(weight.numel() for weight in model.parameters())
+        numbers |= {f"{item}/parameters_total": float(counted), f"{item}/parameters_printed": printed}
     return numbers
 
 

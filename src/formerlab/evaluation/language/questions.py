@@ -1,6 +1,9 @@
 """Questions with their tokens, asked again and again: a study of many cache policies tokenises and checks them once."""
 
+import io
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -8,11 +11,13 @@ from tokenizers import Tokenizer
 
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import end_of_text_id
-from formerlab.evaluation.language.prepared import Tasks, prepare
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.tasks.scoring import AttendFor
 
+Tasks = dict[str, Any]
+"""What the harness calls a TaskDict: its tasks by name."""
+FEWSHOT_SEED = 1234  # the harness's own default
 METRIC_NAMES = {"perplexity": "log_prob"}
 """Of an example the harness calls its log-probability perplexity; exp(-mean) over examples is one."""
 
@@ -121,6 +126,30 @@ class Questions:
                     name = METRIC_NAMES.get(metric, metric)
                     version, choices = str(task.VERSION), question.choices
                     yield QuestionScore(task.config.task, version, question.example, name, float(value), choices, held)
+
+
+def prepare(tasks: Tasks, limit: int | None = None) -> dict[str, Any]:
+    """Build the requests of every task; return the tasks by name. `limit` keeps the first examples of each."""
+    by_name: dict[str, Any] = tasks["tasks"]
+    seed_shots(tasks)
+    with quiet():
+        for task in by_name.values():
+            task.build_all_requests(limit=limit)
+    return by_name
+
+
+def seed_shots(tasks: Tasks) -> None:
+    """Have the next evaluation draw the same examples for its few-shot prompts as every other one."""
+    for task in tasks["tasks"].values():
+        task.set_fewshot_seed(FEWSHOT_SEED)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the harness: its log below errors, and progress bars that it offers no way to switch off."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    with redirect_stderr(io.StringIO()):
+        yield
 
 
 def _groups(instances: Sequence[Any]) -> Iterator[tuple[int, int, int]]:

@@ -11,8 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from formerlab.errors import UserError
-from formerlab.evaluation.language.prepared import Tasks, quiet, seed_shots
-from formerlab.evaluation.language.questions import METRIC_NAMES, Questions, QuestionScore
+from formerlab.evaluation.language.questions import METRIC_NAMES, Questions, QuestionScore, Tasks, quiet, seed_shots
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.write import write_rows

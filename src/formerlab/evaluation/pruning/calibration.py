@@ -13,13 +13,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from formerlab.cache import Decay, Full, Simulation, distance_to_ideal, simulate
+from formerlab.cache import Decay, Simulation, distance_to_ideal, simulate
 from formerlab.cache.simulation import Seen
-from formerlab.evaluation.pruning.configuration import Arm
+from formerlab.evaluation.pruning.configuration import Configuration
+from formerlab.evaluation.pruning.masks import observe_unpruned
 from formerlab.layers.attention import Attend, Heads, KeyHeads
 from formerlab.models.decoder import DecoderModel
 from formerlab.results.write import Cell
-from formerlab.tasks.scoring import AttendFor, evaluating
+from formerlab.tasks.scoring import AttendFor
 from formerlab.tasks.window_losses import Stream, mean_loss, window_batches, window_losses
 
 CHOICE_COLUMNS = ("budget", "choice", "layer", "head", "alpha", "distance_to_ideal")
@@ -85,8 +86,7 @@ def head_distances(
             collected.setdefault((alpha, layer), []).append(distance)
 
     for _, tokens in window_batches(stream, context, windows, batch):
-        with evaluating(model):
-            model(tokens[:, :-1].to(model.embedding.device), attend=Simulation(Full(), 1.0, observe=observe))
+        observe_unpruned(model, tokens, observe)
     layers = 1 + max(layer for _, layer in collected)
     means = [[torch.cat(collected[alpha, layer]).mean(0) for layer in range(layers)] for alpha in alphas]
     return Distances(tuple(alphas), torch.stack([torch.stack(row) for row in means]).cpu())
@@ -151,7 +151,7 @@ def calibrated(
                 streams["valid"],
                 context,
                 batch=batch,
-                attend_for=Arm(Decay(alpha=alpha), budget).attend,
+                attend_for=Configuration(Decay(alpha=alpha), budget).attend,
                 windows=windows["valid"],
             )
         )

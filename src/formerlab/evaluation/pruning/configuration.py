@@ -1,4 +1,4 @@
-"""An arm of the pruning study: a cache policy under a budget."""
+"""A configuration of the pruning study: a cache policy under a budget."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from formerlab.results.write import Cell
 COLUMNS = ("policy", "alpha", "recent", "budget")
 
 
-class Arm(NamedTuple):
+class Configuration(NamedTuple):
     """A policy under a budget."""
 
     policy: Policy

@@ -1,35 +1,39 @@
-"""How good a choice of keys is, on the attention of an unpruned forward pass."""
+"""Which keys policies choose on the attention of an unpruned forward pass: measured, and row by row (Fig. 3)."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from formerlab.cache import Full, Simulation, distance_to_ideal, early_share, simulate
+from formerlab.cache import H2O, Decay, Full, Ideal, Local, Simulation, distance_to_ideal, early_share, simulate
 from formerlab.cache.simulation import Seen
-from formerlab.evaluation.pruning.configuration import Arm
+from formerlab.evaluation.pruning.configuration import COLUMNS, Configuration
 from formerlab.models.decoder import DecoderModel
+from formerlab.results.write import Cell
 from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.window_losses import Stream, window_batches
 
 Square = Float[Tensor, "batch heads time time"]
 SquareMask = Bool[Tensor, "batch heads time time"]
 Share = Float[Tensor, " batch"]
+DUMP_COLUMNS = (*COLUMNS, "layer", "head", "query", "kept")
+DUMPED = (Ideal(), Local(), H2O(), Decay(alpha=0.2), Decay(alpha=0.8))
+"""The policies of Fig. 3 of the Decay article."""
 
 
 class MaskMeasure(NamedTuple):
-    """One measure of the keys that an arm keeps in one window: mean over layers, heads and queries."""
+    """One measure of the keys that a configuration keeps in one window: mean over layers, heads and queries."""
 
-    arm: Arm
+    configuration: Configuration
     window: int
     metric: str
     value: float
 
 
-def measures(arm: Arm, pruned: Square, full: Square, visible: SquareMask) -> dict[str, Share]:
+def measures(configuration: Configuration, pruned: Square, full: Square, visible: SquareMask) -> dict[str, Share]:
     """Return the measures of one layer, given attention probabilities with and without pruning.
 
     Share of kept keys among the first 40 %, the first 10 % and the last 40 % of the positions seen so far, their mean
@@ -41,8 +45,8 @@ def measures(arm: Arm, pruned: Square, full: Square, visible: SquareMask) -> dic
         "early_share_10": early_share(visible, early=0.1),
         "mean_position": mean_position(visible),
         "recent_share": 1 - early_share(visible, early=0.6),
-        "distance_to_ideal": distance_to_ideal(pruned, full, arm.budget),
-        "distance_to_ideal_without_first": distance_to_ideal(pruned, full, arm.budget, skip=1),
+        "distance_to_ideal": distance_to_ideal(pruned, full, configuration.budget),
+        "distance_to_ideal_without_first": distance_to_ideal(pruned, full, configuration.budget, skip=1),
     }
 
 
@@ -61,43 +65,76 @@ def mean_position(visible: SquareMask) -> Share:
     return share
 
 
-def mask_measures(
-    model: DecoderModel, stream: Stream, context: int, windows: Sequence[int], arms: Sequence[Arm], *, batch: int = 16
-) -> Iterator[MaskMeasure]:
-    """Yield every measure of every arm and window.
+def observe_unpruned(model: DecoderModel, tokens: Tensor, observe: Callable[[int, Seen], None]) -> None:
+    """Read windows of T + 1 tokens without pruning; `observe` gets each layer's number and attention."""
+    with evaluating(model):
+        model(tokens[:, :-1].to(model.embedding.device), attend=Simulation(Full(), 1.0, observe=observe))
 
-    All arms choose from the attention logits of the same forward pass without pruning, so that the drift of pruned
-    hidden states plays no part.
+
+def mask_measures(
+    model: DecoderModel,
+    stream: Stream,
+    context: int,
+    windows: Sequence[int],
+    configurations: Sequence[Configuration],
+    *,
+    batch: int = 16,
+) -> Iterator[MaskMeasure]:
+    """Yield every measure of every configuration and window.
+
+    All choose from the attention logits of the same forward pass without pruning, so that the drift of pruned hidden
+    states plays no part.
     """
     for indices, tokens in window_batches(stream, context, windows, batch):
-        observer = _Observer(arms)
-        with evaluating(model):
-            model(tokens[:, :-1].to(model.embedding.device), attend=Simulation(Full(), 1.0, observe=observer))
+        observer = _Observer(configurations)
+        observe_unpruned(model, tokens, observer)
         values = torch.stack([torch.stack(layers).mean(0) for layers in observer.layers.values()]).tolist()
-        for (arm, metric), row in zip(observer.layers, values, strict=True):
+        for (configuration, metric), row in zip(observer.layers, values, strict=True):
             for window, value in zip(indices, row, strict=True):
-                yield MaskMeasure(arm, window, metric, value)
+                yield MaskMeasure(configuration, window, metric, value)
 
 
 class _Observer:
-    """Lets every arm choose from each layer's attention, and collects the measures layer by layer."""
+    """Lets every configuration choose from each layer's attention, and collects the measures layer by layer."""
 
-    def __init__(self, arms: Sequence[Arm]) -> None:
-        self.states: dict[Arm, dict[str, Tensor]] = {arm: {} for arm in arms}
-        self.layers: dict[tuple[Arm, str], list[Share]] = defaultdict(list)
+    def __init__(self, configurations: Sequence[Configuration]) -> None:
+        self.states: dict[Configuration, dict[str, Tensor]] = {configuration: {} for configuration in configurations}
+        self.layers: dict[tuple[Configuration, str], list[Share]] = defaultdict(list)
 
     def __call__(self, layer: int, seen: Seen) -> None:
         groups = seen.logits.shape[1] // seen.keys.shape[1]
-        for arm, state in self.states.items():
+        for configuration, state in self.states.items():
             pruned, kept = simulate(
-                arm.policy,
+                configuration.policy,
                 seen.logits,
-                arm.budget,
+                configuration.budget,
                 groups=groups,
                 keys=seen.keys,
                 values=seen.values,
                 state=state,
                 layer=layer,
             )
-            for metric, value in measures(arm, pruned, seen.probabilities, kept).items():
-                self.layers[arm, metric].append(value)
+            for metric, value in measures(configuration, pruned, seen.probabilities, kept).items():
+                self.layers[configuration, metric].append(value)
+
+
+def mask_dumps(
+    model: DecoderModel, stream: Stream, tokens: int, window: int, budgets: Sequence[int | float]
+) -> Iterator[tuple[Cell, ...]]:
+    """Yield the cells under DUMP_COLUMNS, a row per policy and query: `kept` has a 1 for every key that the query sees.
+
+    All policies choose from the attention of the same unpruned pass, in head 0 of the middle layer. Windows are
+    `tokens` long, and their budgets are shares of that length.
+    """
+    seen_layers: list[Seen] = []
+    ((_, batch),) = window_batches(stream, tokens, [window], 1)
+    observe_unpruned(model, batch, lambda _, seen: seen_layers.append(seen))
+    layer = len(seen_layers) // 2
+    seen = seen_layers[layer]
+    groups = seen.logits.shape[1] // seen.keys.shape[1]
+    for budget in budgets:
+        for policy in DUMPED:
+            _, visible = simulate(policy, seen.logits, budget, groups=groups, keys=seen.keys, values=seen.values)
+            cells = Configuration(policy, budget).cells()
+            for query, row in enumerate(visible[0, 0].tolist()):
+                yield *cells, layer, 0, query, "".join("1" if key else "0" for key in row)

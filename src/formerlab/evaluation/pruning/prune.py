@@ -7,33 +7,35 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, field_validator
+from torch.nn import functional as F
 
-from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, Local
+from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Full, KVCache, Local
 from formerlab.cache.policies.policy import Policy
 from formerlab.errors import UserError
 from formerlab.evaluation.language import zeroshot
 from formerlab.evaluation.language.questions import Questions
-from formerlab.evaluation.pruning import calibration, mask_dumps, one_shot, score_trajectories
-from formerlab.evaluation.pruning.configuration import COLUMNS, Arm
-from formerlab.evaluation.pruning.masks import mask_measures
+from formerlab.evaluation.pruning import calibration, masks, score_trajectories
+from formerlab.evaluation.pruning.configuration import COLUMNS, Configuration
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import AnyCount, Count, Size, Spec
-from formerlab.tasks.window_losses import Stream, spread_windows, window_losses
+from formerlab.tasks.scoring import evaluating
+from formerlab.tasks.window_losses import Stream, spread_windows, window_batches, window_losses
 
 WINDOW_COLUMNS = (*COLUMNS, "realised_budget", "window", "tokens", "loss_nats")
 QUESTION_COLUMNS = (*COLUMNS, "realised_budget", *zeroshot.COLUMNS)
 MASK_COLUMNS = (*COLUMNS, "window", "metric", "value")
+ONE_SHOT_COLUMNS = (*COLUMNS, "realised_budget", "prompt", "window", "tokens", "loss_nats")
 FILES: dict[str, tuple[str, ...]] = {
     "prune.csv": WINDOW_COLUMNS,
     "prune_questions.csv": QUESTION_COLUMNS,
     "prune_masks.csv": MASK_COLUMNS,
     "prune_alphas.csv": calibration.CHOICE_COLUMNS,
     "prune_calibrated.csv": calibration.LOSS_COLUMNS,
-    "prune_pictures.csv": mask_dumps.COLUMNS,
+    "prune_pictures.csv": masks.DUMP_COLUMNS,
     "prune_scores.csv": score_trajectories.COLUMNS,
-    "prune_once.csv": one_shot.COLUMNS,
+    "prune_once.csv": ONE_SHOT_COLUMNS,
 }
 """Every file of a sweep, with its columns; what is not asked for has no rows."""
 
@@ -93,11 +95,11 @@ class PruneSweep(Spec):
         """Say whether the sweep asks the questions of a suite."""
         return self.questions and any(fnmatchcase(suite, pattern) for pattern in self.suites)
 
-    def arms(self, budgets: Iterable[int | float]) -> list[Arm]:
+    def configurations(self, budgets: Iterable[int | float]) -> list[Configuration]:
         """Return the full cache and every policy at every budget, each once."""
         policies = dict.fromkeys((*self.policies, *(Decay(alpha=alpha) for alpha in self.alphas)))
         pruned = [policy for policy in policies if not isinstance(policy, Full)]
-        return [Arm(Full(), 1.0), *(Arm(policy, budget) for budget in budgets for policy in pruned)]
+        return [Configuration(Full(), 1.0), *(Configuration(policy, budget) for budget in budgets for policy in pruned)]
 
 
 def prune(
@@ -119,15 +121,13 @@ def prune(
     if context > model.spec.context:
         raise UserError(f"prune.context={context} exceeds the model's context of {model.spec.context}; lower it")
     windows = spread_windows(streams["test"], context, sweep.windows)
-    arms = sweep.arms(sweep.budgets)
-    question_arms = sweep.arms(sweep.question_budgets) if questions is not None else []
-    total = len(arms) * len(windows) + len(question_arms) * (len(questions) if questions is not None else 0)
+    configurations = sweep.configurations(sweep.budgets)
+    asked = sweep.configurations(sweep.question_budgets) if questions is not None else []
+    total = len(configurations) * len(windows) + len(asked) * (len(questions) if questions is not None else 0)
     with Progress(total, label, unit="sequence") as progress:
-        rows = _window_rows(model, streams["test"], context, windows, arms, sweep.batch, progress)
+        rows = _window_rows(model, streams["test"], context, windows, configurations, sweep.batch, progress)
         write_rows(out / "prune.csv", WINDOW_COLUMNS, list(rows))
-        answers = (
-            _question_rows(model, questions, question_arms, sweep.batch, progress) if questions is not None else ()
-        )
+        answers = _question_rows(model, questions, asked, sweep.batch, progress) if questions is not None else ()
         write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, list(answers))
     for name, measured in _measured(model, streams, context, windows, sweep).items():
         write_rows(out / name, FILES[name], measured)
@@ -139,9 +139,11 @@ def _measured(
     """Return the rows of everything but losses and accuracies, by file."""
     test, batch = streams["test"], sweep.batch
     masked = spread_windows(test, context, sweep.mask_windows)
-    measured = mask_measures(model, test, context, masked, sweep.arms(sweep.budgets)[1:], batch=min(batch, 16))
+    measured = masks.mask_measures(
+        model, test, context, masked, sweep.configurations(sweep.budgets)[1:], batch=min(batch, 16)
+    )
     files: dict[str, list[tuple[Cell, ...]]] = {name: [] for name in list(FILES)[2:]}
-    files["prune_masks.csv"] = [(*measure.arm.cells(), *measure[1:]) for measure in measured]
+    files["prune_masks.csv"] = [(*measure.configuration.cells(), *measure[1:]) for measure in measured]
     if sweep.calibration_windows and sweep.alphas:
         split = {"valid": spread_windows(streams["valid"], context, sweep.calibration_windows), "test": windows}
         for budget in sweep.calibration_budgets:
@@ -149,12 +151,12 @@ def _measured(
             files["prune_alphas.csv"] += [row for choice in chosen for row in choice.rows(budget)]
             files["prune_calibrated.csv"] += losses
     if tokens := min(sweep.picture_tokens, context):
-        files["prune_pictures.csv"] = list(mask_dumps.pictures(model, test, tokens, 0, sweep.picture_budgets))
+        files["prune_pictures.csv"] = list(masks.mask_dumps(model, test, tokens, 0, sweep.picture_budgets))
     followed = spread_windows(test, context, sweep.score_windows)
-    files["prune_scores.csv"] = list(score_trajectories.dips(model, test, context, followed, batch=batch))
+    files["prune_scores.csv"] = list(score_trajectories.score_trajectories(model, test, context, followed, batch=batch))
     if sweep.once:
-        compressed = [Arm(policy, budget) for budget in sweep.once_budgets for policy in sweep.once]
-        files["prune_once.csv"] = list(one_shot.once_losses(model, test, context, windows, compressed, batch=batch))
+        compressed = [Configuration(policy, budget) for budget in sweep.once_budgets for policy in sweep.once]
+        files["prune_once.csv"] = list(one_shot_losses(model, test, context, windows, compressed, batch=batch))
     return files
 
 
@@ -169,28 +171,59 @@ def _window_rows(
     stream: Stream,
     context: int,
     windows: Sequence[int],
-    arms: Sequence[Arm],
+    configurations: Sequence[Configuration],
     batch: int,
     progress: Progress,
 ) -> Iterator[tuple[Cell, ...]]:
-    for arm in arms:
+    for configuration in configurations:
         losses = window_losses(
             model,
             stream,
             context,
             batch=batch,
-            attend_for=partial(arm.attend, position=model.position),
+            attend_for=partial(configuration.attend, position=model.position),
             windows=windows,
             progress=progress,
         )
         for loss in losses:
-            yield *arm.cells(), loss.realised_budget, *loss[:3]
+            yield *configuration.cells(), loss.realised_budget, *loss[:3]
 
 
 def _question_rows(
-    model: DecoderModel, questions: Questions, arms: Sequence[Arm], batch: int, progress: Progress
+    model: DecoderModel, questions: Questions, configurations: Sequence[Configuration], batch: int, progress: Progress
 ) -> Iterator[tuple[Cell, ...]]:
-    for arm in arms:
-        attend_for = partial(arm.attend, position=model.position)
+    for configuration in configurations:
+        attend_for = partial(configuration.attend, position=model.position)
         for answer in questions.answers(model, batch=batch, attend_for=attend_for, progress=progress):
-            yield *arm.cells(), answer.realised_budget, *answer[: len(zeroshot.COLUMNS)]
+            yield *configuration.cells(), answer.realised_budget, *answer[: len(zeroshot.COLUMNS)]
+
+
+def one_shot_losses(
+    model: DecoderModel,
+    stream: Stream,
+    context: int,
+    windows: Sequence[int],
+    configurations: Sequence[Configuration],
+    *,
+    batch: int = 16,
+) -> Iterator[tuple[Cell, ...]]:
+    """Yield the cells under ONE_SHOT_COLUMNS: the loss on the second half of windows, given the compressed first half.
+
+    The first half is the prompt; budgets are shares of it. A full cache, for comparison, comes first.
+    """
+    half = context // 2
+    for indices, tokens in window_batches(stream, context, windows, batch):
+        if tokens.shape[1] <= context:
+            continue  # a partial window has no second half of the same length
+        inputs = tokens.to(model.embedding.device)
+        for configuration in (None, *configurations):
+            cache = KVCache() if configuration is None else CompressedCache(*configuration, position=model.position)
+            with evaluating(model):
+                model(inputs[:, :half], attend=cache, last=1)
+                logits = model(inputs[:, half:-1], attend=cache, start=half)
+            targets = inputs[:, half + 1 :]
+            losses = F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none").double().mean(1)
+            held = 1.0 if isinstance(cache, KVCache) else cache.kept(0).shape[-1] / half
+            cells = ("full", None, None, 1.0) if configuration is None else configuration.cells()
+            for window, loss in zip(indices, losses.tolist(), strict=True):
+                yield *cells, held, half, window, targets.shape[1], loss

@@ -12,11 +12,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from formerlab.cache import Full, Simulation
 from formerlab.cache.simulation import Seen
+from formerlab.evaluation.pruning.masks import observe_unpruned
 from formerlab.models.decoder import DecoderModel
 from formerlab.results.write import Cell
-from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.window_losses import Stream, window_batches
 
 COLUMNS = ("group", "alpha", "query", "mean", "low", "high", "missed")
@@ -66,7 +65,7 @@ def follow(attention: Square) -> Followed:
     return Followed(torch.stack(kept, 2), torch.stack(missed, 2), rows[:, half:, :half].mean(1))
 
 
-def dips(
+def score_trajectories(
     model: DecoderModel, stream: Stream, context: int, windows: Sequence[int], *, batch: int = 16
 ) -> Iterator[tuple[Cell, ...]]:
     """Yield the cells under COLUMNS: mean, 10 % and 90 % quantile of the scores of both groups at every query.
@@ -79,8 +78,7 @@ def dips(
         found.append(follow(seen.probabilities).packed())
 
     for _, tokens in window_batches(stream, context, windows, batch):
-        with evaluating(model):
-            model(tokens[:, :-1].to(model.embedding.device), attend=Simulation(Full(), 1.0, observe=observe))
+        observe_unpruned(model, tokens, observe)
     if not found:
         return
     importance = torch.cat([each.importance for each in found])[:, 1:]

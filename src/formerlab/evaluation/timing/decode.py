@@ -6,6 +6,7 @@ its initial values, with room for the longest text.
 """
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Annotated, NamedTuple, Protocol
@@ -14,24 +15,25 @@ import torch
 from jaxtyping import Int
 from pydantic import Field, model_validator
 from torch import Tensor
+from torch.nn import functional as F
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Local, PrunedCache
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import Policy
 from formerlab.errors import UserError
-from formerlab.evaluation.pruning.configuration import COLUMNS as ARM
-from formerlab.evaluation.pruning.configuration import Arm
-from formerlab.evaluation.timing.dynamic_cache import DYNAMIC, DynamicAttend, has_dynamic
-from formerlab.evaluation.timing.timing import Timing, precision, seconds, turns
-from formerlab.evaluation.translation.token_by_token import random_tokens, take_in
-from formerlab.layers.attention import Attend
+from formerlab.evaluation.pruning.configuration import COLUMNS as CONFIGURATION
+from formerlab.evaluation.pruning.configuration import Configuration
+from formerlab.evaluation.timing.timing import Timing, precision, random_tokens, seconds, take_in, turns
+from formerlab.layers.attention import Attend, Heads, KeyHeads
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count, Size
 from formerlab.training.run import Run
 
-COLUMNS = ("run", *ARM, "length", "sequences", "repetition", "place", "time_s", "cache_bytes", "book_bytes")
+COLUMNS = ("run", *CONFIGURATION, "length", "sequences", "repetition", "place", "time_s", "cache_bytes", "book_bytes")
+DYNAMIC = "dynamic_cache"
+"""What rows call it."""
 
 
 class DecodeSettings(Timing):
@@ -111,12 +113,12 @@ def measure(runs: list[Run], settings: DecodeSettings, device: torch.device, pat
 
 def variants_of(settings: DecodeSettings) -> list[Variant]:
     """Return the whole cache, transformers' where it is installed, and each policy under each budget."""
-    whole = Arm(Full(), 1.0).cells()
+    whole = Configuration(Full(), 1.0).cells()
     found = [Variant(whole, lambda model, length: KVCache(capacity=length + settings.tokens))]
     if has_dynamic():
         found.append(Variant((DYNAMIC, *whole[1:]), lambda model, length: DynamicAttend()))
-    arms = [Arm(policy, budget) for policy in settings.policies for budget in settings.budgets]
-    return found + [Variant(arm.cells(), _pruned(arm.policy, arm.budget)) for arm in arms]
+    pruned = [Configuration(policy, budget) for policy, budget in product(settings.policies, settings.budgets)]
+    return found + [Variant(each.cells(), _pruned(*each)) for each in pruned]
 
 
 def _pruned(policy: Policy, budget: Budget) -> Callable[[DecoderModel, int], PrunedCache]:
@@ -141,3 +143,37 @@ def _step_seconds(
     """Return the seconds of a step behind a prompt of `length` tokens."""
     model(tokens[:, :length], attend=cache, last=1)
     return seconds(lambda: take_in(model, cache, tokens, length), device) / (tokens.shape[1] - length)
+
+
+def has_dynamic() -> bool:
+    """Say whether transformers is installed."""
+    return find_spec("transformers") is not None
+
+
+class DynamicAttend:
+    """An `attend` that keeps all keys and values in a DynamicCache, which takes new memory for every token."""
+
+    def __init__(self) -> None:
+        from transformers import DynamicCache
+
+        self._cache = DynamicCache()
+
+    def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
+        """Take in new keys and values; return softmax(q k^T / sqrt(d_head)) v over all no later than each query.
+
+        More than one token at a time is a prompt, before which the cache is empty.
+        """
+        keys, values = self._cache.update(k, v, layer)
+        return F.scaled_dot_product_attention(
+            q, keys, values, is_causal=q.shape[2] > 1, enable_gqa=q.shape[1] != k.shape[1]
+        )
+
+    @property
+    def length(self) -> int:
+        """Tokens taken in."""
+        return int(self._cache.get_seq_length())
+
+    def bytes(self) -> int:
+        """Bytes of the keys and values held."""
+        tensors = [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

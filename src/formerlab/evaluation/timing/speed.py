@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 from formerlab.cache import KVCache
 from formerlab.errors import UserError
-from formerlab.evaluation.timing.memory import peak_bytes
-from formerlab.evaluation.timing.timing import Timing, precision, seconds, turns
-from formerlab.evaluation.translation.token_by_token import random_tokens, take_in
+from formerlab.evaluation.timing.timing import Timing, peak_bytes, precision, random_tokens, seconds, take_in, turns
 from formerlab.kernels import weighted_sum
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress

@@ -6,13 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 import torch
+from jaxtyping import Int
 from pydantic import Field
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
+from formerlab.layers.attention import Attend
+from formerlab.models.decoder import DecoderModel
 from formerlab.spec import Count, Spec
 from formerlab.training import provenance
 from formerlab.training.run import Run
 
 Item = TypeVar("Item")
+ALLOCATION = "[memory]"
+"""What the profiler calls an allocation or its release."""
 
 
 class Timing(Spec):
@@ -53,6 +60,44 @@ def synchronise(device: torch.device) -> None:
     """Wait until the device has done all that it was asked for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
+    """Return the largest number of bytes that tensors held at one time during `work`, beyond those held before it.
+
+    On a GPU the caching allocator keeps the count. A CPU's does not, so there the profiler writes every allocation and
+    release down, which slows the work: never time what is counted.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        work()
+    results = profiler.profiler.kineto_results if profiler.profiler is not None else None
+    assert results is not None
+    events = [event for event in results.events() if event.name() == ALLOCATION]
+    held, peak = 0, 0
+    for _, size in sorted(((event.start_ns(), event.nbytes()) for event in events), key=lambda event: event[0]):
+        held += size
+        peak = max(peak, held)
+    return peak
+
+
+def random_tokens(model: DecoderModel, sequences: int, length: int, seed: int) -> Int[Tensor, "sequences length"]:
+    """Return tokens of the model's vocabulary, on its device: speed does not depend on what they are."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(model.spec.vocabulary, (sequences, length), generator=generator)
+    return tokens.to(model.embedding.device)
+
+
+def take_in(model: DecoderModel, cache: Attend, tokens: Int[Tensor, "sequences time"], start: int = 0) -> None:
+    """Give a model the tokens from position `start` on, one by one; the cache holds those in front of them."""
+    for now in range(start, tokens.shape[1]):
+        model(tokens[:, now : now + 1], attend=cache, start=now)
 
 
 def precision(run: Run, device: torch.device) -> torch.autocast:

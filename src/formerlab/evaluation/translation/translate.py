@@ -4,25 +4,31 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor, nn
 
 from formerlab.data.pairs.streams import PairStream, load_pairs
-from formerlab.evaluation.translation.attention_maps import COLUMNS as ATTENTION_COLUMNS
-from formerlab.evaluation.translation.attention_maps import attention_maps, attention_rows
 from formerlab.evaluation.translation.beam import Hypothesis, beam_search
 from formerlab.evaluation.translation.bleu import COLUMNS as BLEU_COLUMNS
 from formerlab.evaluation.translation.bleu import METRICS, statistics
 from formerlab.files import write_text
+from formerlab.layers.multihead import MultiHead
 from formerlab.models.translator_model import TranslatorModel
 from formerlab.progress import Progress
 from formerlab.results.write import write_rows
 from formerlab.spec import AnyCount, Count, Size, Spec
-from formerlab.tasks.sentence_batch import sentence_batch
+from formerlab.tasks.sentence_batch import SentenceBatch, sentence_batch
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 COLUMNS = ("split", "sentence", "source_tokens", "reference_tokens", "tokens", "score", "exact")
+ATTENTION_COLUMNS = ("sentence", "part", "layer", "head", "query", "key", "query_token", "key_token", "weight")
+"""Columns of attention.csv; part is encoder, decoder or cross."""
+
+Map = tuple[str, int, Tensor]
+"""Part, layer, and weights of shape (heads, queries, keys)."""
 
 
 class Decoding(Spec):
@@ -109,3 +115,43 @@ def _attention(model: TranslatorModel, data: Path, tokenizer: "Tokenizer", decod
 
 def _tokens(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
     return [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
+
+
+@torch.no_grad()
+def attention_maps(model: TranslatorModel, batch: SentenceBatch) -> list[Map]:
+    """Return the attention probabilities of every layer on a batch of one pair, without dropout."""
+    found: list[Map] = []
+    places: dict[nn.Module, tuple[str, int]] = {}
+    for layer, (reading, writing) in enumerate(zip(model.encoder, model.decoder, strict=True)):
+        places[reading.get_submodule("attention")] = ("encoder", layer)
+        places[writing.get_submodule("attention")] = ("decoder", layer)
+        places[writing.get_submodule("cross")] = ("cross", layer)
+
+    def look(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        assert isinstance(module, MultiHead)
+        q, (k, _), *rest = arguments
+        mask = rest[0] if rest else None
+        if options.get("causal"):
+            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
+        found.append((*places[module], module.weights(q, k, mask)[0].cpu()))
+
+    hooks = [module.register_forward_pre_hook(look, with_kwargs=True) for module in places]
+    was_training = model.training
+    try:
+        model.eval()(batch.source, batch.real, batch.target_in)
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def attention_rows(sentence: int, maps: list[Map], source: list[str], target: list[str]) -> Iterator[list[Any]]:
+    """Yield one row per weight; `source` are the tokens the encoder reads, `target` those the decoder reads."""
+    for part, layer, weights in maps:
+        queries, keys = (source, source) if part == "encoder" else (target, source if part == "cross" else target)
+        for head, rows in enumerate(weights.tolist()):
+            for q, row in enumerate(rows):
+                for k, weight in enumerate(row):
+                    if part != "decoder" or k <= q:
+                        yield [sentence, part, layer, head, q, k, queries[q], keys[k], weight]

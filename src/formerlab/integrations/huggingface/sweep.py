@@ -13,7 +13,7 @@ from formerlab.cache import H2O, Budget, CachePolicy
 from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import QuestionScore
 from formerlab.evaluation.language.zeroshot import evaluate_tasks, harness_version, load_tasks
-from formerlab.evaluation.pruning.configuration import Arm
+from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.evaluation.pruning.prune import QUESTION_COLUMNS, PruneSweep
 from formerlab.files import read_json, write_json
 from formerlab.integrations.huggingface.load import Loaded
@@ -48,9 +48,9 @@ class QuestionSweep(Spec):
     batch: Count = 16
     """Sequences per forward pass; padding takes no part, so it changes nothing but rounding."""
 
-    def arms(self) -> list[Arm]:
+    def arms(self) -> list[Configuration]:
         """Return the full cache and every policy, each once."""
-        return PruneSweep(policies=self.policies, alphas=self.alphas).arms((self.budget,))
+        return PruneSweep(policies=self.policies, alphas=self.alphas).configurations((self.budget,))
 
 
 def read_sweep(path: Path | None, **changes: Any) -> QuestionSweep:
@@ -115,7 +115,9 @@ def _ask(loaded: Loaded, sweep: QuestionSweep, tasks: Any, attend_for: AttendFor
     )
 
 
-def _arm_rows(loaded: Loaded, sweep: QuestionSweep, arm: Arm, tasks: Any, folder: Path, about: dict[str, Any]) -> Rows:
+def _arm_rows(
+    loaded: Loaded, sweep: QuestionSweep, arm: Configuration, tasks: Any, folder: Path, about: dict[str, Any]
+) -> Rows:
     """Return (realised budget, task, version, example, metric, value, choices) of every example, from disk if there."""
     asked = sweep.limit, sweep.leading_token, [_task(name) for name in sweep.tasks]
     code = code_hash(
@@ -131,7 +133,7 @@ def _arm_rows(loaded: Loaded, sweep: QuestionSweep, arm: Arm, tasks: Any, folder
     return rows
 
 
-def _means(arm: Arm, rows: Rows) -> dict[str, Cell]:
+def _means(arm: Configuration, rows: Rows) -> dict[str, Cell]:
     """Return the arm's name, its mean realised budget, and for each task and metric the mean over examples."""
     policy, alpha, _, budget = arm.cells()
     row: dict[str, Cell] = {"policy": policy, "alpha": alpha, "budget": budget}
