@@ -7,7 +7,7 @@ from fixtures.rows import dwa, make_run, model, write_csv
 
 from formerlab.errors import UserError
 from formerlab.results.compare import compare
-from formerlab.results.read import COLUMNS
+from formerlab.results.stages import TABLES
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def test_a_run_does_not_differ_from_itself(plain):
 def test_noise_is_not_a_difference(tmp_path, plain):
     windows = [(i, 64, 4.0 + 0.1 * (-1) ** i) for i in range(40)]
     others = [(i, 64, 4.0 - 0.1 * (-1) ** i) for i in range(40)]
-    write_csv(plain / "test.csv", COLUMNS["test.csv"], windows)
+    write_csv(plain / "test.csv", TABLES["test.csv"].required, windows)
     noisy = make_run(tmp_path, "denseformer", "noisy")
-    write_csv(noisy / "test.csv", COLUMNS["test.csv"], others)
+    write_csv(noisy / "test.csv", TABLES["test.csv"].required, others)
     assert "no difference can be told from zero" in compare(plain, noisy)
 
 
@@ -48,13 +48,13 @@ def test_other_data_are_not_comparable(tmp_path, plain):
 
 def test_other_windows_are_not_comparable(tmp_path, plain):
     other = make_run(tmp_path, "denseformer", "other")
-    write_csv(other / "test.csv", COLUMNS["test.csv"], [(0, 128, 4.0)])
+    write_csv(other / "test.csv", TABLES["test.csv"].required, [(0, 128, 4.0)])
     assert "not comparable: the held-out windows differ" in compare(plain, other)
 
 
 def test_a_run_without_evaluations_has_no_curve(tmp_path, plain):
     early = make_run(tmp_path, "denseformer", "early", status="diverged", diverged_at_step=2)
-    write_csv(early / "eval.csv", COLUMNS["eval.csv"], [])
+    write_csv(early / "eval.csv", TABLES["eval.csv"].required, [])
     assert re.search(r"\n  200 +4\.\d+ +-\n", compare(plain, early))
 
 

@@ -10,7 +10,8 @@ from fixtures.rows import make_denseformer, make_run, write_csv
 
 from formerlab.errors import UserError
 from formerlab.plan.judge import RECORDS
-from formerlab.results.read import COLUMNS, Results, flatten, read_rows
+from formerlab.results.read import Results, flatten, read_rows
+from formerlab.results.stages import TABLES
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_runs_are_chosen_by_study_and_pattern(root):
 def test_rows_come_back_bit_for_bit(root):
     values = [0.1 + 0.2, 1 / 3, 1e-300, *np.random.default_rng(0).normal(size=200).tolist()]
     path = root / "study" / "b" / "seed0" / "test.csv"
-    write_csv(path, COLUMNS["test.csv"], [(window, 64, value) for window, value in enumerate(values)])
+    write_csv(path, TABLES["test.csv"].required, [(window, 64, value) for window, value in enumerate(values)])
     rows = Results(root).rows("test.csv", "study", ("b",))
     assert list(rows.columns) == ["study", "run", "seed", "window", "tokens", "loss_nats"]
     assert rows["loss_nats"].tolist() == values
@@ -55,11 +56,11 @@ def test_a_file_that_not_every_run_has_is_skipped(tmp_path):
     assert set(rows["run"]) == {"dwa-1x1-4", "dwa-2x3-4"}
     nothing = Results(tmp_path).rows("prune.csv")
     assert nothing.empty
-    assert list(nothing.columns) == ["study", "run", "seed", *COLUMNS["prune.csv"]]
+    assert list(nothing.columns) == ["study", "run", "seed", *TABLES["prune.csv"].required]
 
 
 def test_a_header_alone_is_a_file_without_rows(root):
-    write_csv(root / "study" / "b" / "seed0" / "eval.csv", COLUMNS["eval.csv"], [])
+    write_csv(root / "study" / "b" / "seed0" / "eval.csv", TABLES["eval.csv"].required, [])
     rows = Results(root).rows("eval.csv", "study")
     assert set(rows["run"]) == {"a"}
     assert rows["loss_nats"].dtype == float
@@ -151,9 +152,9 @@ print(sorted({"torch", "mlflow", "snakemake", "datasets"} & set(sys.modules)))
 
 
 def test_rows_that_are_objected_to_are_left_out_and_listed(root):
-    write_csv(root / "study/b/seed0/zeroshot.csv", COLUMNS["zeroshot.csv"], [("t", "1", "0", "acc", 1)])
-    write_csv(root / "study/a/seed0/zeroshot.csv", COLUMNS["zeroshot.csv"], [("t", "1", "0", "acc", 1)])
-    write_csv(root / "study/speed.csv", COLUMNS["speed.csv"], [("a", "m", 1, 1, 1, 1, 1, 1)])
+    write_csv(root / "study/b/seed0/zeroshot.csv", TABLES["zeroshot.csv"].required, [("t", "1", "0", "acc", 1)])
+    write_csv(root / "study/a/seed0/zeroshot.csv", TABLES["zeroshot.csv"].required, [("t", "1", "0", "acc", 1)])
+    write_csv(root / "study/speed.csv", TABLES["speed.csv"].required, [("a", "m", 1, 1, 1, 1, 1, 1)])
     wrong = {("train", "study/a/seed1"): "not in the plan", ("zeroshot", "study/b/seed0"): "changed since: code"}
     wrong["speed", "study"] = "changed since: configuration"
     results = Results(root, lambda stage, name: wrong.get((stage, name), ""))
@@ -172,7 +173,7 @@ def test_rows_that_are_objected_to_are_left_out_and_listed(root):
     assert len(results.all_records()) == 4
 
 
-@pytest.mark.parametrize("file", [*COLUMNS, "run.json", "run.yaml", "zeroshot.json", "prune.json", "translate.json"])
+@pytest.mark.parametrize("file", [*TABLES, "run.json", "run.yaml", "zeroshot.json", "prune.json", "translate.json"])
 def test_every_file_belongs_to_a_stage_of_the_plan(root, file):
     asked = []
     Results(root, lambda stage, name: asked.append(stage) or "").leaves_out(file, "study/a/seed0")

@@ -10,7 +10,8 @@ from fixtures.rows import make_decay, make_run, make_tokenformer, model, write_c
 
 from formerlab.__main__ import main
 from formerlab.errors import UserError
-from formerlab.results.read import COLUMNS, Results, flatten
+from formerlab.results.read import Results, flatten
+from formerlab.results.stages import TABLES
 from formerlab.tracking.mlflow import database_of, redacted, sync
 from formerlab.tracking.rows import LONGEST_PARAM, MOST_PARAMS, MOST_POINTS, seed_entry
 
@@ -133,7 +134,7 @@ def test_verdicts_can_be_searched(place):
 def test_a_changed_run_replaces_its_old_one(place):
     _, before = active(place)
     folder = place / "results" / "live" / "laptop" / "denseformer" / "plain-8" / "seed0"
-    write_csv(folder / "test.csv", COLUMNS["test.csv"], [(0, 64, 1.0)])
+    write_csv(folder / "test.csv", TABLES["test.csv"].required, [(0, 64, 1.0)])
     outcome = synced(place)
     key = "live/laptop/denseformer/plain-8"
     assert outcome["replaced"] == [key, f"{key}/seed0"]
@@ -155,7 +156,9 @@ def test_what_an_interrupted_sync_left_is_done_again(place):
 def test_points_are_thinned_and_stamped_by_the_files_alone(tmp_path):
     folder = make_run(tmp_path, "denseformer", "long")
     steps = range(1, 5001)
-    write_csv(folder / "train.csv", COLUMNS["train.csv"], [(step, step, 3.0, 0.1, float("nan")) for step in steps])
+    write_csv(
+        folder / "train.csv", TABLES["train.csv"].required, [(step, step, 3.0, 0.1, float("nan")) for step in steps]
+    )
     results = Results(tmp_path)
     entry = seed_entry(results, results.records()[0])
     points = [point for point in entry.points if point[0] == "train/loss_nats"]

@@ -13,7 +13,7 @@ import pytest
 from fixtures.chromium import browser, needed
 from fixtures.rows import make_run, model, write_csv
 
-from formerlab.results.read import COLUMNS
+from formerlab.results.stages import TABLES
 from formerlab.tracking.mlflow import sync
 from formerlab.tracking.rows import MOST_POINTS
 
@@ -32,7 +32,7 @@ def place(tmp_path_factory):
         make_run(root, "denseformer", "plain-8", seed, spec=model(8))
         make_run(root, "denseformer", "plain-16", seed, spec=model(16))
     rows = [(step, step, 3.0 + 1 / step, 0.1, 1.0) for step in range(1, 5001)]
-    write_csv(root / "denseformer/plain-8/seed0/train.csv", COLUMNS["train.csv"], rows)
+    write_csv(root / "denseformer/plain-8/seed0/train.csv", TABLES["train.csv"].required, rows)
     figures.mkdir(parents=True)
     (figures / "denseformer_table.md").write_text("# a table of the study")
     (figures / "claims.csv").write_text(

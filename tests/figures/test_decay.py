@@ -8,7 +8,8 @@ from fixtures.rows import make_run, write_csv
 from formerlab.report.figures._decode import decoding
 from formerlab.report.figures._questions import MEAN, SUITES, accuracies, chance, metric_of, title
 from formerlab.report.figures.decay_bias import measured
-from formerlab.results.read import COLUMNS, Results
+from formerlab.results.read import Results
+from formerlab.results.stages import TABLES
 
 
 def answered(task, policy, right, alpha=np.nan, examples=40, seeds=(0, 1), budget=0.4):
@@ -83,7 +84,7 @@ def test_decoding_is_compared_within_a_repetition(tmp_path):
             ("decay", 0.2, 0.25, 0.02, 250, 30),
         )
     ]
-    write_csv(tmp_path / "decay/decode.csv", COLUMNS["decode.csv"], rows)
+    write_csv(tmp_path / "decay/decode.csv", TABLES["decode.csv"].required, rows)
     table = decoding(Results(tmp_path), "decay", ("*",)).set_index("arm")
     assert table.index.to_list() == ["Full", "Decay, alpha 0.2, 25 %"]
     assert table.loc["Full", "tokens_per_s"] == pytest.approx(4 / 0.02)

@@ -28,7 +28,8 @@ from formerlab.report.figures import catalogue, draw_all, draw_one, write_captio
 from formerlab.report.figures._pruning import arms, main_arms
 from formerlab.report.figures._runs import by_run, chain, held_out_losses, variant
 from formerlab.report.tables import _write, headline
-from formerlab.results.read import COLUMNS, Results
+from formerlab.results.read import Results
+from formerlab.results.stages import TABLES
 
 DRAWINGS = catalogue()
 pytestmark = pytest.mark.xdist_group("drawings")
@@ -80,7 +81,7 @@ def test_without_rows_it_says_so(tmp_path, name):
 @pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=lambda drawing: drawing.name)
 def test_constants_fit_the_contract(drawing):
     assert drawing.study in ("transformer", "tokenformer", "denseformer", "decay", "combined", "vision")
-    assert set(drawing.reads) <= {*COLUMNS, "run.json"}
+    assert set(drawing.reads) <= {*TABLES, "run.json"}
     assert "run.json" in drawing.reads
     assert "To see" in drawing.caption or drawing.kind == "table"
 
@@ -127,7 +128,7 @@ def test_variants_are_read_from_the_spec():
 
 def test_losses_are_means_over_tokens(tmp_path):
     folder = make_run(tmp_path, "tokenformer", "transformer-2")
-    write_csv(folder / "test.csv", COLUMNS["test.csv"], [(0, 30, 2.0), (1, 10, 4.0)])
+    write_csv(folder / "test.csv", TABLES["test.csv"].required, [(0, 30, 2.0), (1, 10, 4.0)])
     row = by_run(held_out_losses(Results(tmp_path), "tokenformer")).iloc[0]
     assert row["loss_nats"] == pytest.approx(2.5)
     assert row["perplexity"] == pytest.approx(np.exp(2.5))
@@ -219,7 +220,7 @@ def test_alpha_has_a_panel_per_budget(place):
 def test_without_a_whole_cache_there_is_no_interval(tmp_path):
     folder = make_run(tmp_path / "results", "decay", "decoder")
     rows = [("decay", alpha, 0.0, 0.4, 0.4, window, 64, 3.0 + window) for alpha in (0.1, 0.2) for window in range(3)]
-    write_csv(folder / "prune.csv", COLUMNS["prune.csv"], rows)
+    write_csv(folder / "prune.csv", TABLES["prune.csv"].required, rows)
     for name in ("decay_alpha", "decay_budget", "decay_table"):
         draw_one(name, tmp_path / "results", tmp_path / "out")
     table = pd.read_csv(tmp_path / "out" / "decay_table.csv").query("source == 'ours'")
@@ -239,7 +240,7 @@ def test_a_diverged_run_is_named(tmp_path):
 
 def test_chance_is_shown_where_rows_say_how_many_choices(tmp_path):
     folder = make_run(tmp_path, "tokenformer", "transformer-2")
-    columns = (*COLUMNS["zeroshot.csv"], "choices")
+    columns = (*TABLES["zeroshot.csv"].required, "choices")
     write_csv(folder / "zeroshot.csv", columns, [("quiz", 1, i, "acc", float(i < 3), 4) for i in range(8)])
     draw_one("tokenformer_zeroshot", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out" / "tokenformer_zeroshot.csv").set_index("run")
@@ -251,7 +252,7 @@ def test_chance_is_shown_where_rows_say_how_many_choices(tmp_path):
 def test_questions_without_windows_keep_their_rows(tmp_path):
     folder = make_run(tmp_path, "decay", "decoder")
     rows = [("full", None, None, 1.0, 1.0, "openbookqa", 1, i, m, 1.0) for i in range(4) for m in ("acc", "acc_norm")]
-    write_csv(folder / "prune_questions.csv", COLUMNS["prune_questions.csv"], rows)
+    write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, rows)
     draw_one("decay_table", tmp_path, tmp_path / "out")
     table = pd.read_csv(tmp_path / "out" / "decay_table.csv").query("source == 'ours'")
     assert list(table["openbookqa (acc)"]) == [1.0]

@@ -15,7 +15,8 @@ from formerlab.report.tables import (
     tokenformer_modern,
     tokenformer_scores,
 )
-from formerlab.results.read import COLUMNS, Results
+from formerlab.results.read import Results
+from formerlab.results.stages import TABLES
 
 pytestmark = pytest.mark.xdist_group("drawings")
 
@@ -31,9 +32,9 @@ def results(tmp_path_factory):
 def with_losses(root, run, seed, held_out, curve, **rest):
     """Write a run of which every held-out window and every validation batch has the loss that is given."""
     folder = make_run(root, "tokenformer", run, seed, **rest)
-    write_csv(folder / "test.csv", COLUMNS["test.csv"], [(window, 64, held_out) for window in range(3)])
+    write_csv(folder / "test.csv", TABLES["test.csv"].required, [(window, 64, held_out) for window in range(3)])
     rows = [(step, "valid", batch, 512, loss) for step, loss in curve.items() for batch in range(2)]
-    write_csv(folder / "eval.csv", COLUMNS["eval.csv"], rows)
+    write_csv(folder / "eval.csv", TABLES["eval.csv"].required, rows)
 
 
 def test_curves_are_means_over_tokens_then_over_seeds(tmp_path):
@@ -41,7 +42,7 @@ def test_curves_are_means_over_tokens_then_over_seeds(tmp_path):
         with_losses(tmp_path, "tokenformer-1", seed, 3.0, {0: 5.0 + seed, 10: 4.0 + seed})
     folder = tmp_path / "tokenformer/tokenformer-1/seed0"
     unequal = [(0, "valid", 0, 30, 5.0), (0, "valid", 1, 10, 6.0), (0, "test", 0, 10, 9.0)]
-    write_csv(folder / "eval.csv", COLUMNS["eval.csv"], unequal)
+    write_csv(folder / "eval.csv", TABLES["eval.csv"].required, unequal)
     curves = by_step(Results(tmp_path), ("*",))
     assert at_step(curves, "tokenformer-1", 0) == {0: 5.25, 1: 6.0}
     assert at_step(curves, "tokenformer-1", None) == {0: 5.25, 1: 5.0}

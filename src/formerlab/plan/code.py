@@ -21,18 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 WITHOUT_EFFECT = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
-        *(
-            "errors",
-            "progress",
-            "torchvision_shim",
-            "plan.code",
-            "plan.loaded",
-            "training.provenance",
-            "training.stop",
-        ),
+        *("errors", "progress", "torchvision_shim", "plan.code", "plan.loaded"),
+        *("results.schema", "results.stages", "training.provenance", "training.stop"),
     )
 )
-"""Modules that shape messages, progress, records and whether other packages can be imported, but no result."""
+"""Modules that shape messages, progress, records, names and whether packages can be imported, but no number."""
 
 
 HASHED: dict[str, tuple[str, ...]] = {}

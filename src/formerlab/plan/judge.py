@@ -15,19 +15,9 @@ from formerlab.errors import UserError
 from formerlab.files import read_json, write_text
 from formerlab.plan.layers import at
 from formerlab.results.measures import TIMED, UNPLANNED
+from formerlab.results.stages import STAGES
 
-RECORDS = {
-    "data": "manifest.json",
-    "speed": "speed.json",
-    "decode": "decode.json",
-    "train": "run.json",
-    "zeroshot": "zeroshot.json",
-    "prune": "prune.json",
-    "flow": "flow.json",
-    "translate": "translate.json",
-    "complexity": "complexity.json",
-    "exact": "exact.json",
-}
+RECORDS = {stage.name: stage.record for stage in STAGES.values()}
 """The record of each stage, which it writes last; parents stand before what is made from them."""
 READABLE = {
     "spec_hash": "configuration",

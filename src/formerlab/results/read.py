@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -14,62 +14,19 @@ from pandas import DataFrame
 
 from formerlab.errors import UserError
 from formerlab.files import read_json
+from formerlab.results.schema import COLUMNS, Column
+from formerlab.results.stages import TABLES, WRITER
 
 SCHEMA = 1
 """The version of run.json that this module reads."""
 
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "train.csv": ("step", "tokens", "loss_nats", "lr", "grad_norm"),
-    "timing.csv": ("step", "time_s", "tokens_per_s", "memory_bytes"),
-    "eval.csv": ("step", "split", "batch", "tokens", "loss_nats"),
-    "test.csv": ("window", "tokens", "loss_nats"),
-    "depth.csv": ("destination", "source", "weight"),
-    "speed.csv": ("run", "measure", "repetition", "place", "sequences", "tokens", "time_s", "memory_bytes"),
-    "decode.csv": (
-        *("run", "policy", "alpha", "recent", "budget", "length", "sequences", "repetition", "place"),
-        *("time_s", "cache_bytes", "book_bytes"),
-    ),
-    "flow.csv": ("measure", "place", "kept", "value"),
-    "zeroshot.csv": ("task", "task_version", "example", "metric", "value"),
-    "prune.csv": ("policy", "alpha", "recent", "budget", "realised_budget", "window", "tokens", "loss_nats"),
-    "prune_questions.csv": (
-        *("policy", "alpha", "recent", "budget", "realised_budget"),
-        *("task", "task_version", "example", "metric", "value"),
-    ),
-    "translate.csv": ("split", "sentence", "source_tokens", "reference_tokens", "tokens", "score", "exact"),
-    "bleu.csv": ("split", "sentence", "metric", *(f"{kind}_{n}" for kind in ("correct", "total") for n in range(1, 5))),
-    "attention.csv": ("sentence", "part", "layer", "head", "query", "key", "query_token", "key_token", "weight"),
-    "complexity.csv": ("operation", "axis", "n", "d", "k", "r", "multiply_adds", "path", "time_s", "memory_bytes"),
-    "prune_masks.csv": ("policy", "alpha", "recent", "budget", "window", "metric", "value"),
-    "prune_alphas.csv": ("budget", "choice", "layer", "head", "alpha", "distance_to_ideal"),
-    "prune_calibrated.csv": ("budget", "choice", "realised_budget", "window", "tokens", "loss_nats"),
-    "prune_pictures.csv": ("policy", "alpha", "recent", "budget", "layer", "head", "query", "kept"),
-    "prune_scores.csv": ("group", "alpha", "query", "mean", "low", "high", "missed"),
-    "prune_once.csv": (
-        *("policy", "alpha", "recent", "budget", "realised_budget"),
-        *("prompt", "window", "tokens", "loss_nats"),
-    ),
-}
-"""Columns that each file must have (docs/architecture.md); more are allowed."""
-
 TRAINED = ("train.csv", "timing.csv", "eval.csv", "test.csv")
 """Files that training writes before run.json; without one of them a finished run is damaged."""
 
-_STAGES = dict.fromkeys(("run", "timing", "eval", "test", "depth"), "train") | dict.fromkeys(
-    ("bleu", "attention"), "translate"
-)
 # From pandas 3.1 on floats are always read exactly, and asking for it is deprecated.
 _EXACT_FLOATS: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 )
-_TEXT = frozenset(
-    (
-        *("split", "policy", "task", "task_version", "metric", "example", "run", "measure", "choice", "group"),
-        *("part", "query_token", "key_token", "operation", "axis"),
-    )
-)
-_TEXT_OF_FILE = {"prune_pictures.csv": {"kept"}}
-"""Columns that are text in one file and a number in another."""
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
 _TEXTS = (
     *("id", "study", "run", "status", "data.name", "data.fingerprint", "init.id", "device", "host", "git.commit"),
@@ -142,14 +99,14 @@ class Results:
             elif name in TRAINED:
                 raise UserError(f"{path}: missing, although the run is finished; delete the folder and train again")
         if not frames:
-            return DataFrame(columns=[*_KEYS, *COLUMNS.get(name, ())])
+            return DataFrame(columns=[*_KEYS, *(TABLES[name].required if name in TABLES else ())])
         return pd.concat(frames, ignore_index=True)[[*_KEYS, *frames[0].columns.drop(_KEYS)]]
 
     def rows_of_study(self, name: str, study: str) -> DataFrame:
         """Return the rows of a file that belongs to a study rather than to a run (`speed.csv`); none where it lacks."""
         path = self.root / study / name
         there = path.exists() and not self.leaves_out(name, study)
-        return self._frame(path) if there else DataFrame(columns=COLUMNS[name])
+        return self._frame(path) if there else DataFrame(columns=TABLES[name].required)
 
     def folder(self, study: str, run: str, seed: int) -> Path:
         """Return the folder of a run."""
@@ -189,8 +146,8 @@ class Results:
 
     def leaves_out(self, file: str, name: str) -> bool:
         """Say whether a file of a run or of a study is left out, for what its stage made it of."""
-        stage = _stage_of(file)
-        reason = self.objection(stage, name) if self.objection is not None else ""
+        stage = WRITER.get(file, "")
+        reason = self.objection(stage, name) if self.objection is not None and stage else ""
         if reason:
             self._left_out[stage, name] = reason
         return bool(reason)
@@ -239,16 +196,21 @@ def read_rows(path: Path) -> DataFrame:
         text = path.read_text(encoding="utf-8")
         _check_shape(path, text)
         header = next(csv.reader(io.StringIO(text)))
-        words = _TEXT | _TEXT_OF_FILE.get(path.name, set())
-        kinds = {column: "str" for column in header if column in words}
+        types = {column.name: column.type for column in _columns(path.name)}
+        kinds = {column: "str" for column in header if types.get(column) == "text"}
         frame: DataFrame = pd.read_csv(io.StringIO(text), dtype=kinds, **_EXACT_FLOATS)
     except (ValueError, csv.Error) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path}: cannot be read ({reason}); delete it and run its stage again") from None
-    for column in frame.columns.difference(list(words)) if len(frame) else []:
-        if column in COLUMNS.get(path.name, ()) and not pd.api.types.is_numeric_dtype(frame[column]):
+    for column in frame.columns.difference(list(kinds)) if len(frame) else []:
+        if column in types and not pd.api.types.is_numeric_dtype(frame[column]):
             raise UserError(f"{path}: column '{column}' holds text; delete it and run its stage again")
     return frame
+
+
+def _columns(file: str) -> Iterable[Column]:
+    """Return the columns that a file may have; of a file that no stage writes, those that others share."""
+    return TABLES[file].columns if file in TABLES else COLUMNS.values()
 
 
 def _check_shape(path: Path, text: str) -> None:
@@ -258,16 +220,11 @@ def _check_shape(path: Path, text: str) -> None:
         raise UserError(f"{path}: cut short; {remedy}")
     lines = text.splitlines()
     header, last = next(csv.reader(lines[:1])), next(csv.reader(lines[-1:]))
-    if missing := [column for column in COLUMNS.get(path.name, ()) if column not in header]:
+    needed = TABLES[path.name].required if path.name in TABLES else ()
+    if missing := [column for column in needed if column not in header]:
         raise UserError(f"{path}: lacks the column '{missing[0]}'; {remedy}")
     if len(last) != len(header):
         raise UserError(f"{path}: its last row is cut short; {remedy}")
-
-
-def _stage_of(name: str) -> str:
-    """Return the stage that writes a file: it bears the stage's name, but for those of training and translating."""
-    first = name.partition(".")[0].partition("_")[0]
-    return _STAGES.get(first, first)
 
 
 def flatten(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,203 @@
+"""The one table of stages: what each does, for what, and which files it leaves. It imports nothing heavy.
+
+Everything that has to know the stages takes them from here: the plan, the judge, the rules of the DAG, the verbs, the
+readers of rows, docs/architecture.md. docs/extending.md shows how one is added.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from formerlab.results.schema import Column, Table, table
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage: what is done, once for every unit that the plan has."""
+
+    name: str
+    """Its name as a verb, as a rule and in the plan."""
+    text: str
+    """What it does, in a line: the help of its verb."""
+    unit: Literal["data set", "run", "study", "scale"]
+    """What it is done for."""
+    tables: dict[str, Table] = field(default_factory=dict)
+    """Files of rows that it writes into the folder of its unit."""
+    files: tuple[str, ...] = ()
+    """Other files that it writes there."""
+    record: str = ""
+    """File that it writes last, and that says what the others came from; by default <name>.json."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "record", self.record or f"{self.name}.json")
+
+
+ARM = "policy alpha recent budget"
+NGRAMS = "correct_1 correct_2 correct_3 correct_4 total_1 total_2 total_3 total_4"
+
+STAGES = {
+    stage.name: stage
+    for stage in (
+        Stage(
+            "data",
+            "prepare a data set: tokenizer, token streams, questions, manifest",
+            "data set",
+            record="manifest.json",
+        ),
+        Stage(
+            "speed",
+            "time the runs of a study beside each other, on an idle machine",
+            "study",
+            {
+                "speed.csv": table(
+                    "a measure of a run in a repetition, the runs in turns",
+                    "run measure repetition place sequences tokens time_s memory_bytes",
+                )
+            },
+        ),
+        Stage(
+            "decode",
+            "measure decoding against the length of the text, with whole and pruned caches, on an idle machine",
+            "study",
+            {
+                "decode.csv": table(
+                    "a repetition of decoding behind a prompt, the caches in turns",
+                    f"run {ARM} length sequences repetition place time_s cache_bytes book_bytes",
+                )
+            },
+        ),
+        Stage(
+            "train",
+            "train one run, or go on with it",
+            "run",
+            {
+                "train.csv": table(
+                    "a logged training step (deterministic)",
+                    "step tokens loss_nats lr grad_norm",
+                ),
+                "timing.csv": table(
+                    "the same steps (not deterministic)",
+                    "step time_s tokens_per_s memory_bytes",
+                ),
+                "eval.csv": table(
+                    "a batch of the fixed validation stream at a step",
+                    "step split batch tokens loss_nats top1? top5?",
+                ),
+                "test.csv": table(
+                    "a non-overlapping window of the held-out stream (a sentence, an image), final weights",
+                    "window tokens loss_nats label? prediction? rank? confidence?",
+                ),
+                "depth.csv": table(
+                    "a learned mixing weight at an evaluation (DenseFormer runs)",
+                    "step? destination source weight",
+                ),
+            },
+            ("run.yaml", "weights.safetensors"),
+            record="run.json",
+        ),
+        Stage(
+            "zeroshot",
+            "answer the zero-shot questions with a finished run",
+            "run",
+            {
+                "zeroshot.csv": table(
+                    "metric of an example of a task",
+                    "task task_version example metric value choices?",
+                )
+            },
+        ),
+        Stage(
+            "prune",
+            "evaluate every cache policy on a finished run",
+            "run",
+            {
+                "prune.csv": table(
+                    "a window under a policy",
+                    f"{ARM} realised_budget window tokens loss_nats",
+                ),
+                "prune_questions.csv": table(
+                    "a question under a policy",
+                    f"{ARM} realised_budget task task_version example metric value choices?",
+                ),
+                "prune_masks.csv": table(
+                    "a measure of the keys kept in a window, on unpruned attention",
+                    f"{ARM} window metric value",
+                ),
+                "prune_alphas.csv": table(
+                    "the alpha that a way of choosing gives a head",
+                    "budget choice layer head alpha distance_to_ideal",
+                ),
+                "prune_calibrated.csv": table(
+                    "a test window under a choice",
+                    "budget choice realised_budget window tokens loss_nats",
+                ),
+                "prune_pictures.csv": table(
+                    "the keys that a query sees in one head, a digit each",
+                    f"{ARM} layer head query",
+                    Column("kept", "text", "1 for every key that is seen, else 0"),
+                ),
+                "prune_scores.csv": table(
+                    "scores of a group of tokens after a query",
+                    "group alpha query mean low high missed",
+                ),
+                "prune_once.csv": table(
+                    "a window whose first half was compressed once",
+                    f"{ARM} realised_budget prompt window tokens loss_nats",
+                ),
+            },
+        ),
+        Stage(
+            "flow",
+            "look at the flow of information over the depth of a finished run",
+            "run",
+            {
+                "flow.csv": table(
+                    "a measure of a trained model over its depth (`evaluation/language/flow.py`)",
+                    "measure place kept value",
+                )
+            },
+        ),
+        Stage(
+            "translate",
+            "translate the held-out sentences with a finished run",
+            "run",
+            {
+                "translate.csv": table(
+                    "a translated sentence of a held-out split",
+                    "split sentence source_tokens reference_tokens tokens score exact",
+                ),
+                "bleu.csv": table(
+                    "what a sentence contributes to a corpus score",
+                    f"split sentence metric {NGRAMS} length? reference_length?",
+                ),
+                "attention.csv": table(
+                    "an attention probability on one of a few sentences",
+                    "sentence part layer head query key query_token key_token weight",
+                ),
+            },
+            ("translations.tsv",),
+        ),
+        Stage(
+            "complexity",
+            "count and time the layers of Table 1 of the 2017 paper, beside a run",
+            "run",
+            {
+                "complexity.csv": table(
+                    "a layer type at a length and a width",
+                    "operation axis n d k r multiply_adds path time_s memory_bytes",
+                )
+            },
+        ),
+        Stage(
+            "exact",
+            "run the numeric checks of the exact claims",
+            "scale",
+            {"exact.csv": table("a number of a claim that needs no training", "claim name value")},
+        ),
+    )
+}
+"""Every stage that leaves a record; parents stand before what is made from them."""
+
+TABLES = {file: found for stage in STAGES.values() for file, found in stage.tables.items()}
+"""Every file of rows, by name."""
+WRITER = {file: stage.name for stage in STAGES.values() for file in (*stage.tables, *stage.files, stage.record)}
+"""The stage that writes a file."""
