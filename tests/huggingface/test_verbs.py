@@ -18,6 +18,7 @@ from formerlab.integrations.huggingface import load
 from formerlab.integrations.huggingface.export import load_folder
 from formerlab.integrations.huggingface.load import load_any
 from formerlab.integrations.huggingface.neox import load_released
+from formerlab.models.released import Folder
 
 
 def refused(capsys, *words):
@@ -141,7 +142,7 @@ def test_answers_of_a_foreign_model_are_those_of_the_harness_itself(folders, tas
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    loaded = load_any(folders / "llama")
+    loaded = load_any(Folder(path=str(folders / "llama")))
     tasks = load_tasks([yaml.safe_load(task.read_text())])
     ours = evaluate_tasks(loaded.model, loaded.tokenizer, tasks, end_of_text=loaded.prefix)
     own = HFLM(
@@ -160,7 +161,7 @@ def test_answers_of_a_foreign_model_are_those_of_the_harness_itself(folders, tas
     [
         (["nowhere"], "nowhere: no such folder"),
         (["empty"], "empty: holds no Tokenformer checkpoint"),
-        (["opt", "--dtype", "int8"], "dtype 'int8' is none of float32, float16, bfloat16, float64"),
+        (["opt", "--dtype", "int8"], "dtype 'int8': Input should be 'float32', 'float16', 'bfloat16' or 'float64'"),
         (["opt", "--context", "100"], "context 100 exceeds the model's 64 positions"),
         (["ours", "--context", "16"], "context 16: only models of transformers take one"),
         (["opt", "--tasks", "missing.yaml"], "missing.yaml: no such task file"),
@@ -192,8 +193,8 @@ def test_a_missing_device_is_refused(folders, task, tmp_path, capsys):
 
 def test_types_are_those_asked_for(folders):
     for kind in ("opt", "ours", "released"):
-        assert load_any(folders / kind).model.embedding.dtype == torch.float32
-        loaded = load_any(folders / kind, dtype="bfloat16")
+        assert load_any(Folder(path=str(folders / kind))).model.embedding.dtype == torch.float32
+        loaded = load_any(Folder(path=str(folders / kind), dtype="bfloat16"))
         assert loaded.model.embedding.dtype == torch.bfloat16
         with torch.no_grad():
             assert loaded.model(torch.tensor([[1, 2, 3]])).isfinite().all()

@@ -11,6 +11,7 @@ from formerlab.results.write import write_rows
 
 if TYPE_CHECKING:
     from formerlab.integrations.huggingface.load import Loaded
+    from formerlab.models.released import ReleasedModel
 
 
 def add_parsers(verbs: Any) -> None:
@@ -35,7 +36,11 @@ def add_parsers(verbs: Any) -> None:
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, help="folder: of transformers, ours, or a released Tokenformer")
+    parser.add_argument(
+        "model",
+        help="folder (of transformers, ours, or a released Tokenformer), .gguf file, hub:owner/name, or a known name "
+        "such as smollm2-135m-instruct",
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the rows")
     parser.add_argument("--tasks", type=lambda text: tuple(text.split(",")), help="task names or .yaml files, by comma")
     parser.add_argument("--limit", type=int, help="first examples of each task; default: all")
@@ -44,7 +49,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help="float32, float16, bfloat16 or float64; default: as saved")
     parser.add_argument("--context", type=int, help="longest sequence, in tokens; default: the model's")
     parser.add_argument("--leading-token", action="store_true", default=None, help="begin every context with <bos>")
-    parser.add_argument("--online", action="store_true", help="let the harness fetch its data sets from the hub")
+    parser.add_argument("--online", action="store_true", help="let the harness and hub:... fetch from the hub")
 
 
 def export(arguments: argparse.Namespace) -> None:
@@ -105,24 +110,29 @@ def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in ("tasks", "limit", "batch", "leading_token")}
 
 
+def _source(arguments: argparse.Namespace) -> "ReleasedModel":
+    from formerlab.models.released import parse_released
+
+    return parse_released(arguments.model, dtype=arguments.dtype, context=arguments.context)
+
+
 def _load(arguments: argparse.Namespace) -> "Loaded":
     from formerlab.integrations.huggingface.load import load_any
 
-    return load_any(arguments.model, device=arguments.device, dtype=arguments.dtype, context=arguments.context)
+    return load_any(_source(arguments), device=arguments.device, online=arguments.online)
 
 
 def _identity(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Say which model answers, and how it computes; weights are known by their files' names, sizes and times."""
+    """Say which model answers, and how it computes."""
     import torch
     import transformers
 
-    files = sorted(path for path in arguments.model.iterdir() if path.suffix in (".safetensors", ".bin", ".pt"))
+    source = _source(arguments)
     return {
-        "folder": str(arguments.model.resolve()),
-        "weights": [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files],
-        "dtype": arguments.dtype or "as saved",
+        **source.identity(),
+        "dtype": source.dtype or "as saved",
         "device": arguments.device,
-        "context": arguments.context,
+        "context": source.context,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
 

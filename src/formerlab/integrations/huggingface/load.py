@@ -1,5 +1,7 @@
-"""Any model folder as evaluation wants it: a model, its tokenizer, and the token that stands for no context."""
+"""Released models as evaluation wants them: a model, its tokenizer, and the token that stands for no context."""
 
+import io
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -16,9 +18,8 @@ from formerlab.integrations.huggingface.export import load_folder, load_spec
 from formerlab.integrations.huggingface.modeling import MODEL_TYPE
 from formerlab.integrations.huggingface.neox import load_released, released_tokenizer
 from formerlab.models.decoder import DecoderModel
+from formerlab.models.released import Folder, ReleasedModel
 from formerlab.progress import short
-
-DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "float64")}
 
 
 class Loaded(NamedTuple):
@@ -31,30 +32,33 @@ class Loaded(NamedTuple):
     """The token in front of an empty context: begin of text where the tokenizer has one, else end of text."""
 
 
-def load_any(folder: Path, *, device: str = "cpu", dtype: str | None = None, context: int | None = None) -> Loaded:
-    """Load a folder written by us, one of the official Tokenformer code, or one of any causal model of transformers.
+def load_any(source: ReleasedModel, *, device: str = "cpu", online: bool = False) -> Loaded:
+    """Load a released model: a folder (of transformers, ours, or of the official Tokenformer code), GGUF, or the hub's.
 
-    No network is used and no code of the folder is run. `dtype` is float32, float16, bfloat16 or float64 (default: as
-    saved), `context` the longest sequence of a model of transformers (default: what its config says).
-    Raises UserError in one line for what is missing, for a device that is not there, a model larger than its memory,
-    and a model that cannot run under cache policies.
+    The network is used only for a model of the hub and only if `online`; no code of the model is ever run. Raises
+    UserError in one line for what is missing, for a device that is not there, a model larger than its memory, and a
+    model that cannot run under cache policies.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    if dtype is not None and dtype not in DTYPES:
-        raise UserError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r}: this machine has no CUDA device that torch can use")
-    wanted = None if dtype is None else DTYPES[dtype]
-    kind = read_json(folder / "config.json").get("model_type") if (folder / "config.json").is_file() else None
-    if kind not in (None, MODEL_TYPE):
-        return _foreign(folder, device, wanted, context)
-    if context is not None:
-        raise UserError(f"context {context}: only models of transformers take one; that of ours is part of the model")
-    return _ours(folder, device, wanted) if kind == MODEL_TYPE else _released(folder, device, wanted)
+    dtype: torch.dtype | None = None if source.dtype is None else getattr(torch, source.dtype)
+    if isinstance(source, Folder):
+        config = source.place() / "config.json"
+        kind = read_json(config).get("model_type") if config.is_file() else None
+        if kind in (None, MODEL_TYPE):
+            if source.context is not None:
+                raise UserError(
+                    f"context {source.context}: only models of transformers take one; that of ours is part of the model"
+                )
+            return (_tokenformer if kind is None else _ours)(source.place(), device, dtype)
+    arguments = source.arguments(online=online)
+    model = load_causal_lm(arguments, device=device, dtype=dtype)
+    tokenizer, prefix = _tokenizer(arguments)
+    # It has of DecoderModel what evaluation uses: forward, spec.context, embedding, position.
+    return Loaded(cast(DecoderModel, CausalLM(model, source.context)), tokenizer, prefix)
 
 
-def _released(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:
+def _tokenformer(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:
     model = load_released(folder)
     check_room(str(folder), model.spec.params(), dtype or torch.float32, device)
     tokenizer, end_of_text = released_tokenizer(folder, None, model.spec.vocabulary)
@@ -71,27 +75,24 @@ def _ours(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:
     return Loaded(load_folder(folder).to(device, dtype), tokenizer, prefix)
 
 
-def _foreign(folder: Path, device: str, dtype: torch.dtype | None, context: int | None) -> Loaded:
-    model = load_causal_lm(folder, device=device, dtype=dtype)
-    tokenizer, prefix = _tokenizer(folder)
-    # It has of DecoderModel what evaluation uses: forward, spec.context, embedding, position.
-    return Loaded(cast(DecoderModel, CausalLM(model, context)), tokenizer, prefix)
+def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
+    """Return a causal model of transformers, given what its `from_pretrained` takes, after a look at its size.
 
-
-def load_causal_lm(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
-    """Return a causal model of transformers from a local folder, after a look at its size.
-
-    Raises UserError where the folder holds none, or the model exceeds the device's free memory.
+    Raises UserError where none is there, or the model exceeds the device's free memory.
     """
+    name = _name(arguments)
+    # A GGUF file is read with a bar of its own for every pass over the tensors.
+    quiet = redirect_stderr(io.StringIO()) if "gguf_file" in arguments else nullcontext()
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        with torch.device("meta"):
-            parameters = AutoModelForCausalLM.from_config(config).num_parameters()
-        saved = getattr(config.get_text_config(decoder=True), "dtype", None)
-        check_room(str(folder), parameters, dtype or saved or torch.float32, device)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder}: no causal model of transformers ({_reason(error)})") from None
+        with quiet:
+            config = AutoConfig.from_pretrained(**arguments)
+            with torch.device("meta"):
+                parameters = AutoModelForCausalLM.from_config(config).num_parameters()
+            saved = getattr(config.get_text_config(decoder=True), "dtype", None)
+            check_room(name, parameters, dtype or saved or torch.float32, device)
+            model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=dtype or "auto")
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(f"{name}: no causal model of transformers ({_reason(error)})") from None
     return model.to(device).eval()
 
 
@@ -107,20 +108,25 @@ def check_room(name: str, parameters: int, dtype: torch.dtype, device: str | tor
         )
 
 
-def _tokenizer(folder: Path) -> tuple[Tokenizer, int]:
+def _tokenizer(arguments: dict[str, Any]) -> tuple[Tokenizer, int]:
+    name = _name(arguments)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder}: no tokenizer of transformers ({_reason(error)})") from None
+        tokenizer = AutoTokenizer.from_pretrained(**arguments)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(f"{name}: no tokenizer of transformers ({_reason(error)})") from None
     backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise UserError(f"{folder}: the tokenizer has no fast form; save it once as tokenizer.json")
+        raise UserError(f"{name}: the tokenizer has no fast form; save it once as tokenizer.json")
     backend.no_truncation()
     backend.no_padding()
     prefix = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if prefix is None:
-        raise UserError(f"{folder}: the tokenizer names neither a bos_token nor an eos_token")
+        raise UserError(f"{name}: the tokenizer names neither a bos_token nor an eos_token")
     return backend, prefix
+
+
+def _name(arguments: dict[str, Any]) -> str:
+    return str(Path(arguments["pretrained_model_name_or_path"], arguments.get("gguf_file", "")))
 
 
 def _reason(error: Exception) -> str:

