@@ -10,7 +10,7 @@ from test_golden_trajectories import IMAGES, PICTURES, RUNS, data_of, run
 from formerlab.errors import UserError
 from formerlab.tasks.augmentation import TimmAugmentation
 from formerlab.tasks.task import WHOLE, Place, Share
-from formerlab.training import parallel
+from formerlab.training import processes
 from formerlab.training.batches import AHEAD, Batches
 
 MIXED = {"augmentation": TimmAugmentation(policy=None), "mixup": 0.8, "cutmix": 1.0, "accumulate": 8}
@@ -63,7 +63,7 @@ def test_a_share_is_its_parts_of_the_whole(case):
 
 def test_batches_made_ahead_are_the_same(case, monkeypatch):
     run, data = case
-    monkeypatch.setattr(parallel, "share", lambda: Share(1, 2))
+    monkeypatch.setattr(processes, "share", lambda: Share(1, 2))
     taken = []
     for device in (CPU, ELSEWHERE):
         with Batches(run, data, START, 4, device) as batches:

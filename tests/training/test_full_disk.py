@@ -8,7 +8,7 @@ from test_killed import RUN, Processes, train_words
 
 from formerlab.errors import UserError
 from formerlab.results.notes import read_note
-from formerlab.training.stage import CHECKPOINT
+from formerlab.training.finish import CHECKPOINT
 
 pytestmark = pytest.mark.xdist_group("killed")
 

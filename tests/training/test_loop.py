@@ -11,7 +11,7 @@ from small_runs import MODEL, RUN, TOKENFORMER, VOCABULARY, small
 from formerlab.errors import StoppedEarly
 from formerlab.layers import DepthWeightedAverage
 from formerlab.tasks import LanguageModeling
-from formerlab.training import update
+from formerlab.training import state as states
 from formerlab.training.checkpoint import load_checkpoint, save_checkpoint
 from formerlab.training.loop import Hooks, train
 from formerlab.training.optimizer import AdamW
@@ -70,7 +70,7 @@ def test_training_twice_gives_the_same_bits(run):
 def test_where_numbers_are_read_late_the_bits_are_the_same(run, monkeypatch):
     """As on a GPU: the optimizer decides there whether it takes a step."""
     at_once = done(run)
-    monkeypatch.setattr(update, "waiting_is_free", lambda device: False)
+    monkeypatch.setattr(states, "waiting_is_free", lambda device: False)
     assert same(at_once, done(run))
 
 

@@ -11,8 +11,8 @@ from formerlab.errors import UserError
 from formerlab.files import read_json, write_json
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.task import Place
-from formerlab.training import reading
-from formerlab.training.reading import Reading, readings
+from formerlab.training import record
+from formerlab.training.record import Reading, readings
 
 DROPPING = MODEL.model_copy(update={"dropout": 0.1})
 
@@ -118,7 +118,7 @@ def test_epochs_add_up_where_stretches_overlap():
         tokens_cumulative=8, epochs_cumulative=2.0,
     )  # fmt: skip
     task = LanguageModeling(context=8, batch=4, stretch=(0.6, 1.0))
-    found = reading.reading_of(run("b", "a", task=task), 1, "d", np.zeros(65, np.uint16), [before])
+    found = record.reading_of(run("b", "a", task=task), 1, "d", np.zeros(65, np.uint16), [before])
     assert found.epochs == 0.5
     assert found.epochs_cumulative == pytest.approx(0.5 + 2.0 * 0.2 / 0.4)
 

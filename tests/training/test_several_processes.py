@@ -15,7 +15,7 @@ from formerlab.data.text.tokenizer import BytePairs
 from formerlab.errors import UserError
 from formerlab.models import Translator
 from formerlab.tasks import LanguageModeling, Translation
-from formerlab.training import parallel
+from formerlab.training import processes
 
 pytestmark = pytest.mark.xdist_group("parallel")
 
@@ -110,6 +110,6 @@ def numbers(row):
 
 
 def test_parts_that_cannot_be_shared_out_are_named(monkeypatch):
-    monkeypatch.setattr(parallel, "count", lambda: 2)
+    monkeypatch.setattr(processes, "count", lambda: 2)
     with pytest.raises(UserError, match=r"2 processes cannot share a step of 3 parts;"):
-        parallel.check(3)
+        processes.check_parts(3)

@@ -10,8 +10,8 @@ from formerlab.data import load_stream
 from formerlab.errors import UserError
 from formerlab.layers import DepthWeightedAverage
 from formerlab.tasks.window_losses import window_losses
+from formerlab.training.finish import COLUMNS, FILES
 from formerlab.training.load import load_model
-from formerlab.training.products import COLUMNS, FILES
 
 
 def test_what_a_finished_run_leaves(finished):

@@ -8,7 +8,7 @@ from small_runs import RUN, bits, interrupted, small, trained
 
 from formerlab.errors import UserError
 from formerlab.training import stage
-from formerlab.training.products import FILES
+from formerlab.training.finish import FILES
 from formerlab.training.settings import Settings
 
 CHANGES = {"spec": (small(optimizer={"lr": 0.02}), "code"), "code": (RUN, "new code")}

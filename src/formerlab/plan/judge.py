@@ -36,7 +36,7 @@ READABLE = {
     "weights_sha256": "weights",
 }
 OPTIMIZER = "optimizer.pt"
-"""What a run keeps beside its record where a later one goes on with its optimizer (training/products.py)."""
+"""What a run keeps beside its record where a later one goes on with its optimizer (training/finish.py)."""
 
 
 class Verdict(NamedTuple):

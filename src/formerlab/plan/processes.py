@@ -6,8 +6,8 @@ from formerlab.errors import UserError
 from formerlab.plan.hardware import Hardware
 from formerlab.plan.memory import memory_bytes
 from formerlab.plan.schema import Scale, StudyScale
+from formerlab.training.processes import unsplittable
 from formerlab.training.run import Run
-from formerlab.training.sharded import unsplittable
 
 
 class Processes(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from formerlab.tasks.task import Place
-from formerlab.training import parallel
+from formerlab.training import processes
 from formerlab.training.run import Run
 
 AHEAD = 2
@@ -59,7 +59,7 @@ class Batches:
             return self._made.popleft().result()
 
     def _make(self, step: int) -> Batch:
-        key, share = (self.data, self.run.seed, step, self.start), parallel.share()
+        key, share = (self.data, self.run.seed, step, self.start), processes.share()
         count, parts = self.run.task.part_count(*key), self.run.task.step_batches(*key, share)
         if self.device.type == "cuda":
             parts = [part.pin_memory() for part in parts]

@@ -5,21 +5,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from formerlab.errors import StoppedEarly
 from formerlab.progress import Progress
 from formerlab.seeding import mixed_seed
 from formerlab.tasks.task import BEGINNING, Measures, Place
-from formerlab.training import parallel
+from formerlab.training import processes
 from formerlab.training.batches import Batches
 from formerlab.training.cost import peak_memory_bytes
 from formerlab.training.run import Run
-from formerlab.training.state import State
-from formerlab.training.update import Outcome, Updates
+from formerlab.training.state import Outcome, State, Updates
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ def train(
     StoppedEarly
         When `hooks.stop` gave a reason; the state is saved.
     """
-    parallel.check(getattr(run.task, "accumulate", parallel.count()))
-    model: nn.Module = torch.compile(state.model) if run.compile else state.model  # type: ignore[assignment]
+    processes.check_parts(getattr(run.task, "accumulate", processes.count()))
+    model, summing = _called(run, state.model)
     valid = run.task.valid_batches(valid_data)
     if not state.rows["eval"] and not _validate(run, model, state, valid):
         return state.step
@@ -68,7 +69,7 @@ def train(
             logged = last or state.step == 0 or (state.step + 1) % run.log_every == 0
             evaluated = last or (state.step + 1) % run.evaluate_every == 0
             started = time.perf_counter()
-            _optimizer_step(run, model, state, batches, updates)
+            _optimizer_step(run, model, state, summing, batches, updates)
             state.step += 1
             outcome = updates.read() if updates.waits or logged or evaluated or saves else None
             spent = time.perf_counter() - started
@@ -90,7 +91,7 @@ def train(
 def _wishes(hooks: Hooks, saved: float) -> tuple[str | None, bool]:
     """Return why to stop now, if there is a reason, and whether the next step is to be saved; all processes agree."""
     reason = hooks.stop()
-    stops, saves = parallel.any_wants(reason is not None, time.monotonic() - saved >= hooks.checkpoint_seconds)
+    stops, saves = processes.any_wants(reason is not None, time.monotonic() - saved >= hooks.checkpoint_seconds)
     return reason or ("another process was asked to" if stops else None), saves
 
 
@@ -99,7 +100,7 @@ def _stop(run: Run, state: State, hooks: Hooks, updates: Updates, reason: str) -
     if missed := updates.read().missed:
         return _back_to_good(state, missed)
     _save(state, hooks)
-    parallel.wait_for_all()
+    processes.wait_for_all()
     done = f"stopped after step {state.step} of {run.steps}"
     raise StoppedEarly(f"{run.id}: {done} ({reason}); run again to continue")
 
@@ -110,7 +111,25 @@ def _back_to_good(state: State, steps: int) -> int:
     return state.step + 1
 
 
-def _optimizer_step(run: Run, model: nn.Module, state: State, batches: Batches, updates: Updates) -> None:
+def _called(run: Run, model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """Return what is called in the model's place, and what in it sums gradients over the processes."""
+    if run.checkpoint_activations:
+        recompute_blocks(model)
+    summing = processes.summing_gradients(model, some_rest=run.optimizer.mixing_start_step > 0)
+    return torch.compile(summing) if run.compile else summing, summing  # type: ignore[return-value]
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Let blocks keep their inputs alone for the backward pass, which computes them again (arXiv:1604.06174)."""
+    for stack in model.children():
+        for block in stack if isinstance(stack, nn.ModuleList) else ():
+            if "forward" not in vars(block):
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def _optimizer_step(
+    run: Run, model: nn.Module, state: State, summing: nn.Module, batches: Batches, updates: Updates
+) -> None:
     """Take the next step, unless loss or gradient are not finite; then it changes no weight."""
     device = _device(state)
     drawn = batches.start.chain_steps + state.step
@@ -124,13 +143,14 @@ def _optimizer_step(run: Run, model: nn.Module, state: State, batches: Batches, 
     for index, part in mine:
         if index > 0:
             seed(mixed_seed(run.seed, drawn, index))  # whichever process has the part
-        with _precision(run, device):
-            loss = run.task.loss(model, part.to(device, non_blocking=True)) / parts
-        if index >= parts:
-            loss = 0.0 * loss
-        loss.backward()  # type: ignore[no-untyped-call]
+        with processes.of_part(summing, last=index == mine[-1][0]):
+            with _precision(run, device):
+                loss = run.task.loss(model, part.to(device, non_blocking=True)) / parts
+            if index >= parts:
+                loss = 0.0 * loss
+            loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
-    parallel.add_gradients(state.model, total)
+    processes.sum_over_all(total)
     updates.take(total)
 
 
@@ -139,7 +159,7 @@ def _finite(*numbers: float) -> bool:
 
 
 def _finite_weights(model: nn.Module) -> bool:
-    return _finite(parallel.complete(nn.utils.get_total_norm(model.parameters())).item())
+    return _finite(processes.whole(nn.utils.get_total_norm(model.parameters())).item())
 
 
 def _save(state: State, hooks: Hooks) -> None:
@@ -183,7 +203,7 @@ def _read(rows: Sequence[Measures]) -> list[list[int | float]]:
 
 
 def _device(state: State) -> torch.device:
-    return parallel.device_of(state.model)
+    return processes.device_of(state.model)
 
 
 def _precision(run: Run, device: torch.device) -> torch.autocast:

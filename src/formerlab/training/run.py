@@ -40,6 +40,9 @@ class Run(Spec):
     """Type of matrix products; bfloat16 means autocast with float32 weights."""
     compile: bool = False
     """Use torch.compile (costs its compilation in every process)."""
+    checkpoint_activations: bool = False
+    """Let every block keep its input alone for the backward pass, which computes the block again (arXiv:1604.06174):
+    much less memory for a third more time; the losses are the same."""
     log_every: Count = 10
     """Steps between two rows of train.csv and timing.csv."""
     evaluate_every: Count = 100

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 SHARDED = "FORMERLAB_SHARDED"
-"""Variable that is 1 in processes which split the tensors of their run (sharded.py)."""
+"""Variable that is 1 in processes which split the tensors of their run (processes.py)."""
 
 
 @dataclass(frozen=True)

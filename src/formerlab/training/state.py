@@ -1,10 +1,13 @@
-"""The state of a run in progress."""
+"""The state of a run in progress, and the optimizer's steps, none of which is taken once a number is not finite."""
 
+import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from formerlab.training import processes
 
 Row = list[float | int | str]
 
@@ -40,3 +43,61 @@ class State:
         self.optimizer.load_state_dict(content["optimizer"])
         for name in COUNTS:
             setattr(self, name, content[name])
+
+
+class Outcome(NamedTuple):
+    """What is known of the steps until now."""
+
+    loss: float
+    """Mean loss of the last one, nats."""
+    norm: float
+    """Norm of its gradient before clipping."""
+    missed: int
+    """Steps that were not taken: the first whose loss or gradient was not finite, and all after it."""
+
+
+class Updates:
+    """Takes the optimizer's steps from gradients, clipped to norm `clip` (0: as they are).
+
+    Whether a step may be taken is known on the device alone. A CPU reads it at once. To read it from another device
+    would stop this process until that has done all that it was asked for, so there the optimizer is told to decide, and
+    what it decided is read when somebody asks: from the first bad step on it takes none.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, clip: float, device: torch.device) -> None:
+        self.optimizer, self.clip = optimizer, clip
+        self.waits = waiting_is_free(device)
+        self._outcome = torch.zeros(3, device=device)
+
+    def take(self, loss: Tensor) -> None:
+        """Take a step whose mean loss is `loss`, and drop its gradients."""
+        weights = (weight for group in self.optimizer.param_groups for weight in group["params"])
+        moving = [weight for weight in weights if weight.grad is not None]
+        norm = nn.utils.get_total_norm([weight.grad for weight in moving])
+        own, missed = processes.whole(norm).to(loss), self._outcome[2]
+        if self.waits:
+            numbers = torch.stack((loss, own)).tolist()
+            takes = all(map(math.isfinite, numbers))
+            clips = takes and numbers[1] > self.clip
+            missed = missed + (not takes)
+        else:
+            takes = clips = True
+            bad = ~(loss.isfinite() & own.isfinite()) | (missed > 0)
+            self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # where it is 1 nothing changes
+            missed = missed + bad
+        if self.clip and clips:
+            nn.utils.clip_grads_with_norm_(moving, self.clip, norm)
+        if takes:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._outcome = torch.stack((loss, own, missed))
+
+    def read(self) -> Outcome:
+        """Wait until the device has done every step, and return how they went."""
+        loss, norm, missed = self._outcome.tolist()
+        return Outcome(loss, norm, int(missed))
+
+
+def waiting_is_free(device: torch.device) -> bool:
+    """Say whether a number of a tensor can be read without waiting for anything."""
+    return device.type == "cpu"

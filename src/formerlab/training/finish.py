@@ -1,5 +1,7 @@
-"""What a run leaves behind when it ends, beside its record: rows and weights."""
+"""How a run ends: rows, weights and record are written, and what it needed on its way goes."""
 
+import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from formerlab.tasks.task import Row
 from formerlab.training.run import Run
 from formerlab.training.state import State
 
+CHECKPOINT = "checkpoint/last.pt"
+SUPERSEDED = "checkpoint.superseded"
 COLUMNS = {
     "train": ("step", "tokens", "loss_nats", "lr", "grad_norm"),
     "timing": ("step", "time_s", "tokens_per_s", "memory_bytes"),
@@ -59,3 +63,20 @@ def write_weights(out: Path, state: State, *, keep_optimizer: bool) -> None:
     if keep_optimizer:
         with replacing(out / OPTIMIZER) as temporary:
             torch.save(state.optimizer.state_dict(), temporary)
+
+
+def explain_divergence(run: Run, step: int, path: Path) -> None:
+    """Say in which step a run diverged, where its last checkpoint is, and what may help."""
+    saved = f"last good checkpoint: {path}" if path.exists() else "no checkpoint was written before it"
+    print(
+        f"{run.id}: loss, gradient or weights not finite in step {step}; recorded as diverged ({saved}). Try a lower "
+        f"optimizer.lr (now {run.optimizer.lr:g}), a longer schedule.warmup, optimizer.clip 1.0 or precision float32.",
+        file=sys.stderr,
+    )
+
+
+def tidy(out: Path, status: str) -> None:
+    """Remove what a run needed on its way; the last good checkpoint of a diverged one stays to be looked at."""
+    if status == "finished":
+        shutil.rmtree((out / CHECKPOINT).parent, ignore_errors=True)
+    shutil.rmtree(out / SUPERSEDED, ignore_errors=True)

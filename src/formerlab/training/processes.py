@@ -1,0 +1,207 @@
+"""What a run needs where several processes train it: torchrun starts them, one per GPU.
+
+They share out the parts of a step; each makes and works on its own, gradients are summed, and all take the same
+optimizer step. Global batch, learning rate, dropout and the order of the data are those of one process, so losses
+differ by the order of sums alone. Every process holds the whole model (torch's DDP), or, where that does not fit on
+one GPU, a part of each of its tensors (torch's FSDP2): then weights, gradients and moments are split along their first
+axis, and the weights of a block are gathered before it computes and let go after it. The processes are told by their
+environment: how many there are, and whether tensors are split, is no part of what a run is.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from formerlab.errors import UserError
+from formerlab.layers.norm import LayerNormLayer, RMSNormLayer
+from formerlab.tasks.task import Share
+from formerlab.training.run import Run
+from formerlab.training.settings import SHARDED
+
+
+@contextmanager
+def joined(device: str) -> Iterator[str]:
+    """Join the processes that torchrun started, if it did, and yield this one's device."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield device
+        return
+    own = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
+    if device == "cuda":
+        torch.cuda.set_device(own)
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    try:
+        yield own
+    finally:
+        distributed.destroy_process_group()
+
+
+def count() -> int:
+    """Return the number of processes."""
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return the number of this process; the first, 0, writes the files."""
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
+def share() -> Share:
+    """Return which parts of a step this process has."""
+    return Share(rank(), count())
+
+
+def sharded() -> bool:
+    """Say whether tensors are split over the processes."""
+    return os.environ.get(SHARDED) == "1" and count() > 1
+
+
+def check_parts(parts: int) -> None:
+    """Raise UserError where steps of so many parts cannot be shared out evenly."""
+    if parts % count():
+        raise UserError(
+            f"{count()} processes cannot share a step of {parts} parts; make task.accumulate a multiple of gpus"
+        )
+
+
+def check_sharding(run: Run, *, keep_optimizer: bool) -> None:
+    """Raise UserError where tensors are to be split of a run that needs them whole."""
+    reason = "a run that hands its optimizer on (growth.optimizer=carry)" if keep_optimizer else unsplittable(run)
+    if sharded() and reason:
+        raise UserError(f"{run.id}: {reason} needs whole tensors; leave sharded out, or train on GPUs that hold them")
+
+
+def unsplittable(run: Run) -> str | None:
+    """Return what of a run works on whole tensors only, if anything does."""
+    growth = run.growth
+    reasons = {
+        f"model.kind={run.model.kind}": run.model.kind != "decoder",
+        "growth.optimizer=carry": growth is not None and growth.optimizer == "carry",
+        "growth.old_tokens": growth is not None and growth.old_tokens != "train",
+        "optimizer.mixing_start_step": run.optimizer.mixing_start_step > 0,
+    }
+    return next((reason for reason, met in reasons.items() if met), None)
+
+
+def placed(model: Any, device: str, precision: str) -> nn.Module:
+    """Return the model on its device: whole, or where tensors are split this process's parts of it.
+
+    A decoder is split block by block, and the rest of it is one part more. Under bfloat16 the weights of a block are
+    gathered in it, as their products want them; its norms and the rest stay float32, like the stream between blocks.
+    Gradients are summed in float32 in any case.
+    """
+    if sharded():
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+        mesh = init_device_mesh(torch.device(device).type, (count(),))
+        half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        for block in model.blocks:
+            if precision != "bfloat16":
+                fully_shard(block, mesh=mesh)
+                continue
+            for norm in block.modules():
+                if isinstance(norm, LayerNormLayer | RMSNormLayer) and list(norm.parameters()):
+                    fully_shard(norm, mesh=mesh)
+            fully_shard(block, mesh=mesh, mp_policy=half)
+        fully_shard(model, mesh=mesh)
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                part.set_gradient_divide_factor(1.0)  # summed: losses are divided by the number of parts already
+                part.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
+    moved: nn.Module = model.to(device)
+    return moved
+
+
+def summing_gradients(model: nn.Module, *, some_rest: bool) -> nn.Module:
+    """Return what to call in the model's place, so that backward sums its gradients over the processes as it goes.
+
+    `some_rest` says that some weights have no part in some steps. A model that is split sums by itself.
+    """
+    if count() == 1 or sharded():
+        return model
+    called = nn.parallel.DistributedDataParallel(
+        model, broadcast_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=some_rest
+    )
+    called.register_comm_hook(None, _sum)  # it would take the mean: losses are divided by the number of parts already
+    return called
+
+
+def _sum(state: None, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+    del state
+    work = distributed.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None
+    summed: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return summed
+
+
+def of_part(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+    """Return the context of a part of a step: gradients are summed over the processes after the last alone."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return nullcontext() if last else model.no_sync()  # type: ignore[no-untyped-call,no-any-return]
+    if sharded():
+        model.set_requires_gradient_sync(last)  # type: ignore[operator]
+    return nullcontext()
+
+
+def sum_over_all(number: Tensor) -> None:
+    """Replace a number by its sum over the processes."""
+    if count() > 1:
+        distributed.all_reduce(number)
+
+
+def any_wants(*wishes: bool) -> list[bool]:
+    """Say of every wish whether any process has it: all of them stop, or save, after the same step.
+
+    They talk over the network, not through their GPUs, so nobody waits for what those are doing.
+    """
+    if count() == 1:
+        return list(wishes)
+    wanted = torch.tensor(wishes, dtype=torch.uint8)
+    distributed.all_reduce(wanted, op=distributed.ReduceOp.MAX)
+    return [bool(one) for one in wanted]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor, or a number that every process holds its parts' share of, whole."""
+    if count() == 1:
+        return tensor
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_model(model: Any) -> nn.Module:
+    """Return the whole model, for what follows training; all processes take part, the first alone has it."""
+    if not sharded():
+        return model  # type: ignore[no-any-return]
+    weights = {name: whole(weight).cpu() for name, weight in model.state_dict().items()}
+    if rank() > 0:
+        return model  # type: ignore[no-any-return]
+    built: nn.Module = model.spec.build()
+    built.load_state_dict(weights)
+    return built.to(device_of(model))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return where a model is."""
+    return next(model.parameters()).device
+
+
+@contextmanager
+def first_in_turn() -> Iterator[None]:
+    """Let the first process do the block before the others do it."""
+    if rank() > 0:
+        distributed.barrier()
+    yield
+    if rank() == 0 and count() > 1:
+        distributed.barrier()
+
+
+def wait_for_all() -> None:
+    """Wait until every process is here."""
+    if count() > 1:
+        distributed.barrier()

@@ -1,0 +1,113 @@
+"""How a run starts: what it needs is checked, and its state is made: fresh, grown from a parent, or resumed."""
+
+import shutil
+import sys
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import nn
+
+from formerlab.errors import UserError
+from formerlab.files import read_json, sha256
+from formerlab.growth.tokens import continued_spec, grow_into, grow_optimizer_state, hold_old_tokens
+from formerlab.training import processes, provenance
+from formerlab.training.checkpoint import differences, load_checkpoint, load_tensors, previous, remove, restore
+from formerlab.training.finish import FILES, OPTIMIZER, SUPERSEDED, WEIGHTS, tidy
+from formerlab.training.record import Record, load_record
+from formerlab.training.run import Run
+from formerlab.training.settings import Settings
+from formerlab.training.state import State
+
+
+def record_of_parent(run: Run, parent: Path | None) -> Record | None:
+    """Return the record of the run that this one starts from, checked with its weights; raise UserError without one."""
+    if run.init is None:
+        return None
+    if parent is None:
+        raise UserError(f"{run.id}: init={run.init} needs the folder of that run")
+    if not (parent / "run.json").exists():
+        raise UserError(f"{run.id}: init={run.init} is not finished, {parent / 'run.json'} is missing; train it first")
+    record = load_record(parent)
+    if "read" not in record:
+        raise UserError(
+            f"{run.id}: init={run.init} is of an older version that did not note what it read; train it again"
+        )
+    if record["status"] != "finished":
+        raise UserError(f"{run.id}: init={run.init} {record['status']}; change its settings (lower optimizer.lr) first")
+    return record
+
+
+def identity(spec_hash: str, data: Record, code_hash: str, init: Record | None) -> dict[str, str]:
+    """Return what decides the results of a run; `data` and `init` are records of its data and of its parent."""
+    found = {"spec": spec_hash, "data": data["fingerprint"], "code": code_hash}
+    return found if init is None else found | {"init": init["weights_sha256"]}
+
+
+def is_finished(run: Run, out: Path, belongs_to: dict[str, str], settings: Settings) -> bool:
+    """Say whether `out` holds this very run, whole; another one is replaced only if the settings say so."""
+    path = out / "run.json"
+    if not path.exists():
+        return False
+    record = read_json(path)
+    found = identity(record["spec_hash"], record["data"], record["code_hash"], record["init"])
+    if differing := differences(found, belongs_to):
+        reason = f"{path}: result of another run ({differing})"
+        if settings.on_mismatch != "restart":
+            raise UserError(f"{reason}; replace it with --on-mismatch restart")
+        print(f"training anew: {reason}", file=sys.stderr)
+        return False
+    names = (*FILES, OPTIMIZER) if settings.keep_optimizer else FILES
+    damaged = [name for name in names if not (out / name).exists()]
+    if not damaged and sha256(out / WEIGHTS) != record["weights_sha256"]:
+        damaged = [WEIGHTS]
+    if damaged:
+        print(f"training again: {out} has no whole {', '.join(damaged)}", file=sys.stderr)
+        return False
+    print(f"{run.id}: already {record['status']}", file=sys.stderr)
+    tidy(out, record["status"])
+    return True
+
+
+def initial_state(run: Run, parent: Path | None, record: Record | None, device: str) -> State:
+    """Build model and optimizer at step 0, from the weights of the parent where there is one, with its record."""
+    if parent is None or record is None:
+        return _at_start(run, processes.placed(run.model.build(run.seed), device, run.precision))
+    weights, spec = load_file(parent / WEIGHTS), Run.model_validate(record["spec"]).model
+    if run.growth is None:
+        model = continued_spec(spec, run.model).build(run.seed)
+        model.load_state_dict(weights)
+        return _at_start(run, processes.placed(model, device, run.precision))
+    grown = grow_into(weights, spec, run.model, run.growth, run.seed)
+    state = _at_start(run, processes.placed(grown, device, run.precision))
+    hold_old_tokens(state.optimizer, state.model, weights, run.growth.old_tokens)
+    if run.growth.optimizer == "carry":
+        remedy = f"train {record['id']} again, which then keeps it"
+        carried = load_tensors(parent / OPTIMIZER, {"state", "param_groups"}, remedy)
+        state.optimizer.load_state_dict(grow_optimizer_state(carried, state.optimizer))
+    return state
+
+
+def _at_start(run: Run, model: nn.Module) -> State:
+    return State(model, run.optimizer.build(model), started=provenance.now())
+
+
+def resume(path: Path, state: State, belongs_to: dict[str, str], on_mismatch: str) -> None:
+    """Take over a checkpoint where there is one; one of another run is refused or set aside."""
+    with processes.first_in_turn():
+        if processes.rank() == 0:  # it writes already when the others come here
+            for left in path.parent.glob(".*.tmp"):
+                remove(left)  # half a checkpoint of a killed process
+        if not path.exists() and not previous(path).exists():
+            return
+        try:
+            content = load_checkpoint(path, belongs_to)
+        except UserError as error:
+            if on_mismatch != "restart":
+                raise
+            aside = path.parent.with_name(SUPERSEDED)
+            shutil.rmtree(aside, ignore_errors=True)
+            path.parent.rename(aside)
+            print(f"starting from step 0: {error}", file=sys.stderr)
+            return
+    restore(state, content)
+    print(f"continuing after step {state.step} of {path}", file=sys.stderr)
