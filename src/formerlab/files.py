@@ -186,8 +186,5 @@ def read_json(path: Path) -> Any:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, read in blocks."""
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

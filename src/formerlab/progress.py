@@ -24,9 +24,13 @@ class Progress:
         unit: str = "step",
         start: int = 0,
         scale: bool = False,
+        delay: float = 0,
         file: TextIO | None = None,
     ) -> None:
-        """Count up to `total` units (None: nobody knows), of which `start` are done; `scale` writes 12345 as 12.3k."""
+        """Count up to `total` units (None: nobody knows), of which `start` are done.
+
+        `scale` writes 12345 as 12.3k. Nothing is shown of work that ends within `delay` seconds.
+        """
         file = sys.stderr if file is None else file
         terminal = file.isatty()
         pause = SECONDS_BETWEEN_REWRITES if terminal else SECONDS_BETWEEN_LINES
@@ -45,7 +49,7 @@ class Progress:
             dynamic_ncols=terminal,
             bar_format=f"{{desc}}  {place}{{postfix}} {{rate_noinv_fmt}}{left}" + "{bar:0}" * terminal,  # cut to fit
         )
-        self._bar.delay = 0  # or a last state that comes within a pause would not be shown
+        self._bar.delay = delay  # smaller than above, where it kept the beginning from being shown
         self._bar.leave = False
 
     def update(self, step: int, **fields: float | str) -> None:

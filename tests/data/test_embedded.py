@@ -7,11 +7,11 @@ import pytest
 from corpora import embedded_data
 
 from formerlab.data import Embedded
+from formerlab.data.splitting import SPLITS, Shares
+from formerlab.data.text.deduplicator import Deduplicator
 from formerlab.data.text.docstrings import Module, read_code, read_module
 from formerlab.data.text.embedded import PACKAGES, REPEATABLE_CHARACTERS, collection_paused
-from formerlab.data.text.intake import Intake
-from formerlab.data.text.shards import SPLITS, Shares
-from formerlab.data.text.workers import Workers
+from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 
 SOURCE = '''
@@ -119,7 +119,7 @@ def divided(data_packages: tuple[str, ...], content: str = "docstrings") -> dict
     data = embedded_data(source=source, max_bytes=None, max_held_out_bytes=None, questions=0)
     documents: dict[str, list[str]] = {split: [] for split in SPLITS}
     with Workers(1) as workers:
-        for split, text in Intake(data).documents(data.source.open(data.shares, workers).shards):
+        for split, text in Deduplicator(data).documents(data.source.open(data.shares, workers).shards):
             documents[split].append(text)
     return documents
 
@@ -144,7 +144,7 @@ def test_streams_do_not_depend_on_whether_questions_are_asked(limit: int) -> Non
     with Workers(1) as workers:
         plain, asked = (data.source.open(data.shares, workers) for _ in range(2))
         modules = list(asked.test_modules)
-        assert list(Intake(data).documents(plain.shards)) == list(Intake(data).documents(asked.shards))
+        assert list(Deduplicator(data).documents(plain.shards)) == list(Deduplicator(data).documents(asked.shards))
         assert list(plain.test_modules) == modules
 
 

@@ -10,8 +10,8 @@ from corpora import document, folder, folder_data
 from pydantic import ValidationError
 
 from formerlab.data import Files, TextData, source_fingerprint
-from formerlab.data.text.shards import Shares
-from formerlab.data.text.workers import Workers
+from formerlab.data.splitting import Shares
+from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 
 SHARES = Shares(valid=0.2, test=0.2)
@@ -136,7 +136,7 @@ def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.
     cache = tmp_path / "cache.json"
     first = source_fingerprint(data, cache)
     read: list[Path] = []
-    monkeypatch.setattr("formerlab.data.contents.sha256", lambda path: read.append(path) or "changed")
+    monkeypatch.setattr("formerlab.data.file_hashes.sha256", lambda path: read.append(path) or "changed")
     assert source_fingerprint(data, cache) == first
     assert read == []
     (tmp_path / "here/001.txt").write_text("another text")

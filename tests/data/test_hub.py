@@ -7,8 +7,8 @@ import pytest
 from corpora import document, folder_data
 
 from formerlab.data import Hub, source_fingerprint
-from formerlab.data.text.shards import Shares
-from formerlab.data.text.workers import Workers
+from formerlab.data.splitting import Shares
+from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 
 datasets = pytest.importorskip("datasets")

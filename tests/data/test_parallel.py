@@ -4,12 +4,12 @@ import gzip
 
 import pytest
 
-from formerlab.data.kinds import data_spec
 from formerlab.data.pairs.line_pairs import read_pairs
 from formerlab.data.pairs.phrases import Phrases
 from formerlab.data.pairs.prepare import prepare
 from formerlab.data.pairs.streams import load_pairs
-from formerlab.data.text.shards import SPLITS, Shares
+from formerlab.data.registry import data_spec
+from formerlab.data.splitting import SPLITS, Shares
 from formerlab.data.text.streams import load_tokenizer, read_manifest, verify
 from formerlab.errors import UserError
 

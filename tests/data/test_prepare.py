@@ -11,8 +11,8 @@ from corpora import document, folder, folder_data
 from pydantic import ValidationError
 
 from formerlab.data import BytePairs, Files, TextData, TokenizerFile, TokenizerOf, load_stream, load_tokenizer, verify
+from formerlab.data.splitting import SPLITS
 from formerlab.data.text.prepare import prepare
-from formerlab.data.text.shards import SPLITS
 from formerlab.errors import UserError
 from formerlab.files import sha256
 from formerlab.spec import fingerprint

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formerlab.data.text.shards import SPLITS, Replay, Seen, Shares, digest, parts
+from formerlab.data.splitting import SPLITS, Replay, Seen, Shares, digest, parts
 
 SHARES = Shares(valid=0.1, test=0.2)
 

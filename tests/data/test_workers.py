@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from formerlab.data.text.workers import Workers
+from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 
 

@@ -41,7 +41,7 @@ def add_parsers(verbs: Any) -> None:
 
 def data(arguments: argparse.Namespace) -> None:
     """Prepare one data set of the plan."""
-    from formerlab.data.kinds import data_spec, prepare_data
+    from formerlab.data.registry import data_spec, prepare_data
 
     plan = load_plan(arguments)
     job = job_of(plan, "data", arguments.name)

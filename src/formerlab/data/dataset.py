@@ -1,8 +1,10 @@
-"""What every kind of data set answers."""
+"""What every kind of data set answers, and every source of one."""
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any, ClassVar
 
+from formerlab.data.splitting import SPLITS, Shares, Split
 from formerlab.spec import Spec
 
 
@@ -12,16 +14,78 @@ class DataSpec(Spec, ABC):
     stage: ClassVar[str]
     """Module with `prepare(name, data, out, *, code_hash, processes)`, which writes everything below `out` and the
     manifest last, and `source_fingerprint(data, cache)`, which says what state the source is in."""
+    nowhere: ClassVar[dict[str, Any]] = {"source": True, "tokenizer": {"path"}}
+    """Settings that do not shape the data, or not by themselves."""
+    source: Any
+    valid_share: float
+    test_share: float
 
     @property
     def has_questions(self) -> bool:
         """Whether zero-shot questions are made of the held-out data."""
         return False
 
-    @abstractmethod
+    @property
+    def shares(self) -> Shares:
+        """How items are divided where the source does not say."""
+        return Shares(self.valid_share, self.test_share)
+
     def recipe(self) -> dict[str, Any]:
         """Return what shapes the data, without the places they lie at."""
+        return {**self.model_dump(mode="json", exclude=self.nowhere), "source": self.source.recipe()}
 
     @abstractmethod
     def known(self, task: dict[str, Any]) -> dict[str, Any]:
         """Return the keys of a run that follow from these data and the keys of its task, where the run is silent."""
+
+
+class DataSource(Spec, ABC):
+    """Where the items of a data set come from: documents, sentence pairs, images.
+
+    A source may have fields `train`, `valid` and `test` that say which items those are; what it does not say is taken
+    from `train`, by a hash.
+    """
+
+    nowhere: ClassVar[set[str]] = {"licence"}
+    """Settings that do not shape the content, such as places."""
+    division: ClassVar[str]
+    """By what hash items are divided, for the manifest."""
+    named_as: ClassVar[str] = ""
+    """How the manifest names a split that the source itself says, `{}` being its value."""
+
+    @abstractmethod
+    def state(self, cache: Path | None = None) -> str | None:
+        """Return 16 hexadecimal digits that change when the content would; None where the source cannot be seen now.
+
+        Reads no network. `cache` names a file that remembers the hashes of unchanged files.
+        """
+
+    def search(self) -> None:
+        """Raise UserError where a name or pattern of files has none; what is not in files is not looked up."""
+
+    def recipe(self) -> dict[str, object]:
+        """Return the settings that shape the content."""
+        return self.model_dump(mode="json", exclude=self.nowhere)
+
+    def divided(self) -> tuple[Split, ...]:
+        """Return the splits that are made from `train`, itself among them."""
+        return tuple(split for split in SPLITS if split == "train" or not getattr(self, split, None))
+
+    def split_rule(self, shares: Shares) -> str:
+        """Say in one sentence how the items are divided."""
+        if not self.named_as:
+            return f"{self.division}, test {shares.test:g}, valid {shares.valid:g}"
+        rules = []
+        for split, share in (("test", shares.test), ("valid", shares.valid)):
+            theirs = getattr(self, split)
+            said = self.named_as.format(theirs) if theirs else f"{split} {self.division}, {share:g}"
+            rules.append(f"{split}: {said}" if theirs else said)
+        return "; ".join(rules)
+
+    def licence_notice(self) -> str:
+        """Return the licence of the content, as its owner or the config states it."""
+        return str(getattr(self, "licence", "not stated"))
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of packages whose own content is read."""
+        return {}

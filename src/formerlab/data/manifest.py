@@ -6,42 +6,24 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from formerlab import __version__
-from formerlab.data.origin import Origin
-from formerlab.data.text.shards import SPLITS, Shares
+from formerlab.data.dataset import DataSpec
+from formerlab.data.splitting import SPLITS
 from formerlab.data.text.streams import SCHEMA, load_stream, load_tokenizer, read_manifest
 from formerlab.errors import UserError
 from formerlab.files import write_json
 from formerlab.spec import fingerprint
 
 
-class Divided(Protocol):
-    """The spec of data that are divided into splits."""
-
-    @property
-    def source(self) -> Origin:
-        """Where they come from."""
-
-    @property
-    def shares(self) -> Shares:
-        """How they are divided where the source does not say."""
-
-    def plain(self) -> dict[str, Any]:
-        """Return the spec as JSON values."""
-
-    def recipe(self) -> dict[str, Any]:
-        """Return what shapes the data, without the places they lie at."""
-
-
-def made_from(data: Divided, source: str | None, code_hash: str) -> dict[str, Any]:
+def made_from(data: DataSpec, source: str | None, code_hash: str) -> dict[str, Any]:
     """Return what data are made from; where a manifest says the same, they need not be prepared again."""
     return {"recipe": fingerprint(data.recipe()), "source_fingerprint": source, "code_hash": code_hash}
 
 
-def current_manifest(out: Path, origin: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the manifest in `out` where it says that the data are made from `origin`, else nothing.
+def current_manifest(out: Path, provenance: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the manifest in `out` where it says that the data are made from `provenance`, else nothing.
 
     A source that cannot be seen now counts as unchanged.
     """
@@ -49,7 +31,7 @@ def current_manifest(out: Path, origin: dict[str, Any]) -> dict[str, Any] | None
         manifest = read_manifest(out)
     except UserError:
         return None
-    seen = {key: value for key, value in origin.items() if key != "source_fingerprint" or value is not None}
+    seen = {key: value for key, value in provenance.items() if key != "source_fingerprint" or value is not None}
     return manifest if all(manifest.get(key) == value for key, value in seen.items()) else None
 
 
@@ -71,7 +53,7 @@ def tell(name: str, notes: Iterable[str]) -> None:
 
 
 def write_manifest(
-    out: Path, name: str, data: Divided, origin: dict[str, Any], content: dict[str, Any], packages: Iterable[str]
+    out: Path, name: str, data: DataSpec, provenance: dict[str, Any], content: dict[str, Any], packages: Iterable[str]
 ) -> None:
     """Write the manifest, which stands for finished data, and so comes last.
 
@@ -83,7 +65,7 @@ def write_manifest(
         "schema": SCHEMA,
         "name": name,
         "spec": data.plain(),
-        **origin,
+        **provenance,
         **content,
         "split_rule": data.source.split_rule(data.shares),
         "licence": data.source.licence_notice(),

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
-from formerlab.data.kinds import Data
+from formerlab.data.registry import Data
 from formerlab.evaluation.language.flow import Flow
 from formerlab.evaluation.pruning.prune import PruneSweep
 from formerlab.evaluation.timing.decode import DecodeSettings

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from formerlab.data.kinds import Data
+from formerlab.data.registry import Data
 from formerlab.evaluation.language.suites import Suite, check_names
 from formerlab.report.claims.arms import ClaimArms
 from formerlab.spec import Seed, Spec

@@ -104,7 +104,7 @@ def test_damaged_images_are_named_and_left_out(folders, tmp_path, capsys):
     assert sorted(line.partition(":")[0] for line in corrupt) == ["cat/deep/3.png", "dog/deep/0.png"]
     messages = capsys.readouterr().err
     assert "pictures: cannot be decoded, left out: cat/deep/3.png" in messages
-    assert "images/s decoded in 1 processes" in messages
+    assert "decode out, 1 processes" in messages
 
 
 @pytest.mark.parametrize("storage", ["pixels", "encoded"])
@@ -244,7 +244,7 @@ def test_webdataset_through_datasets(tmp_path):
 
 
 def test_every_source_says_what_the_manifest_needs(folders):
-    from formerlab.data.text.shards import Shares
+    from formerlab.data.splitting import Shares
 
     for source in (Digits(), folders, ImageHub(name="owner/pictures", test="validation")):
         assert source.split_rule(Shares(0.1, 0.2))

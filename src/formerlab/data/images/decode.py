@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from formerlab.data.images.source import Picture, Pixels
-from formerlab.data.text.shards import Split
+from formerlab.data.splitting import Split
 
 MODES = {1: "L", 3: "RGB"}
 

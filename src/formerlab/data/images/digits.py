@@ -2,12 +2,11 @@
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from formerlab.data.images.source import Gallery, ImageSource, Picture
-from formerlab.data.text.shards import Shares
 from formerlab.spec import fingerprint
 
 
@@ -15,6 +14,8 @@ class Digits(ImageSource):
     """1797 images of 8 x 8 pixels in 17 grey levels: the test part of the UCI data set Optical Recognition of
     Handwritten Digits (E. Alpaydin, 1998), as scikit-learn ships it.
     """
+
+    division: ClassVar[str] = "by image: BLAKE2b of its number"
 
     kind: Literal["digits"] = "digits"
 
@@ -33,14 +34,6 @@ class Digits(ImageSource):
             for index, (image, label) in enumerate(zip(pixels, labels, strict=True))
         ]
         return Gallery(tuple("0123456789"), {"train": pictures})
-
-    def recipe(self) -> dict[str, object]:
-        """Return all settings."""
-        return self.plain()
-
-    def split_rule(self, shares: Shares) -> str:
-        """Say how images are divided."""
-        return f"by image: BLAKE2b of its number, test {shares.test:g}, valid {shares.valid:g}"
 
     def licence_notice(self) -> str:
         """Return the licence."""

@@ -3,11 +3,10 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from formerlab.data.images.source import Gallery, ImageSource, Picture
-from formerlab.data.origin import rule_of
-from formerlab.data.text.shards import SPLITS, Shares, Split
+from formerlab.data.splitting import SPLITS, Split
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
 
@@ -19,6 +18,9 @@ class ImageFolders(ImageSource):
 
     Classes are numbered in the order of their names. `~` and paths relative to the working directory are understood.
     """
+
+    division: ClassVar[str] = "by image: BLAKE2b of its name"
+    named_as: ClassVar[str] = "the folder named"
 
     kind: Literal["folders"] = "folders"
     train: str
@@ -58,15 +60,6 @@ class ImageFolders(ImageSource):
     def recipe(self) -> dict[str, object]:
         """Return which splits are named; the places and the licence change nothing."""
         return {"kind": self.kind, "named": [split for split in SPLITS if getattr(self, split)]}
-
-    def split_rule(self, shares: Shares) -> str:
-        """Say how images are divided."""
-        named: dict[str, str | None] = {split: getattr(self, split) and "the folder named" for split in SPLITS}
-        return rule_of(named, shares, "by image: BLAKE2b of its name")
-
-    def licence_notice(self) -> str:
-        """Return the licence that the config states."""
-        return self.licence
 
     def _files(self, split: str) -> list[tuple[str, int]]:
         """Return name below the split's folder and size of every image, sorted."""

@@ -1,7 +1,6 @@
 """The data stage of images: from a source to one file of bytes per split, labels and, last, the manifest."""
 
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -15,11 +14,11 @@ from formerlab.data.images.source import Gallery, Picture
 from formerlab.data.images.spec import ImageData
 from formerlab.data.images.store import load_images
 from formerlab.data.manifest import current_manifest, made_from, tell, write_manifest
-from formerlab.data.text.shards import SPLITS, Seen, Split, digest
-from formerlab.data.text.workers import Workers
+from formerlab.data.splitting import SPLITS, Seen, Split, digest
+from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.files import replacing, sha256
-from formerlab.progress import short
+from formerlab.progress import Progress
 from formerlab.spec import fingerprint
 
 AT_ONCE = 64
@@ -43,7 +42,7 @@ class Growing:
         self.offsets.append(self.offsets[-1] + len(content))
 
 
-class Intake:
+class Deduplicator:
     """Puts images into the files of their splits, of identical ones only the first, and counts what it leaves out."""
 
     def __init__(self, files: dict[Split, Growing], data: ImageData) -> None:
@@ -103,8 +102,8 @@ def prepare(name: str, data: ImageData, out: Path, *, code_hash: str = "", proce
     Raises UserError for a missing source, for another number of classes than the config says, for a split without
     images, and where more images than `most_corrupt` cannot be decoded.
     """
-    origin = made_from(data, data.source.state(), code_hash)
-    if current_manifest(out, origin) is not None and _are_whole(out):
+    provenance = made_from(data, data.source.state(), code_hash)
+    if current_manifest(out, provenance) is not None and _are_whole(out):
         print(f"{out}: already prepared", file=sys.stderr)
         return
     gallery = data.source.open()
@@ -114,20 +113,20 @@ def prepare(name: str, data: ImageData, out: Path, *, code_hash: str = "", proce
     (out / "manifest.json").unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     with Workers(processes) as workers:
-        splits, intake = _write(data, gallery, out, workers)
-    tell(name, notes := intake.notes(data))
-    mean, square = intake.sums / splits["train"]["images"]
+        splits, deduplicator = _write(data, gallery, out, workers)
+    tell(name, notes := deduplicator.notes(data))
+    mean, square = deduplicator.sums / splits["train"]["images"]
     content = {
         "fingerprint": fingerprint([[entry["sha256"], entry["labels_sha256"]] for entry in splits.values()]),
         "classes": gallery.classes,
         "mean": mean.tolist(),
         "std": np.sqrt(square - mean**2).tolist(),
         "splits": splits,
-        "duplicates_removed": intake.duplicates,
-        "corrupt": intake.corrupt,
+        "duplicates_removed": deduplicator.duplicates,
+        "corrupt": deduplicator.corrupt,
         "notes": notes,
     }
-    write_manifest(out, name, data, origin, content, ("pillow", "numpy"))
+    write_manifest(out, name, data, provenance, content, ("pillow", "numpy"))
 
 
 def _are_whole(out: Path) -> bool:
@@ -139,39 +138,39 @@ def _are_whole(out: Path) -> bool:
     return True
 
 
-def _write(data: ImageData, gallery: Gallery, out: Path, workers: Workers) -> tuple[dict[str, dict[str, Any]], Intake]:
+def _write(
+    data: ImageData, gallery: Gallery, out: Path, workers: Workers
+) -> tuple[dict[str, dict[str, Any]], Deduplicator]:
     """Write all splits; return what the manifest says of them, and what was met on the way."""
-    began, done = time.monotonic(), 0
     with ExitStack() as stack:
         files = {}
         for split in SPLITS:
             temporary = stack.enter_context(replacing(out / f"{split}.bin"))
             files[split] = Growing(stack.enter_context(open(temporary, "wb")))
-        intake = Intake(files, data)
-        for decoded in workers.map(decode_all, _chunks(data, gallery, intake)):
+        deduplicator = Deduplicator(files, data)
+        bar = stack.enter_context(Progress(None, f"decode {out.name}, {workers.processes} processes", unit="image"))
+        for decoded in workers.map(decode_all, _chunks(data, gallery, deduplicator)):
             for image in decoded:
-                intake.add(image)
-            done += len(decoded)
-        intake.check()
-    rate = done / max(1e-9, time.monotonic() - began)
-    print(
-        f"{out.name}: {done} images, {short(rate)} images/s decoded in {workers.processes} processes", file=sys.stderr
-    )
-    return {split: _entry(out, split, growing, data) for split, growing in files.items()}, intake
+                deduplicator.add(image)
+            bar.advance(len(decoded))
+        deduplicator.check()
+    return {split: _entry(out, split, growing, data) for split, growing in files.items()}, deduplicator
 
 
-def _chunks(data: ImageData, gallery: Gallery, intake: Intake) -> Iterator[tuple[Form, list[tuple[Split, Picture]]]]:
+def _chunks(
+    data: ImageData, gallery: Gallery, deduplicator: Deduplicator
+) -> Iterator[tuple[Form, list[tuple[Split, Picture]]]]:
     """Yield the pictures with their splits, in the order of the source, at most `AT_ONCE` at a time.
 
     What the source holds out comes first, so that of identical images a training image is the one that is left out.
     """
     form = Form(data.side, data.channels, data.storage)
-    pictures = _divided(data, gallery, intake)
+    pictures = _divided(data, gallery, deduplicator)
     while some := list(islice(pictures, AT_ONCE)):
         yield form, some
 
 
-def _divided(data: ImageData, gallery: Gallery, intake: Intake) -> Iterator[tuple[Split, Picture]]:
+def _divided(data: ImageData, gallery: Gallery, deduplicator: Deduplicator) -> Iterator[tuple[Split, Picture]]:
     candidates = tuple(split for split in SPLITS if split == "train" or split not in gallery.splits)
     for theirs in reversed([split for split in SPLITS if split in gallery.splits]):
         for picture in gallery.splits[theirs]:
@@ -180,7 +179,7 @@ def _divided(data: ImageData, gallery: Gallery, intake: Intake) -> Iterator[tupl
             if digest(f"keep {picture.name}") / SPREAD < getattr(data, key):
                 yield split, picture
             else:
-                intake.passed_over[key] += 1
+                deduplicator.passed_over[key] += 1
 
 
 def _entry(out: Path, split: str, files: Growing, data: ImageData) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from formerlab.data.origin import Origin
-from formerlab.data.text.shards import Split
+from formerlab.data.dataset import DataSource
+from formerlab.data.splitting import Split
 
 Pixels = NDArray[np.uint8]
 """An image: rows, columns, channels."""
@@ -37,7 +37,7 @@ class Gallery:
     """The pictures of each split that the source has; the others are taken from `train`."""
 
 
-class ImageSource(Origin, ABC):
+class ImageSource(DataSource, ABC):
     """Where images come from."""
 
     @abstractmethod

@@ -8,7 +8,6 @@ from formerlab.data.dataset import DataSpec
 from formerlab.data.images.digits import Digits
 from formerlab.data.images.folders import ImageFolders
 from formerlab.data.images.hub import ImageHub
-from formerlab.data.text.shards import Shares
 from formerlab.spec import AnyCount, Size
 
 ImageOrigin = Annotated[Digits | ImageFolders | ImageHub, Field(discriminator="kind")]
@@ -21,6 +20,7 @@ class ImageData(DataSpec):
     """Labelled images for training, validation and test."""
 
     stage: ClassVar[str] = "formerlab.data.images.prepare"
+    nowhere: ClassVar[dict[str, Any]] = {"source": True, "most_corrupt": True}
 
     kind: Literal["images"] = "images"
     source: ImageOrigin = Digits()
@@ -45,21 +45,11 @@ class ImageData(DataSpec):
     most_corrupt: AnyCount = 10
     """Images that cannot be decoded are named and left out, up to this number; one more and the data are refused."""
 
-    @property
-    def shares(self) -> Shares:
-        """How images are divided where the source does not say."""
-        return Shares(self.valid_share, self.test_share)
-
     def known(self, task: dict[str, Any]) -> dict[str, Any]:
         """Return what a model must be to see these images."""
         del task
         model = {"kind": "vision_transformer", "image": self.side, "channels": self.channels, "classes": self.classes}
         return {"model": model, "task": {"kind": "classification"}}
-
-    def recipe(self) -> dict[str, Any]:
-        """Return what shapes the arrays, without the places that the source lies at."""
-        rest = self.model_dump(mode="json", exclude={"source": True, "most_corrupt": True})
-        return {**rest, "source": self.source.recipe()}
 
 
 __all__ = ["Digits", "ImageData", "ImageFolders", "ImageHub", "ImageOrigin"]

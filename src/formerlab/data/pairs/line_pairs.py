@@ -3,14 +3,13 @@
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from formerlab.data.contents import contents
-from formerlab.data.origin import rule_of
-from formerlab.data.pairs.source import Pair, PairSource, divided
-from formerlab.data.text.shards import SPLITS, Shares, Split
+from formerlab.data.file_hashes import file_hashes
+from formerlab.data.pairs.source import Pair, PairSource, pairs_of
+from formerlab.data.splitting import SPLITS, Shares, Split
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
 
@@ -20,6 +19,10 @@ TwoFiles = tuple[str, str]
 
 class LinePairs(PairSource):
     """Two plain text files a split, one sentence a line, UTF-8; those that end in .gz are unpacked while reading."""
+
+    nowhere: ClassVar[set[str]] = {"train", "valid", "test", "licence"}
+    division: ClassVar[str] = "by a hash of the source line"
+    named_as: ClassVar[str] = "the files named"
 
     kind: Literal["files"] = "files"
     source: str
@@ -47,7 +50,7 @@ class LinePairs(PairSource):
         """Return the fingerprint of the contents; None where a file is missing."""
         paths = {split: [_path(name) for name in getattr(self, split) or ()] for split in SPLITS}
         try:
-            known = contents((path for some in paths.values() for path in some), cache)
+            known = file_hashes((path for some in paths.values() for path in some), cache)
         except OSError:
             return None
         return fingerprint({split: [known[path] for path in some] for split, some in paths.items()})
@@ -58,25 +61,11 @@ class LinePairs(PairSource):
             if not _path(path).is_file():
                 raise UserError(f"no file at '{path}' (working directory {Path.cwd()})")
 
-    def recipe(self) -> dict[str, object]:
-        """Return the settings, the places and the licence aside."""
-        return self.model_dump(mode="json", exclude={"train", "valid", "test", "licence"})
-
-    def split_rule(self, shares: Shares) -> str:
-        """Say how pairs are divided."""
-        named: dict[str, str | None] = {split: "the files named" if getattr(self, split) else None for split in SPLITS}
-        return rule_of(named, shares, "by a hash of the source line")
-
-    def licence_notice(self) -> str:
-        """Return the licence that the config states."""
-        return self.licence
-
     def pairs(self, split: Split, shares: Shares) -> Iterator[Pair]:
         """Yield the pairs of a split."""
-        candidates = tuple(name for name in SPLITS if name == "train" or not getattr(self, name))
-        if split != "train" and split not in candidates:
+        if split not in self.divided():
             return read_pairs(*getattr(self, split))
-        return divided(read_pairs(*self.train), split, candidates, shares)
+        return pairs_of(split, read_pairs(*self.train), self.divided(), shares)
 
 
 def read_pairs(source: str, target: str) -> Iterator[Pair]:

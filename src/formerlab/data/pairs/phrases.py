@@ -5,13 +5,13 @@ import functools
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
 
-from formerlab.data.pairs.source import Pair, PairSource, divided
-from formerlab.data.text.shards import SPLITS, Shares, Split
+from formerlab.data.pairs.source import Pair, PairSource, pairs_of
+from formerlab.data.splitting import SPLITS, Shares, Split
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
 
@@ -41,6 +41,8 @@ class Phrases(PairSource):
     A phrase of the source language has exactly one translation; all are distinct, drawn with a fixed seed.
     """
 
+    division: ClassVar[str] = "by pair: BLAKE2b of the source phrase"
+
     kind: Literal["embedded"] = "embedded"
     source: str = "en"
     """Locale to translate from, as CLDR names it."""
@@ -64,17 +66,9 @@ class Phrases(PairSource):
         """Return the fingerprint of Babel's version, which decides the text."""
         return fingerprint(self.versions())
 
-    def recipe(self) -> dict[str, object]:
-        """Return all settings."""
-        return self.plain()
-
     def versions(self) -> dict[str, str]:
         """Return the version of Babel."""
         return {"Babel": metadata.version("Babel")}
-
-    def split_rule(self, shares: Shares) -> str:
-        """Say how pairs are divided."""
-        return f"by pair: BLAKE2b of the source phrase, test {shares.test:g}, valid {shares.valid:g}"
 
     def licence_notice(self) -> str:
         """Return the licence of CLDR and Babel."""
@@ -82,7 +76,7 @@ class Phrases(PairSource):
 
     def pairs(self, split: Split, shares: Shares) -> Iterator[Pair]:
         """Yield the phrases of a split."""
-        return divided(iter(_written_out(self)), split, SPLITS, shares)
+        return pairs_of(split, iter(_written_out(self)), SPLITS, shares)
 
 
 @functools.lru_cache(maxsize=1)

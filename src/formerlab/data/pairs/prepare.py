@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
-from formerlab.data.contents import CONTENTS
+from formerlab.data.file_hashes import FILE_HASHES
 from formerlab.data.manifest import are_whole, current_manifest, made_from, tell, write_manifest
 from formerlab.data.pairs.source import Pair
 from formerlab.data.pairs.spec import ParallelData
+from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.encoding import Encoded, stream_type
-from formerlab.data.text.shards import SPLITS, Split
 from formerlab.data.text.streams import writing
 from formerlab.data.text.tokenizer import read_tokenizer, with_tokenizer_file, write_tokenizer
 from formerlab.errors import UserError
 from formerlab.files import sha256
+from formerlab.progress import Progress
 from formerlab.spec import fingerprint
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def prepare(name: str, data: ParallelData, out: Path, *, code_hash: str = "", pr
     split without pairs.
     """
     del processes  # the tokenizers library has threads of its own
-    origin = made_from(data, source_fingerprint(data, out / CONTENTS), code_hash)
-    if current_manifest(out, origin) is not None and are_whole(out):
+    provenance = made_from(data, source_fingerprint(data, out / FILE_HASHES), code_hash)
+    if current_manifest(out, provenance) is not None and are_whole(out):
         print(f"{out}: already prepared", file=sys.stderr)
         return
     (out / "manifest.json").unlink(missing_ok=True)  # no old one vouches for new files
@@ -56,7 +56,7 @@ def prepare(name: str, data: ParallelData, out: Path, *, code_hash: str = "", pr
     tell(name, notes := [note for split, entry in splits.items() for note in _cuts(split, data, entry)])
     files = [tokenizer["sha256"], *(entry["sha256"] for entry in splits.values())]
     content = {"fingerprint": fingerprint(files), "tokenizer": tokenizer, "splits": splits, "notes": notes}
-    write_manifest(out, name, data, origin, content, ("tokenizers", "numpy"))
+    write_manifest(out, name, data, provenance, content, ("tokenizers", "numpy"))
 
 
 def _sample(data: ParallelData, size: int) -> Iterator[str]:
@@ -76,7 +76,10 @@ def _write_split(split: Split, data: ParallelData, out: Path, tokenizer: dict[st
     source = data.source.pairs(split, data.shares)
     pairs = islice(source, data.max_pairs if split == "train" else None)
     path, sizes = out / f"{split}.npy", {"pairs": 0, "source_tokens": 0, "target_tokens": 0}
-    with writing(path, stream_type(data.vocabulary)) as stream, _progress_bar(f"{out.name} {split}") as bar:
+    with (
+        writing(path, stream_type(data.vocabulary)) as stream,
+        Progress(None, f"tokenise {out.name} {split}", unit="pair", scale=True) as bar,
+    ):
         while some := tuple(islice(pairs, BATCH)):
             kept = []
             for pair, ids in zip(some, _encoded(encoder, some, end), strict=True):
@@ -90,7 +93,7 @@ def _write_split(split: Split, data: ParallelData, out: Path, tokenizer: dict[st
             if kept:
                 written = sum(len(sentence.encode()) for pair in some for sentence in pair)
                 stream.append(Encoded(np.concatenate(kept), len(kept), written))
-            bar.update(len(some))
+            bar.advance(len(some))
         if not sizes["pairs"]:
             raise UserError(f"no pair is left for '{split}' ({dict(dropped)} left out); name more text")
     entry = {"file": path.name, "documents": stream.documents, "bytes": stream.bytes, "tokens": stream.tokens}
@@ -110,11 +113,6 @@ def _cuts(split: Split, data: ParallelData, entry: dict[str, Any]) -> Iterator[s
             yield f"{limits[reason]} leaves out {count} {split} pairs"
     if entry["limited"]:
         yield f"max_pairs={data.max_pairs} ends the {split} pairs; the rest is left out (max_pairs: null takes all)"
-
-
-def _progress_bar(name: str) -> "tqdm[Any]":
-    pause = 0.2 if sys.stderr.isatty() else 10.0
-    return tqdm(desc=f"tokenise {name}", unit="pair", unit_scale=True, mininterval=pause, maxinterval=pause)
 
 
 def _encoded(tokenizer: "Tokenizer", pairs: tuple[Pair, ...], end: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

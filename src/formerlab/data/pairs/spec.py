@@ -8,7 +8,6 @@ from formerlab.data.dataset import DataSpec
 from formerlab.data.pairs.hub_pairs import HubPairs
 from formerlab.data.pairs.line_pairs import LinePairs
 from formerlab.data.pairs.phrases import Phrases
-from formerlab.data.text.shards import Shares
 from formerlab.data.text.tokenizer import BytePairs, TokenizerFile
 from formerlab.spec import Count, Size
 
@@ -47,17 +46,7 @@ class ParallelData(DataSpec):
         """Number of tokens a model needs, known before anything is read."""
         return self.tokenizer.vocabulary
 
-    @property
-    def shares(self) -> Shares:
-        """How pairs are divided where the source does not say."""
-        return Shares(self.valid_share, self.test_share)
-
     def known(self, task: dict[str, Any]) -> dict[str, Any]:
         """Return the vocabulary, and room for the longest translation."""
         del task
         return {"model": {"vocabulary": self.vocabulary, "context": self.max_tokens + ROOM}}
-
-    def recipe(self) -> dict[str, Any]:
-        """Return what shapes the pairs, without the places that source and tokenizer lie at."""
-        rest = self.model_dump(mode="json", exclude={"source": True, "tokenizer": {"path"}})
-        return {**rest, "source": self.source.recipe()}

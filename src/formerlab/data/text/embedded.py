@@ -10,14 +10,14 @@ from email.message import Message
 from functools import partial
 from importlib import metadata
 from pathlib import Path, PurePath
-from typing import Annotated, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from formerlab.data.source import Corpus, TextSource
+from formerlab.data.splitting import SPLITS, Replay, Seen, Shard, Shares, Split, digest
 from formerlab.data.text.docstrings import Module, read_code, read_module
-from formerlab.data.text.shards import SPLITS, Replay, Seen, Shard, Shares, Split, digest
-from formerlab.data.text.workers import Workers
+from formerlab.data.text.source import Corpus, TextSource
+from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
 
@@ -44,6 +44,8 @@ class Embedded(TextSource):
     names, and read in an order shuffled by their names, so that any beginning is a fair sample of the whole.
     """
 
+    division: ClassVar[str] = "by module: BLAKE2b of its dotted name"
+
     kind: Literal["embedded"] = "embedded"
     packages: tuple[Annotated[str, Field(min_length=1)], ...] = PACKAGES
     """Distributions to read; one that is not installed is left out, and the manifest names those used."""
@@ -56,15 +58,11 @@ class Embedded(TextSource):
         """Return the fingerprint of the versions of what is read: they decide the text."""
         return fingerprint(self.versions())
 
-    def recipe(self) -> dict[str, object]:
-        """Return all settings."""
-        return self.plain()
-
     def split_rule(self, shares: Shares) -> str:
         """Say how modules are divided."""
         return (
-            f"by module: BLAKE2b of its dotted name, test {shares.test:g}, valid {shares.valid:g}; a paragraph of "
-            f"{REPEATABLE_CHARACTERS} characters or more stays where it comes first, in test before valid before train"
+            f"{super().split_rule(shares)}; a paragraph of {REPEATABLE_CHARACTERS} characters or more stays where it "
+            "comes first, in test before valid before train"
         )
 
     def versions(self) -> dict[str, str]:

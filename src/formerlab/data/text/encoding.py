@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
-from formerlab.data.text.shards import Split
+from formerlab.data.splitting import Split
 from formerlab.data.text.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:

@@ -6,16 +6,15 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from formerlab.data.contents import contents
-from formerlab.data.origin import rule_of
-from formerlab.data.source import Corpus, TextSource
+from formerlab.data.file_hashes import file_hashes
+from formerlab.data.splitting import SPLITS, Shard, Shares, Split, digest
 from formerlab.data.text.readers import Documents, Format, format_of, read_jsonl, read_parquet, read_text
-from formerlab.data.text.shards import SPLITS, Shard, Shares, Split, digest
-from formerlab.data.text.workers import Workers
+from formerlab.data.text.source import Corpus, TextSource
+from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
 
@@ -26,6 +25,10 @@ class Files(TextSource):
     Name `paths` to have the documents divided by a hash, or `train`, and `valid`, `test` or both, to say which is
     which; what is not named is then taken from `train`.
     """
+
+    nowhere: ClassVar[set[str]] = {"paths", "train", "valid", "test", "licence"}
+    division: ClassVar[str] = "by document: BLAKE2b of its content"
+    named_as: ClassVar[str] = "the files named"
 
     kind: Literal["files"] = "files"
     paths: tuple[str, ...] = ()
@@ -68,7 +71,7 @@ class Files(TextSource):
         """Return the fingerprint of names and contents, folders above them aside; None where a file is missing."""
         try:
             named = self.named()
-            known = contents((path for files in named.values() for path in files.values()), cache)
+            known = file_hashes((path for files in named.values() for path in files.values()), cache)
         except (UserError, OSError):
             return None
         return fingerprint(
@@ -79,19 +82,10 @@ class Files(TextSource):
         """Raise UserError for a pattern that matches nothing, an empty file or a file in two splits."""
         self.named()
 
-    def recipe(self) -> dict[str, object]:
-        """Return the settings, the places and the licence aside."""
-        return self.model_dump(mode="json", exclude={"paths", "train", "valid", "test", "licence"})
-
     def split_rule(self, shares: Shares) -> str:
         """Say how documents are divided."""
-        what = "by document: BLAKE2b of its content" if self.split_by == "document" else "by file: BLAKE2b of its name"
-        named = {split: "the files named" if getattr(self, split) else None for split in ("test", "valid")}
-        return rule_of(named, shares, what)
-
-    def licence_notice(self) -> str:
-        """Return the licence that the config states."""
-        return self.licence
+        rule = super().split_rule(shares)
+        return rule if self.split_by == "document" else rule.replace(self.division, "by file: BLAKE2b of its name")
 
     def open(self, shares: Shares, workers: Workers) -> Corpus:
         """Return one shard per file, held-out files first, then by name."""
@@ -126,7 +120,7 @@ class Files(TextSource):
     def _candidates(self, label: str, name: str, shares: Shares) -> tuple[Split, ...]:
         if label in ("valid", "test"):
             return (label,)  # type: ignore[return-value]
-        candidates = tuple(split for split in SPLITS if split == "train" or not getattr(self, split))
+        candidates = self.divided()
         if self.split_by == "file" or len(candidates) == 1:
             return (shares.split(digest(name), candidates),)
         return candidates

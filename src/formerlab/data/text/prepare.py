@@ -7,21 +7,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from formerlab.data.contents import CONTENTS
+from formerlab.data.file_hashes import FILE_HASHES
 from formerlab.data.manifest import are_whole, current_manifest, made_from, tell, write_manifest
-from formerlab.data.source import Corpus
+from formerlab.data.splitting import SPLITS, Split
+from formerlab.data.text.deduplicator import Deduplicator, batches, training_sample, without_documents
 from formerlab.data.text.encoding import Encoding, encode, stream_type
-from formerlab.data.text.intake import Intake, batches, training_sample, without_documents
 from formerlab.data.text.questions import FOLDER, write_questions
-from formerlab.data.text.shards import SPLITS, Split
+from formerlab.data.text.source import Corpus
 from formerlab.data.text.spec import TextData
 from formerlab.data.text.streams import Stream, load_tokenizer, read_manifest, writing
 from formerlab.data.text.tokenizer import TokenizerFile, TokenizerOf, with_tokenizer_file, write_tokenizer
-from formerlab.data.text.workers import Workers
+from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.files import replacing, sha256
+from formerlab.progress import Progress
 from formerlab.spec import fingerprint
 
 
@@ -42,8 +41,8 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
     core available; the result does not depend on it. Raises UserError naming the file, column or setting that is wrong;
     what is half written is removed. Where the source is gone, data prepared before with the same settings stay valid.
     """
-    origin = made_from(data, source_fingerprint(data, out / CONTENTS), code_hash)
-    if _is_current(out, data, origin):
+    provenance = made_from(data, source_fingerprint(data, out / FILE_HASHES), code_hash)
+    if _is_current(out, data, provenance):
         print(f"{out}: already prepared", file=sys.stderr)
         return
     with Workers(processes) as workers:
@@ -55,19 +54,19 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
         _clear(out)  # not before it is clear that source and tokenizer are there
         questions = write_questions(list(corpus.test_modules), data.questions, out) if data.questions else []
         tokenizer = _write_tokenizer(data, out, corpus)
-        splits, intake = _write_streams(data, out, corpus, tokenizer, workers)
-    notes += [_cut(split, data, splits[split]) for split in SPLITS if split in intake.limited]
+        splits, deduplicator = _write_streams(data, out, corpus, tokenizer, workers)
+    notes += [_cut(split, data, splits[split]) for split in SPLITS if split in deduplicator.limited]
     tell(name, notes)
     files = [tokenizer["sha256"], *(entry["sha256"] for entry in (*splits.values(), *questions))]
     content = {
         "fingerprint": fingerprint(files),
         "tokenizer": tokenizer,
         "splits": splits,
-        "duplicates_removed": intake.duplicates,
+        "duplicates_removed": deduplicator.duplicates,
         "notes": notes,
         "questions": questions,
     }
-    write_manifest(out, name, data, origin, content, ("tokenizers", "regex", "numpy"))
+    write_manifest(out, name, data, provenance, content, ("tokenizers", "regex", "numpy"))
 
 
 def _opened(name: str, data: TextData, workers: Workers) -> tuple[Corpus, list[str]]:
@@ -93,8 +92,8 @@ def _cut(split: Split, data: TextData, entry: dict[str, Any]) -> str:
     return f"{key}={getattr(data, key)} ends the {split} text at {size}; the rest is left out ({key}: null takes all)"
 
 
-def _is_current(out: Path, data: TextData, origin: dict[str, Any]) -> bool:
-    manifest = current_manifest(out, origin)
+def _is_current(out: Path, data: TextData, provenance: dict[str, Any]) -> bool:
+    manifest = current_manifest(out, provenance)
     if manifest is None or not are_whole(out):
         return False
     if isinstance(data.tokenizer, TokenizerOf) and manifest["tokenizer"] != _borrowed(data.tokenizer, out):
@@ -136,29 +135,23 @@ def _borrowed(spec: TokenizerOf, out: Path) -> dict[str, Any]:
 
 def _write_streams(
     data: TextData, out: Path, corpus: Corpus, tokenizer: dict[str, Any], workers: Workers
-) -> tuple[dict[str, dict[str, Any]], Intake]:
+) -> tuple[dict[str, dict[str, Any]], Deduplicator]:
     """Write the three streams; return what the manifest says of them, and what was met on the way."""
     dtype = stream_type(data.vocabulary)
     encoding = Encoding(out / "tokenizer.json", tokenizer["sha256"], tokenizer["end_of_text"], dtype)
-    intake = Intake(data)
+    deduplicator = Deduplicator(data)
     with ExitStack() as stack:
         streams = {split: stack.enter_context(writing(out / f"{split}.npy", dtype)) for split in SPLITS}
-        bar = stack.enter_context(_progress_bar(out.name))
-        documents = intake.documents(corpus.shards)
+        bar = stack.enter_context(Progress(None, f"tokenise {out.name}", unit="B", scale=True))
+        documents = deduplicator.documents(corpus.shards)
         tasks = ((split, encoding, texts) for split, texts in batches(documents))
         for split, encoded in workers.map(encode, tasks):
             streams[split].append(encoded)
-            bar.set_postfix_str(f"shard {intake.shards_begun}/{len(corpus.shards)}", refresh=False)
-            bar.update(encoded.bytes)
+            bar.advance(encoded.bytes, shard=f"{deduplicator.shards_begun}/{len(corpus.shards)}")
         for split, stream in streams.items():
             if not stream.documents:
                 raise UserError(_no_documents(split, data, sum(other.documents for other in streams.values())))
-    return {split: _entry(out / f"{split}.npy", stream) for split, stream in streams.items()}, intake
-
-
-def _progress_bar(name: str) -> "tqdm[Any]":
-    pause = 0.2 if sys.stderr.isatty() else 10.0
-    return tqdm(desc=f"tokenise {name}", unit="B", unit_scale=True, mininterval=pause, maxinterval=pause)
+    return {split: _entry(out / f"{split}.npy", stream) for split, stream in streams.items()}, deduplicator
 
 
 def _entry(path: Path, stream: Stream) -> dict[str, Any]:

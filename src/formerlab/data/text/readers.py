@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, TextIO
 
-from formerlab.data.text.shards import DOCUMENT_CHARACTERS, last_break
+from formerlab.data.splitting import DOCUMENT_CHARACTERS, last_break
 from formerlab.errors import UserError
 
 Format = Literal["text", "jsonl", "parquet"]

@@ -8,7 +8,6 @@ from formerlab.data.dataset import DataSpec
 from formerlab.data.text.embedded import Embedded
 from formerlab.data.text.files import Files
 from formerlab.data.text.hub import Hub
-from formerlab.data.text.shards import Shares
 from formerlab.data.text.tokenizer import BytePairs, Tokenizer, TokenizerFile, TokenizerOf
 from formerlab.spec import AnyCount, Bytes
 
@@ -52,11 +51,6 @@ class TextData(DataSpec):
         return self.tokenizer.vocabulary
 
     @property
-    def shares(self) -> Shares:
-        """How documents are divided where the source does not say."""
-        return Shares(self.valid_share, self.test_share)
-
-    @property
     def has_questions(self) -> bool:
         """Whether zero-shot questions are made of the test documents."""
         return bool(self.questions)
@@ -65,11 +59,6 @@ class TextData(DataSpec):
         """Return the vocabulary, and the longest sequence that the task asks for."""
         context = {"context": task["context"]} if "context" in task else {}
         return {"model": {"vocabulary": self.vocabulary} | context}
-
-    def recipe(self) -> dict[str, Any]:
-        """Return what shapes the streams, without the places that source and tokenizer lie at."""
-        rest = self.model_dump(mode="json", exclude={"source": True, "tokenizer": {"path"}})
-        return {**rest, "source": self.source.recipe()}
 
 
 __all__ = ["BytePairs", "Embedded", "Files", "Hub", "Source", "TextData", "Tokenizer", "TokenizerFile", "TokenizerOf"]

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from formerlab.data.contents import contents
+from formerlab.data.file_hashes import file_hashes
 from formerlab.errors import UserError
 from formerlab.spec import AnyCount, Count, Spec, fingerprint
 
@@ -45,7 +45,7 @@ class LocalSuite(Spec):
     def state(self) -> str | None:
         """Return the fingerprint of settings and contents, places aside; none where a file is missing."""
         try:
-            known = contents(self.files(), None)
+            known = file_hashes(self.files(), None)
         except (UserError, OSError):
             return None
         named = sorted([path.name, digest] for path, digest in known.items())
@@ -85,7 +85,7 @@ class HarnessSuite(Spec):
     def state(self) -> str | None:
         """Return the fingerprint of settings and local copies, places aside; what the hub holds is not looked up."""
         try:
-            known = contents(self.files().values(), None)
+            known = file_hashes(self.files().values(), None)
         except (UserError, OSError):
             return None
         named = sorted([path.name, digest] for path, digest in known.items())

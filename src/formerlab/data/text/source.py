@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from formerlab.data.origin import Origin
+from formerlab.data.dataset import DataSource
+from formerlab.data.splitting import Shard, Shares
 from formerlab.data.text.docstrings import Module
-from formerlab.data.text.shards import Shard, Shares
-from formerlab.data.text.workers import Workers
+from formerlab.data.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Corpus:
     """The test documents with their structure, where the source has any: questions are made of them."""
 
 
-class TextSource(Origin, ABC):
+class TextSource(DataSource, ABC):
     """Where documents come from."""
 
     @abstractmethod

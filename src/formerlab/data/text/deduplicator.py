@@ -1,8 +1,8 @@
-"""Which documents of a source go into which stream."""
+"""Which documents of a source go into which stream, each once."""
 
 from collections.abc import Iterator
 
-from formerlab.data.text.shards import SPLITS, Seen, Shard, Split, digest, parts
+from formerlab.data.splitting import SPLITS, Seen, Shard, Split, digest, parts
 from formerlab.data.text.spec import TextData
 from formerlab.errors import UserError
 
@@ -12,7 +12,7 @@ BATCH_CHARACTERS = 1 << 20
 SAMPLED_SHARDS = 16
 
 
-class Intake:
+class Deduplicator:
     """Reads shards once, divides their documents, drops repeated ones and stops where the splits are full.
 
     What is held out for certain comes first, so a training document that repeats it is dropped. Where content decides,
@@ -82,11 +82,11 @@ def without_documents(shards: list[Shard], data: TextData) -> tuple[list[Split],
     Reads no further than until every split has one. A shard that belongs to one split is taken to hold some text.
     """
     found = {shard.splits[0] for shard in shards if len(shard.splits) == 1}
-    intake, count = Intake(data), 0
+    deduplicator, count = Deduplicator(data), 0
     for shard in shards:
         if found.issuperset(shard.splits):
             continue
-        for split, _ in intake.documents([shard]):
+        for split, _ in deduplicator.documents([shard]):
             count += 1
             found.add(split)
             if found.issuperset(shard.splits):
@@ -111,14 +111,14 @@ def batches(documents: Iterator[tuple[Split, str]]) -> Iterator[tuple[Split, lis
 
 def training_sample(shards: list[Shard], data: TextData, size: int) -> Iterator[str]:
     """Yield up to `size` bytes of training text, evenly from up to 16 shards spread over the source."""
-    intake = Intake(data)
-    for _ in intake.documents([shard for shard in shards if "train" not in shard.splits]):
+    deduplicator = Deduplicator(data)
+    for _ in deduplicator.documents([shard for shard in shards if "train" not in shard.splits]):
         pass  # now it knows what is held out
     training = [shard for shard in shards if "train" in shard.splits]
     count = min(SAMPLED_SHARDS, len(training))
     for index in range(count):
         left = size // count
-        for split, text in intake.documents([training[index * len(training) // count]]):
+        for split, text in deduplicator.documents([training[index * len(training) // count]]):
             if split == "train":
                 content = text.encode()[:left]
                 yield content.decode("utf-8", "ignore")

@@ -1,4 +1,4 @@
-"""`Data`, the union of all kinds of data sets, and their common stage."""
+"""The registry of data sets: `Data`, the union of their kinds, and the stage that they share."""
 
 from importlib import import_module
 from pathlib import Path

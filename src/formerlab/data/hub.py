@@ -1,0 +1,61 @@
+"""What all sources on the Hugging Face hub share, through the `datasets` library and its cache."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from formerlab.data.dataset import DataSource
+from formerlab.errors import UserError
+from formerlab.spec import fingerprint
+
+
+class HubSource(DataSource):
+    """A data set of the hub, or a folder that `datasets.load_dataset` understands.
+
+    Without network (HF_HUB_OFFLINE=1) it is read from the cache, where an earlier run left it.
+    """
+
+    nowhere: ClassVar[set[str]] = {"licence", "streaming", "files"}
+    named_as: ClassVar[str] = "the data set's split '{}'"
+
+    name: str
+    """Name on the hub, `owner/name`, or a folder."""
+    subset: str | None = None
+    """Configuration of the data set, where it has several."""
+    revision: str | None = None
+    """Commit, tag or branch; name a commit for content that can never change."""
+    train: str = "train"
+    """The data set's split to train on."""
+    valid: str | None = None
+    """Its split for validation; null takes items from `train` by a hash."""
+    test: str | None = None
+    """Its split for the test; null takes items from `train` by a hash."""
+    licence: str = "as stated on the data set's page"
+    """The licence of the content, for the manifest."""
+
+    def state(self, cache: Path | None = None) -> str | None:
+        """Return the fingerprint of name and revision: what the hub holds is not looked up."""
+        return fingerprint([self.name, self.subset, self.revision])
+
+    def rows(self, split: str, **options: Any) -> Any:
+        """Return a split of theirs as `datasets` does."""
+        import datasets
+
+        with self.reading(split):
+            return datasets.load_dataset(self.name, self.subset, revision=self.revision, split=split, **options)
+
+    @contextmanager
+    def reading(self, split: str) -> Iterator[None]:
+        """Turn whatever goes wrong while a split is read into a UserError of one line."""
+        import datasets
+
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # the libraries below raise errors of many families
+            offline = datasets.config.HF_HUB_OFFLINE
+            remedy = "offline mode is on, so run this once where there is network" if offline else "check the name"
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"hub {self.name}, split '{split}': {reason}; {remedy}") from None
