@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 from formerlab.data.text import readers
@@ -40,17 +41,14 @@ def test_compressed_files_read_as_plain_ones(tmp_path: Path, ending: str, opener
     assert list(read_jsonl(path, "utf-8", "text")) == [TEXT]
 
 
-def test_zstandard_is_read_or_asked_for(tmp_path: Path) -> None:
+def test_zstandard_is_read_frame_by_frame(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.zst"
-    try:
-        import zstandard
-    except ImportError:
-        path.write_bytes(b"x")
-        with pytest.raises(UserError, match="pip install zstandard"):
-            list(read_text(path, "utf-8", "file"))
-    else:
-        path.write_bytes(zstandard.compress(TEXT.encode()))
-        assert list(read_text(path, "utf-8", "file")) == [TEXT]
+    path.write_bytes(zstandard(TEXT) + zstandard(TEXT))
+    assert list(read_text(path, "utf-8", "file")) == [TEXT + TEXT]
+
+
+def zstandard(text: str | bytes) -> bytes:
+    return pyarrow.Codec("zstd").compress(text if isinstance(text, bytes) else text.encode(), asbytes=True)
 
 
 def test_byte_order_mark_and_windows_newlines_are_not_text(tmp_path: Path) -> None:
@@ -90,7 +88,9 @@ BROKEN = {
     "xz": ("a.txt.xz", b"no xz at all", "cannot be read"),
     "json": ("a.jsonl", b'{"text": "fine"}\n{"text": \n', "line 2: not JSON"),
     "field": ("a.jsonl", b'{"text": "fine"}\n{"body": "x", "id": 1}\n', "line 2: no field 'text' in fields body, id"),
-    "row": ("a.jsonl", b"[1]\n", "line 1: no field 'text' in a list"),
+    "row": ("a.jsonl", b"[1]\n", "line 1: no JSON object but a list"),
+    "zst": ("a.txt.zst", b"hello", "cannot be read"),
+    "bytes in zst": ("a.txt.zst", zstandard(b"caf\xe9"), "not utf-8 .*set source.encoding"),
     "value": ("a.jsonl", b'{"text": 7}\n', "line 1: field 'text' holds int, not text"),
     "parquet": ("a.parquet", b"PAR1 but not really", "not a readable Parquet file"),
 }

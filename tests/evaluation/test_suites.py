@@ -121,8 +121,8 @@ MISTAKES = {
         ('{"query": "a", "choices": ["b", "c"], "gold": 2}', "gold 2 is not the index of one of 2"),
         ('{"query": "a", "choices": ["b", "c"], "gold": true}', "gold True"),
         ('{"question": "a", "choices": ["b", "c"], "gold": 0}', "asks for the field 'query'"),
-        ('{"query": "a", "choices": ["b", ', "cannot be read"),
-        ("[1]", "not a JSON object"),
+        ('{"query": "a", "choices": ["b", ', "not JSON"),
+        ("[1]", "no JSON object but a list"),
     ],
     "contexts": [('{"sentence": "no gap", "choices": ["b", "c"], "gold": 0}', "has no '_'")],
     "cloze": [('{"text": "word"}', "no last word"), ('{"text": 3}', "'text' holds 3")],
@@ -139,7 +139,7 @@ def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path, form, line, sa
     path.write_text(json.dumps(good) + "\n\n" + line + "\n")
     with pytest.raises(UserError) as raised:
         read_examples([path], form)
-    assert str(raised.value).startswith(f"{path}:3: ")
+    assert str(raised.value).startswith(f"{path}, line 3: ")
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -148,7 +148,7 @@ def test_an_id_given_twice_and_an_empty_file_are_refused(tmp_path):
     row = {"id": "x", "query": "a", "choices": ["b", "c"], "gold": 0}
     path = tmp_path / "rows.jsonl"
     path.write_text(2 * (json.dumps(row) + "\n"))
-    with pytest.raises(UserError, match=r"rows.jsonl:2: id 'x' stands here a second time"):
+    with pytest.raises(UserError, match=r"rows.jsonl, line 2: id 'x' stands here a second time"):
         read_examples([path], "choices")
     path.write_text("\n")
     with pytest.raises(UserError, match="no rows"):

@@ -2,7 +2,7 @@
 
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from formerlab import __version__
 from formerlab.data.dataset import DataSpec
-from formerlab.data.splitting import SPLITS
+from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.streams import SCHEMA, load_stream, load_tokenizer, read_manifest
 from formerlab.errors import UserError
 from formerlab.files import write_json
@@ -22,28 +22,27 @@ def made_from(data: DataSpec, source: str | None, code_hash: str) -> dict[str, A
     return {"recipe": fingerprint(data.recipe()), "source_fingerprint": source, "code_hash": code_hash}
 
 
-def current_manifest(out: Path, provenance: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the manifest in `out` where it says that the data are made from `provenance`, else nothing.
+def current_manifest(
+    out: Path, provenance: dict[str, Any], load: Callable[[Path, Split], object]
+) -> dict[str, Any] | None:
+    """Return the manifest in `out` where it says the same provenance and all splits can be loaded, else nothing.
 
     A source that cannot be seen now counts as unchanged.
     """
+    seen = {key: value for key, value in provenance.items() if key != "source_fingerprint" or value is not None}
     try:
         manifest = read_manifest(out)
+        for split in SPLITS if manifest.items() >= seen.items() else ():
+            load(out, split)
     except UserError:
         return None
-    seen = {key: value for key, value in provenance.items() if key != "source_fingerprint" or value is not None}
-    return manifest if all(manifest.get(key) == value for key, value in seen.items()) else None
+    return manifest if manifest.items() >= seen.items() else None
 
 
-def are_whole(out: Path) -> bool:
-    """Say whether the token streams of all splits and their tokenizer can be loaded."""
-    try:
-        for split in SPLITS:
-            load_stream(out, split)
-        load_tokenizer(out)
-    except UserError:
-        return False
-    return True
+def load_all(out: Path, split: Split) -> None:
+    """Load the token stream of a split and its tokenizer. Raises UserError where one of them cannot be."""
+    load_stream(out, split)
+    load_tokenizer(out)
 
 
 def tell(name: str, notes: Iterable[str]) -> None:

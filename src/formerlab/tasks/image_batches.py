@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from formerlab.data.images.store import ImageSet
 from formerlab.progress import short
@@ -64,7 +64,7 @@ def step_indices(seed: int, place: int, batch: int, count: int) -> NDArray[np.in
     )
 
 
-class TrainingImages:
+class TrainingImages(Dataset[Tensor]):
     """The training split as a row of batches.
 
     What needs decoding or drawing image by image is done ahead by as many processes as the job has threads; with one
@@ -105,39 +105,19 @@ class TrainingImages:
             self.augmentation, self.images, indices, image_seeds(seed, draw, self.batch), self.look, chosen
         )
 
+    def __getitem__(self, key: Key) -> Tensor:
+        """Return what a worker process makes of a key."""
+        return self.made(*key)
+
     def _from(self, seed: int, draw: int, place: int, chosen: Positions) -> Iterator[Tensor]:
         """Return the chosen images of all batches from one on, in order, as the workers make them."""
-        parts = Parts(self.images, self.augmentation, self.look, self.batch)
-        keys = Keys(seed, draw, place, self.batch, np.array_split(chosen, self.workers))
-        loader = DataLoader(
-            parts, batch_size=None, sampler=keys, num_workers=self.workers, multiprocessing_context="spawn"
+        parts = np.array_split(chosen, self.workers)
+        keys = ((seed, draw + k, place + k * self.batch, part) for k in itertools.count() for part in parts)
+        self._ahead = None  # another process could not take it
+        loader: Any = DataLoader(
+            self, batch_size=None, sampler=keys, num_workers=self.workers, multiprocessing_context="spawn"
         )
         return iter(loader)
-
-
-class Keys(Sampler[Key]):
-    """(seed, draw, place, positions) of every part of every batch from one on, for ever."""
-
-    def __init__(self, seed: int, draw: int, place: int, batch: int, parts: list[Positions]) -> None:
-        self.seed, self.draw, self.place, self.batch, self.parts = seed, draw, place, batch, parts
-
-    def __iter__(self) -> Iterator[Key]:
-        for step in itertools.count():
-            draw, place = self.draw + step, self.place + step * self.batch
-            yield from ((self.seed, draw, place, part) for part in self.parts)
-
-
-class Parts(Dataset[Tensor]):
-    """What a worker process makes of a key."""
-
-    def __init__(self, images: ImageSet, augmentation: Augmentation | None, look: Look, batch: int) -> None:
-        self.given = images, augmentation, look, batch
-        self._training: TrainingImages | None = None
-
-    def __getitem__(self, key: Key) -> Tensor:
-        if self._training is None:
-            self._training = TrainingImages(*self.given)
-        return self._training.made(*key)
 
 
 class Meter:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from formerlab.data.hub import HubSource
-from formerlab.data.pairs.source import Pair, PairSource, pairs_of
-from formerlab.data.splitting import Shares, Split
+from formerlab.data.pairs.source import Pair, PairSource
+from formerlab.data.splitting import Split
 from formerlab.errors import UserError
 
 
@@ -26,14 +26,9 @@ class HubPairs(HubSource, PairSource):
     column: str = "translation"
     """The column that holds the pair."""
 
-    def pairs(self, split: Split, shares: Shares) -> Iterator[Pair]:
-        """Yield the pairs of a split."""
-        if split not in self.divided():
-            return self._pairs(getattr(self, split))
-        return pairs_of(split, self._pairs(self.train), self.divided(), shares)
-
-    def _pairs(self, split: str) -> Iterator[Pair]:
-        for row in self.rows(split):
+    def read(self, split: Split) -> Iterator[Pair]:
+        """Yield the rows of a split."""
+        for row in self.rows(getattr(self, split)):
             try:
                 pair = row[self.column]
                 yield pair[self.source], pair[self.target]

@@ -1,6 +1,7 @@
 """Sentence pairs from files whose lines correspond."""
 
-import gzip
+import lzma
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -8,8 +9,9 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from formerlab.data.file_hashes import file_hashes
-from formerlab.data.pairs.source import Pair, PairSource, pairs_of
-from formerlab.data.splitting import SPLITS, Shares, Split
+from formerlab.data.pairs.source import Pair, PairSource
+from formerlab.data.splitting import SPLITS, Split
+from formerlab.data.text.readers import opened
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
 
@@ -18,7 +20,7 @@ TwoFiles = tuple[str, str]
 
 
 class LinePairs(PairSource):
-    """Two plain text files a split, one sentence a line, UTF-8; those that end in .gz are unpacked while reading."""
+    """Two plain text files a split, one sentence a line, in UTF-8, packed (.gz .bz2 .xz .zst) or not."""
 
     nowhere: ClassVar[set[str]] = {"train", "valid", "test", "licence"}
     division: ClassVar[str] = "by a hash of the source line"
@@ -61,11 +63,9 @@ class LinePairs(PairSource):
             if not _path(path).is_file():
                 raise UserError(f"no file at '{path}' (working directory {Path.cwd()})")
 
-    def pairs(self, split: Split, shares: Shares) -> Iterator[Pair]:
-        """Yield the pairs of a split."""
-        if split not in self.divided():
-            return read_pairs(*getattr(self, split))
-        return pairs_of(split, read_pairs(*self.train), self.divided(), shares)
+    def read(self, split: Split) -> Iterator[Pair]:
+        """Yield the pairs of the files of a split."""
+        return read_pairs(*getattr(self, split))
 
 
 def read_pairs(source: str, target: str) -> Iterator[Pair]:
@@ -89,13 +89,13 @@ def read_pairs(source: str, target: str) -> Iterator[Pair]:
 def _lines(path: Path) -> Iterator[str]:
     try:
         # Only a line feed ends a line: other separators of Unicode occur inside sentences.
-        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+        with opened(path) as file:
             for number, line in enumerate(file, start=1):
                 try:
                     yield line.rstrip(b"\r\n").decode("utf-8")
                 except UnicodeDecodeError as error:
                     raise UserError(f"{path}: line {number} is not UTF-8 ({error.reason}); convert the file") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({error}); name files that exist and are whole") from None
 
 

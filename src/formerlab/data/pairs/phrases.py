@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from formerlab.data.pairs.source import Pair, PairSource, pairs_of
-from formerlab.data.splitting import SPLITS, Shares, Split
+from formerlab.data.pairs.source import Pair, PairSource
+from formerlab.data.splitting import Split
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
 
@@ -74,9 +74,9 @@ class Phrases(PairSource):
         """Return the licence of CLDR and Babel."""
         return f"Unicode CLDR (Unicode License v3) as shipped with Babel {self.versions()['Babel']} (BSD-3-Clause)"
 
-    def pairs(self, split: Split, shares: Shares) -> Iterator[Pair]:
-        """Yield the phrases of a split."""
-        return pairs_of(split, iter(_written_out(self)), SPLITS, shares)
+    def read(self, split: Split) -> Iterator[Pair]:
+        """Yield all phrases."""
+        return iter(_written_out(self))
 
 
 @functools.lru_cache(maxsize=1)

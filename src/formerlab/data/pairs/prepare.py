@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from formerlab.data.file_hashes import FILE_HASHES
-from formerlab.data.manifest import are_whole, current_manifest, made_from, tell, write_manifest
+from formerlab.data.manifest import current_manifest, load_all, made_from, tell, write_manifest
 from formerlab.data.pairs.source import Pair
 from formerlab.data.pairs.spec import ParallelData
 from formerlab.data.splitting import SPLITS, Split
@@ -46,7 +46,7 @@ def prepare(name: str, data: ParallelData, out: Path, *, code_hash: str = "", pr
     """
     del processes  # the tokenizers library has threads of its own
     provenance = made_from(data, source_fingerprint(data, out / FILE_HASHES), code_hash)
-    if current_manifest(out, provenance) is not None and are_whole(out):
+    if current_manifest(out, provenance, load_all) is not None:
         print(f"{out}: already prepared", file=sys.stderr)
         return
     (out / "manifest.json").unlink(missing_ok=True)  # no old one vouches for new files

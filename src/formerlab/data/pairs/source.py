@@ -14,10 +14,15 @@ class PairSource(DataSource, ABC):
     """Where pairs of a sentence and its translation come from."""
 
     @abstractmethod
+    def read(self, split: Split) -> Iterator[Pair]:
+        """Yield the pairs of a split as the source has them, in a fixed order.
+
+        Raises UserError for what is missing or does not fit.
+        """
+
     def pairs(self, split: Split, shares: Shares) -> Iterator[Pair]:
-        """Yield the pairs of a split in a fixed order. Raises UserError for what is missing or does not fit."""
-
-
-def pairs_of(split: Split, pairs: Iterator[Pair], candidates: tuple[Split, ...], shares: Shares) -> Iterator[Pair]:
-    """Yield the pairs that fall into a split by a hash of their source sentence: equal sentences meet in one split."""
-    return (pair for pair in pairs if shares.split(digest(pair[0]), candidates) == split)
+        """Yield the pairs of a split; those divided by a hash of their source sentence, so that equal ones meet."""
+        if split not in self.divided():
+            return self.read(split)
+        found = self.read("train")
+        return (pair for pair in found if shares.split(digest(pair[0]), self.divided()) == split)

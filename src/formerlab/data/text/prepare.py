@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from formerlab.data.file_hashes import FILE_HASHES
-from formerlab.data.manifest import are_whole, current_manifest, made_from, tell, write_manifest
+from formerlab.data.manifest import current_manifest, load_all, made_from, tell, write_manifest
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.deduplicator import Deduplicator, batches, training_sample, without_documents
 from formerlab.data.text.encoding import Encoding, encode, stream_type
@@ -93,8 +93,8 @@ def _cut(split: Split, data: TextData, entry: dict[str, Any]) -> str:
 
 
 def _is_current(out: Path, data: TextData, provenance: dict[str, Any]) -> bool:
-    manifest = current_manifest(out, provenance)
-    if manifest is None or not are_whole(out):
+    manifest = current_manifest(out, provenance, load_all)
+    if manifest is None:
         return False
     if isinstance(data.tokenizer, TokenizerOf) and manifest["tokenizer"] != _borrowed(data.tokenizer, out):
         return False

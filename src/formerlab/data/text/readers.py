@@ -56,18 +56,24 @@ def read_text(path: Path, encoding: str, documents: Documents) -> Iterator[str]:
 
 def read_jsonl(path: Path, encoding: str, column: str) -> Iterator[str]:
     """Yield the texts of a field, one per line. Raises UserError naming file, line and field."""
+    for number, row in json_lines(path, encoding):
+        if column not in row:
+            raise UserError(f"{path}, line {number}: no field '{column}' in fields {', '.join(row)}; set source.column")
+        yield text_of(row[column], f"{path}, line {number}", column)
+
+
+def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a file of JSON lines with their line numbers. Raises UserError naming file and line."""
     with _text(path, encoding) as handle:
         for number, line in enumerate(handle, 1):
-            if not line.strip():
-                continue
             try:
-                row = json.loads(line)
+                row = json.loads(line) if line.strip() else None
             except json.JSONDecodeError as error:
                 raise UserError(f"{path}, line {number}: not JSON ({error})") from None
-            if not isinstance(row, dict) or column not in row:
-                found = f"fields {', '.join(row)}" if isinstance(row, dict) else f"a {type(row).__name__}"
-                raise UserError(f"{path}, line {number}: no field '{column}' in {found}; set source.column")
-            yield text_of(row[column], f"{path}, line {number}", column)
+            if isinstance(row, dict):
+                yield number, row
+            elif line.strip():
+                raise UserError(f"{path}, line {number}: no JSON object but a {type(row).__name__}")
 
 
 def read_parquet(path: Path, column: str) -> Iterator[str]:
@@ -109,13 +115,13 @@ def _text(path: Path, encoding: str) -> Iterator[TextIO]:
     """Open a file for reading text, decompressed; what goes wrong while it is read names it."""
     encoding = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding  # skips a byte-order mark
     try:
-        with io.TextIOWrapper(_binary(path), encoding) as handle:
+        with io.TextIOWrapper(opened(path), encoding) as handle:
             try:
                 yield handle
             except UnicodeDecodeError as error:
-                at = handle.buffer.tell() - len(error.object) + error.start
+                at = f" at byte {handle.buffer.tell() - len(error.object) + error.start}" if handle.seekable() else ""
                 raise UserError(
-                    f"{path}: not {error.encoding} at byte {at} ({error.reason}); set source.encoding or convert it"
+                    f"{path}: not {error.encoding}{at} ({error.reason}); set source.encoding or convert it"
                 ) from None
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
@@ -123,13 +129,12 @@ def _text(path: Path, encoding: str) -> Iterator[TextIO]:
         raise UserError(f"{path}: cannot be read ({_first_line(error)})") from None
 
 
-def _binary(path: Path) -> IO[bytes]:
+def opened(path: Path) -> IO[bytes]:
+    """Open a file for reading bytes, decompressed where its name ends in .gz, .bz2, .xz or .zst."""
     if path.suffix == ".zst":
-        try:
-            import zstandard
-        except ImportError:
-            raise UserError(f"{path}: reading .zst needs the package zstandard (pip install zstandard)") from None
-        return zstandard.open(path, "rb")  # type: ignore[no-any-return]
+        import pyarrow
+
+        return pyarrow.input_stream(str(path), compression="zstd")  # type: ignore[no-any-return]
     openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     return openers.get(path.suffix, open)(path, "rb")  # type: ignore[no-any-return]
 

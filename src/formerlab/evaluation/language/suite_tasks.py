@@ -1,14 +1,13 @@
 """Tasks of lm-evaluation-harness made of suites."""
 
-import gzip
 import hashlib
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from formerlab.data.text.readers import json_lines
 from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import Tasks
 from formerlab.evaluation.language.suites import Form, HarnessSuite, LocalSuite, Suite
@@ -123,32 +122,19 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
     examples: dict[str, Example] = {}
     make = _FORMS[form]
     for path in paths:
-        for number, row in _rows(path):
+        for number, row in json_lines(path):
             try:
                 name = _name(row, path, number)
                 if name in examples:
                     raise ValueError(f"id '{name}' stands here a second time")
                 examples[name] = {"id": name, **make(row, prompt)}
             except ValueError as error:
-                raise UserError(f"{path}:{number}: {error}; correct the row, or the suite's format ({form})") from None
+                raise UserError(
+                    f"{path}, line {number}: {error}; correct the row, or the suite's format ({form})"
+                ) from None
     if not examples:
         raise UserError(f"{', '.join(map(str, paths))}: no rows; name other files")
     return sorted(examples.values(), key=lambda example: hashlib.blake2b(example["id"].encode()).digest())
-
-
-def _rows(path: Path) -> Iterator[tuple[int, Row]]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    number = 0
-    try:
-        with opened(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    row = json.loads(line)
-                    if not isinstance(row, dict):
-                        raise ValueError("not a JSON object")
-                    yield number, row
-    except (ValueError, OSError, EOFError) as error:  # of JSON, of UTF-8, of gzip
-        raise UserError(f"{path}:{number or 1}: cannot be read ({error}); fetch the file again") from None
 
 
 def _name(row: Row, path: Path, number: int) -> str:

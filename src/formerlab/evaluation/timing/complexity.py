@@ -77,13 +77,6 @@ def longest_path(name: LayerName, n: int, spec: Complexity) -> int:
     return layers
 
 
-def published_path(name: LayerName, n: int, spec: Complexity) -> int:
-    """Return the maximum path length of Table 1, rounded up."""
-    if name == "convolution":
-        return math.ceil(math.log(n, spec.kernel) - 1e-9)
-    return {"self_attention": 1, "recurrent": n - 1, "restricted": math.ceil((n - 1) / spec.neighbourhood)}[name]
-
-
 def held_numbers(name: LayerName, n: int, d: int, spec: Complexity) -> int:
     """Return the numbers that the written-out operation holds: inputs, weights, what lies between, output."""
     between = {
