@@ -4,13 +4,20 @@ import json
 import os
 
 import pytest
-from fixtures.rows import make_denseformer, make_run, make_tokenformer
+from fixtures.rows import add_decode, make_denseformer, make_run, make_tokenformer, write_csv
+from pandas.testing import assert_frame_equal
 
 from formerlab.errors import UserError
 from formerlab.files import beside, read_json
 from formerlab.plan.judge import UNPLANNED
-from formerlab.results.export import export, verify
+from formerlab.report.figures import draw
+from formerlab.report.ledger import ledger
+from formerlab.results import export as exporting
+from formerlab.results.compare import compare
+from formerlab.results.export import export
 from formerlab.results.read import Results
+from formerlab.results.stages import TABLES
+from formerlab.tracking.rows import seed_entry
 
 
 @pytest.fixture
@@ -25,21 +32,45 @@ def cached(tmp_path):
     return tmp_path / "cached" / "laptop"
 
 
-def test_rows_are_copied_and_weights_are_not(live, cached):
+def files(root):
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_rows_go_into_few_files_and_weights_do_not(live, cached):
     (live / "denseformer" / "plain-4" / "seed0" / "optimizer.pt").write_bytes(b"state")
-    report = export(live, cached)
-    assert len(report["exported"]) == 6
-    names = {path.name for path in (cached / "denseformer" / "dwa-1x1-4" / "seed0").iterdir()}
-    assert names == {"run.json", "run.yaml", "train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv"}
-    assert {path.name for path in (cached / "denseformer" / "plain-4" / "seed0").iterdir()} == names - {"depth.csv"}
-    assert Results(cached).rows("test.csv").equals(Results(live).rows("test.csv"))
+    add_decode(live / "denseformer", ("plain-4",))
+    assert len(export(live, cached)["exported"]) == 6
+    tables = {f"{name}.parquet" for name in ("train", "timing", "eval", "test", "depth", "decode")}
+    assert {path.name for path in (cached / "denseformer").iterdir()} == {"runs.csv", "provenance.json", *tables}
+    before, after = Results(live), Results(cached)
+    assert after.records() == before.records()
+    for name in ("train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv"):
+        assert_frame_equal(after.rows(name), before.rows(name), check_exact=True)
+    timed = [results.rows_of_study("decode.csv", "denseformer") for results in (after, before)]
+    assert_frame_equal(*timed, check_exact=True)
+
+
+def test_whoever_reads_rows_need_not_know_in_which_form_they_are(live, cached):
+    export(live, cached)
+    assert ledger(Results(cached)).equals(ledger(Results(live)))
+    runs = [[root / "denseformer" / run / "seed0" for run in ("plain-4", "dwa-1x1-4")] for root in (live, cached)]
+    assert compare(*runs[0]) == compare(*runs[1])
+    entries = [seed_entry(results, results.records()[0]) for results in (Results(live), Results(cached))]
+    assert entries[0].points == entries[1].points
+    assert entries[0].params == entries[1].params
+    before = entries[1].content
+    write_csv(live / "denseformer/dwa-1x1-4/seed0/test.csv", TABLES["test.csv"].required, [(0, 64, 1.0)])
+    export(live, cached)
+    after = seed_entry(Results(cached), Results(cached).records()[0])
+    assert after.content != before, "so it is found to be another one"
+    drawn = [draw("denseformer_depth", Results(root), root / "figures")[-1].read_bytes() for root in (live, cached)]
+    assert drawn[0] == drawn[1]
 
 
 def test_new_rows_are_not_withdrawn_for_what_was_wrong_with_the_old(live, cached):
     export(live, cached)
     withdrawn = cached / "denseformer/withdrawn.yaml"
     withdrawn.write_text("denseformer-better-at-equal-depth: taken at full moon\n")
-    verify(cached)
     export(live, cached)
     assert not withdrawn.exists()
 
@@ -52,25 +83,46 @@ def test_what_a_killed_export_left_is_removed(live, cached):
     assert [path.name for path in cached.iterdir()] == ["denseformer"]
 
 
-def test_provenance_tells_where_rows_come_from(live, cached):
+def test_provenance_keeps_a_hash_per_run_and_the_records_of_measures(live, cached):
+    folder = live / "denseformer" / "plain-4" / "seed0"
+    write_csv(folder / "zeroshot.csv", TABLES["zeroshot.csv"].required, [])
+    (folder / "zeroshot.json").write_text('{"code_hash": "0123"}')
     export(live, cached)
     provenance = read_json(cached / "denseformer" / "provenance.json")
-    run = provenance["runs"]["denseformer/plain-4/seed0"]
-    assert provenance["scale"] == "laptop"
-    assert run["git"]["commit"] == "a" * 40
-    assert set(run["files_sha256"]) == {"run.json", "run.yaml", "train.csv", "timing.csv", "eval.csv", "test.csv"}
-    verify(cached)
-    (cached / "denseformer" / "plain-4" / "seed0" / "test.csv").write_text("changed\n")
-    with pytest.raises(UserError, match=r"test\.csv: not the exported file"):
-        verify(cached)
+    trained = {"runs.csv", "train.csv", "timing.csv", "eval.csv", "test.csv"}
+    assert set(provenance["sha256"]["denseformer/plain-4/seed1"]) == trained
+    assert set(provenance["sha256"]["denseformer/plain-4/seed0"]) == {*trained, "zeroshot.csv"}
+    assert provenance["stages"] == {"denseformer/plain-4/seed0": {"zeroshot": {"code_hash": "0123"}}}
+    assert Results(cached).rows("zeroshot.csv").empty
 
 
-def test_exporting_again_changes_no_rows(live, cached):
+def test_exporting_again_changes_no_byte_of_the_rows(live, cached):
     export(live, cached)
-    files = {path: path.read_bytes() for path in cached.rglob("*.csv")}
+    before = files(cached)
     export(live, cached)
-    assert {path: path.read_bytes() for path in cached.rglob("*.csv")} == files
+    after = files(cached)
+    assert {name for name in before | after if before.get(name) != after.get(name)} <= {"denseformer/provenance.json"}
     assert not [path for path in cached.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("when", ["write_study", "os.replace"])
+def test_an_interrupted_export_leaves_the_old_files(when, live, cached, monkeypatch):
+    export(live, cached)
+    before = files(cached)
+    make_run(live, "denseformer", "more", 0)
+    make_run(live, "denseformer", "more", 1)
+    target = cached / "denseformer"
+    real = {"write_study": exporting.write_study, "os.replace": os.replace}[when]
+
+    def interrupted(*arguments):
+        real(*arguments)
+        if when == "write_study" or arguments[0] == target:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"formerlab.results.export.{when}", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export(live, cached)
+    assert files(cached) == before
 
 
 def test_runs_without_all_seeds_are_listed_and_left_out(live, cached):
@@ -80,7 +132,7 @@ def test_runs_without_all_seeds_are_listed_and_left_out(live, cached):
         "denseformer/plain-4/seed1": "not finished",
         "denseformer/plain-4/seed0": "its run lacks seed 1",
     }
-    assert not (cached / "denseformer" / "plain-4").exists()
+    assert "plain-4" not in set(Results(cached).runs()["run"])
     assert len(report["exported"]) == 4
 
 
@@ -119,11 +171,11 @@ def test_states_of_the_data_do_not_mix(live, cached):
 @pytest.mark.parametrize("name", ["train.csv", "test.csv"])
 def test_damage_stops_the_export_before_anything_changes(live, cached, name):
     export(live, cached)
-    before = {path: path.read_bytes() for path in cached.rglob("*") if path.is_file()}
+    before = files(cached)
     (live / "denseformer" / "plain-4" / "seed1" / name).write_text("step,tok")
     with pytest.raises(UserError, match=f"plain-4/seed1/{name}"):
         export(live, cached)
-    assert {path: path.read_bytes() for path in cached.rglob("*") if path.is_file()} == before
+    assert files(cached) == before
 
 
 def objecting(**wrong):
@@ -149,18 +201,19 @@ def test_what_is_not_as_planned_stays_behind_and_is_listed(live, cached):
         "speed denseformer: changed since: code",
         "exact claims: changed since: code",
     ]
-    found = {path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file()}
     assert len(report["exported"]) == 4
-    assert not any(word in path for path in found for word in ("zeroshot", "speed", "exact", "seed7", "1x1"))
-    assert not any(word in path for path in map(str, cached.rglob("*")) for word in ("seed7", "1x1"))
+    assert set(Results(cached).runs()["id"]) == set(report["exported"])
+    provenance = read_json(cached / "denseformer/provenance.json")
+    kept = json.dumps([provenance["sha256"], provenance["stages"], sorted(files(cached))])
+    assert not any(word in kept for word in ("zeroshot", "speed", "exact", "seed7", "1x1"))
 
 
 def test_where_nothing_is_as_planned_the_cache_stays_as_it_is(live, cached):
     export(live, cached)
-    before = {path: path.read_bytes() for path in cached.rglob("*") if path.is_file()}
+    before = files(cached)
     with pytest.raises(UserError, match=r"no complete run to export \(denseformer/.*: changed since: configuration\)"):
         export(live, cached, objecting(train="changed since: configuration"))
-    assert {path: path.read_bytes() for path in cached.rglob("*") if path.is_file()} == before
+    assert files(cached) == before
 
 
 def test_nothing_to_export_is_said(tmp_path):

@@ -9,7 +9,7 @@ from formerlab.plan.claim_arms import read_arms
 from formerlab.plan.claim_coverage import SCALES, coverage_block
 from formerlab.report.claims.readable import readme_block
 from formerlab.report.claims.table import verdicts
-from formerlab.results.read import Results
+from formerlab.results.read import Results, has_runs
 
 BEGIN = "<!-- written by `make readme`, not by hand -->"
 END = "<!-- end of what `make readme` writes -->"
@@ -18,7 +18,7 @@ END = "<!-- end of what `make readme` writes -->"
 def verdicts_block(root: Path) -> str:
     """Return the verdicts at the largest scale that has cached rows. Raises UserError where there are none."""
     cached = root / "results" / "cached"
-    scale = next((name for name in reversed(SCALES) if any(cached.glob(f"{name}/*/*/seed*/run.json"))), None)
+    scale = next((name for name in reversed(SCALES) if has_runs(cached / name)), None)
     if scale is None:
         raise UserError(f"{cached}: no rows at any scale; export some first (make results-export)")
     return readme_block(verdicts(Results(cached / scale), read_arms(root, scale)), scale)

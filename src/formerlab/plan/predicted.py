@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from formerlab.errors import UserError
-from formerlab.files import read_json, write_text
+from formerlab.files import write_text
 from formerlab.plan.cost import hours
 from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.memory import memory_bytes
 from formerlab.plan.show import aligned
 from formerlab.plan.sources import Sources
+from formerlab.results.read import Results
 from formerlab.results.write import write_rows
 from formerlab.training.run import Run
 
@@ -38,10 +39,10 @@ def compare(results: Path, sources: Sources, baseline: float) -> list[Row]:
     `baseline`, that of the imports. A ratio is measured over predicted.
     """
     hardware = choose(hardware_table(sources.config_layers), sources.scale.hardware)
-    paths = sorted(results.glob("*/*/seed*/run.json"))
-    if not paths:
+    records = Results(results).records()
+    if not records:
         raise UserError(f"{results}: no finished run; run the DAG for this scale first")
-    return [_row(read_json(path), sources, hardware, baseline) for path in paths]
+    return [_row(record, sources, hardware, baseline) for record in records]
 
 
 def _row(record: dict[str, Any], sources: Sources, hardware: Hardware, baseline: float) -> Row:

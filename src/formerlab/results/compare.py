@@ -8,7 +8,7 @@ import numpy as np
 from pandas import DataFrame
 
 from formerlab.errors import UserError
-from formerlab.results.read import flatten, read_rows, read_run
+from formerlab.results.read import Results, flatten
 from formerlab.statistics import over_examples
 
 _SHOWN_POINTS = 5
@@ -23,22 +23,26 @@ def compare(run_dir_a: Path, run_dir_b: Path) -> str:
     The verdict is a paired bootstrap over the windows of test.csv: it speaks of these two models, not of their
     configurations, and is given only where both runs read the same data in the same windows.
     """
-    folders = (run_dir_a, run_dir_b)
-    if absent := [folder for folder in folders if not (folder / "run.json").exists()]:
-        raise UserError(
-            f"{absent[0]}: no finished run there (no run.json); give results/<tree>/<scale>/<study>/<run>/seed<k>"
-        )
-    a, b = (read_run(folder / "run.json") for folder in folders)
-    tests = [read_rows(folder / "test.csv") for folder in folders]
+    (a, rows_a), (b, rows_b) = (_read(folder) for folder in (run_dir_a, run_dir_b))
     parts = [
         f"a: {a['id']}\nb: {b['id']}",
         "What differs in the spec\n" + _table(_differences(a["spec"], b["spec"])),
         "Numbers\n" + _table({name: (a.get(name), b.get(name)) for name in _NUMBERS}),
-        "Validation loss (nats per token) by step\n"
-        + _table(_curves(*(read_rows(folder / "eval.csv") for folder in folders))),
-        "Held-out loss\n" + _verdict(a, b, *tests),
+        "Validation loss (nats per token) by step\n" + _table(_curves(rows_a["eval.csv"], rows_b["eval.csv"])),
+        "Held-out loss\n" + _verdict(a, b, rows_a["test.csv"], rows_b["test.csv"]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, DataFrame]]:
+    """Return the record of a run and its rows by file, from wherever its study keeps them."""
+    parts = folder.resolve().parts
+    results = Results(Path(*parts[:-3]))
+    record = next((one for one in results.records() if one["id"] == "/".join(parts[-3:])), None)
+    if record is None:
+        raise UserError(f"{folder}: no finished run there; give results/<tree>/<scale>/<study>/<run>/seed<k>")
+    frames = {name: results.rows(name, record["study"], (record["run"],)) for name in ("eval.csv", "test.csv")}
+    return record, {name: frame[frame["seed"] == record["seed"]] for name, frame in frames.items()}
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

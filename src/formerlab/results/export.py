@@ -3,29 +3,35 @@
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pandas import DataFrame
+
 from formerlab import __version__
 from formerlab.errors import UserError
-from formerlab.files import beside, read_json, remove_abandoned, replacing, sha256, write_json
+from formerlab.files import beside, read_json, remove_abandoned, replacing
+from formerlab.results.exported import write_study
 from formerlab.results.measures import CLAIMS, UNPLANNED
 from formerlab.results.read import TRAINED, Objection, Results, read_rows
 
-PROVENANCE = "provenance.json"
+Rows = dict[str, dict[str, DataFrame]]
+Stages = dict[str, dict[str, Any]]
+RUN = "run.json"
 EXACT = "exact.csv"
 """Numbers of the exact claims (report/claims/table.py)."""
-_KEPT = ("run.json", "git", "versions", "host", "device", "code_hash", "spec_hash", "data", "started", "finished")
 
 
 def export(live_root: Path, cached_root: Path, objection: Objection | None = None) -> dict[str, Any]:
-    """Copy the rows (never the weights) of finished runs from results/live/<scale> to results/cached/<scale>.
+    """Bring the rows (never the weights) of finished runs from results/live/<scale> to results/cached/<scale>.
 
-    A run is copied when all seeds of its study are there and every file can be read. A study is replaced as a whole, in
-    one rename, and only when it has something to copy; studies that are not in `live_root` stay as they are. What
-    `objection` objects to, as not made by the plan's configuration and code, stays behind like what is not finished.
+    There they lie in few files (results/exported.py). A run goes along when all seeds of its study are there and every
+    file can be read. A study is replaced as a whole, in one rename, and only when it has such a run; studies that are
+    not in `live_root` stay as they are. What `objection` objects to, as not made by the plan's configuration and code,
+    stays behind like what is not finished.
     Returns the ids of runs by what became of them: exported, diverged (exported too: divergence is a result) and
     unfinished (with the reason). Raises UserError for damaged files and for a mix of scales or of data.
     """
@@ -39,9 +45,13 @@ def export(live_root: Path, cached_root: Path, objection: Objection | None = Non
         records = [record for record in results.records() if record["study"] == study]
         unfinished = _unfinished(results, study, records)
         complete = [record for record in records if record["id"] not in unfinished]
-        _check(results, study, complete)
+        _check_data(results.root / study, complete)
         if complete:
-            _replace(results, cached_root / study, complete, unfinished)
+            rows, stages = _read(results, study, complete)
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            stamp = {"scale": results.scale, "exported": now, "formerlab": __version__, "unfinished": unfinished}
+            with _replacing(cached_root / study) as fresh:
+                write_study(fresh, stamp, complete, rows, stages)
         report["exported"] += [record["id"] for record in complete]
         report["diverged"] += [record["id"] for record in complete if record["status"] == "diverged"]
         report["unfinished"] |= unfinished
@@ -75,48 +85,41 @@ def _unfinished(results: Results, study: str, records: Sequence[dict[str, Any]])
     return reasons
 
 
-def _check(results: Results, study: str, records: Sequence[dict[str, Any]]) -> None:
-    """Read every file, and see that one study rests on one state of its data."""
-    for record in records:
-        folder = results.folder(study, record["run"], record["seed"])
-        if absent := [name for name in TRAINED if not (folder / name).exists()]:
-            raise UserError(f"{folder / absent[0]}: missing, although the run is finished; train it again")
-        for path in sorted(folder.glob("*.csv")):
-            read_rows(path)
+def _check_data(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+    """See that one study rests on one state of its data."""
     by_name: dict[str, set[str]] = defaultdict(set)
     for record in records:
         by_name[record["data"]["name"]].add(record["data"]["fingerprint"])
     if mixed := [name for name, prints in by_name.items() if len(prints) > 1]:
-        raise UserError(
-            f"{results.root / study}: runs read different states of data '{mixed[0]}'; train the older again"
-        )
+        raise UserError(f"{folder}: runs read different states of data '{mixed[0]}'; train the older again")
 
 
-def _replace(results: Results, target: Path, records: Sequence[dict[str, Any]], unfinished: dict[str, str]) -> None:
-    """Write the study's folder beside its place and swap the two."""
+def _read(results: Results, study: str, records: Sequence[dict[str, Any]]) -> tuple[Rows, Stages]:
+    """Read every file of rows by file and owner, and the records of stages by owner and stage."""
+    rows: Rows = defaultdict(dict)
+    stages: Stages = defaultdict(dict)
+    for owner in [*(record["id"] for record in records), study]:
+        folder = results.root / owner
+        if owner != study and (absent := [name for name in TRAINED if not (folder / name).exists()]):
+            raise UserError(f"{folder / absent[0]}: missing, although the run is finished; train it again")
+        for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+            if path.name == RUN or results.leaves_out(path.name, owner):
+                continue
+            if path.suffix == ".csv":
+                rows[path.name][owner] = read_rows(path)
+            elif path.suffix == ".json":
+                stages[owner][path.stem] = read_json(path)
+    return rows, stages
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """Yield a new folder beside `target`, which takes its place where nothing goes wrong."""
     fresh, old = beside(target, "new"), beside(target, "old")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
-        runs = {}
-        for record in records:
-            folder = results.folder(record["study"], record["run"], record["seed"])
-            copy = fresh / record["run"] / folder.name
-            copy.mkdir(parents=True)
-            for path in sorted(path for path in folder.iterdir() if _is_row_file(path)):
-                if not results.leaves_out(path.name, record["id"]):
-                    shutil.copyfile(path, copy / path.name)
-            files = {path.name: sha256(path) for path in sorted(copy.iterdir())}
-            runs[record["id"]] = {key: record[key] for key in _KEPT if key in record} | {"files_sha256": files}
-        of_study = results.root / target.name
-        for path in sorted(path for path in of_study.iterdir() if path.is_file() and _is_row_file(path)):
-            if not results.leaves_out(path.name, target.name):
-                shutil.copyfile(path, fresh / path.name)
-        files = {path.name: sha256(path) for path in sorted(fresh.iterdir()) if path.is_file()}
-        stamp = {"schema": 1, "scale": results.scale, "exported": datetime.now(UTC).isoformat(timespec="seconds")}
-        write_json(
-            fresh / PROVENANCE,
-            stamp | {"formerlab": __version__, "runs": runs, "files_sha256": files, "unfinished": unfinished},
-        )
+        fresh.mkdir(parents=True)
+        yield fresh
         if target.exists():
             os.replace(target, old)
         os.replace(fresh, target)
@@ -126,19 +129,3 @@ def _replace(results: Results, target: Path, records: Sequence[dict[str, Any]], 
             os.replace(old, target)
         shutil.rmtree(old, ignore_errors=True)
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _is_row_file(path: Path) -> bool:
-    return path.suffix in (".csv", ".json", ".yaml") and not path.name.startswith(".")
-
-
-def verify(cached_root: Path) -> None:
-    """Raise UserError where a cached file is not the one that was exported."""
-    for provenance in sorted(cached_root.glob(f"*/{PROVENANCE}")):
-        record = read_json(provenance)
-        of_study = {provenance.parent.name: {"files_sha256": record.get("files_sha256", {})}}
-        for name, run in (of_study | record["runs"]).items():
-            for file, digest in run["files_sha256"].items():
-                path = cached_root / name / file
-                if not path.exists() or sha256(path) != digest:
-                    raise UserError(f"{path}: not the exported file; restore it from version control or export again")

@@ -14,6 +14,7 @@ from pandas import DataFrame
 
 from formerlab.errors import UserError
 from formerlab.files import read_json
+from formerlab.results.exported import RUNS, ExportedStudy
 from formerlab.results.schema import COLUMNS, Column
 from formerlab.results.stages import TABLES, WRITER
 
@@ -46,8 +47,10 @@ Objection = Callable[[str, str], str]
 class Results:
     """The finished runs below `results/<tree>/<scale>`; a run is finished when its run.json exists.
 
-    A run that diverged is finished too: `status` says so. Rows to which `objection` objects, as those made by another
-    configuration or other code than the plan's (plan/judge.py), are left out; cached rows need no judge.
+    A study lies there as stages write it, a folder per run, or as export writes it (results/exported.py); who asks for
+    rows need not know. A run that diverged is finished too: `status` says so. Rows to which `objection` objects, as
+    those made by another configuration or other code than the plan's (plan/judge.py), are left out; cached rows need
+    no judge.
     """
 
     def __init__(self, root: Path, objection: Objection | None = None) -> None:
@@ -57,7 +60,9 @@ class Results:
         self.root, self.objection = root, objection
         self._left_out: dict[tuple[str, str], str] = {}
         self._records: list[dict[str, Any]] | None = None
+        self._flat: dict[str, dict[str, Any]] = {}
         self._frames: dict[Path, DataFrame] = {}
+        self.exported = {path.parent.name: ExportedStudy(path.parent) for path in sorted(root.glob(f"*/{RUNS}"))}
 
     @property
     def scale(self) -> str:
@@ -76,7 +81,7 @@ class Results:
         `runs` are glob patterns of run names.
         """
         records = [
-            flatten(record)
+            self._flat[record["id"]]
             for record in self.records()
             if study in (None, record["study"]) and any(fnmatchcase(record["run"], pattern) for pattern in runs)
         ]
@@ -90,23 +95,21 @@ class Results:
         """
         frames = []
         for study_name, run, seed in self.runs(study, runs)[_KEYS].itertuples(index=False):
-            path = self.folder(study_name, run, seed) / name
-            if path.exists():
-                if self.leaves_out(name, f"{study_name}/{run}/seed{seed}"):
-                    continue
-                frame = self._frame(path)
+            name_of_run = f"{study_name}/{run}/seed{seed}"
+            frame = self._rows_of(name, name_of_run)
+            if frame is not None:
                 frames += [frame.assign(study=study_name, run=run, seed=seed)] if len(frame) else []
             elif name in TRAINED:
+                path = self.root / name_of_run / name
                 raise UserError(f"{path}: missing, although the run is finished; delete the folder and train again")
         if not frames:
-            return DataFrame(columns=[*_KEYS, *(TABLES[name].required if name in TABLES else ())])
+            return DataFrame(columns=[*_KEYS, *_required(name)])
         return pd.concat(frames, ignore_index=True)[[*_KEYS, *frames[0].columns.drop(_KEYS)]]
 
     def rows_of_study(self, name: str, study: str) -> DataFrame:
         """Return the rows of a file that belongs to a study rather than to a run (`speed.csv`); none where it lacks."""
-        path = self.root / study / name
-        there = path.exists() and not self.leaves_out(name, study)
-        return self._frame(path) if there else DataFrame(columns=TABLES[name].required)
+        frame = self._rows_of(name, study)
+        return DataFrame(columns=_required(name)) if frame is None else frame
 
     def folder(self, study: str, run: str, seed: int) -> Path:
         """Return the folder of a run."""
@@ -120,7 +123,10 @@ class Results:
         """Return the contents of every run.json, in the same order."""
         if self._records is None:
             records = [read_run(path) for path in self.root.glob("*/*/seed*/run.json")]
+            for study in self.exported.values():
+                records += [_checked(study.folder / RUNS, record, study.name) for record in study.records()]
             self._records = sorted(records, key=lambda record: (record["study"], record["run"], record["seed"]))
+            self._flat = {record["id"]: flatten(record) for record in records}
         return self._records
 
     def left_out(self, study: str = "*", runs: Sequence[str] = ("*",)) -> list[str]:
@@ -152,22 +158,38 @@ class Results:
             self._left_out[stage, name] = reason
         return bool(reason)
 
-    def _frame(self, path: Path) -> DataFrame:
+    def _rows_of(self, name: str, owner: str) -> DataFrame | None:
+        """Return the rows of a file of a run or of a study; nothing where it has none, no rows where it is left out."""
+        path, exported = self.root / owner / name, self.exported.get(owner.partition("/")[0])
+        if not (exported.has(name, owner) if exported else path.exists()):
+            return None
+        if self.leaves_out(name, owner):
+            return DataFrame(columns=_required(name))
+        if exported:
+            return exported.rows(name, owner, _required(name))
         if path not in self._frames:
             self._frames[path] = read_rows(path)
         return self._frames[path]
 
 
+def has_runs(root: Path) -> bool:
+    """Say whether a scale (results/<tree>/<scale>) has finished runs, in either form."""
+    return any(True for form in ("*/*/seed*/run.json", f"*/{RUNS}") for _ in root.glob(form))
+
+
 def read_run(path: Path) -> dict[str, Any]:
     """Read and check a run.json."""
-    record = read_json(path)
+    return _checked(path, read_json(path), "/".join(path.resolve().parent.parts[-3:]))
+
+
+def _checked(path: Path, record: Any, place: str) -> dict[str, Any]:
+    """Return a record, if it is one of a run at that place, or below it, which this version reads."""
     if not isinstance(record, dict) or (missing := [key for key in _REQUIRED if key not in record]):
         what = f"lacks {', '.join(missing)}" if isinstance(record, dict) else "is not a JSON object"
         raise UserError(f"{path}: {what}; delete the folder and train again")
     if record["schema"] != SCHEMA:
         raise UserError(f"{path}: schema {record['schema']}, but this version reads schema {SCHEMA}; train again")
-    folder = path.resolve().parent
-    if record["id"] != "/".join(folder.parts[-3:]):
+    if record["id"] != place and not str(record["id"]).startswith(f"{place}/"):
         raise UserError(f"{path}: id {record['id']!r} is not its folder's name; move the folder back or train again")
     _check_values(path, record)
     return record
@@ -213,6 +235,10 @@ def _columns(file: str) -> Iterable[Column]:
     return TABLES[file].columns if file in TABLES else COLUMNS.values()
 
 
+def _required(file: str) -> tuple[str, ...]:
+    return TABLES[file].required if file in TABLES else ()
+
+
 def _check_shape(path: Path, text: str) -> None:
     """Raise for what pandas would read in silence: a file cut short, or columns that are not there."""
     remedy = "delete it and run its stage again"
@@ -220,8 +246,7 @@ def _check_shape(path: Path, text: str) -> None:
         raise UserError(f"{path}: cut short; {remedy}")
     lines = text.splitlines()
     header, last = next(csv.reader(lines[:1])), next(csv.reader(lines[-1:]))
-    needed = TABLES[path.name].required if path.name in TABLES else ()
-    if missing := [column for column in needed if column not in header]:
+    if missing := [column for column in _required(path.name) if column not in header]:
         raise UserError(f"{path}: lacks the column '{missing[0]}'; {remedy}")
     if len(last) != len(header):
         raise UserError(f"{path}: its last row is cut short; {remedy}")

@@ -95,7 +95,7 @@ def configuration_entry(results: Results, study: str, run: str, seeds: Sequence[
 def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
     """Return the MLflow run of a finished run: all that its rows say."""
     folder = results.folder(record["study"], record["run"], record["seed"])
-    files = sorted([*folder.glob("*.csv"), *folder.glob("run.*")])
+    files, exported = sorted([*folder.glob("*.csv"), *folder.glob("run.*")]), results.exported.get(record["study"])
     spec = flatten(record["spec"])
     params = {
         _name(key): _shorten(value)
@@ -104,7 +104,7 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
     return Entry(
         key=_key(results, record["id"]),
         name=f"{record['run']} seed{record['seed']}",
-        content=_hash_files(files),
+        content=_hash_files(files) if exported is None else exported.hash_of(record["id"]),
         started_ms=_milliseconds(record["started"]),
         finished_ms=_milliseconds(record["finished"]),
         status="FINISHED" if record["status"] == "finished" else "FAILED",

@@ -106,10 +106,10 @@ def draw_all(
     tree_root: Path, out_root: Path, objection_of: "Callable[[Path], Objection | None]" = lambda root: None
 ) -> list[Path]:
     """Draw, for every scale below `tree_root` (results/<tree>), what has finished runs, into `out_root`/<scale>."""
-    from formerlab.results.read import Results
+    from formerlab.results.read import Results, has_runs
 
     written = []
-    for root in sorted({path.parents[3] for path in tree_root.glob("*/*/*/seed*/run.json")}):
+    for root in sorted(path for path in tree_root.glob("*/") if has_runs(path)):
         results = Results(root, objection_of(root))
         for drawing in catalogue().values():
             if results.runs(drawing.study, drawing.runs).empty:

@@ -1,0 +1,231 @@
+"""The form of exported rows: a study in few files, each of whose rows is the one that was exported.
+
+    runs.csv          a row per run: all of its run.json, a column per key, nested keys joined by dots
+    <kind>.parquet    the rows of all runs (test.csv of every run: test.parquet), with run and seed in front
+    provenance.json   of each run the hash of its row and of its rows, and the records of what measured it
+
+The same rows give the same bytes.
+"""
+
+import csv
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.errors import UserError
+from formerlab.files import read_json, replacing, write_json
+
+SCHEMA = 2
+"""The version of provenance.json."""
+RUNS, PROVENANCE = "runs.csv", "provenance.json"
+REMEDY = "restore it from version control, or export again"
+_KEYS = ["run", "seed"]
+
+
+class ExportedStudy:
+    """The rows of one study, verified when they are first read."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read `folder`, which holds runs.csv."""
+        self.folder, self.name = folder, folder.name
+        self._hashes: dict[str, dict[str, str]] | None = None
+        self._frames: dict[str, dict[str, DataFrame]] = {}
+
+    def hashes(self) -> dict[str, dict[str, str]]:
+        """Return the hashes of what was exported, by file, of each run by its id, and of the study by its name."""
+        if self._hashes is None:
+            path = self.folder / PROVENANCE
+            record = read_json(path)
+            if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+                raise UserError(f"{path}: not of schema {SCHEMA}, which this version reads; {REMEDY}")
+            self._hashes = record["sha256"]
+        return self._hashes
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the contents of run.json of every run."""
+        path = self.folder / RUNS
+        try:
+            with open(path, encoding="utf-8", newline="") as file:
+                records = [_record_of(row) for row in csv.DictReader(file, restkey="", restval="")]
+        except (ValueError, TypeError, AttributeError, csv.Error) as error:
+            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); {REMEDY}") from None
+        self._check(path, {str(record.get("id")): hash_record(record) for record in records})
+        return records
+
+    def has(self, name: str, owner: str) -> bool:
+        """Say whether a run, by id, or the study, by name, had such a file (`test.csv`), with rows or without."""
+        return name in self.hashes().get(owner, {})
+
+    def hash_of(self, owner: str) -> str:
+        """Return the SHA-256 of all that was exported of a run, by id, or of the study, by name."""
+        return hashlib.sha256(json.dumps(self.hashes()[owner], sort_keys=True).encode()).hexdigest()
+
+    def rows(self, name: str, owner: str, needed: Sequence[str]) -> DataFrame:
+        """Return the rows of a file of a run or of the study.
+
+        Of other columns than those `needed`, one that only other runs have is left out.
+        """
+        if name not in self._frames:
+            self._frames[name] = self._read(name)
+        frame = self._frames[name].get(owner, DataFrame())
+        return frame[[column for column in frame if column in needed or frame[column].notna().any()]]
+
+    def _read(self, name: str) -> dict[str, DataFrame]:
+        path = self.folder / _table_name(name)
+        owners = [owner for owner in self.hashes() if self.has(name, owner)]
+        frames: dict[str, DataFrame] = {}
+        if path.exists() and owners == [self.name]:
+            frames = {self.name: _read_table(path)}
+        elif path.exists():
+            table = _read_table(path)
+            for (run, seed), rows in table.drop(columns=_KEYS).groupby([table[key] for key in _KEYS], sort=False):
+                frames[f"{self.name}/{run}/seed{seed}"] = rows.reset_index(drop=True)
+        empty = {owner: DataFrame() for owner in owners}
+        self._check(path, {owner: hash_rows(rows) for owner, rows in (empty | frames).items()})
+        return frames
+
+    def _check(self, path: Path, found: Mapping[str, str]) -> None:
+        """Refuse rows that are not those exported, those that are gone, and those that were added."""
+        name = RUNS if path.name == RUNS else f"{path.stem}.csv"
+        wanted = {owner: hashes[name] for owner, hashes in self.hashes().items() if name in hashes}
+        for owner in [*wanted, *found]:
+            if wanted.get(owner) != found.get(owner):
+                raise UserError(f"{path}: {owner}: its rows are not those that were exported; {REMEDY}")
+
+
+def write_study(
+    folder: Path,
+    stamp: Mapping[str, Any],
+    records: Sequence[dict[str, Any]],
+    rows: Mapping[str, Mapping[str, DataFrame]],
+    stages: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Write a study into an empty folder.
+
+    provenance.json begins with the `stamp`. `rows` are by file (`test.csv`), then by the id of their run, or by the
+    study's name where they are not of a run; `stages` are the records of other stages than training, by run or study,
+    then by stage.
+    """
+    _write_runs(folder / RUNS, records)
+    hashes = {record["id"]: {RUNS: hash_record(record)} for record in records}
+    for name, frames in rows.items():
+        _write_table(folder / _table_name(name), frames)
+        for owner, frame in frames.items():
+            hashes.setdefault(owner, {})[name] = hash_rows(frame)
+    write_json(folder / PROVENANCE, {"schema": SCHEMA, **stamp, "sha256": hashes, "stages": stages})
+
+
+def hash_record(record: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a run.json by what it says, not by how it is written."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def hash_rows(rows: DataFrame) -> str:
+    """Return the SHA-256 of rows by their values: numbers as float64, empty columns left out.
+
+    So it is the same whether a column of whole numbers stands beside others with fractions, or with gaps.
+    """
+    digest = hashlib.sha256(str(len(rows)).encode())
+    for name in sorted(rows.columns):
+        column = rows[name]
+        if column.isna().all():
+            continue
+        if pd.api.types.is_numeric_dtype(column):
+            content = column.to_numpy("<f8", na_value=np.nan).tobytes()
+        else:
+            content = json.dumps(column.astype(object).where(column.notna(), None).tolist()).encode()
+        digest.update(f"\0{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def _table_name(name: str) -> str:
+    return f"{Path(name).stem}.parquet"
+
+
+def _write_table(path: Path, frames: Mapping[str, DataFrame]) -> None:
+    """Write rows of runs, or of a study; no file where there are none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    parts = []
+    for owner, frame in frames.items():
+        if "/" in owner:
+            _, run, seed = owner.split("/")
+            keys = DataFrame({"run": run, "seed": int(seed.removeprefix("seed"))}, index=frame.index)
+            frame = pd.concat([keys, frame], axis=1)
+        parts += [frame] if len(frame) else []
+    if not parts:
+        return
+    table = pa.Table.from_pandas(pd.concat(parts, ignore_index=True), preserve_index=False)
+    fractions = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    with replacing(path) as temporary:
+        pq.write_table(
+            table.replace_schema_metadata(None),
+            temporary,
+            compression="zstd",
+            compression_level=9,
+            use_dictionary=[name for name in table.column_names if name not in fractions],
+            use_byte_stream_split=fractions,
+            store_schema=False,
+        )
+
+
+def _read_table(path: Path) -> DataFrame:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        frame: DataFrame = pq.ParquetFile(path).read().to_pandas()
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); {REMEDY}") from None
+    return frame
+
+
+def _write_runs(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    rows = [dict(_cells(record)) for record in records]
+    columns = dict.fromkeys(column for row in rows for column in row)
+    ordered = sorted(columns, key=lambda column: column.startswith("spec."))  # what came out, then what was asked for
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ordered, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _cells(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield columns and cells of a record: JSON, but text that cannot be taken for JSON stands without quotes.
+
+    A mapping without keys, or with one that is no plain name, stands in one cell.
+    """
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item and all(re.fullmatch(r"[\w-]+", inner) for inner in item):
+            yield from _cells(item, f"{prefix}{key}.")
+        else:
+            plain = isinstance(item, str) and item != "" and "\r" not in item and _value_of(item) == item
+            yield prefix + key, item if plain else json.dumps(item)
+
+
+def _record_of(row: Mapping[str, str]) -> dict[str, Any]:
+    """Return the record that `_cells` took apart; an empty cell is a key that the record does not have."""
+    record: dict[str, Any] = {}
+    for column, cell in row.items():
+        if cell:
+            *outer, last = column.split(".")
+            place = record
+            for key in outer:
+                place = place.setdefault(key, {})
+            place[last] = _value_of(cell)
+    return record
+
+
+def _value_of(cell: str) -> Any:
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell

@@ -1,0 +1,137 @@
+"""The form of exported rows: the same values, the same bytes, and a changed one is named."""
+
+import csv
+import json
+import re
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pandas.testing import assert_frame_equal
+
+from formerlab.errors import UserError
+from formerlab.results.exported import ExportedStudy, write_study
+
+TEXTS = st.text(st.characters(exclude_categories=("Cs",)))
+RECORDS = st.dictionaries(
+    st.from_regex(r"[a-z_]+", fullmatch=True),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+        max_leaves=8,
+    ),
+)
+
+
+def record(run, **more):
+    return {"id": f"study/{run}/seed0", "run": run, "seed": 0} | more
+
+
+def write(folder, rows, records=None):
+    folder.mkdir(exist_ok=True)
+    names = {owner: owner.split("/")[1] for frames in rows.values() for owner in frames if "/" in owner}
+    write_study(folder, {}, records or [record(name) for name in names.values()], rows, {})
+    return ExportedStudy(folder)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "study"
+
+
+@pytest.fixture
+def two(folder):
+    """The rows of two runs, one of which has a column more, and a whole number where the other has a fraction."""
+    a = pd.DataFrame({"kind": ["x", None], "value": [1.5, float("nan")], "loss": [0.1, 0.2], "more": [3, 4]})
+    b = pd.DataFrame({"kind": ["y"], "value": [2], "loss": [float("inf")]}, index=[7])
+    return write(folder, {"test.csv": {"study/a/seed0": a, "study/b/seed0": b}})
+
+
+@given(found=RECORDS)
+def test_any_record_comes_back(tmp_path_factory, found):
+    folder = tmp_path_factory.mktemp("study")
+    written = [found | record("a"), record("b", git={"commit": "1e5"}), record("c", git=None)]
+    assert json.dumps(write(folder, {}, written).records(), sort_keys=True) == json.dumps(written, sort_keys=True)
+
+
+def test_runs_can_be_read_by_people(folder):
+    write(folder, {}, [record("a", spec={"model": {"layers": 4, "tau": None}}, flops=1e12, commit="12345678")])
+    (row,) = csv.DictReader((folder / "runs.csv").open())
+    assert row == {
+        **{"id": "study/a/seed0", "run": "a", "seed": "0", "flops": "1000000000000.0", "commit": '"12345678"'},
+        **{"spec.model.layers": "4", "spec.model.tau": "null"},
+    }
+
+
+def test_every_run_has_its_own_rows_and_columns(two):
+    needed = ("kind", "value", "loss")
+    a, b = (two.rows("test.csv", f"study/{run}/seed0", needed) for run in "ab")
+    wanted = pd.DataFrame({"kind": ["x", None], "value": [1.5, float("nan")], "loss": [0.1, 0.2], "more": [3.0, 4.0]})
+    assert_frame_equal(a, wanted.astype({"kind": "str"}), check_exact=True)
+    assert b.to_dict("list") == {"kind": ["y"], "value": [2.0], "loss": [float("inf")]}
+    assert two.rows("test.csv", "study/c/seed0", needed).empty
+
+
+def test_a_run_without_rows_is_not_one_without_the_file(folder):
+    study = write(folder, {"depth.csv": {"study/a/seed0": pd.DataFrame({"weight": []})}})
+    assert study.has("depth.csv", "study/a/seed0")
+    assert not study.has("depth.csv", "study/b/seed0")
+    assert study.rows("depth.csv", "study/a/seed0", ("weight",)).empty
+    assert not list(folder.glob("*.parquet"))
+
+
+def test_the_same_rows_are_the_same_bytes(two, folder):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    rows = {f"study/{run}/seed0": two.rows("test.csv", f"study/{run}/seed0", ("value",)) for run in "ab"}
+    write(folder, {"test.csv": rows})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("run", "change"),
+    [
+        ("b", lambda frame: frame.assign(loss=[0.1, 0.2, 1.0])),
+        ("a", lambda frame: frame.assign(kind=["z", None, "y"])),
+        ("a", lambda frame: frame.iloc[1:]),
+        ("b", lambda frame: frame.iloc[:2]),
+        ("c", lambda frame: pd.concat([frame, frame.tail(1).assign(run="c")])),
+    ],
+    ids=["another number", "another text", "a row less", "a run less", "a run more"],
+)
+def test_changed_rows_are_refused_in_a_line(run, change, two, folder):
+    change(pd.read_parquet(folder / "test.parquet")).to_parquet(folder / "test.parquet", index=False)
+    with pytest.raises(UserError) as error:
+        two.rows("test.csv", "study/a/seed0", ())
+    message = str(error.value)
+    assert re.search(rf"study/test\.parquet: study/{run}/seed0: its rows are not those that were exported", message)
+    assert "restore it from version control, or export again" in message
+    assert "\n" not in message
+
+
+def test_a_changed_row_of_runs_is_refused(two, folder):
+    path = folder / "runs.csv"
+    path.write_text(path.read_text().replace("study/b/seed0,b,0", "study/b/seed0,b,1"))
+    with pytest.raises(UserError, match=r"runs\.csv: study/b/seed0: its rows are not those"):
+        two.records()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("test.parquet", b"PAR1"),
+        ("test.parquet", b""),
+        ("runs.csv", b"\xff\xfe"),
+        ("runs.csv", b"id,run\na,b,c\n"),
+        ("runs.csv", b"a,a.b\nx,y\n"),
+        ("runs.csv", b""),
+        ("provenance.json", b"{"),
+        ("provenance.json", b"[]"),
+        ("provenance.json", b'{"schema": 1}'),
+    ],
+)
+def test_damage_is_refused_in_a_line(name, content, two, folder):
+    (folder / name).write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(f"study/{name}: ")) as error:
+        print(two.records(), two.rows("test.csv", "study/a/seed0", ()))
+    assert "\n" not in str(error.value)
