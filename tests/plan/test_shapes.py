@@ -1,0 +1,47 @@
+"""At the scale of a GPU models have the sizes that its tensor cores are made for."""
+
+from pathlib import Path
+
+import pytest
+
+from formerlab.plan.build import build_plan
+
+ROOT = Path(__file__).parents[2]
+SIZES = {"width", "hidden", "tokens", "vocabulary"}
+ASKED = {"task.tokens"}
+"""Of a batch, at most."""
+
+
+def sizes(value, path=""):
+    """Yield every size of a spec with the keys that lead to it."""
+    for key, inner in value.items():
+        here = f"{path}.{key}" if path else key
+        if isinstance(inner, dict):
+            yield from sizes(inner, here)
+        elif key in SIZES and isinstance(inner, int) and here not in ASKED:
+            yield here, inner
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return build_plan(ROOT, {"scale": "workstation", "tracking_uri": ""})["train"]
+
+
+def test_every_size_at_workstation_is_a_multiple_of_64(runs):
+    odd = {
+        f"{job['study']}/{job['run']}: {key}={size}"
+        for job in runs.values()
+        for key, size in sizes(job["spec"])
+        if size % 64
+    }
+    assert not odd
+
+
+def test_tokenformers_that_are_to_match_have_the_parameters_of_their_transformer(runs):
+    def block(spec):
+        model = spec["model"]
+        return 8 * model["projection"]["tokens"] + 2 * model["feedforward"]["tokens"]
+
+    for name in ("decay/decoder-tokenformer", "vision/tokenformer-matched"):
+        spec = runs[f"{name}/seed0"]["spec"]
+        assert block(spec) == 12 * spec["model"]["width"], name
