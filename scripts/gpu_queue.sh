@@ -1,15 +1,24 @@
 #!/usr/bin/env bash
-# Run what a scale still lacks on this machine, unattended, until a time budget is used up; then pack what came out.
+# Use a machine with a GPU for a given time, unattended: test the kernels, run the benchmarks, train; pack what came out.
 #
 #   scripts/gpu_queue.sh SECONDS OUT [SCALE]     (SCALE: workstation unless given)
 #
-# Jobs run in the order of `python -m formerlab plan --shell`, parents first. Training stops itself, checkpointed, before
-# the time is up, and the next call goes on with it. Into the folder OUT go few files:
+# 1. What the machine lacks comes from the folder CARRIED (default: carried), where there is one: packages from its
+#    wheels, and what its *.tar and *.tar.gz hold, from the root of the checkout on: prepared data sets
+#    (results/live/SCALE/data) and what an earlier call packed. torch is the machine's own. To fill it, elsewhere:
+#      pip download --no-deps --only-binary=:all: --python-version 3.12 --dest carried -r <(grep -vE '^(torch|triton|nvidia)' requirements.lock)
+# 2. The tests of the kernels (tests/kernels/test_on_a_gpu.py), then the benchmarks, all bars in one table. Both stop
+#    at a quarter of the time. They are not done again where OUT has their table already.
+# 3. The jobs that `python -m formerlab plan --shell` says are missing: timings first, then the first seed of every
+#    study, each run with its measurements, before the second of any. Training stops itself, checkpointed, before the
+#    time is up, and the next call goes on with it.
+# Into the folder OUT go few files:
 #   rows.tar.gz     every row, record and sidecar of finished jobs (no weights)
 #   resume-*.tar    checkpoints of unfinished runs and weights that other missing jobs need, in parts of at most PART_MB
+#   tests.log       what the tests of the kernels said
+#   benchmarks.md   the bars, met or missed; benchmarks.log has the whole output
 #   log             what was run, how long it took, how it ended
-# To go on elsewhere, unpack all of them in the root of the checkout first: `for f in OUT/*.tar*; do tar xf "$f"; done`.
-# The data set of the scale must be there already (`python -m formerlab data text --scale SCALE`).
+# To go on elsewhere, put the first two into CARRIED.
 set -uo pipefail
 
 budget=${1:?usage: scripts/gpu_queue.sh SECONDS OUT [SCALE]}
@@ -17,12 +26,34 @@ out=${2:?usage: scripts/gpu_queue.sh SECONDS OUT [SCALE]}
 scale=${3:-workstation}
 margin=${MARGIN_S:-60}    # seconds kept for packing
 part_mb=${PART_MB:-15}    # largest part of resume-*.tar, MB
+rounds=${ROUNDS:-15}      # of the benchmarks
+carried=${CARRIED:-carried}
 python=${PYTHON:-python3}
 results=results/live/$scale
 started=$SECONDS
 mkdir -p "$out"
 
 note() { printf '%6ds  %s\n' "$((SECONDS - started))" "$*" | tee -a "$out/log"; }
+left() { echo $((budget - margin - (SECONDS - started))); }
+
+# Run a command until the deadline at most (seconds from the start).
+until_second() {
+    local rest=$(($1 - (SECONDS - started)))
+    ((rest > 0)) || return 124
+    timeout --signal=TERM --kill-after=30 "$rest" "${@:2}" </dev/null
+}
+
+unpack() {
+    [ -d "$carried" ] || return 0
+    local file wheels=()
+    for file in "$carried"/*.tar "$carried"/*.tar.gz; do [ ! -e "$file" ] || tar xf "$file"; done
+    for file in "$carried"/*.whl; do [ ! -e "$file" ] || wheels+=("$file"); done
+    if ((${#wheels[@]})); then
+        "$python" -m pip install --quiet --no-index --no-deps --upgrade --target .carried "${wheels[@]}" || exit $?
+        export PYTHONPATH="$PWD/.carried:$PYTHONPATH"
+    fi
+    note "unpacked $carried: ${#wheels[@]} wheels"
+}
 
 pack() {
     [ -d "$results" ] || return 0
@@ -35,20 +66,50 @@ pack() {
         while read -r part path; do tar rf "$out/resume-$part.tar" "$path"; done
     note "packed: $(du -sh "$out" | cut -f1) in $out"
 }
-trap 'pack; exit 143' TERM INT
 
+measure() {
+    [ ! -e "$out/benchmarks.md" ] || return 0
+    local deadline=$((budget / 4)) device precision=float32 words
+    until_second "$deadline" "$python" -m pytest -q -rs tests/kernels/test_on_a_gpu.py >"$out/tests.log" 2>&1
+    note "tests of the kernels ended with status $?: $(tail -n 1 "$out/tests.log")"
+    device=$("$python" -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")') || device=cpu
+    [ "$device" = cpu ] || precision=bfloat16
+    : >"$out/benchmarks.log"
+    {
+        printf '| benchmark | verdict |\n|---|---|\n'
+        for words in "pattention.py --device $device" "pruning.py --device $device --precision $precision" "depth.py --device $device --only step --only alone"; do
+            # shellcheck disable=SC2086  # words are words
+            until_second "$deadline" "$python" benchmarks/$words --rounds "$rounds" >"$out/benchmark" 2>>"$out/benchmarks.log"
+            note "benchmark $words ended with status $?" >&2
+            cat "$out/benchmark" >>"$out/benchmarks.log"
+            grep -E '^(met|MISSED): ' "$out/benchmark" | sed "s#.*#| $words | & |#"
+        done
+        rm -f "$out/benchmark"
+    } >"$out/benchmarks.part" && mv "$out/benchmarks.part" "$out/benchmarks.md"
+}
+
+# The stages that need a model: timings of studies, then seed by seed, each run followed by its measurements.
+by_worth() {
+    grep -E '^python -m formerlab (speed|decode|train|zeroshot|prune|flow|translate|complexity) ' |
+        awk '{ seed = match($5, /seed[0-9]+$/) ? substr($5, RSTART + 4) : -1; if (!($5 in first)) first[$5] = NR; print seed, first[$5], NR, $4, $5 }' |
+        sort -n -k1,1 -k2,2 -k3,3 | cut -d ' ' -f 4,5
+}
+
+trap 'pack; exit 143' TERM INT
+export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
+unpack
+measure
 plan=$("$python" -m formerlab plan --scale "$scale" --shell) || exit $?
 export FORMERLAB_PLAN OMP_NUM_THREADS
 FORMERLAB_PLAN=$(sed -n 's/^export FORMERLAB_PLAN=//p' <<<"$plan")
 OMP_NUM_THREADS=$(sed -n 's/^export OMP_NUM_THREADS=//p' <<<"$plan")
 note "scale $scale, $(grep -c '^python' <<<"$plan") jobs missing, budget ${budget}s"
 
-grep -E '^python -m formerlab (speed|decode|train|zeroshot|prune|flow|translate|complexity) ' <<<"$plan" | while read -r _ _ _ stage id _; do
-    left=$((budget - margin - (SECONDS - started)))
-    if ((left <= 0)); then note "out of time before $stage $id"; break; fi
+by_worth <<<"$plan" | while read -r stage id; do
+    if (($(left) <= 0)); then note "out of time before $stage $id"; break; fi
     options=()
-    [ "$stage" = train ] && options=(--time-limit "$left" --margin 10 --on-mismatch restart)
-    timeout --signal=TERM --kill-after=30 "$((left + 15))" "$python" -m formerlab "$stage" "$id" "${options[@]}" </dev/null
+    [ "$stage" = train ] && options=(--time-limit "$(left)" --margin 10 --on-mismatch restart)
+    until_second "$((budget - margin + 15))" "$python" -m formerlab "$stage" "$id" "${options[@]}"
     note "$stage $id ended with status $?"
 done
 pack

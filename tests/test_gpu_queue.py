@@ -1,13 +1,61 @@
-"""The queue for one machine without Snakemake runs every stage that needs a model."""
+"""The queue for one machine without Snakemake: tests, benchmarks, then every stage that needs a model, in time."""
 
 import os
 import re
 import subprocess
 import sys
+import tarfile
+import time
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts/gpu_queue.sh"
 NEEDS_NO_MODEL = {"data", "draw", "exact", "claims", "track", "runs"}
+
+PYTHON = """#!/bin/sh
+# Python in this test: it notes what it is asked, and every job takes a moment and leaves a row, training weights too.
+echo "$*" >>calls
+case "$*" in
+*--shell*) cat plan ;;
+*-c*) echo cpu ;;
+*benchmarks/*) echo "met: time of ours / theirs 1.000 [0.900, 1.100] <= 1.03" ;;
+*pytest*) echo "3 skipped" ;;
+*"formerlab train"*) sleep 0.5; mkdir -p "results/live/smoke/$4"; echo row >"results/live/smoke/$4/train.csv"
+    echo weights >"results/live/smoke/$4/weights.safetensors" ;;
+esac
+"""
+PLAN = """set -e
+export FORMERLAB_PLAN=.formerlab/plan.json
+export OMP_NUM_THREADS=1
+python -m formerlab data text
+python -m formerlab speed depth
+python -m formerlab train depth/plain/seed0
+python -m formerlab train depth/plain/seed1
+python -m formerlab train tokens/small/seed0
+python -m formerlab train tokens/grown/seed0 --on-mismatch restart
+python -m formerlab prune depth/plain/seed0
+python -m formerlab prune tokens/grown/seed0
+python -m formerlab claims --out figures
+"""
+
+
+@pytest.fixture
+def queue(tmp_path):
+    """Return a function that runs the queue in an empty folder for so many seconds."""
+    (tmp_path / "plan").write_text(PLAN)
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+
+    def run(seconds, **environment):
+        words = ["bash", str(SCRIPT), str(seconds), "out", "smoke"]
+        given = os.environ | {"PYTHON": str(tmp_path / "python"), "MARGIN_S": "0"} | environment
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=given)
+        assert done.returncode == 0, done.stderr
+        return (tmp_path / "out/log").read_text()
+
+    return run
 
 
 def test_every_stage_of_a_plan_is_queued():
@@ -19,16 +67,65 @@ def test_every_stage_of_a_plan_is_queued():
         check=True,
     ).stdout
     stages = set(re.findall(r"^python -m formerlab (\S+)", plan, re.MULTILINE))
-    queued = re.search(r"formerlab \(([a-z|]+)\) '", (ROOT / "scripts/gpu_queue.sh").read_text())
+    queued = re.search(r"formerlab \(([a-z|]+)\) '", SCRIPT.read_text())
     assert queued is not None
     assert stages - NEEDS_NO_MODEL == set(queued[1].split("|")), "scripts/gpu_queue.sh"
 
 
-def test_without_time_nothing_is_begun(tmp_path):
-    words = ["bash", "scripts/gpu_queue.sh", "0", str(tmp_path), "smoke"]
-    environment = os.environ | {"PYTHON": sys.executable}
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    log = (tmp_path / "log").read_text()
+def test_kernels_are_tested_then_benchmarks_run_then_runs_by_worth(queue, tmp_path):
+    log = queue(60)
+    calls = (tmp_path / "calls").read_text()
+    jobs = re.findall(r"^-m formerlab (\S+) (\S+)", calls, re.MULTILINE)
+    assert [f"{stage} {name}" for stage, name in jobs if stage != "plan"] == [
+        "speed depth",
+        "train depth/plain/seed0",
+        "prune depth/plain/seed0",
+        "train tokens/small/seed0",
+        "train tokens/grown/seed0",
+        "prune tokens/grown/seed0",
+        "train depth/plain/seed1",
+    ]
+    order = [calls.index(part) for part in ("test_on_a_gpu.py", "benchmarks/pattention.py", "formerlab speed")]
+    assert order == sorted(order)
+    table = (tmp_path / "out/benchmarks.md").read_text().splitlines()
+    assert table[:2] == ["| benchmark | verdict |", "|---|---|"]
+    assert len(table) == 5
+    assert all("| met: time of ours / theirs" in line for line in table[2:])
+    assert "8 jobs missing" in log or "jobs missing, budget 60s" in log
+    with tarfile.open(tmp_path / "out/rows.tar.gz") as rows:
+        assert "results/live/smoke/depth/plain/seed0/train.csv" in rows.getnames()
+    with tarfile.open(tmp_path / "out/resume-1.tar") as weights:
+        assert len(weights.getnames()) == 4
+
+
+def test_it_stops_in_time_and_the_next_call_measures_nothing_twice(queue, tmp_path):
+    began = time.monotonic()
+    log = queue(60, MARGIN_S="59")  # a second for jobs that take half of one each
+    assert time.monotonic() - began < 30
+    assert "out of time before" in log
+    assert (tmp_path / "out/rows.tar.gz").exists() == ("train depth/plain/seed0 ended" in log)
+    limit = re.search(r"train \S+ --time-limit (\d+) --margin 10", (tmp_path / "calls").read_text())
+    assert limit is None or int(limit[1]) <= 1
+    queue(60)
+    assert (tmp_path / "calls").read_text().count("test_on_a_gpu.py") == 1
+
+
+def test_what_was_carried_along_is_unpacked(queue, tmp_path):
+    carried, row = tmp_path / "carried", tmp_path / "results/live/smoke/data/text/manifest.json"
+    carried.mkdir()
+    row.parent.mkdir(parents=True)
+    row.write_text("{}")
+    with tarfile.open(carried / "data.tar.gz", "w:gz") as packed:
+        packed.add(row, row.relative_to(tmp_path))
+    row.unlink()
+    (carried / "some-1.0-py3-none-any.whl").touch()
+    assert "unpacked carried: 1 wheels" in queue(60)
+    assert row.read_text() == "{}"
+    installed = "-m pip install --quiet --no-index --no-deps --upgrade --target .carried carried/some-1.0"
+    assert installed in (tmp_path / "calls").read_text()
+
+
+def test_without_time_nothing_is_begun(queue):
+    log = queue(0)
     assert re.search(r"scale smoke, \d+ jobs missing, budget 0s", log)
     assert "out of time before" in log
