@@ -93,11 +93,13 @@ def test_the_same_rows_are_the_same_bytes(two, folder):
     [
         ("b", lambda frame: frame.assign(loss=[0.1, 0.2, 1.0])),
         ("a", lambda frame: frame.assign(kind=["z", None, "y"])),
+        ("a", lambda frame: frame.assign(value=pd.Timestamp(0))),
         ("a", lambda frame: frame.iloc[1:]),
         ("b", lambda frame: frame.iloc[:2]),
         ("c", lambda frame: pd.concat([frame, frame.tail(1).assign(run="c")])),
+        ("a", lambda frame: frame.drop(columns="run")),
     ],
-    ids=["another number", "another text", "a row less", "a run less", "a run more"],
+    ids=["another number", "another text", "another type", "a row less", "a run less", "a run more", "no runs"],
 )
 def test_changed_rows_are_refused_in_a_line(run, change, two, folder):
     change(pd.read_parquet(folder / "test.parquet")).to_parquet(folder / "test.parquet", index=False)
@@ -128,6 +130,7 @@ def test_a_changed_row_of_runs_is_refused(two, folder):
         ("provenance.json", b"{"),
         ("provenance.json", b"[]"),
         ("provenance.json", b'{"schema": 1}'),
+        ("provenance.json", b'{"schema": 2}'),
     ],
 )
 def test_damage_is_refused_in_a_line(name, content, two, folder):

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +36,17 @@ class ExportedStudy:
     def __init__(self, folder: Path) -> None:
         """Read `folder`, which holds runs.csv."""
         self.folder, self.name = folder, folder.name
-        self._hashes: dict[str, dict[str, str]] | None = None
         self._frames: dict[str, dict[str, DataFrame]] = {}
 
+    @cached_property
     def hashes(self) -> dict[str, dict[str, str]]:
-        """Return the hashes of what was exported, by file, of each run by its id, and of the study by its name."""
-        if self._hashes is None:
-            path = self.folder / PROVENANCE
-            record = read_json(path)
-            if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-                raise UserError(f"{path}: not of schema {SCHEMA}, which this version reads; {REMEDY}")
-            self._hashes = record["sha256"]
-        return self._hashes
+        """Hashes of what was exported, by file, of each run by its id, and of the study by its name."""
+        path = self.folder / PROVENANCE
+        record = read_json(path)
+        if not isinstance(record, dict) or record.get("schema") != SCHEMA or "sha256" not in record:
+            raise UserError(f"{path}: not of schema {SCHEMA}, which this version reads; {REMEDY}")
+        hashes: dict[str, dict[str, str]] = record["sha256"]
+        return hashes
 
     def records(self) -> list[dict[str, Any]]:
         """Return the contents of run.json of every run."""
@@ -61,11 +61,11 @@ class ExportedStudy:
 
     def has(self, name: str, owner: str) -> bool:
         """Say whether a run, by id, or the study, by name, had such a file (`test.csv`), with rows or without."""
-        return name in self.hashes().get(owner, {})
+        return name in self.hashes.get(owner, {})
 
     def hash_of(self, owner: str) -> str:
         """Return the SHA-256 of all that was exported of a run, by id, or of the study, by name."""
-        return hashlib.sha256(json.dumps(self.hashes()[owner], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.hashes[owner], sort_keys=True).encode()).hexdigest()
 
     def rows(self, name: str, owner: str, needed: Sequence[str]) -> DataFrame:
         """Return the rows of a file of a run or of the study.
@@ -79,14 +79,15 @@ class ExportedStudy:
 
     def _read(self, name: str) -> dict[str, DataFrame]:
         path = self.folder / _table_name(name)
-        owners = [owner for owner in self.hashes() if self.has(name, owner)]
+        owners = [owner for owner in self.hashes if self.has(name, owner)]
         frames: dict[str, DataFrame] = {}
-        if path.exists() and owners == [self.name]:
-            frames = {self.name: _read_table(path)}
-        elif path.exists():
+        if path.exists():
             table = _read_table(path)
-            for (run, seed), rows in table.drop(columns=_KEYS).groupby([table[key] for key in _KEYS], sort=False):
-                frames[f"{self.name}/{run}/seed{seed}"] = rows.reset_index(drop=True)
+            if owners == [self.name]:
+                frames = {self.name: table}
+            elif table.columns[:2].tolist() == _KEYS:
+                for (run, seed), rows in table.iloc[:, 2:].groupby([table[key] for key in _KEYS], sort=False):
+                    frames[f"{self.name}/{run}/seed{seed}"] = rows.reset_index(drop=True)
         empty = {owner: DataFrame() for owner in owners}
         self._check(path, {owner: hash_rows(rows) for owner, rows in (empty | frames).items()})
         return frames
@@ -94,7 +95,7 @@ class ExportedStudy:
     def _check(self, path: Path, found: Mapping[str, str]) -> None:
         """Refuse rows that are not those exported, those that are gone, and those that were added."""
         name = RUNS if path.name == RUNS else f"{path.stem}.csv"
-        wanted = {owner: hashes[name] for owner, hashes in self.hashes().items() if name in hashes}
+        wanted = {owner: hashes[name] for owner, hashes in self.hashes.items() if name in hashes}
         for owner in [*wanted, *found]:
             if wanted.get(owner) != found.get(owner):
                 raise UserError(f"{path}: {owner}: its rows are not those that were exported; {REMEDY}")
@@ -140,7 +141,7 @@ def hash_rows(rows: DataFrame) -> str:
         if pd.api.types.is_numeric_dtype(column):
             content = column.to_numpy("<f8", na_value=np.nan).tobytes()
         else:
-            content = json.dumps(column.astype(object).where(column.notna(), None).tolist()).encode()
+            content = json.dumps(column.astype(object).where(column.notna(), None).tolist(), default=str).encode()
         digest.update(f"\0{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 
