@@ -65,7 +65,7 @@ test-fast: $(READY) ## the tests without those marked slow
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow"
 
 test-cluster: $(READY) ## jobs of a real, private Slurm and what may happen to them; minutes, needs root and Slurm
-	@$(BIN)/python -m pytest tests/cluster -rs
+	@$(BIN)/python -m pytest tests/cluster -rs -n $(TEST_WORKERS) --dist loadfile
 
 lint: $(READY) ## ruff, mypy, snakefmt, snakemake --lint
 	$(BIN)/python -m ruff check .

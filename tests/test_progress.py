@@ -6,6 +6,14 @@ import tqdm.std
 from formerlab.progress import Progress, short
 
 
+class Unread(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -30,6 +38,13 @@ def test_lines_come_at_most_every_five_seconds_and_at_the_end(clock):
     assert [line.split("step ")[1].split(",")[0] for line in lines] == ["3/10", "6/10", "9/10", "10/10"]
     assert lines[0] == "train a/b/seed0  step 3/10, loss 1.374  0.50 step/s  left 00:14"
     assert lines[-1].endswith("left 00:00")
+
+
+def test_work_goes_on_when_nobody_reads_its_progress_any_more(clock):
+    with Progress(10, "train x", file=Unread()) as progress:
+        for step in range(1, 11):
+            clock.now += 10
+            progress.update(step)
 
 
 def test_resumed_work_is_timed_from_where_it_continues(clock):

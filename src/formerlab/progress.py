@@ -1,6 +1,7 @@
 """Progress of long work on stderr, by tqdm: one line that is rewritten on a terminal, now and then a line elsewhere."""
 
 import sys
+from contextlib import suppress
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -75,7 +76,11 @@ class _Bar(tqdm):  # type: ignore[misc]
 
 
 class _Lines:
-    """A log: what tqdm would rewrite becomes a line of its own, unless the line before it was the same."""
+    """A log: what tqdm would rewrite becomes a line of its own, unless the line before it was the same.
+
+    Where nobody reads it any more the work goes on: a cluster that ends a job ends the `tee` behind it at once, and
+    what was done has yet to be saved.
+    """
 
     def __init__(self, file: TextIO) -> None:
         self._file, self._last = file, ""
@@ -83,11 +88,13 @@ class _Lines:
     def write(self, text: str) -> None:
         line = text.strip()
         if line not in ("", self._last):
-            self._file.write(f"{line}\n")
+            with suppress(BrokenPipeError):
+                self._file.write(f"{line}\n")
             self._last = line
 
     def flush(self) -> None:
-        self._file.flush()
+        with suppress(BrokenPipeError):
+            self._file.flush()
 
 
 def _field_text(name: str, value: float | str) -> str:

@@ -4,9 +4,11 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from fixtures.checkout import Checkout
+from prompt import ask_often
 
 from formerlab.files import sha256
 from formerlab.plan import loaded
@@ -30,6 +32,10 @@ LOOP = "        while state.step < run.steps:\n"
 SAME_BITS = ("weights.safetensors", "train.csv", "eval.csv", "test.csv")
 GATE = 5
 """The step after which a run waits."""
+MOST_JOBS = 4
+"""No run needs more, whatever a test does to it."""
+SILENCE_S = 90
+"""Without a job for so long the DAG is stuck: it asks for them every 2 s."""
 
 
 class Laboratory(Checkout):
@@ -45,6 +51,7 @@ class Laboratory(Checkout):
         shutil.copy(Path(__file__).with_name("gate.py"), root / "src/gate.py")
         passing = f"        import gate\n\n{LOOP}            gate.pass_through(run.id, state, hooks)\n"
         self.edit("src/formerlab/training/loop.py", LOOP, passing)
+        ask_often(self)
         prepared = self.snakemake("--cores", "1", "data_only")
         assert prepared.returncode == 0, prepared.stderr
         (path,) = (root / ".formerlab/plans").iterdir()
@@ -66,6 +73,7 @@ class Laboratory(Checkout):
 
     def start(self, slurm, runs, *words):
         """Train runs through Slurm, in the background."""
+        self.slurm = slurm
         targets = [f"{self.plan['results']}/{run}/run.json" for run in runs]
         quick = ("--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "5")
         self.log = self.root / "snakemake.log"
@@ -78,18 +86,43 @@ class Laboratory(Checkout):
                 stderr=log,
             )
 
-    def job_at_gate(self, slurm, run):
+    def job_at_gate(self, run):
         """Wait for a run at its gate and return its Slurm job."""
 
         def arrived():
-            assert self.process.poll() is None, self.log.read_text()
+            assert self.process.poll() is None, self.story()
             return self.reached(run)
 
-        return slurm.wait_for(arrived)["SLURM_JOB_ID"]
+        return self.wait_for(arrived)["SLURM_JOB_ID"]
+
+    def ends(self, status=0):
+        """Wait for the DAG, which is to end with this exit status."""
+        self.wait_for(lambda: self.process.poll() is not None)
+        assert self.process.returncode == status, self.story()
+
+    def wait_for(self, condition, seconds=600):
+        """Wait until the condition returns something true, and return that; not where the DAG plainly is stuck."""
+        began = busy = time.monotonic()
+        while not (found := condition()):
+            now = time.monotonic()
+            if self.slurm.run("squeue", "--noheader", "--states=RUNNING,COMPLETING"):
+                busy = now
+            assert now - began < seconds, f"waited {seconds} s in vain\n{self.story()}"
+            assert now - busy < SILENCE_S, f"no job has run for {SILENCE_S} s\n{self.story()}"
+            for logs in (self.root / "logs/slurm/rule_train").glob("*"):
+                assert len(list(logs.iterdir())) <= MOST_JOBS, f"{logs.name}: too many jobs\n{self.story()}"
+            time.sleep(0.5)
+        return found
+
+    def story(self):
+        """Return how the logs of jobs, of stages and of the DAG end, and what Slurm shows."""
+        logs = sorted((self.root / "logs").rglob("*.log"), key=lambda path: path.stat().st_mtime)
+        ends = [f"--- {path.relative_to(self.root)}\n{last_lines(path, 12)}" for path in logs]
+        return "\n".join([*ends, f"--- {self.log.name}\n{last_lines(self.log, 40)}", self.slurm.shown()])
 
     def finish(self, *runs):
         """Wait for the DAG, and compare every run with the same one left alone."""
-        assert self.process.wait(timeout=600) == 0, self.log.read_text()
+        self.ends()
         for run in runs:
             assert self.bits(self.results / run) == self.left_alone(run)
             assert f"continuing after step {GATE}" in (self.root / f"logs/smoke/train/{run}.log").read_text()
@@ -113,6 +146,10 @@ class Laboratory(Checkout):
     @staticmethod
     def bits(folder):
         return {name: sha256(folder / name) for name in SAME_BITS}
+
+
+def last_lines(path, count):
+    return "\n".join(path.read_text().splitlines()[-count:])
 
 
 def history(slurm, laboratory, run, *fields):

@@ -45,7 +45,8 @@ SlurmctldPidFile={folder}/run/slurmctld.pid
 SlurmdPidFile={folder}/run/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
+# As with cgroups, and unlike linuxproc, what a job leaves behind is killed too when its parents are gone.
+ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
@@ -218,14 +219,23 @@ class PrivateSlurm:
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now+10")
         self.wait_for(lambda: shown().startswith("RUNNING"))
 
-    def wait_for(self, condition, seconds=600):
+    def wait_for(self, condition, seconds=240):
         """Wait until the condition returns something true, and return that."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"waited {seconds} s in vain; the queue: {self.run('squeue', '--long')}")
+                raise TimeoutError(f"waited {seconds} s in vain\n{self.shown()}")
             time.sleep(0.2)
         return found
+
+    def shown(self):
+        """Return what Slurm shows of all jobs and nodes."""
+        return self.run("squeue", "--long", "--states=all") + self.run("sinfo", "--long", "--Node")
+
+    def clear(self):
+        """Cancel all jobs and wait until nothing of them runs."""
+        self.run("scancel", "--user=root")
+        self.wait_for(lambda: not self.run("squeue", "--noheader"))
 
     def _write(self):
         for name in ("run", "state", "dev", "bin"):

@@ -6,6 +6,7 @@ from datetime import datetime
 
 import pytest
 from fixtures.checkout import Checkout
+from prompt import ask_often
 
 from formerlab.plan.build import build_plan
 
@@ -37,6 +38,7 @@ def targets(plan):
 def done(slurm, tmp_path_factory):
     """Every job of these; trainings ask for a GPU, which here is a name without a device behind it."""
     checkout = Checkout(tmp_path_factory.mktemp("checkout"))
+    ask_often(checkout)
     quick = ("--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "5")
     words = ("--profile", "slurm", *quick, "--set-resources", "train:gpu=1")
     checkout.plan = build_plan(checkout.root, CONFIG)

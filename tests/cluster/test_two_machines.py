@@ -38,7 +38,7 @@ def test_a_run_split_over_two_nodes_learns_what_one_process_does(two_nodes, tmp_
     run = laboratory.runs[0]
     laboratory.start(two_nodes, [run])
     try:
-        assert laboratory.process.wait(timeout=900) == 0, laboratory.log.read_text()
+        laboratory.ends()
     finally:
         laboratory.process.kill()
     assert history(two_nodes, laboratory, run, "State", "NNodes") == [("COMPLETED", "2")]
