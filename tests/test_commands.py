@@ -20,7 +20,6 @@ from formerlab.commands.context import VARIABLE
 from formerlab.plan import locate
 from formerlab.plan.json_schema import json_schema
 from formerlab.plan.locate import ensure_plan, plan_path
-from formerlab.report.figures import catalogue
 
 VERBS = (
     *("plan", "schema", "status", "data", "speed", "train", "zeroshot", "prune", "flow", "draw", "figures", "exact"),
@@ -247,13 +246,9 @@ def test_the_script_names_its_plan(project, capsys):
     assert path.exists()
 
 
-def test_schema_writes_what_is_made_from_code(project, capsys):
+def test_schema_writes_that_of_the_yaml_files(project, capsys):
     said(capsys, "schema")
     assert json.loads((project.root / "workflow/config.schema.json").read_text()) == json_schema()
-    captions = {path.stem: path.read_text() for path in (project.root / "workflow/report").glob("*.rst")}
-    assert captions.keys() == catalogue().keys()
-    for name, drawing in catalogue().items():
-        assert captions[name].startswith(f"{drawing.caption}\n\nCommand: "), name
 
 
 def test_the_demo_hands_every_value_on_to_snakemake_as_it_is(project, monkeypatch, capsys):

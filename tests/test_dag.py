@@ -20,7 +20,7 @@ from formerlab.files import write_json
 from formerlab.plan.build import build_plan
 from formerlab.plan.judge import RECORDS
 from formerlab.plan.status import states
-from formerlab.report.figures import catalogue
+from formerlab.report.drawings import catalogue
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dag")]
 

@@ -17,7 +17,7 @@ from fixtures.checkout import Checkout
 from formerlab.__main__ import build_parser, main
 from formerlab.commands.context import VARIABLE
 from formerlab.plan import locate
-from formerlab.report.figures import catalogue
+from formerlab.report.drawings import catalogue
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])

@@ -26,7 +26,7 @@ from fixtures.rows import make_run
 from formerlab.cache import Peak, PrunedCache, Simulation
 from formerlab.data import TextData, load_stream, prepare
 from formerlab.data.sums import Sums
-from formerlab.report.figures import draw_one
+from formerlab.report.drawings import draw_one
 from formerlab.layers.anchor import Anchor
 from formerlab.layers.low_rank import LowRank
 from formerlab.models import Decoder
@@ -58,7 +58,7 @@ assert len(load_stream(Path("data"), "train")) > 1000
 root = Path("results/live/smoke")
 for layers in (2, 4):
     make_run(root, "denseformer", f"plain-{layers}")
-assert len(draw_one("denseformer_pace", root, Path("figures"))) == 3
+assert len(draw_one("denseformer_pace", root, Path("figures"))) == 4
 assert "denseformer_pace" in plan["draw"]
 """
 

@@ -137,13 +137,13 @@ def test_nothing_that_reads_rows_imports_torch_or_mlflow():
     code = """
 import sys
 from importlib import import_module
-from formerlab.report.figures import catalogue
+from formerlab.report.drawings import catalogue
 drawings = catalogue()
 assert not {"pandas", "matplotlib"} & set(sys.modules), "the catalogue must not import what draws"
 for drawing in drawings.values():
-    import_module(f"formerlab.report.{drawing.kind}s.{drawing.name}")
+    import_module(drawing.module)
 for name in ("results.read", "statistics", "report.published", "tracking.mlflow", "tracking.rows", "results.export",
-             "results.compare", "report.tables._headline", "report.tables._write", "report.figures._write"):
+             "results.compare", "report.headline", "report.write"):
     import_module(f"formerlab.{name}")
 print(sorted({"torch", "mlflow", "snakemake", "datasets"} & set(sys.modules)))
 """

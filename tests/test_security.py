@@ -13,7 +13,7 @@ from fixtures.rows import make_decay
 from formerlab.errors import UserError
 from formerlab.report import pages
 from formerlab.report.claims.readable import pipes
-from formerlab.report.figures import draw
+from formerlab.report.drawings import draw
 from formerlab.report.ledger import write_ledger
 from formerlab.results.archive import archive, import_archive
 from formerlab.results.read import Results

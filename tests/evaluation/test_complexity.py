@@ -14,7 +14,7 @@ from formerlab.evaluation.timing.complexity import (
     multiply_adds,
 )
 from formerlab.layers.sinusoidal_encoding import sinusoids
-from formerlab.report.tables.transformer_layers import THEORY
+from formerlab.report.tables.transformer import THEORY
 
 SPEC = Complexity(lengths=(32, 64, 128), widths=(16, 32, 64), neighbourhood=16, repeats=1)
 

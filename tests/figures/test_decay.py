@@ -5,9 +5,8 @@ import pandas as pd
 import pytest
 from fixtures.rows import make_run, write_csv
 
-from formerlab.report.figures._decode import decoding
-from formerlab.report.figures._questions import MEAN, SUITES, accuracies, chance, metric_of, title
-from formerlab.report.figures.decay_bias import measured
+from formerlab.report.pruning import decoding, measured
+from formerlab.report.questions import MEAN, SUITES, accuracies, chance, metric_of, title
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 

@@ -24,10 +24,11 @@ from fixtures.rows import (
 )
 
 from formerlab.errors import UserError
-from formerlab.report.figures import catalogue, draw_all, draw_one, write_captions
-from formerlab.report.figures._pruning import arms, main_arms
-from formerlab.report.figures._runs import by_run, chain, held_out_losses, variant
-from formerlab.report.tables import _write, headline
+from formerlab.report.drawings import catalogue, declaration, draw_all, draw_one
+from formerlab.report.headline import headline
+from formerlab.report.pruning import arms, main_arms
+from formerlab.report.runs import by_run, chain, held_out_losses, variant
+from formerlab.report.write import number, readable
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -75,26 +76,26 @@ def test_without_rows_it_says_so(tmp_path, name):
     written = draw_one(name, tmp_path / "results", tmp_path / "out")
     assert [path.name for path in written] == list(DRAWINGS[name].outputs)
     if DRAWINGS[name].kind == "table":
-        assert "No finished run" in written[-1].read_text()
+        assert "No finished run" in written[-2].read_text()
 
 
 @pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=lambda drawing: drawing.name)
-def test_constants_fit_the_contract(drawing):
+def test_declarations_fit_the_contract(drawing):
+    declared = declaration(drawing.name)
+    assert (declared.reads, declared.runs, declared.caption) == (drawing.reads, drawing.runs, drawing.caption)
     assert drawing.study in ("transformer", "tokenformer", "denseformer", "decay", "combined", "vision")
     assert set(drawing.reads) <= {*TABLES, "run.json"}
     assert "run.json" in drawing.reads
     assert "To see" in drawing.caption or drawing.kind == "table"
 
 
-def test_captions_of_the_report_are_those_of_the_modules(tmp_path, pytestconfig):
+def test_captions_are_written_beside_the_pictures(place):
     from docutils.core import publish_doctree
 
-    write_captions(tmp_path)
-    folder = pytestconfig.rootpath / "workflow" / "report"
-    for path in tmp_path.iterdir():
-        assert (folder / path.name).read_text() == path.read_text(), f"{path.name}: run write_captions"
-        publish_doctree(path.read_text(), settings_overrides={"halt_level": 2, "report_level": 2})
-    assert {path.stem for path in folder.glob("*.rst")} == {*DRAWINGS, "workflow", "claims", "runs"}
+    for name, drawing in DRAWINGS.items():
+        text = (place / "figures/live/one" / f"{name}.rst").read_text()
+        assert text.startswith(f"{drawing.caption}\n\nCommand: ")
+        publish_doctree(text, settings_overrides={"halt_level": 2, "report_level": 2})
 
 
 def test_an_unknown_name_names_the_near_one(tmp_path):
@@ -259,11 +260,11 @@ def test_questions_without_windows_keep_their_rows(tmp_path):
 
 
 def test_numbers_read_well():
-    assert _write.number("loss_nats", 3.45678) == "3.4568"
-    assert _write.number("parameters", 1_310_000_000.0) == "1.31B"
-    assert _write.number("flops_cumulative", 4.1e12) == "4.1e+12"
+    assert number("loss_nats", 3.45678) == "3.4568"
+    assert number("parameters", 1_310_000_000.0) == "1.31B"
+    assert number("flops_cumulative", 4.1e12) == "4.1e+12"
     frame = pd.DataFrame({"loss_nats": [3.0], "loss_nats_low": [2.5], "loss_nats_high": [3.5], "empty": [np.nan]})
-    assert _write.readable(frame).to_dict("list") == {"test loss (nats)": ["3.0000 [2.5000, 3.5000]"]}
+    assert readable(frame).to_dict("list") == {"test loss (nats)": ["3.0000 [2.5000, 3.5000]"]}
 
 
 def test_the_headline_has_every_study_that_ran(place, tmp_path):

@@ -12,7 +12,7 @@ from formerlab.models import Decoder
 from formerlab.plan.build import build_plan
 from formerlab.plan.measures import MEASURES, WRITES
 from formerlab.plan.show import table
-from formerlab.report.figures import catalogue
+from formerlab.report.drawings import catalogue
 from formerlab.tasks import LanguageModeling
 from formerlab.training.run import Run
 

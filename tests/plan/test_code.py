@@ -35,9 +35,9 @@ JOBS = {
     "zeroshot dense": (("formerlab.evaluation.language.zeroshot",), (DENSE,)),
     "prune local": (("formerlab.evaluation.pruning.prune",), (PruneSweep(policies=(Local(),)), PLAIN)),
     "prune decay": (("formerlab.evaluation.pruning.prune",), (PruneSweep(policies=(Decay(),)), PLAIN)),
-    "draw decay_alpha": (("formerlab.report.figures.decay_alpha", "formerlab.report.figures._write"), ()),
-    "draw denseformer_depth": (("formerlab.report.figures.denseformer_depth", "formerlab.report.figures._write"), ()),
-    "draw decay_table": (("formerlab.report.tables.decay_table", "formerlab.report.tables._write"), ()),
+    "draw decay_alpha": (("formerlab.report.figures.decay.alpha", "formerlab.report.write"), ()),
+    "draw denseformer_depth": (("formerlab.report.figures.denseformer.depth", "formerlab.report.write"), ()),
+    "draw decay_table": (("formerlab.report.tables.decay", "formerlab.report.write"), ()),
 }
 
 
@@ -148,10 +148,10 @@ def new_code(text):
         ("data/text/files.py", {"data of files"}),
         ("data/text/hub.py", set()),
         ("data/text/tokenizer.py", jobs("data")),
-        ("report/figures/decay_alpha.py", {"draw decay_alpha"}),
-        ("report/figures/_pruning.py", {"draw decay_alpha", "draw decay_table"}),
-        ("report/figures/_style.py", jobs("draw")),
-        ("report/tables/decay_table.py", {"draw decay_table"}),
+        ("report/figures/decay/alpha.py", {"draw decay_alpha"}),
+        ("report/pruning.py", {"draw decay_alpha", "draw decay_table"}),
+        ("report/style.py", jobs("draw")),
+        ("report/tables/decay.py", {"draw decay_table"}),
         ("results/read.py", jobs("draw")),
         ("errors.py", set()),
         ("progress.py", set()),

@@ -14,7 +14,7 @@ for name, job in PLAN["draw"].items():
                 (
                     report(
                         file,
-                        caption=f"{ROOT}/workflow/report/{name}.rst",
+                        caption=os.path.abspath(f"{FIGURES}/{name}.rst"),
                         category=PLAN["studies"][job["study"]]["title"],
                         labels={
                             "what": name,

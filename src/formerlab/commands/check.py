@@ -60,7 +60,7 @@ def _leave_the_future(plan: dict[str, Any]) -> None:
 def rescue(arguments: argparse.Namespace) -> None:
     """Draw from the runs that did finish, and say what did not."""
     from formerlab.plan.status import report
-    from formerlab.report.figures import draw_one
+    from formerlab.report.drawings import draw_one
 
     plan = load_plan(arguments)
     judge = Judge(plan)

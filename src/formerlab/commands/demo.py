@@ -53,7 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
         _write_report(given, report)
     if results.is_dir():
         if changed or not text.exists():
-            from formerlab.report.tables import headline
+            from formerlab.report.headline import headline
 
             write_text(text, headline(results, Judge(plan).objection))
         print(f"\n{text.read_text(encoding='utf-8')}")

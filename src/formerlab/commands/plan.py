@@ -21,7 +21,7 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--tree", choices=("cached", "live"), default="cached", help="which runs; default: cached")
     parser.add_argument("--out", type=Path, help="folder for predicted.csv and predicted.md; default: show the table")
 
-    text = "write what is made from code: the YAML files' schema, for editors, and the report's captions"
+    text = "write the schema of the YAML files, for editors"
     parser = add_verb(verbs, "schema", schema, text, configured=False)
     parser.add_argument("--out", type=Path, default=Path("workflow/config.schema.json"))
 
@@ -58,12 +58,10 @@ def predicted(arguments: argparse.Namespace) -> None:
 
 
 def schema(arguments: argparse.Namespace) -> None:
-    """Write the JSON schema of all YAML files, and beside it the captions of the figures and tables."""
+    """Write the JSON schema of all YAML files."""
     from formerlab.plan.json_schema import json_schema
-    from formerlab.report.figures import write_captions
 
     write_json(arguments.out, json_schema())
-    write_captions(arguments.out.parent / "report")
 
 
 def status(arguments: argparse.Namespace) -> None:

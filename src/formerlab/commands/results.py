@@ -55,7 +55,7 @@ def add_parsers(verbs: Any) -> None:
 
 def draw(arguments: argparse.Namespace) -> None:
     """Draw one figure or table of the plan's scale."""
-    from formerlab.report.figures import draw_one
+    from formerlab.report.drawings import draw_one
 
     plan = load_plan(arguments)
     draw_one(arguments.name, Path(plan["results"]), Path(plan["figures"]), Judge(plan).objection)
@@ -63,7 +63,7 @@ def draw(arguments: argparse.Namespace) -> None:
 
 def figures(arguments: argparse.Namespace) -> None:
     """Draw everything that has rows, at every scale."""
-    from formerlab.report.figures import draw_all
+    from formerlab.report.drawings import draw_all
     from formerlab.report.ledger import write_ledger
     from formerlab.results.read import Results
 
@@ -153,7 +153,7 @@ def _objection(results: Path) -> "Objection | None":
 
 def headline(arguments: argparse.Namespace) -> None:
     """Print the headline tables."""
-    from formerlab.report.tables import headline as text
+    from formerlab.report.headline import headline as text
 
     plan = load_plan(arguments)
     print(text(Path(plan["results"]), Judge(plan).objection))

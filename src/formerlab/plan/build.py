@@ -25,7 +25,7 @@ from formerlab.plan.schema import Scale, Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources
 from formerlab.plan.speed import flow_jobs, match_times, timing_jobs
 from formerlab.plan.tokenizers import chain, tokenizer_of
-from formerlab.report.figures import Drawing, catalogue
+from formerlab.report.drawings import Drawing, catalogue
 from formerlab.results.measures import CLAIMS, TIMED
 from formerlab.spec import fingerprint
 from formerlab.training.run import Run
@@ -179,14 +179,13 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
             files = [f"{stage}.csv" for stage in TIMED if drawing.study in plan[stage]]
             inputs += [f"{plan['results']}/{drawing.study}/{file}" for file in files if file in drawing.reads]
         if inputs:
-            package = f"formerlab.report.{drawing.kind}s"
             jobs[name] = {
                 "kind": drawing.kind,
                 "study": drawing.study,
                 "inputs": inputs,
                 "runs": _runs_behind(drawing, plan),
                 "outputs": [f"{plan['figures']}/{file}" for file in drawing.outputs],
-                "code": code_hash(f"{package}.{name}", f"{package}._write"),
+                "code": code_hash(drawing.module, "formerlab.report.write"),
             }
     return jobs
 

@@ -53,7 +53,7 @@ class Entry:
 
 def study_entry(results: Results, records: Sequence[dict[str, Any]], figures: Path) -> Entry:
     """Return the MLflow run of a study, which holds its figures, tables and the verdicts on its claims."""
-    from formerlab.report.figures import catalogue
+    from formerlab.report.drawings import catalogue
 
     study = records[0]["study"]
     names = [name for drawing in catalogue().values() if drawing.study == study for name in drawing.outputs]

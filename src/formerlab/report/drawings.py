@@ -1,0 +1,169 @@
+"""Figures and tables: what there is of them, and drawing them from rows alone.
+
+A module below `figures/` or `tables/` declares each at its top level, under its name: `decay_budget = Plot(...)` in
+`figures/decay/budget.py`, `vision_sizes = Table(...)` in `tables/vision.py`. The study is the folder or file below. The
+plan reads `reads`, `runs` and `caption` from the source without importing what draws, so these are literals.
+
+The rows of a figure are written beside the picture, which shows nothing else. In figures and tables the column `source`
+is `ours` or `published`. The caption is written beside them for Snakemake's report.
+"""
+
+import ast
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from formerlab.errors import UserError
+
+if TYPE_CHECKING:  # these take a second to import; the plan reads the catalogue without them
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from formerlab.results.read import Objection, Results
+
+REPORT = Path(__file__).parent
+_READ = ("reads", "runs", "caption")
+
+
+class Plot(NamedTuple):
+    """A figure: the rows that it shows, and how."""
+
+    reads: Sequence[str]
+    """Files of a run or of the study that it is drawn from."""
+    runs: Sequence[str]
+    """Glob patterns of the names of the runs that it is drawn from."""
+    caption: str
+    """What it shows and what to see, in reStructuredText."""
+    data: "Callable[[Results, Sequence[str]], DataFrame]"
+    """Returns the rows, given the results and `runs`."""
+    draw: "Callable[[DataFrame], Figure]"
+
+
+class Table(NamedTuple):
+    """A table: our rows, then the published ones."""
+
+    reads: Sequence[str]
+    runs: Sequence[str]
+    caption: str
+    ours: "Callable[[Results, Sequence[str]], DataFrame]"
+    """Returns our rows, given the results and `runs`; none where no run is finished."""
+    published: "Callable[[], DataFrame] | None" = None
+    columns: Sequence[str] = ()
+    """The columns that are shown, in this order; all where none are named."""
+
+    def rows(self, results: "Results") -> "DataFrame":
+        """Return ours above the published ones; the first column, `source`, tells them apart."""
+        import pandas as pd
+
+        found = {"ours": self.ours(results, self.runs)}
+        if self.published is not None:
+            found["published"] = self.published()
+        blocks = [block.drop(columns="source", errors="ignore") for block in found.values()]
+        for source, block in zip(found, blocks, strict=True):
+            block.insert(0, "source", source)
+        blocks = [block for block in blocks if len(block)] or blocks[:1]
+        table = pd.concat(blocks, ignore_index=True)
+        return table.reindex(columns=list(self.columns)) if self.columns else table
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What the source says of a figure or table."""
+
+    name: str
+    kind: str
+    """figure or table."""
+    study: str
+    """The study whose runs it reads."""
+    module: str
+    reads: tuple[str, ...]
+    runs: tuple[str, ...]
+    caption: str
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the files that drawing writes; the last is the caption."""
+        endings = ("pdf", "png", "csv", "rst") if self.kind == "figure" else ("csv", "md", "html", "rst")
+        return tuple(f"{self.name}.{ending}" for ending in endings)
+
+
+@cache
+def catalogue() -> dict[str, Drawing]:
+    """Return every figure and table by name, without importing what draws them."""
+    return {
+        drawing.name: drawing
+        for kind in ("figure", "table")
+        for path in sorted((REPORT / f"{kind}s").rglob("*.py"))
+        for drawing in _declared(kind, path)
+    }
+
+
+def _declared(kind: str, path: Path) -> list[Drawing]:
+    parts = path.relative_to(REPORT).with_suffix("").parts
+    module = ".".join(("formerlab", "report", *parts))
+    found = []
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="Plot" | "Table")) as call):
+                given = {word.arg: word.value for word in call.keywords}
+                if missing := [key for key in _READ if key not in given]:
+                    raise UserError(f"{path}: {name} lacks {missing[0]}; every figure and table has {', '.join(_READ)}")
+                values: dict[str, Any] = {key: ast.literal_eval(given[key]) for key in _READ}
+                found.append(Drawing(name, kind, parts[1], module, **values))
+    return found
+
+
+def draw(name: str, results: "Results", out: Path) -> list[Path]:
+    """Draw one figure or table into the folder `out`; the same rows give the same bytes. Return the files written."""
+    drawings = catalogue()
+    if name not in drawings:
+        near = difflib.get_close_matches(name, drawings, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(drawings)}"
+        raise UserError(f"no figure or table is called '{name}'; {hint}")
+    from formerlab.report.write import write
+
+    return write(drawings[name], declaration(name), results, out)
+
+
+def declaration(name: str) -> Plot | Table:
+    """Return what a module declares under a name of the catalogue."""
+    declared: Plot | Table = getattr(import_module(catalogue()[name].module), name)
+    return declared
+
+
+def draw_one(name: str, root: Path, out: Path, objection: "Objection | None" = None) -> list[Path]:
+    """Draw one figure or table from the rows in `root` (results/<tree>/<scale>) into `out`."""
+    from formerlab.results.read import Results
+
+    results = Results(root, objection)
+    written = draw(name, results, out)
+    if warning := results.warning():
+        print(f"{name}: {warning}", file=sys.stderr)
+    return written
+
+
+def draw_all(
+    tree_root: Path, out_root: Path, objection_of: "Callable[[Path], Objection | None]" = lambda root: None
+) -> list[Path]:
+    """Draw, for every scale below `tree_root` (results/<tree>), what has finished runs, into `out_root`/<scale>."""
+    from formerlab.results.read import Results, has_runs
+
+    written = []
+    for root in sorted(path for path in tree_root.glob("*/") if has_runs(path)):
+        results = Results(root, objection_of(root))
+        for drawing in catalogue().values():
+            if results.runs(drawing.study, drawing.runs).empty:
+                print(f"{root.name}: {drawing.name} skipped, no finished runs of '{drawing.study}'", file=sys.stderr)
+            else:
+                written += draw(drawing.name, results, out_root / root.name)
+                print(f"{root.name}: {drawing.name} drawn", file=sys.stderr)
+        if warning := results.warning():
+            print(f"{root.name}: {warning}", file=sys.stderr)
+    if not written:
+        raise UserError(f"{tree_root}: no finished runs at any scale; run the DAG first")
+    return written

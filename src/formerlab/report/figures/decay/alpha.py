@@ -1,0 +1,154 @@
+"""Loss and accuracy against the forgetting factor alpha of Decay (Decay article, Fig 4b and 4c)."""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame, Series, isna
+
+from formerlab.report.drawings import Plot
+from formerlab.report.marks import Label, label_directly, points_with_bars
+from formerlab.report.pruning import PUBLISHED_ALPHA, arms, interval_notes, main_arms
+from formerlab.report.questions import BARS, accuracies, answers, chance, title
+from formerlab.report.runs import missing_note, n_seeds
+from formerlab.report.style import GREY, canvas, look, widen
+from formerlab.results.read import Results
+
+STUDY = "decay"
+
+
+FULL_AND_H2O = {"full": "Full", "h2o": "H2O"}
+
+
+def draw_alphas(axes: Axes, rows: DataFrame, value: str, levels: Mapping[str, str] = FULL_AND_H2O) -> None:
+    """Draw Decay's column `value` by alpha, with bars from `<value>_low` to `_high`, and `levels` as dashed lines.
+
+    `levels` are policies with their names. Call it last, when all else that the panel shows is drawn.
+    """
+    decay = rows[rows["policy"] == "decay"].sort_values("alpha")
+    right, labels = 1.0, []
+    axes.axvline(PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
+    if len(decay):
+        right = decay["alpha"].iloc[-1]
+        ends = decay[f"{value}_low"], decay[f"{value}_high"]
+        points_with_bars(axes, decay["alpha"], decay[value], ends, look("decay"))
+        labels.append(Label(right, decay[value].iloc[-1], "Decay", look("decay").colour))
+    for policy, name in levels.items():
+        level: Series[float] = rows.loc[rows["policy"] == policy, value]
+        if len(level) and not isna(level.iloc[0]):
+            axes.axhline(level.iloc[0], color=look(policy).colour, linestyle="--", linewidth=1)
+            labels.append(Label(right, level.iloc[0], name, look(policy).colour))
+    axes.set_xlabel("forgetting factor alpha")
+    widen(axes, 0.03)
+    label_directly(axes, labels)
+
+
+def missing_levels(data: DataFrame) -> list[str]:
+    """Return a note naming the levels without rows."""
+    return missing_note(
+        [FULL_AND_H2O[name] for name in set(data["policy"]) & set(FULL_AND_H2O)], [*FULL_AND_H2O.values()]
+    )
+
+
+def alpha_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return Decay at every alpha, without a recent window, and H2O and Full at the same budgets."""
+    table = arms(results, STUDY, runs)
+    decay = table[table["policy"] == "decay"]
+    if decay.empty:
+        return decay
+    least = decay.groupby(["run", "budget"])["recent"].transform("min")
+    decay = decay[(decay["recent"] == least) | decay["recent"].isna()]
+    several = decay.groupby(["run", "budget"])["alpha"].transform("nunique") > 1
+    decay = decay[several]
+    others = main_arms(table[table["policy"].isin(["full", "h2o"])])
+    others = others[(others["policy"] == "full") | others["budget"].isin(decay["budget"])]
+    return pd.concat([others, decay], ignore_index=True) if len(decay) else decay
+
+
+def draw_alpha(data: DataFrame) -> Figure:
+    """Draw a panel per run and budget."""
+    decay = data[data["policy"] == "decay"]
+    panels = list(decay[["run", "budget"]].drop_duplicates().itertuples(index=False, name=None))
+    dotted = f"Dotted: alpha {PUBLISHED_ALPHA:g}, the published choice."
+    notes = [*interval_notes(data), dotted, *missing_levels(data)]
+    figure, axes = canvas([2.6] * len(panels), notes, height=2.7, right=1.05, columns=3)
+    several = decay["run"].nunique() > 1
+    for panel, (run, budget) in zip(axes, panels, strict=True):
+        mine = data[data["run"] == run]
+        panel.set_ylabel("perplexity")
+        draw_alphas(panel, mine[mine["budget"].eq(budget) | mine["policy"].eq("full")], "perplexity")
+        size = f"budget {100 * budget:g} % of the tokens" if budget <= 1 else f"budget {budget:g} entries"
+        panel.set_title(f"{run}: {size}" if several else size[0].upper() + size[1:])
+    return figure
+
+
+decay_alpha = Plot(
+    reads=("prune.csv", "run.json"),
+    runs=("*",),
+    caption=(
+        "Held-out perplexity against the forgetting factor alpha of Decay, for each budget, with the whole cache and "
+        "H2O at the same budget as lines; after Fig. 4b and 4c of the Decay article, which show accuracies (its "
+        "points exist only as an image). alpha 0 keeps what the last query attended to, alpha 1 is the plain sum. To "
+        "see: where the curve is lowest, whether it lies below H2O, and how flat it is: within the bars, alphas are "
+        "not separable."
+    ),
+    data=alpha_data,
+    draw=draw_alpha,
+)
+
+
+ENDS = {"": "accuracy", "_low": "low", "_high": "high"}
+"""Columns of the mean and of the ends of its interval."""
+
+
+def alpha_accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return Decay at every alpha, H2O and Full, by task, at the budget with most alphas."""
+    rows = answers(results, STUDY, runs)
+    sweep = rows[(rows["policy"] == "decay") & (rows["recent"] == 0)]
+    counts = sweep.groupby("budget")["alpha"].nunique()
+    if counts.empty or counts.max() < 2:
+        return DataFrame()
+    budget = float(str(counts.idxmax()))
+    plain = rows["policy"].eq("decay") & rows["recent"].eq(0) | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)
+    table = accuracies(rows[(plain & rows["budget"].eq(budget)) | rows["policy"].eq("full")])
+    return table.assign(chance=table["task"].map(chance(rows)))
+
+
+def draw_alpha_accuracy(data: DataFrame) -> Figure:
+    """Draw a panel per task."""
+    tasks = list(data["task"].unique())
+    budget, seeds = data.loc[data["budget"] != 1, "budget"].iloc[0], int(data["seeds"].max())
+    notes = [
+        f"Budget {100 * budget:g} % of the tokens; {n_seeds([seeds])}. Dotted: the published alpha. Grey: chance. "
+        f"{BARS}",
+        *missing_levels(data),
+    ]
+    figure, axes = canvas([2.4] * len(tasks), notes, height=2.2, right=0.95, columns=4)
+    for panel, task in zip(axes, tasks, strict=True):
+        rows = data[data["task"] == task]
+        percent = {f"percent{end}": 100 * rows[name] for end, name in ENDS.items()}
+        for guess in rows["chance"].dropna()[:1]:
+            panel.axhline(100 * guess, color=GREY, linewidth=0.8)
+        panel.set_ylabel("accuracy (%)")
+        if not rows["accuracy"].any():  # no answer is right: an axis around zero would show accuracies that cannot be
+            panel.set_ylim(-0.5, 10)
+        draw_alphas(panel, rows.assign(**percent), "percent")
+        panel.set_title(f"{title(task)} (n = {int(rows['questions'].iloc[0])})", fontsize=8.5)
+    return figure
+
+
+decay_alpha_accuracy = Plot(
+    reads=("prune_questions.csv", "run.json"),
+    runs=("decoder",),
+    caption=(
+        "Accuracy against the forgetting factor alpha of Decay without a recent part, one panel per data set, with "
+        "Full and H2O (half recent) as lines at the same budget; after Fig. 4b and 4c of the Decay article, whose "
+        "points exist only as an image. Bars: 95 % interval over questions and seeds. To see: whether small alphas do "
+        "better than large ones, and whether the best alpha differs between data sets by more than the bars; the best "
+        "point of a curve is no fair estimate, decay_tasks_table chooses on one half of the questions and judges on "
+        "the other."
+    ),
+    data=alpha_accuracy_data,
+    draw=draw_alpha_accuracy,
+)

@@ -1,0 +1,94 @@
+"""Speed and memory of decoding against the length of the text, with whole and pruned caches."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
+from pandas import DataFrame
+
+from formerlab.report.drawings import Plot
+from formerlab.report.marks import Label, label_at_edge, points_with_bars
+from formerlab.report.pruning import decoding, size_of
+from formerlab.report.runs import missing_note
+from formerlab.report.style import GREY, Look, canvas, look, widen
+from formerlab.results.read import Results
+
+STUDY = "decay"
+_LINES = ("-", "--", ":", "-.")
+
+
+def data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run, number of sequences, cache and length."""
+    return decoding(results, STUDY, runs)
+
+
+def draw(data: DataFrame) -> Figure:
+    """Draw speed and bytes, a row of panels per run and number of sequences."""
+    panels = list(data.groupby(["run", "sequences"], sort=False))
+    notes = [
+        f"Median and quartiles of {data['repetitions'].min():.0f} repetitions; bytes without the books of a pruned "
+        "cache (scores and positions), which stand in decay_decode_table.",
+        *missing_note(list(data["policy"]), ["full", "dynamic_cache"]),
+    ]
+    figure, axes = canvas([3.4, 3.0] * len(panels), notes, right=[2.2, 1.3] * len(panels), columns=2)
+    budgets = sorted((budget for budget in data["budget"].unique() if budget != 1.0), reverse=True)
+    lines = {1.0: "-"} | {budget: _LINES[place % len(_LINES)] for place, budget in enumerate(budgets)}
+    for place, ((run, sequences), rows) in enumerate(panels):
+        several = "one sequence" if sequences == 1 else f"{sequences} sequences"
+        axes[2 * place].set_title(f"Run {run}, {several}")
+        _draw_speeds(axes[2 * place], rows, lines)
+        _draw_bytes(axes[2 * place + 1], rows, lines)
+    return figure
+
+
+def _draw_speeds(axes: Axes, rows: DataFrame, lines: dict[float, str]) -> None:
+    labels = []
+    for arm, points in rows.groupby("arm", sort=False):
+        kind, y = look(points["policy"].iloc[0]), points["tokens_per_s"]
+        ends = points["tokens_per_s_low"], points["tokens_per_s_high"]
+        points_with_bars(axes, points["length"], y, ends, kind, linestyle=lines[points["budget"].iloc[0]])
+        labels.append(Label(points["length"].iloc[-1], y.iloc[-1], str(arm), kind.colour))
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))  # 600, not 6 x 10^2
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.set_ylabel("decoded tokens per second")
+    _finish(axes, rows, labels)
+
+
+def _draw_bytes(axes: Axes, rows: DataFrame, lines: dict[float, str]) -> None:
+    labels = []
+    for budget, points in rows.drop_duplicates(["budget", "length"]).groupby("budget", sort=False):
+        whole = budget == 1.0
+        kind = look("full") if whole else Look(GREY, "s")
+        axes.plot(points["length"], points["cache_bytes"], lines[float(str(budget))], color=kind.colour, marker="o")
+        name = "whole cache" if whole else f"pruned to {size_of(float(str(budget)))}"
+        labels.append(Label(points["length"].iloc[-1], points["cache_bytes"].iloc[-1], name, kind.colour))
+    axes.set_yscale("log")
+    axes.set_ylabel("keys and values held (bytes)")
+    _finish(axes, rows, labels)
+
+
+def _finish(axes: Axes, rows: DataFrame, labels: list[Label]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(rows["length"].unique()))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("tokens read before")
+    widen(axes, 0.0)
+    label_at_edge(axes, labels, size=7)
+
+
+decay_decode = Plot(
+    reads=("decode.csv", "run.json"),
+    runs=("*",),
+    caption=(
+        "Decoding with whole and pruned caches: tokens per second, and bytes of the keys and values held, against the "
+        "tokens that were read before. Full is our whole cache, DynamicCache that of transformers in our decoder. A "
+        "pruned cache holds a share of the length. To see: where pruning pays for its own work; its bytes are its "
+        "budget, whichever policy chooses. Measured alone on the machine, in turns, on an untrained model of the "
+        "run's shape: nothing learned matters to speed. Points are medians, bars quartiles of the repetitions. No "
+        "speeds were published."
+    ),
+    data=data,
+    draw=draw,
+)

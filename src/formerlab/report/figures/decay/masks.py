@@ -1,0 +1,117 @@
+"""Which keys are kept (Decay article, Fig 3; A2SF, arXiv:2407.20485, Table 2)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from formerlab.report.drawings import Plot
+from formerlab.report.figures.decay.alpha import draw_alphas
+from formerlab.report.pruning import PANELS, measured, ordered
+from formerlab.report.runs import missing_note, n_seeds
+from formerlab.report.style import GREY, canvas, look
+from formerlab.results.read import Results
+
+STUDY = "decay"
+WANTED = ("Ideal", "Local", "H2O", "Decay, alpha 0.2", "Decay, alpha 0.8")
+
+
+def masks_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return the masks of the first seed, a row per policy and query."""
+    rows = results.rows("prune_pictures.csv", STUDY, runs)
+    if rows.empty:
+        return DataFrame()
+    rows = rows[rows["seed"] == rows["seed"].min()]
+    return ordered(rows).sort_values(["budget", "query"], kind="stable").assign(source="ours")
+
+
+def draw_masks(data: DataFrame) -> Figure:
+    """Draw a row of panels per budget."""
+    names = [name for name in WANTED if name in set(data["arm"])]
+    budgets = sorted(data["budget"].unique())
+    panels = [(budget, name) for budget in budgets for name in names]
+    tokens = int(data["query"].max()) + 1
+    place = f"layer {data['layer'].iloc[0] + 1}, head {data['head'].iloc[0] + 1}, seed {data['seed'].iloc[0]}"
+    notes = [f"First {tokens} tokens of the held-out text, {place}. A query sees its own key on top of the budget."]
+    figure, axes = canvas(
+        [1.75] * len(panels), [*notes, *missing_note(names, list(WANTED))], height=1.75, right=0.3, columns=len(names)
+    )
+    for panel, (budget, name) in zip(axes, panels, strict=True):
+        rows = data[(data["budget"] == budget) & (data["arm"] == name)].sort_values("query")
+        seen = np.array([[int(cell) for cell in kept] for kept in rows["kept"]])
+        colour = look(str(rows["policy"].iloc[0]).split()[0]).colour
+        panel.imshow(seen, cmap=ListedColormap(["white", colour]), vmin=0, vmax=1, interpolation="nearest")
+        panel.grid(visible=False)
+        panel.set_title(f"{name}: {100 * budget:g} %", fontsize=8.5)
+        panel.set_xticks([0, tokens // 2, tokens - 1])
+        panel.set_yticks([0, tokens // 2, tokens - 1] if name == names[0] else [])
+        if name == names[0]:
+            panel.set_ylabel("query")
+        if budget == budgets[-1]:
+            panel.set_xlabel("key")
+    return figure
+
+
+decay_masks = Plot(
+    reads=("prune_pictures.csv", "run.json"),
+    runs=("decoder",),
+    caption=(
+        "Which keys (across) each query (down) sees in one head of one trained decoder, at equal budgets; after Fig. "
+        "3 of the Decay article. All policies choose from the attention of the same unpruned pass. Ideal takes the "
+        "best keys of each row and may take a dropped one back, which no cache can. To see: vertical lines are keys "
+        "kept for long, the diagonal are recent ones; H2O keeps early keys once it has them, a small alpha lets them "
+        "go."
+    ),
+    data=masks_data,
+    draw=draw_masks,
+)
+
+
+LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova": "TOVA"}
+
+
+def bias_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return the mean of every measure for every arm, with its interval over windows and seeds."""
+    rows = results.rows("prune_masks.csv", STUDY, runs)
+    return measured(rows, list(PANELS))
+
+
+def draw_bias(data: DataFrame) -> Figure:
+    """Draw a panel per measure, at the budget nearest to 40 %."""
+    budget = min(data["budget"].unique(), key=lambda each: abs(each - 0.4))
+    data = data[data["budget"] == budget]
+    shown_arms = data[(data["policy"] != "decay") | (data["recent"] == 0)]
+    shown = [metric for metric in PANELS if metric in set(data["metric"])]
+    seeds, windows = int(data["seeds"].max()), int(data["windows"].max())
+    bars = "bars: 95 % interval over windows" + (" and seeds" if seeds > 1 else " of this one model")
+    notes = [
+        f"Budget {100 * budget:g} % of the tokens, {n_seeds([seeds])}, {windows} windows, unpruned attention; {bars}. "
+        "Shares and positions: 0 is the first token, 1 the last so far; distance: 1 - cosine similarity. "
+        "Dotted: alpha 0.2, the published choice; what an even choice would give."
+    ]
+    figure, axes = canvas([2.5] * len(shown), notes, height=2.4, right=1.35, columns=3)
+    for panel, metric in zip(axes, shown, strict=True):
+        heading, even = PANELS[metric]
+        if even is not None:
+            panel.axhline(even, color=GREY, linestyle=":", linewidth=1)
+        draw_alphas(panel, shown_arms[shown_arms["metric"] == metric], "value", LEVELS)
+        panel.set_title(heading)
+    return figure
+
+
+decay_bias = Plot(
+    reads=("prune_masks.csv", "run.json"),
+    runs=("decoder",),
+    caption=(
+        "Which keys a cache of 40 % (or the budget nearest to it) keeps, against the forgetting factor alpha of Decay "
+        "without a recent part; H2O and Local at the same budget as lines. Share of the kept keys among the first 40 "
+        "% and the first 10 % of the positions seen so far, mean position of the kept keys (0 the first, 1 the last), "
+        "and 1 - cosine between the attention rows and the ideal ones, with and without position 0, an attention sink "
+        "that decides the cosine alone (A2SF, arXiv:2407.20485, Table 2). Dotted: an even choice. To see: the plain "
+        "sum (alpha 1) keeps the beginning; small alphas do not, and lie nearest to the ideal. Bars: 95 % intervals."
+    ),
+    data=bias_data,
+    draw=draw_bias,
+)

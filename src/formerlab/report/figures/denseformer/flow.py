@@ -1,0 +1,91 @@
+"""Flow of information over depth (DenseFormer, arXiv:2402.02622, Fig 6, 7 and 9)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from formerlab.report.drawings import Plot
+from formerlab.report.marks import Label, label_directly
+from formerlab.report.runs import ends, n_seeds, variant
+from formerlab.report.style import canvas, look, widen
+from formerlab.results.measures import COSINE, PRUNED
+from formerlab.results.read import Results
+from formerlab.statistics import student
+
+STUDY = "denseformer"
+
+
+def data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return mean and interval over seeds of every measure, at the depth that most kinds of models share.
+
+    Of several such depths it is the deepest.
+    """
+    rows = results.rows("flow.csv", STUDY, runs)
+    if rows.empty:
+        return DataFrame()
+    records = results.runs(STUDY, runs).drop_duplicates("run")
+    records = records[records["run"].isin(rows["run"])]
+    records = records.assign(
+        variant=[variant(record) for record in records.to_dict("records")], layers=records["spec.model.layers"]
+    )
+    kinds = records.groupby("layers")["variant"].nunique()
+    compared = records[records["layers"] == kinds.index[kinds == kinds.max()].max()]
+    rows = rows.merge(compared[["run", "variant", "layers"]], on="run")
+    whole = rows[(rows["measure"] == PRUNED) & (rows["place"] == 0)].set_index(["run", "seed"])["value"]
+    shift = [whole.get((row.run, row.seed), 0.0) if row.measure == PRUNED else 0.0 for row in rows.itertuples()]
+    rows = rows.assign(value=rows["value"] - np.array(shift))
+    found = []
+    for keys, group in rows.groupby(["variant", "run", "layers", "measure", "place"], sort=False):
+        interval = student(group["value"])
+        row = dict(zip(("variant", "run", "layers", "measure", "place"), keys, strict=True))
+        found.append(
+            {"source": "ours", **row, **ends("value", interval), "kept": group["kept"].mean(), "seeds": interval.seeds}
+        )
+    return pd.DataFrame(found)
+
+
+def draw(data: DataFrame) -> Figure:
+    """Draw cosines left and pruned losses right."""
+    seeds = int(data["seeds"].max())
+    spread = "bands: 95 % Student t interval over seeds" if seeds > 1 else "no interval"
+    notes = [f"{data['layers'].max():.0f} blocks, {n_seeds([seeds])}; {spread}."]
+    if PRUNED not in set(data["measure"]):
+        notes.append("Missing, no finished runs: a model with mixing weights.")
+    figure, axes = canvas([3.4, 3.4], notes, right=[1.7, 1.6])
+    labels = (
+        ("block i", "cosine of Y_i with the embedding"),
+        ("mixing weights dropped (%)", "added loss (nats per token)"),
+    )
+    for panel, measure, (x, y), factor in zip(axes, (COSINE, PRUNED), labels, (1, 100), strict=True):
+        names = []
+        for name, rows in data[data["measure"] == measure].sort_values("place").groupby("variant"):
+            colour, marker = look(str(name))
+            place = factor * rows["place"]
+            panel.plot(place, rows["value"], color=colour, marker=marker, markersize=3.5)
+            panel.fill_between(place, rows["value_low"], rows["value_high"], color=colour, alpha=0.2, linewidth=0)
+            names.append(Label(place.iloc[-1], rows["value"].iloc[-1], str(name), colour))
+        panel.set_xlabel(x)
+        panel.set_ylabel(y)
+        widen(panel, 0.05)
+        if names:
+            label_directly(panel, names)
+    return figure
+
+
+denseformer_flow = Plot(
+    reads=("flow.csv", "run.json"),
+    runs=("plain-*", "dwa-*"),
+    caption=(
+        "Left: mean cosine between what each block passes on, Y_i, and the embedding X_0, for the deepest models that "
+        "were looked at, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622). To see: whether a DenseFormer stays "
+        "near the embedding over most of its depth and leaves it late, where the plain Transformer leaves it early. "
+        "Right: held-out loss, less that of the whole model, when the smallest mixing weights are dropped after "
+        "training, after Fig. 7: in the paper perplexity rises sharply beyond 15 %. The paper prints no numbers for "
+        "these figures."
+    ),
+    data=data,
+    draw=draw,
+)

@@ -1,0 +1,187 @@
+"""Figures of the translation study (arXiv:1706.03762)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from pandas import DataFrame
+
+from formerlab.report.drawings import Plot
+from formerlab.report.marks import Label, label_directly
+from formerlab.report.style import BLACK, BLUE, GREEN, VERMILION, canvas, widen
+from formerlab.report.transformer import complexity
+from formerlab.results.read import Results
+
+STUDY = "transformer"
+_PARTS = ("encoder", "decoder", "cross")
+_MOST_HEADS = 4
+
+
+def attention_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return the weights of the last layer of one seed on its first sentence, of at most four heads."""
+    rows = results.rows("attention.csv", STUDY, runs)
+    if rows.empty:
+        return DataFrame()
+    first = rows.iloc[0]
+    rows = rows[(rows["seed"] == first["seed"]) & (rows["sentence"] == first["sentence"])]
+    rows = rows[(rows["layer"] == rows["layer"].max()) & (rows["head"] < _MOST_HEADS)]
+    shown: DataFrame = rows.assign(source="ours").reset_index(drop=True)
+    return shown
+
+
+def draw_attention(data: DataFrame) -> Figure:
+    """Draw one row of panels per kind of attention, one panel per head."""
+    heads = sorted(data["head"].unique())
+    panels = [(part, head) for part in _PARTS for head in heads]
+    notes = [
+        f"Run {data['run'].iloc[0]}, seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence."
+    ]
+    figure, axes = canvas([2.3] * len(panels), notes, height=2.3, right=0.75, columns=len(heads))
+    for panel, (part, head) in zip(axes, panels, strict=True):
+        _draw_map(panel, data[(data["part"] == part) & (data["head"] == head)])
+        panel.set_title(f"{part}, head {head + 1}")
+    return figure
+
+
+def _draw_map(panel: Axes, rows: DataFrame) -> None:
+    weights = rows.pivot(index="query", columns="key", values="weight").fillna(0.0)
+    panel.imshow(weights.to_numpy(), cmap="Greys", vmin=0.0, vmax=1.0, aspect="auto")
+    panel.grid(visible=False)
+    for axis, place in ((panel.yaxis, "query"), (panel.xaxis, "key")):
+        tokens = rows.drop_duplicates(place).sort_values(place)[f"{place}_token"]
+        axis.set_ticks(range(len(tokens)), [_shown(str(token)) for token in tokens])
+    panel.tick_params(labelsize=6)
+    panel.tick_params(axis="x", rotation=90)
+
+
+def _shown(token: str) -> str:
+    """Return a token with its leading space visible and the end of a sentence short."""
+    return "</s>" if token == "<|endoftext|>" else token.replace(" ", "\u2423")
+
+
+transformer_attention = Plot(
+    reads=("attention.csv", "run.json"),
+    runs=("base",),
+    caption=(
+        "Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762: "
+        "every head of the last layer, in the encoder, in the decoder and from decoder to encoder. Rows are the "
+        "tokens that look, columns the tokens looked at; white is 0, black 1. To see: in the cross-attention a trace "
+        "of which source piece each target piece is written from, across the different word orders of the two "
+        "languages."
+    ),
+    data=attention_data,
+    draw=draw_attention,
+)
+
+
+_COLOURS = {"self_attention": BLACK, "recurrent": VERMILION, "convolution": BLUE, "restricted": GREEN}
+_PANELS = (("n", "multiply_adds"), ("d", "multiply_adds"), ("n", "time_s"), ("d", "time_s"))
+_AXES = {"n": "length n", "d": "width d", "multiply_adds": "multiply-adds", "time_s": "time of a call (s)"}
+
+
+def complexity_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return one row per layer type, length and width."""
+    return complexity(results, runs).assign(source="ours")
+
+
+def draw_complexity(data: DataFrame) -> Figure:
+    """Draw counts and times against length and width."""
+    first = data.iloc[0]
+    notes = [f"Fastest of several calls on one machine; kernel k = {first['k']}, neighbourhood r = {first['r']}."]
+    figure, axes = canvas([2.6] * len(_PANELS), notes, height=2.6, right=1.5, columns=2)
+    for panel, (axis, column) in zip(axes, _PANELS, strict=True):
+        _draw_panel(panel, data[data["axis"] == axis], axis, column)
+    return figure
+
+
+def _draw_panel(panel: Axes, rows: DataFrame, axis: str, column: str) -> None:
+    labels = []
+    for name, points in rows.groupby("operation", sort=False):
+        points = points.sort_values(axis)
+        colour = _COLOURS[str(name)]
+        panel.plot(points[axis], points[column], color=colour, marker="o", markersize=3.5)
+        end = points.iloc[-1]
+        labels.append(Label(end[axis], end[column], str(name).replace("_", "-"), colour))
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.set_xlabel(_AXES[axis])
+    panel.set_ylabel(_AXES[column])
+    ticks = sorted(pd.unique(rows[axis]))
+    panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    widen(panel, 0.05)
+    label_directly(panel, labels, size=7.5)
+
+
+transformer_complexity = Plot(
+    reads=("complexity.csv", "run.json"),
+    runs=("*",),
+    caption=(
+        "Self-attention, recurrence, convolution and self-attention restricted to a neighbourhood, after Table 1 of "
+        "arXiv:1706.03762: counted multiply-adds of the mixing operation and measured time of one call, against "
+        "length n and width d. Points are measured, both axes are logarithmic, so a slope is an exponent; the table "
+        "transformer_layers has the fitted slopes beside the published ones. To see: self-attention steepest in n, "
+        "recurrence and convolution in d, and times that follow the counts only where these are large."
+    ),
+    data=complexity_data,
+    draw=draw_complexity,
+)
+
+
+_POSITIONS = 64
+_CHANNELS = 64
+
+
+def positions_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return the encoding of the first positions at the base model's width, and the products by distance."""
+    records = results.runs(STUDY, runs)
+    if records.empty or records.iloc[0].get("spec.model.position.kind") != "sinusoidal":
+        return DataFrame()
+    encoding = sinusoids(_POSITIONS, int(records.iloc[0]["spec.model.width"]))
+    shown = encoding[:, :_CHANNELS]
+    position, channel = (grid.ravel() for grid in np.indices(shown.shape))
+    values = DataFrame({"what": "encoding", "position": position, "channel": channel, "value": shown.ravel()})
+    products = encoding @ encoding[0] / (encoding[0] @ encoding[0])
+    by_distance = DataFrame({"what": "product", "position": np.arange(_POSITIONS), "channel": -1, "value": products})
+    return DataFrame({**{key: [*values[key], *by_distance[key]] for key in values}}).assign(source="ours")
+
+
+def sinusoids(positions: int, width: int) -> NDArray[np.float64]:
+    """Return the encoding, positions x width; the model's own is held equal to it by a test."""
+    frequencies = 10000.0 ** (-np.arange(0, width, 2) / width)
+    angles = np.outer(np.arange(positions), frequencies)
+    encoding: NDArray[np.float64] = np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(positions, -1)
+    return encoding[:, :width]
+
+
+def draw_positions(data: DataFrame) -> Figure:
+    """Draw the encoding as a map and the products as a line."""
+    values, products = data[data["what"] == "encoding"], data[data["what"] == "product"]
+    notes = [f"The first {_POSITIONS} positions and at most {_CHANNELS} channels; nothing here is learned."]
+    figure, (left, right) = canvas([3.2, 3.2], notes, height=2.8, right=0.9)
+    weights = values.pivot(index="position", columns="channel", values="value")
+    left.imshow(weights.to_numpy(), cmap="RdBu", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+    left.grid(visible=False)
+    left.set_xlabel("channel")
+    left.set_ylabel("position")
+    right.plot(products["position"], products["value"], color=BLACK)
+    right.set_xlabel("distance between two positions")
+    right.set_ylabel("relative inner product")
+    return figure
+
+
+transformer_positions = Plot(
+    reads=("run.json",),
+    runs=("base",),
+    caption=(
+        "To see on the left: the sinusoidal position encoding of the base model, sin(p 10000^(-2i/d)) in even and the "
+        "cosine in odd channels (arXiv:1706.03762, section 3.5), from wavelengths of 2 pi on the left to nearly "
+        "constant on the right. On the right: the inner product of the encodings of two positions, over its largest "
+        "value: it depends on their distance alone, since moving by k positions is one rotation of each pair of "
+        "channels."
+    ),
+    data=positions_data,
+    draw=draw_positions,
+)

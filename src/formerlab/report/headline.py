@@ -1,0 +1,63 @@
+"""The headline of each study, as text for a terminal."""
+
+from pathlib import Path
+
+from pandas import DataFrame
+
+from formerlab.report.pruning import arms, main_arms
+from formerlab.report.tables.denseformer import denseformer_table
+from formerlab.report.tables.tokenformer import tokenformer_table
+from formerlab.report.tables.transformer import transformer_bleu
+from formerlab.report.tables.vision import vision_scores, vision_sizes
+from formerlab.report.write import plain
+from formerlab.results.read import Objection, Results
+
+_TRANSLATION = ["run", "sacrebleu", "exact_percent", "perplexity", "parameters", "seeds"]
+_TOKENFORMER = ["run", "parameters", "flops_cumulative", "loss_nats", "perplexity", "seeds"]
+_DENSEFORMER = ["run", "layers", "perplexity", "loss_minus_plain_nats", "interval", "seeds"]
+_VISION = ["run", "parameters", "top1_percent", "top1_points", "compared_with", "interval", "seeds"]
+_DECAY = ["run", "arm", "realised_budget", "perplexity", "increase_nats", "seeds"]
+
+PUBLISHED_BUDGET = 0.4
+"""Share of the tokens kept in the Decay article, Fig 4a and Table 2."""
+
+
+def headline(root: Path, objection: Objection | None = None) -> str:
+    """Return the main numbers of every study with finished runs in `root` (results/<tree>/<scale>), as aligned text."""
+    results = Results(root, objection)
+    blocks = [
+        ("Transformer: translation of the test sentences", transformer_bleu.rows(results), _TRANSLATION),
+        ("Tokenformer: held-out loss and cumulative training cost", tokenformer_table.rows(results), _TOKENFORMER),
+        ("DenseFormer: held-out loss against the plain Transformer", denseformer_table.rows(results), _DENSEFORMER),
+        ("Decay: held-out loss with a pruned cache against the whole one", _decay(results), _DECAY),
+        ("Vision: top-1 accuracy of ViT and Tokenformer", vision_sizes.rows(results), _VISION),
+        ("Vision: scores of the parameter attention", vision_scores.rows(results), _VISION),
+    ]
+    parts = [
+        f"{title} (scale {results.scale})\n\n{_block(table, wanted)}" for title, table, wanted in blocks if _ours(table)
+    ]
+    note = "[low, high]: 95 % interval, over seeds where there are several, else over windows of these models alone."
+    parts = [*parts, note] if parts else [f"{root}: no finished runs of any study yet"]
+    return "\n\n".join(filter(None, [*parts, results.warning()])) + "\n"
+
+
+def _decay(results: Results) -> DataFrame:
+    """Return the policies at the published budget, or at the one nearest to it."""
+    table = arms(results, "decay")
+    if table.empty:
+        return table
+    pruned = table.loc[table["policy"] != "full", "budget"]
+    nearest = min(pruned.unique(), key=lambda budget: abs(budget - PUBLISHED_BUDGET), default=None)
+    return main_arms(table[(table["policy"] == "full") | (table["budget"] == nearest)])
+
+
+def _ours(table: DataFrame) -> bool:
+    return bool((table["source"] == "ours").any())
+
+
+def _block(table: DataFrame, wanted: list[str]) -> str:
+    """Keep the wanted columns with the ends of their intervals; a level has none where its difference has one."""
+    ends = [f"{name}{end}" for name in wanted for end in ("", "_low", "_high")]
+    levels = ["perplexity_low", "perplexity_high"] if "increase_nats" in wanted else []
+    kept = [name for name in ends if name in table and name not in levels]
+    return plain(table.loc[table["source"] == "ours", kept])

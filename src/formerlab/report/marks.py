@@ -1,0 +1,96 @@
+"""What figures draw again and again: points with bars, curves in bands, and labels where a reader looks."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
+from numpy.typing import NDArray
+from pandas import DataFrame, Series
+
+from formerlab.report.style import Look
+
+Heights = NDArray[np.float64]
+
+_COLUMN = 0.1
+"""Share of the axes' width within which labels share a column."""
+
+
+class Label(NamedTuple):
+    """A text beside a point, in data coordinates."""
+
+    x: float
+    y: float
+    text: str
+    colour: str
+
+
+def label_directly(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> None:
+    """Write each text to the right of its point, moved up or down so that no two overlap and none leaves the axes.
+
+    Texts of points at almost the same place of x stand in one column. Call it last, when the limits are final.
+    """
+    figure = axes.figure
+    axes.autoscale_view()  # limits are otherwise found only when the figure is drawn
+    gap = size * 1.3 * figure.dpi / 72
+    places, heights = axes.transData.transform([(label.x, label.y) for label in labels]).T
+    asides = _columns(places, _COLUMN * axes.bbox.width) * 72 / figure.dpi
+    placed = _spread(heights, gap, (axes.bbox.y0 + gap / 2, axes.bbox.y1 - gap / 2))
+    halo = [withStroke(linewidth=2.5, foreground=axes.get_facecolor())]
+    for label, old, new, right in zip(labels, heights, placed, asides, strict=True):
+        offset = (new - old) * 72 / figure.dpi
+        # The line ends at the left edge of the text, so that it crosses no other.
+        arrow = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 3}
+        arrow |= {"relpos": (0.0, 0.5)}
+        axes.annotate(
+            label.text,
+            (label.x, label.y),
+            xytext=(9 + right, offset),
+            textcoords="offset points",
+            va="center",
+            fontsize=size,
+            color=label.colour,
+            path_effects=halo,
+            arrowprops=arrow if abs(offset) > size / 3 or right > size else None,
+        )
+
+
+def _columns(places: Heights, width: float) -> Heights:
+    """Return how far each x is left of the rightmost one that is at most `width` away from it; 0 for no number."""
+    return np.array([max((places[(places >= x) & (places <= x + width)] - x).tolist(), default=0.0) for x in places])
+
+
+def _spread(heights: Heights, gap: float, bounds: tuple[float, float]) -> Heights:
+    """Return heights moved apart to at least `gap`, within bounds as far as there is room."""
+    order = np.argsort(heights, kind="stable")
+    placed = np.clip(heights, *bounds)
+    for _ in range(200):  # neighbours push each other apart until all have room
+        for low, high in pairwise(order):
+            if (short := gap - (placed[high] - placed[low])) > 1e-6:
+                placed[low] -= short / 2
+                placed[high] += short / 2
+        placed = np.clip(placed, *bounds)
+    return placed
+
+
+def points_with_bars(axes: Axes, x: Series, y: Series, ends: tuple[Series, Series], look: Look, **style: Any) -> None:
+    """Join points by a line, each with a bar from low to high end; one without ends has no bar."""
+    low, high = ends
+    bars = np.nan_to_num([y - low, high - y])
+    axes.errorbar(x, y, bars, color=look.colour, marker=look.marker, capsize=2, elinewidth=1, **style)
+
+
+def curve_in_band(axes: Axes, curve: DataFrame, look: Look, line: str = "-") -> None:
+    """Draw the validation loss by step, in the band of its interval."""
+    steps, low, high = curve["step"], curve["loss_nats_low"], curve["loss_nats_high"]
+    axes.plot(steps, curve["loss_nats"], line, color=look.colour, marker=look.marker, markevery=0.2, markersize=4)
+    axes.fill_between(steps, low, high, color=look.colour, alpha=0.12, linewidth=0)
+
+
+def label_at_edge(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> None:
+    """Write the names below each other, to the right of the last of all points. Call it last."""
+    if labels:
+        edge = max(label.x for label in labels)
+        label_directly(axes, [label._replace(x=edge) for label in labels], size=size)

@@ -1,0 +1,206 @@
+"""What figures and tables know of pruned caches: arms, and their loss paired with that of the whole cache."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pandas import DataFrame
+
+from formerlab.report.runs import ends, n_seeds
+from formerlab.results.read import Results
+from formerlab.statistics import bootstrap_means, mean_ends, over_examples
+
+NAMES = {
+    "full": "Full",
+    "dynamic_cache": "DynamicCache",
+    "local": "Local",
+    "streaming_llm": "StreamingLLM",
+    "h2o": "H2O",
+    "spatten": "SpAtten",
+    "decay": "Decay",
+    "tova": "TOVA",
+    "keydiff": "KeyDiff",
+    "knorm": "Knorm",
+    "snapkv": "SnapKV",
+    "expected_attention": "Expected Attention",
+    "random": "Random",
+    "ideal": "Ideal",
+}
+"""Policies in the order in which they are shown, with the names of their papers."""
+
+ARM = ["run", "policy", "alpha", "recent", "budget"]
+PUBLISHED_ALPHA = 0.2
+"""The alpha of the Decay article, Fig 4a."""
+
+
+def arms(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+    """Return one row per run, policy, alpha, recent share and budget, with its loss over all seeds and windows.
+
+    `increase_nats` is the loss minus that of the whole cache on the same windows of the same model, with its 95 %
+    interval over windows, and over seeds where there are several (`statistics.mean_ends`). `perplexity_low` and `_high`
+    are that interval added to the loss of the whole cache: the uncertainty of the comparison, not of the level. Without
+    rows of the whole cache both are empty.
+    """
+    rows = results.rows("prune.csv", study, runs)
+    if rows.empty:
+        return DataFrame(columns=["source", *ARM])
+    table = pd.concat([_of_run(group) for _, group in rows.groupby("run", sort=False)], ignore_index=True)
+    return ordered(table.assign(source="ours"))
+
+
+def ordered(table: DataFrame) -> DataFrame:
+    """Return the rows in the order in which policies are shown, with a name for each `arm`."""
+    kinds = table["policy"].str.split().str[0]
+    places = {policy: place for place, policy in enumerate(NAMES)}
+    table = table.assign(place=kinds.map(places).fillna(len(places)), arm=_labels(table))
+    table = table.sort_values(["run", "place", "policy", "alpha", "recent", "budget"], ignore_index=True)
+    return table.drop(columns="place")
+
+
+def _of_run(rows: DataFrame) -> DataFrame:
+    """Compare every arm of a run with its whole cache, on the seeds and windows that all arms share."""
+    groups = list(rows.groupby(ARM, sort=False, dropna=False))
+    shared = set.intersection(*(set(zip(group["seed"], group["window"], strict=True)) for _, group in groups))
+    seeds = sorted({seed for seed, _ in shared})
+    rows = rows[[pair in shared for pair in zip(rows["seed"], rows["window"], strict=True)]]
+    rows = rows.sort_values([*ARM, "seed", "window"])
+    table, losses = [], []
+    for key, group in rows.groupby(ARM, sort=False, dropna=False):
+        losses.append(group["loss_nats"].to_numpy().reshape(len(seeds), -1))
+        table.append(dict(zip(ARM, key, strict=True)) | {"realised_budget": group["realised_budget"].mean()})
+        weights = group["tokens"].to_numpy(dtype=float)[: losses[-1].shape[1]]
+    frame = DataFrame(table).assign(seeds=len(seeds), windows=len(weights))
+    return _with_losses(frame, np.stack(losses), weights)
+
+
+def _with_losses(table: DataFrame, losses: NDArray[np.float64], weights: NDArray[np.float64]) -> DataFrame:
+    """Add means and paired intervals; `losses` are arms x seeds x windows, in nats."""
+    table["loss_nats"] = np.average(losses, axis=2, weights=weights).mean(axis=1)
+    full = np.flatnonzero(table["policy"] == "full")
+    if len(full):
+        more = losses - losses[full[0]]
+        of_seeds = np.average(more, axis=2, weights=weights)
+        low, high = mean_ends(of_seeds, bootstrap_means(more, weights), len(weights))
+        level = table["loss_nats"].iloc[full[0]]
+        increase = {"increase_nats": table["loss_nats"] - level, "increase_nats_low": low, "increase_nats_high": high}
+    else:
+        level = np.nan
+        increase = dict.fromkeys(("increase_nats", "increase_nats_low", "increase_nats_high"), np.nan)
+    table = table.assign(**increase, perplexity=np.exp(table["loss_nats"]))
+    for end in ("low", "high"):
+        table[f"perplexity_{end}"] = np.exp(level + table[f"increase_nats_{end}"])
+    return table
+
+
+def _labels(table: DataFrame) -> list[str]:
+    """Return a name per arm: the policy, its alpha where it forgets, its recent share where the policy has several.
+
+    In the rows a policy is its kind, followed by what else differs from its defaults (`h2o variant=local_statistics`).
+    """
+    several = table.groupby("policy")["recent"].nunique() > 1
+    names = []
+    for policy, alpha, recent in table[["policy", "alpha", "recent"]].itertuples(index=False):
+        kind, *options = policy.split()
+        parts = [" ".join([NAMES.get(kind, kind), *(f"({_option(option)})" for option in options)])]
+        parts += [f"alpha {alpha:g}"] if kind == "decay" else []
+        parts += [f"{100 * recent:g} % recent" if recent else "no recent"] if several[policy] else []
+        names.append(", ".join(parts))
+    return names
+
+
+def _option(option: str) -> str:
+    """Return a setting of a policy for readers; what leaks the future says so."""
+    value = option.removeprefix("variant=").removeprefix("positions=").replace("_", " ")
+    return f"{value}, sees the future" if value == "global statistics" else value
+
+
+def main_arms(table: DataFrame) -> DataFrame:
+    """Return the rows of one arm per policy: the one at most budgets, then the alpha nearest the published one.
+
+    Of several recent shares, that of the papers is taken: half of the budget for H2O, none for the others.
+    """
+    distance = (table["alpha"] - PUBLISHED_ALPHA).abs().fillna(0.0)
+    wanted = np.where(table["policy"].str.startswith("h2o"), 0.5, 0.0)
+    odd = (table["recent"] - wanted).abs().fillna(0.0)
+    counts = table.groupby(["run", "arm"])["budget"].transform("nunique")
+    ranked = table.assign(odd=odd, count=-counts, distance=distance).sort_values(
+        ["odd", "count", "distance"], kind="stable"
+    )
+    best = ranked.drop_duplicates(["run", "policy"])[["run", "arm"]]
+    return table.merge(best, on=["run", "arm"])
+
+
+def interval_notes(table: DataFrame) -> list[str]:
+    """Return notes on seeds, windows and what the bars mean, for the foot of a figure."""
+    seeds, windows = int(table["seeds"].max()), int(table["windows"].max())
+    models = "of this one model only" if seeds == 1 else "and over seeds"
+    bars = f"bars: 95 % interval of the paired difference to Full, over {windows} windows {models}"
+    if table["increase_nats_low"].isna().all():
+        bars = "no rows of Full, so no paired interval"
+    return [f"{n_seeds([seeds])}; {bars}."]
+
+
+PANELS = {
+    "early_share": ("Share of the first 40 %", 0.4),
+    "early_share_10": ("Share of the first 10 %", 0.1),
+    "mean_position": ("Mean position", 0.5),
+    "distance_to_ideal": ("Distance to Ideal", None),
+    "distance_to_ideal_without_first": ("the same without position 0", None),
+}
+"""Measures of masks: heading, and what an even choice of keys would give."""
+
+FILE = "decode.csv"
+_POINT = ["run", "sequences", "length"]
+_ARM = ["policy", "alpha", "recent", "budget"]
+
+
+def decoding(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run, number of sequences, cache and length: medians and quartiles over the repetitions.
+
+    `tokens_per_s` counts the tokens of all sequences. `speed_ratio` is the speed divided by that of our whole cache in
+    the same repetition, `cache_share` the bytes of keys and values divided by those of that cache.
+    """
+    rows = results.rows_of_study(FILE, study)
+    rows = rows[rows["run"].isin(results.runs(study, runs)["run"])]
+    if rows.empty:
+        return DataFrame()
+    full = rows[rows["policy"] == "full"].set_index([*_POINT, "repetition"])
+    rows = rows.join(full[["time_s", "cache_bytes"]].add_suffix("_full"), on=[*_POINT, "repetition"])
+    rows["tokens_per_s"] = rows["sequences"] / rows["time_s"]
+    rows["speed_ratio"] = rows["time_s_full"] / rows["time_s"]
+    rows["cache_share"] = rows["cache_bytes"] / rows["cache_bytes_full"]
+    table = []
+    for key, group in rows.groupby([*_POINT, *_ARM], sort=False, dropna=False):
+        row = dict(zip([*_POINT, *_ARM], key, strict=True))
+        for name in ("tokens_per_s", "speed_ratio"):
+            low, middle, high = np.quantile(group[name], (0.25, 0.5, 0.75))
+            row |= {name: middle, f"{name}_low": low, f"{name}_high": high}
+        row |= {name: float(group[name].median()) for name in ("cache_bytes", "book_bytes", "cache_share")}
+        table.append(row | {"repetitions": len(group)})
+    found = ordered(DataFrame(table)).assign(source="ours")
+    found["arm"] = [_with_budget(arm, budget) for arm, budget in zip(found["arm"], found["budget"], strict=True)]
+    return found.sort_values(["run", "sequences", "length"], kind="stable", ignore_index=True)
+
+
+def _with_budget(arm: str, budget: float) -> str:
+    return arm if budget == 1.0 else f"{arm}, {size_of(budget)}"
+
+
+def size_of(budget: float) -> str:
+    """Return what a reader calls the budget of a pruned cache."""
+    return f"{100 * budget:g} %" if budget < 1 else f"{budget:g} entries"
+
+
+def measured(rows: DataFrame, metrics: Sequence[str]) -> DataFrame:
+    """Return a row per arm and metric, with the mean and its 95 % interval."""
+    rows = rows[rows["metric"].isin(metrics)]
+    if rows.empty:
+        return DataFrame(columns=["source", *ARM, "metric", "value"])
+    table = []
+    for key, block in rows.groupby([*ARM, "metric"], sort=False, dropna=False):
+        grid = block.pivot_table("value", "seed", "window").dropna(axis=1).to_numpy()
+        interval = over_examples(grid, resamples=2000)
+        cells = dict(zip([*ARM, "metric"], key, strict=True))
+        table.append(cells | ends("value", interval) | {"seeds": interval.seeds, "windows": interval.examples})
+    return ordered(DataFrame(table)).assign(source="ours")

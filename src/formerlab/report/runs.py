@@ -1,0 +1,196 @@
+"""What figures and tables know of a run: its name for readers, its held-out loss, its chain of ancestors."""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.results.read import Results
+from formerlab.statistics import Interval, over_examples, paired_student, student
+
+TRANSFORMER = "Transformer"
+TOKENFORMER = "Tokenformer"
+DENSEFORMER = "DenseFormer"
+GROWN = "grown"
+
+MIXERS = {
+    "gains": "Skips with Gains",
+    "connect_to_last": "Connect-to-Last",
+    "random_sparse": "random pattern",
+    "softmax": "softmax weights",
+    "attention_residuals": "Attention Residuals",
+    "mudd": "MUDD",
+}
+"""Rivals and successors of DenseFormer."""
+
+EMBEDDING_ENTERS = {"always": "always", "window": "in the window", "never": "never"}
+"""How X_0 enters Last-K."""
+
+WIDER = {"net2net_pad": "Net2Net by padding", "net2net": "Net2Net", "hypercloning": "HyperCloning"}
+"""Growth in width."""
+
+CARRIED = (
+    *("parameters", "parameters_non_embedding", "tokens", "flops", "flops_cumulative"),
+    *("tokens_per_s", "training_time_s", "layers"),
+)
+"""Numbers of run.json that the seeds of a run share, or whose mean over seeds is shown."""
+
+
+def variant(record: Mapping[Hashable, Any]) -> str:
+    """Return what a reader calls the model of a run, from the flat columns of its spec."""
+    if isinstance(record.get("spec.growth.keys"), str):
+        return f"{GROWN}: {_growth(record)}"
+    if (mixer := _mixer(record)) is not None:
+        return mixer
+    return TOKENFORMER if record.get("spec.model.projection.kind") == "pattention" else TRANSFORMER
+
+
+def _mixer(record: Mapping[Hashable, Any]) -> str | None:
+    """Return what a reader calls the depth mixer of a run, if it has one."""
+    kind = record.get("spec.model.depth.kind")
+    if kind == "dwa":
+        dilation, period = (int(record[f"spec.model.depth.{name}"]) for name in ("dilation", "period"))
+        return f"{DENSEFORMER} {dilation}x{period}"
+    if kind == "last_k":
+        outputs, embedding = (record[f"spec.model.depth.{name}"] for name in ("outputs", "embedding"))
+        return f"Last-K, K = {int(outputs)}, X_0 {EMBEDDING_ENTERS[embedding]}"
+    if kind == "attention_residuals":
+        size = int(record["spec.model.depth.block_size"])
+        return MIXERS[kind] if size == 1 else f"{MIXERS[kind]}, blocks of {size}"
+    return MIXERS.get(str(kind))
+
+
+def _growth(record: Mapping[Hashable, Any]) -> str:
+    """Return what a reader calls a way to grow."""
+    if (method := record.get("spec.growth.method")) in WIDER:
+        noise = record.get("spec.growth.noise")
+        return f"{WIDER[method]}, noise {noise:g}" if noise else WIDER[method]
+    tau = {"keep": "tau kept", "sqrt": "tau sqrt(n)"}.get(str(record.get("spec.growth.tau")), "")
+    carried = ", optimizer carried" if record.get("spec.growth.optimizer") == "carry" else ""
+    old = record.get("spec.growth.old_tokens")
+    held = ", old tokens frozen" if old == "freeze" else ""
+    if isinstance(old, float) and 0 < old < 1:  # not so where the record is older than this key
+        held = f", old tokens at {old:g} of the rate"
+    return f"{record['spec.growth.keys']} keys, {tau}{carried}{held}"
+
+
+def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+    """Return one row per run and seed: the columns of `Results.runs` with `variant`, `layers` and `loss_nats`.
+
+    The loss is the mean of test.csv over tokens, in nats. Training writes the loss of a uniform guess there for a run
+    that diverged.
+    """
+    records = results.runs(study, runs)
+    if records.empty:
+        return records
+    rows = results.rows("test.csv", study, runs)
+    totals = rows.assign(loss=rows["tokens"] * rows["loss_nats"]).groupby(["run", "seed"])[["loss", "tokens"]].sum()
+    means = (totals["loss"] / totals["tokens"]).rename("loss_nats")
+    records["layers"] = records.get("spec.model.layers", pd.Series(np.nan, records.index))
+    records["variant"] = [variant(record) for record in records.to_dict("records")]
+    records["diverged"] = records["status"] == "diverged"
+    return records.join(means, on=["run", "seed"])
+
+
+def by_run(losses: DataFrame) -> DataFrame:
+    """Return one row per run: mean loss over seeds with its Student interval, perplexity, and what the seeds share."""
+    rows = []
+    for run, group in losses.groupby("run", sort=False):
+        interval = student(group["loss_nats"])
+        row = {
+            "source": "ours",
+            "run": run,
+            "variant": group["variant"].iloc[0],
+            "seeds": interval.seeds,
+            "diverged": int(group["diverged"].sum()),
+            **ends("loss_nats", interval),
+            **{name: group[name].astype(float).mean() for name in CARRIED if name in group},
+        }
+        rows.append(add_perplexity(row))
+    return DataFrame(rows)
+
+
+def ends(name: str, interval: Interval) -> dict[str, float]:
+    """Return a mean as `name`, with the ends of its interval as `<name>_low` and `<name>_high`."""
+    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def add_perplexity(row: dict[str, Any]) -> dict[str, Any]:
+    """Add exp of the mean loss and of the ends of its interval."""
+    return row | {f"perplexity{end}": float(np.exp(row[f"loss_nats{end}"])) for end in ("", "_low", "_high")}
+
+
+def parent(losses: DataFrame, run: str) -> str | None:
+    """Return the run that `run` grew from, where it is among `losses`."""
+    if "init.id" not in losses:
+        return None
+    ids = losses.loc[losses["run"] == run, "init.id"].dropna()
+    name = ids.iloc[0].split("/")[1] if len(ids) else None
+    return name if name in set(losses["run"]) else None
+
+
+def chain(losses: DataFrame, run: str) -> list[str]:
+    """Return `run` preceded by its ancestors, the oldest first."""
+    names = [run]
+    while (name := parent(losses, names[0])) is not None and name not in names:
+        names.insert(0, name)
+    return names
+
+
+def n_seeds(counts: Iterable[float]) -> str:
+    """Say how many seeds stand behind what is drawn, such as `n = 3 seeds` or `n = 1 to 3 seeds`."""
+    known = sorted({int(count) for count in counts if not np.isnan(count)})
+    number = f"{known[0]}" if len(known) == 1 else f"{known[0]} to {known[-1]}"
+    return f"n = {number} seed{'s' if known[-1] > 1 else ''}"
+
+
+def count_notes(rows: DataFrame) -> list[str]:
+    """Return notes on the number of seeds, what the bars mean and which runs diverged, for the foot of a figure."""
+    counts = sorted({int(count) for count in rows["seeds"].dropna()})
+    spread = "bars: 95 % Student t interval of the mean over seeds" if counts[-1] > 1 else "one seed: no interval"
+    notes = [f"{n_seeds(counts)} per point; {spread}."]
+    if (rows["loss_nats_high"] - rows["loss_nats"] > 1).any():
+        notes.append("Bars that leave the panel are longer than 1 nat.")
+    diverged = rows[rows["diverged"] > 0] if "diverged" in rows else rows[:0]
+    if len(diverged):
+        names = ", ".join(f"{row.run} ({row.diverged:.0f} of {row.seeds:.0f} seeds)" for row in diverged.itertuples())
+        notes.append(f"Diverged, counted as a uniform guess: {names}.")
+    return notes
+
+
+def missing_note(present: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Return a note naming what has no finished run; a wanted name may be the beginning of one that is present."""
+    absent = [name for name in wanted if not any(have.startswith(name) for have in present)]
+    return [f"Missing, no finished runs: {', '.join(absent)}."] if absent else []
+
+
+def paired_difference(results: Results, losses: DataFrame, a: str, b: str) -> Interval:
+    """Return the held-out loss of run a minus that of run b, paired by seed.
+
+    With a single shared seed the interval is a bootstrap over windows: it speaks of these two models alone.
+    """
+    of_a, of_b = (_by_seed(losses, run) for run in (a, b))
+    interval = paired_student(of_a, of_b)
+    if interval.seeds != 1:
+        return interval
+    seed = min(set(of_a) & set(of_b))
+    rows = results.rows("test.csv", losses["study"].iloc[0], (a, b))
+    rows = rows[rows["seed"] == seed]
+    pairs = rows[rows["run"] == a].merge(rows[rows["run"] == b], on=["window", "tokens"], suffixes=("_a", "_b"))
+    differences = (pairs["loss_nats_a"] - pairs["loss_nats_b"]).to_numpy()
+    return over_examples(differences[None, :], pairs["tokens"].to_numpy(dtype=float)) if len(pairs) else interval
+
+
+def _by_seed(losses: DataFrame, run: str) -> dict[int, float]:
+    rows = losses.loc[losses["run"] == run, ["seed", "loss_nats"]]
+    return {int(seed): float(loss) for seed, loss in rows.itertuples(index=False, name=None)}
+
+
+def quantity(value: float) -> str:
+    """Return a count with k, M or B."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.4g}{unit}"
+    return f"{value:.0f}"

@@ -1,0 +1,187 @@
+"""The one style of all figures: sizes, colours per variant, axes, notes, published values.
+
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart; the marker says the same again.
+"""
+
+import textwrap
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+from pandas import Series
+
+BLACK, GREY = "#222222", "#7f7f7f"
+BLUE, SKY, GREEN, YELLOW = "#0072B2", "#56B4E9", "#009E73", "#D9B500"
+ORANGE, VERMILION, PURPLE = "#E69F00", "#D55E00", "#CC79A7"
+
+SETTINGS: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5.5,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+    "figure.dpi": 100,
+    "savefig.dpi": 150,
+}
+
+PUBLISHED_GROUND = "#f6f2e7"
+"""Ground of a panel with published values."""
+
+
+_LEAST_FACTOR = 2.5
+"""The ends of a logarithmic axis are at least this factor apart."""
+
+
+class Look(NamedTuple):
+    """How a variant is drawn, in every figure."""
+
+    colour: str
+    marker: str
+
+
+_LOOKS = {
+    "Transformer": Look(BLACK, "o"),
+    "Tokenformer": Look(BLUE, "s"),
+    "grown: random keys, tau sqrt(n)": Look(VERMILION, "^"),
+    "grown: random keys, tau kept": Look(ORANGE, "v"),
+    "grown: zero keys, tau kept": Look(GREEN, "D"),
+    "grown: zero keys, tau sqrt(n)": Look(PURPLE, "P"),
+    "grown: random keys, tau sqrt(n), optimizer carried": Look(YELLOW, "<"),
+    "grown: zero keys, tau kept, optimizer carried": Look(SKY, ">"),
+    "grown: random keys, tau sqrt(n), old tokens frozen": Look("#8C564B", "X"),
+    "grown: zero keys, tau kept, old tokens frozen": Look(GREY, "p"),
+    "DenseFormer 1x1": Look(BLUE, "s"),
+    "DenseFormer 4x1": Look(SKY, "v"),
+    "DenseFormer 4x5": Look(VERMILION, "^"),
+    "DenseFormer 2x3": Look(ORANGE, "D"),
+    "DenseFormer 2x1": Look(GREEN, "P"),
+    "full": Look(BLACK, "o"),
+    "dynamic_cache": Look(VERMILION, "<"),
+    "local": Look(GREY, "X"),
+    "h2o": Look(ORANGE, "v"),
+    "spatten": Look(PURPLE, "D"),
+    "decay": Look(BLUE, "s"),
+    "streaming_llm": Look(GREEN, "P"),
+    "tova": Look(VERMILION, "^"),
+    "knorm": Look("#8C564B", "h"),
+    "keydiff": Look("#6A51A3", "*"),
+    "random": Look("#B8B8B8", "x"),
+    "ideal": Look(SKY, "d"),
+    "snapkv": Look(YELLOW, "p"),
+    "expected_attention": Look("#4E9A9A", "H"),
+}
+_SPARE = tuple(Look(colour, "h") for colour in (YELLOW, "#8C564B", "#6A51A3"))
+
+
+def look(name: str) -> Look:
+    """Return colour and marker of a variant; one that has none yet always gets the same spare one."""
+    return _LOOKS.get(name) or _SPARE[zlib.crc32(name.encode()) % len(_SPARE)]
+
+
+def canvas(
+    widths: Sequence[float],
+    notes: Sequence[str],
+    height: float = 3.4,
+    right: float | Sequence[float] = 1.45,
+    columns: int = 4,
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels in rows of at most `columns`, and notes at its foot.
+
+    `widths` and `height` are inches of the panels themselves, `right` the room beside each for labels or a second axis.
+    Positions are fixed, not found by a layout engine, so that labels can be set against the final size.
+    """
+    left, top, below = 0.95, 0.5, 0.72
+    rights = [right] * len(widths) if isinstance(right, float | int) else list(right)
+    sizes = list(zip(widths, rights, strict=True))
+    rows = [sizes[first : first + columns] for first in range(0, len(sizes), columns)]
+    width = left + max(sum(panel + room for panel, room in row) for row in rows)
+    lines = [line for note in notes for line in textwrap.wrap(note, int(width * 16.5))]
+    total = len(rows) * (top + height + below) + 0.15 * len(lines)
+    figure = Figure(figsize=(width, total))
+    axes = []
+    for place, row in enumerate(rows):
+        x, y = left, total - (place + 1) * (top + height) - place * below
+        for panel, room in row:
+            axes.append(figure.add_axes((x / width, y / total, panel / width, height / total)))
+            x += panel + room
+    figure.text(0.1 / width, 0.08 / total, "\n".join(lines), fontsize=7, color="#555555", va="bottom", linespacing=1.35)
+    return figure, axes
+
+
+def loss_axis(axes: Axes) -> None:
+    """Label the left axis in nats; the right one reads the same losses as perplexity."""
+    axes.set_ylabel("held-out loss (nats per token)")
+    right = axes.secondary_yaxis("right", functions=(np.exp, lambda value: np.log(np.maximum(value, 1e-9))))
+    right.set_ylabel("perplexity")
+    right.spines["right"].set_visible(True)
+    right.spines["right"].set_color("#bbbbbb")
+
+
+def aside(values: Series, place: int, places: int, step: float, *, logarithm: bool = False) -> Series:
+    """Return x values moved sideways so that the bars of `places` series do not hide each other.
+
+    `step` is the distance between neighbours: in units of x, or as a factor minus 1 on a logarithmic axis.
+    """
+    shift = (place - (places - 1) / 2) * step
+    return values * (1 + step) ** (shift / step) if logarithm else values + shift
+
+
+def widen(axes: Axes, share: float) -> None:
+    """Make room for labels on the right: `share` of the axis, in its own scale, without ticks there."""
+    low, high = axes.get_xlim()
+    logarithmic = axes.get_xscale() == "log"
+    if logarithmic and high / low < _LEAST_FACTOR:  # else the ticks of a narrow range run into each other
+        spread = (_LEAST_FACTOR * low / high) ** 0.5
+        low, high = low / spread, high * spread
+        axes.set_xlim(low, high)
+    ticks = {minor: [tick for tick in axes.get_xticks(minor=minor) if low <= tick <= high] for minor in (False, True)}
+    axes.set_xlim(low, high * (high / low) ** share if logarithmic else high + (high - low) * share)
+    for minor, places in ticks.items():
+        axes.xaxis.set_ticks(places, minor=minor)
+    if logarithmic:
+        axes.xaxis.set_minor_formatter(_some_minor if len(ticks[False]) < 2 else NullFormatter())
+
+
+def _some_minor(value: float, _: float) -> str:
+    """Label 2 and 5 times a power of ten; more would run into each other."""
+    exponent = int(np.floor(np.log10(value)))
+    factor = round(value / 10.0**exponent)
+    return f"${factor} \\times 10^{{{exponent}}}$" if factor in (2, 5) else ""
+
+
+def cut_bars(axes: Axes, points: Series, low: Series, high: Series, reach: float = 1.0) -> None:
+    """Set the y limits so that bars far longer than the points are apart (few seeds, one diverged) leave the panel.
+
+    `reach` is how far beyond the points the panel may extend, in units of y.
+    """
+    bottom = max(np.nanmin([*low, *points]), points.min() - reach)
+    top = min(np.nanmax([*high, *points]), points.max() + reach)
+    margin = 0.06 * (top - bottom) or 0.05
+    axes.set_ylim(bottom - margin, top + margin)
+
+
+def mark_published(axes: Axes, title: str) -> None:
+    """Make a panel visibly one of published values, which are not ours and have another scale."""
+    axes.set_facecolor(PUBLISHED_GROUND)
+    axes.set_title(f"PUBLISHED, not ours: {title}", color="#6b5510")
+
+
+def empty(message: str) -> Figure:
+    """Return a figure that only says why there is nothing to draw."""
+    figure = Figure(figsize=(6, 1.6))
+    figure.text(0.5, 0.5, "\n".join(textwrap.wrap(message, 80)), ha="center", va="center", color="#555555")
+    return figure

@@ -1,0 +1,319 @@
+"""Tables of the pruning study (Decay, Jo and Shin 2024; A2SF, arXiv:2407.20485)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.report.drawings import Table
+from formerlab.report.pruning import ARM, PANELS, arms, decoding, measured, ordered
+from formerlab.report.published import DECAY, published
+from formerlab.report.questions import CHANCE, SUITES, accuracy_columns, answers, counted, title
+from formerlab.report.runs import ends
+from formerlab.report.two_fold import Grid, Halves, half_of, judged
+from formerlab.results.read import Results
+from formerlab.statistics import bootstrap_means, interval_over, over_examples
+
+STUDY = "decay"
+
+
+_COLUMNS = (
+    *("source", "run", "arm", "policy", "alpha", "recent", "budget", "realised_budget"),
+    *("perplexity", "loss_nats", "increase_nats", "increase_nats_low", "increase_nats_high", "seeds", "windows"),
+)
+
+
+def main(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run and arm."""
+    ours = arms(results, STUDY, runs)
+    questions = results.rows("prune_questions.csv", STUDY, runs)
+    if len(questions):
+        scored = accuracy_columns(counted(questions), ARM)
+        guessing = scored["run"] == CHANCE
+        arms_scored = scored[~guessing]
+        ours = ours.merge(arms_scored.drop(columns="seeds"), on=ARM, how="outer") if len(ours) else arms_scored
+        ours = pd.concat([ordered(ours), scored[guessing]], ignore_index=True)
+    answers = [name for name in ours.columns if "(" in name or name == "questions"]
+    return ours.reindex(columns=[*_COLUMNS, *answers])
+
+
+def _published_main() -> DataFrame:
+    rows = published(DECAY, "Fig 4a", "Table 2")
+    order = [*(f"{suite}_acc" for suite in SUITES), "average"]
+    rows = rows.assign(value=rows["value"].astype(float) / 100)
+    wide = rows.pivot(index=["model", "setting"], columns="metric", values="value")
+    wide = wide.reindex(pd.MultiIndex.from_frame(rows[["model", "setting"]].drop_duplicates()))[order]
+    wide.columns = [f"{name} (published)" for name in order]
+    return wide.reset_index().rename(columns={"model": "run", "setting": "arm"})
+
+
+decay_table = Table(
+    reads=("prune.csv", "prune_questions.csv", "run.json"),
+    runs=("*",),
+    caption=(
+        "Held-out perplexity and zero-shot accuracy of every eviction policy at every budget, after Fig. 4a and Table "
+        "2 of the Decay article (accuracies at 40 % of the tokens, zero-shot). Loss minus Full is paired: the same "
+        "windows of the same model, with the 95 % interval over windows, and over seeds where there are several, in "
+        "brackets (with one seed it speaks of this model alone). Compare policies at equal realised budget. After ±: "
+        "one standard error over questions and seeds. The published models are OPT-2.7B and LLaMA-2-7B-chat on other "
+        "questions."
+    ),
+    ours=main,
+    published=_published_main,
+)
+
+
+RECENT = {"local": 1.0, "streaming_llm": 1.0, "full": None}
+"""Recent share of policies that have no such setting: all but the sink."""
+
+
+def ratio(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per arm."""
+    ours = arms(results, STUDY, runs)
+    kinds = ours["policy"].str.split().str[0]
+    recent = kinds.map(RECENT).where(kinds.isin(RECENT), ours["recent"].fillna(0.0))
+    ours = ours.assign(recent_share=recent * ours["budget"], selected_share=(1 - recent) * ours["budget"])
+    return ours
+
+
+def _published_ratio() -> DataFrame:
+    rows = [("Full", 1.0, None, None), ("H2O", 0.4, 0.2, 0.2), ("Decay", 0.4, 0.0, 0.4)]
+    table = DataFrame(rows, columns=["arm", "budget", "recent_share", "selected_share"])
+    return table.assign(run="OPT-2.7B, LLaMA-2-7B-chat")
+
+
+decay_ratio_table = Table(
+    reads=("prune.csv", "run.json"),
+    runs=("decoder",),
+    caption=(
+        "How the methods divide the tokens they may keep, after Table 1 of the Decay article (Full 100 %; H2O 20 % "
+        "recent and 20 % selected; Decay 0 % and 40 %), and the realised budget: the share of keys and values held at "
+        "the end, counted. One rounding for all: the total is rounded half up, the recent part down, the rest is "
+        "selected. The query's own key comes on top. Comparisons are fair where realised budgets agree within 1 %; "
+        "the official masks of H2O keep fewer keys, since their halves overlap."
+    ),
+    ours=ratio,
+    published=_published_ratio,
+    columns=("source", "run", "arm", "budget", "recent_share", "selected_share", "realised_budget", "seeds", "windows"),
+)
+
+
+COSINES = {"distance_to_ideal": "cosine", "distance_to_ideal_without_first": "cosine_without_first"}
+
+
+def ideal(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run and arm."""
+    rows = measured(results.rows("prune_masks.csv", STUDY, runs), list(PANELS))
+    if rows.empty:
+        return rows
+    keys = ["source", "run", "arm", "policy", "alpha", "recent", "budget", "seeds", "windows"]
+    found = rows[keys].drop_duplicates().reset_index(drop=True)
+    for metric in PANELS:
+        block = rows[rows["metric"] == metric]
+        name = COSINES.get(metric, metric)
+        values = {"value": name, "value_low": f"{name}_low", "value_high": f"{name}_high"}
+        if metric in COSINES:
+            block = block.assign(
+                value=1 - block["value"], value_low=1 - block["value_high"], value_high=1 - block["value_low"]
+            )
+        found = found.merge(block[[*keys, *values]].rename(columns=values), on=keys, how="left")
+    return found
+
+
+def _published_ideal() -> DataFrame:
+    rows = published("A2SF (2407.20485)", "Table 2")
+    rows = rows[rows["setting"].str.contains("average")]
+    table = DataFrame({"run": "LLaMA-2-7B", "arm": rows["model"], "cosine": rows["value"].astype(float)})
+    return table.assign(budget=0.2)
+
+
+decay_ideal_table = Table(
+    reads=("prune_masks.csv", "run.json"),
+    runs=("*",),
+    caption=(
+        "Cosine between the attention rows under each policy and the ideal ones, which keep of the past the keys of "
+        "the largest unpruned attention, with and without position 0, whose attention decides the cosine alone; and "
+        "where the kept keys stand: share of the first 40 % and 10 % of the positions so far, and mean position (0.4, "
+        "0.1 and 0.5 are even). All arms choose from the attention of the same unpruned pass. In brackets: 95 % "
+        "interval over windows and seeds. Published: A2SF, Table 2, LLaMA-2-7B at 20 %."
+    ),
+    ours=ideal,
+    published=_published_ideal,
+)
+
+
+BEST = "single_by_loss"
+
+
+def heads(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run, budget and choice."""
+    rows = results.rows("prune_calibrated.csv", STUDY, runs)
+    chosen = results.rows("prune_alphas.csv", STUDY, runs)
+    if rows.empty:
+        return DataFrame()
+    found = []
+    for (run, budget), group in rows.groupby(["run", "budget"], sort=False):
+        grids = {
+            choice: block.pivot_table("loss_nats", "seed", "window").to_numpy()
+            for choice, block in group.groupby("choice", sort=False)
+        }
+        mine = chosen[(chosen["run"] == run) & (chosen["budget"] == budget)]
+        for choice, grid in grids.items():
+            alphas = mine.loc[mine["choice"] == choice, "alpha"]
+            row = {"run": run, "budget": budget, "choice": str(choice).replace("_", " ")}
+            row |= {"alphas": _spread(alphas), "loss_nats": grid.mean()}
+            row |= {"realised_budget": group.loc[group["choice"] == choice, "realised_budget"].mean()}
+            if choice != BEST and BEST in grids:
+                gap = over_examples(grid - grids[BEST])
+                row |= ends("minus_best_single_nats", gap)
+            found.append(row | {"seeds": grid.shape[0], "windows": grid.shape[1]})
+    return DataFrame(found)
+
+
+def _spread(alphas: pd.Series) -> str:
+    """Return the chosen alphas for readers: their median and range where there are several."""
+    low, middle, high = np.quantile(alphas, [0, 0.5, 1])
+    return f"{middle:g}" if low == high else f"{middle:g} ({low:g} to {high:g})"
+
+
+decay_heads_table = Table(
+    reads=("prune_calibrated.csv", "prune_alphas.csv", "run.json"),
+    runs=("*",),
+    caption=(
+        "What a forgetting factor of its own brings to every layer and head. All choices are made on windows of the "
+        "validation text, from the same grid of alphas; losses are those of the test text. per head: each head takes "
+        "the alpha whose attention rows are nearest to the ideal ones. single by distance: one alpha for all, by the "
+        "same measure. single by loss: one alpha for all, by the loss itself, the strongest single choice. The "
+        "difference is paired: the same windows of the same model, with the 95 % interval over windows and seeds in "
+        "brackets. None of the published codes has this."
+    ),
+    ours=heads,
+)
+
+
+def tasks(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run, budget and task, and their mean."""
+    rows = answers(results, STUDY, runs)
+    rows = rows[(rows["policy"] == "decay") & (rows["recent"] == 0)]
+    found = []
+    for (run, budget), group in rows.groupby(["run", "budget"], sort=False):
+        alphas = tuple(sorted(group["alpha"].unique()))
+        if len(alphas) < 2:
+            continue
+        found_grids = {str(task): _grid(block) for task, block in group.groupby("task", sort=False)}
+        pairs = {task: pair for task, pair in found_grids.items() if pair is not None}
+        grids, halves = ({task: pair[part] for task, pair in pairs.items()} for part in (0, 1))
+        answered = judged(grids, halves)
+        for task, (own, common, *places) in answered.items():
+            gain = over_examples(own - common)
+            row = {"run": run, "budget": budget, "task": title(task)}
+            row |= {"own alphas": ", ".join(sorted({f"{alphas[place]:g}" for place in places[0]}))}
+            row |= {"common alphas": ", ".join(sorted({f"{alphas[place]:g}" for place in places[1]}))}
+            row |= {"acc_own": own.mean(), "acc_common": common.mean()} | ends("gain", gain)
+            found.append(row | {"seeds": len(own), "questions": own.shape[1]})
+        if answered:
+            gains = [own - common for own, common, *_ in answered.values()]
+            of_seeds = np.mean([gain.mean(axis=1) for gain in gains], axis=0)
+            drawn = np.mean([bootstrap_means(gain, random_seed=place) for place, gain in enumerate(gains)], axis=0)
+            mean = interval_over(of_seeds, drawn, sum(gain.shape[1] for gain in gains))
+            row = {"run": run, "budget": budget, "task": "mean of these"}
+            found.append(row | ends("gain", mean))
+    return DataFrame(found) if found else DataFrame()
+
+
+def _grid(block: DataFrame) -> tuple[Grid, Halves] | None:
+    """Return answers (alphas x seeds x examples) and the half of each example; none where some are missing."""
+    table = block.pivot_table("value", ["alpha", "seed"], "example").dropna(axis=1).sort_index()
+    alphas = table.index.get_level_values("alpha").nunique()
+    seeds = table.index.get_level_values("seed").nunique()
+    halves = np.array([half_of(str(example)) for example in table.columns])
+    if len(table) != alphas * seeds:
+        return None
+    return table.to_numpy().reshape(alphas, seeds, -1), halves
+
+
+decay_tasks_table = Table(
+    reads=("prune_questions.csv", "run.json"),
+    runs=("*",),
+    caption=(
+        "Does it pay to choose alpha per task? The questions of every suite are halved by a hash of their ids. Of "
+        "each half, own is the alpha of the best accuracy on the other half of the same suite, common the one of the "
+        "best mean over the other halves of all suites; both are judged where they were not chosen, per model. gain "
+        "is own minus common with its 95 % interval over questions and seeds. Reading the best alpha off the curve "
+        "itself would make it differ between tasks by chance. The grid is that of the sweep, without a recent part."
+    ),
+    ours=tasks,
+)
+
+
+def once(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run and arm."""
+    rows = results.rows("prune_once.csv", STUDY, runs)
+    if rows.empty:
+        return DataFrame()
+    found = []
+    for run, mine in rows.groupby("run", sort=False):
+        grids = {
+            key: block.pivot_table("loss_nats", "seed", "window").to_numpy()
+            for key, block in mine.groupby([*ARM, "realised_budget"], sort=False, dropna=False)
+        }
+        full = next((grid for key, grid in grids.items() if key[1] == "full"), None)
+        for key, grid in grids.items():
+            row = dict(zip([*ARM, "realised_budget"], key, strict=True))
+            row |= {"loss_nats": grid.mean(), "perplexity": np.exp(grid.mean())}
+            if full is not None and key[1] != "full":
+                gap = over_examples(grid - full)
+                row |= ends("increase_nats", gap)
+            found.append(row | {"seeds": grid.shape[0], "windows": grid.shape[1], "run": run})
+    return ordered(DataFrame(found))
+
+
+decay_once_table = Table(
+    reads=("prune_once.csv", "run.json"),
+    runs=("*",),
+    caption=(
+        "One-shot compression, as kvpress and SnapKV do it: the first half of each window is read as a prompt without "
+        "pruning, a part of its keys is kept once, and the loss is that of the second half. Compare nothing here with "
+        "the tables of step-by-step eviction, whose prompts are pruned while they are read: at the same ratio this is "
+        "the easier task. Budgets are shares of the prompt. Loss minus Full is paired, with its 95 % interval over "
+        "windows and seeds."
+    ),
+    ours=once,
+    columns=(
+        *("source", "run", "arm", "policy", "budget", "realised_budget", "perplexity", "loss_nats"),
+        *("increase_nats", "increase_nats_low", "increase_nats_high", "seeds", "windows"),
+    ),
+)
+
+
+def decode(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run, number of sequences and cache."""
+    rows = decoding(results, STUDY, runs)
+    if rows.empty:
+        return rows
+    rows = rows[rows["length"] == rows.groupby(["run", "sequences"])["length"].transform("max")]
+    rows = rows.rename(columns=lambda name: name.replace("tokens_per_s", "decoded_tokens_per_s"))
+    rows = rows.assign(cache_megabytes=rows["cache_bytes"] / 1e6, book_megabytes=rows["book_bytes"] / 1e6)
+    return rows
+
+
+decay_decode_table = Table(
+    reads=("decode.csv", "run.json"),
+    runs=("*",),
+    caption=(
+        "Decoding behind the longest prompt that was measured, with whole and pruned caches. Ratio: speed over that "
+        "of Full, our whole cache, in the same repetition; in brackets: quartiles of the repetitions, no confidence "
+        "interval. Cache: keys and values held, also as a share of Full's; book: scores and positions, which a pruned "
+        "cache keeps beside them. Measured alone on the machine, in turns, on an untrained model of the run's shape: "
+        "nothing learned matters to speed. A ratio on one machine says little about another, and one on a CPU nothing "
+        "about a GPU."
+    ),
+    ours=decode,
+    columns=(
+        *("source", "run", "sequences", "length", "arm", "policy"),
+        *("decoded_tokens_per_s", "decoded_tokens_per_s_low", "decoded_tokens_per_s_high"),
+        *("speed_ratio", "speed_ratio_low", "speed_ratio_high"),
+        *("cache_megabytes", "cache_share", "book_megabytes", "repetitions"),
+    ),
+)

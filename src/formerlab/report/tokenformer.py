@@ -1,0 +1,146 @@
+"""What figures and tables of the Tokenformer study share: its series of sizes, their whole cost, and curves by step."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.report.runs import by_run, chain, ends, held_out_losses, n_seeds
+from formerlab.report.style import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
+from formerlab.results.read import Results
+from formerlab.statistics import student
+
+STUDY = "tokenformer"
+SIZES = (1, 2, 3, 4)
+
+
+class Series(NamedTuple):
+    """Runs of growing size that a figure joins by a line."""
+
+    name: str
+    pattern: str
+    """Run of a size, whose number stands for {size}."""
+    look: Look
+    line: str
+    start: str | None = None
+    """The run at size 1, where another series has it too."""
+
+    def runs(self) -> list[str]:
+        """Return the names of the runs, by size."""
+        names = [self.pattern.format(size=size) for size in SIZES]
+        return names if self.start is None else [self.start, *names[1:]]
+
+
+FULL, SHORT = "Transformer, full budget", "Transformer, tokens of a stage"
+SCRATCH, GROWN = "Tokenformer, FLOPs of the chain", "grown (as published)"
+FIRST = "tokenformer-1"
+
+SERIES = (
+    Series(FULL, "transformer-{size}", Look(BLACK, "o"), "--"),
+    Series(SHORT, "transformer-short-{size}", Look(GREY, "X"), ":"),
+    Series(SCRATCH, "tokenformer-scratch-{size}", Look(BLUE, "s"), "--"),
+    Series("grown, half the tokens", "grown-half-{size}", Look(ORANGE, "v"), "-", FIRST),
+    Series(GROWN, "grown-random-sqrt-{size}", Look(VERMILION, "^"), "-", FIRST),
+    Series("grown, twice the tokens", "grown-double-{size}", Look(PURPLE, "P"), "-", FIRST),
+)
+
+
+METHODS = {
+    "Tokenformer": ("tokenformer-1", "grown-random-sqrt-{size}", Look(VERMILION, "^")),
+    "Net2Net by padding": ("transformer-1", "net2net-pad-{size}", Look(ORANGE, "v")),
+    "Net2Net (2015)": ("transformer-1", "net2net-{size}", Look("#8C564B", "P")),
+    "HyperCloning": ("transformer-1", "hypercloning-{size}", Look(SKY, "X")),
+}
+"""Model before growth, the run of a stage, and the look of each method."""
+STAGES = (2, 3)
+
+
+def size_of(run: str) -> int | None:
+    """Return the size that a run's name ends with."""
+    found = re.search(r"-(\d)$", run)
+    return int(found[1]) if found else None
+
+
+def costs(losses: DataFrame) -> DataFrame:
+    """Return `by_run` with the tokens and the training time of the whole chain, `..._cumulative`, by run."""
+    points = by_run(losses).set_index("run", drop=False)
+    chains = {run: chain(losses, run) for run in points.index}
+    for name, whole in (("tokens", "tokens_cumulative"), ("training_time_s", "training_time_s_cumulative")):
+        points[whole] = [points.loc[chains[run], name].sum() for run in points.index]
+    points["size"] = [size_of(run) for run in points.index]
+    return points
+
+
+def series_points(results: Results, runs: Sequence[str], *, grown_from: int = 1) -> DataFrame:
+    """Return a row per run of `SERIES`, in the order of series and size; chains begin at size `grown_from`."""
+    losses = held_out_losses(results, STUDY, runs)
+    if losses.empty:
+        return DataFrame()
+    points = costs(losses)
+    frames = []
+    for series in SERIES:
+        names = [run for run in series.runs() if run in points.index]
+        if series.start is not None:
+            names = [run for run in names if run != FIRST or grown_from == 1]
+            names = names if any(run != FIRST for run in names) else []
+        frames.append(points.loc[names].assign(series=series.name))
+    return pd.concat(frames, ignore_index=True)
+
+
+def by_step(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return the validation loss of every run, seed and evaluated step: the mean over batches, by tokens, in nats."""
+    rows = results.rows("eval.csv", STUDY, runs)
+    rows = rows[rows["split"] == "valid"]
+    weighted = rows.assign(loss_nats=rows["tokens"] * rows["loss_nats"])
+    sums = weighted.groupby(["run", "seed", "step"], as_index=False, sort=False)[["loss_nats", "tokens"]].sum()
+    return sums.assign(loss_nats=sums["loss_nats"] / sums["tokens"])[["run", "seed", "step", "loss_nats"]]
+
+
+def means(curves: DataFrame) -> DataFrame:
+    """Return the mean over seeds of each run and step with Student's interval."""
+    rows = []
+    for (run, step), group in curves.groupby(["run", "step"], sort=False):
+        interval = student(group["loss_nats"])
+        rows.append(
+            {
+                "source": "ours",
+                "run": run,
+                "step": float(str(step)),
+                **ends("loss_nats", interval),
+                "seeds": interval.seeds,
+            }
+        )
+    numbers = ["step", "loss_nats", "loss_nats_low", "loss_nats_high", "seeds"]
+    return DataFrame(rows, columns=["source", "run", *numbers]).astype(dict.fromkeys(numbers, float))
+
+
+def at_step(curves: DataFrame, run: str, step: float | None) -> dict[int, float]:
+    """Return a run's validation loss by seed at a step, or at its last one where `step` is None."""
+    rows = curves[curves["run"] == run]
+    rows = rows[rows["step"] == (rows.groupby("seed")["step"].transform("max") if step is None else step)]
+    return dict(zip(rows["seed"].astype(int), rows["loss_nats"].astype(float), strict=True))
+
+
+def held_out(losses: DataFrame, run: str) -> dict[int, float]:
+    """Return a run's held-out loss by seed."""
+    rows = losses[losses["run"] == run]
+    return dict(zip(rows["seed"].astype(int), rows["loss_nats"].astype(float), strict=True))
+
+
+def minus(a: dict[int, float], b: dict[int, float]) -> dict[int, float]:
+    """Return a - b for the seeds that both have."""
+    return {seed: a[seed] - b[seed] for seed in a.keys() & b.keys()}
+
+
+def ends_over_seeds(name: str, differences: Mapping[int, float]) -> dict[str, float]:
+    """Return the mean of values by seed as `name`, with the ends of its 95 % Student t interval."""
+    return ends(name, student([differences[seed] for seed in sorted(differences)])) if differences else {}
+
+
+def seeds_note(rows: DataFrame, what: str = "bands") -> str:
+    """Say how many seeds stand behind a figure and what its spread means."""
+    counts = sorted({int(count) for count in rows["seeds"].dropna()})
+    spread = f"{what}: 95 % Student t interval over seeds" if counts[-1] > 1 else "one seed: no interval"
+    return f"{n_seeds(counts)}; {spread}."

@@ -1,0 +1,187 @@
+"""Write figures, tables and their captions; the same rows give the same bytes.
+
+A figure is a PDF, a PNG and the rows it shows. A table is a CSV with every digit, and Markdown and HTML for people,
+ours and published values in blocks of their own.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+from pandas import DataFrame
+from pandas.api.types import is_numeric_dtype
+
+from formerlab.files import replacing, write_text
+from formerlab.report import pages
+from formerlab.report.drawings import Drawing, Plot, Table
+from formerlab.report.runs import quantity
+from formerlab.report.style import SETTINGS, empty
+from formerlab.results.read import Results
+
+HEADINGS = {
+    "loss_nats": "test loss (nats)",
+    "loss_minus_plain_nats": "loss minus plain (nats)",
+    "increase_nats": "loss minus Full (nats)",
+    "top1_percent": "top-1 (%)",
+    "top5_percent": "top-5 (%)",
+    "top1_points": "top-1 minus compared (points)",
+    "gain_nats": "gain over plain (nats)",
+    "layers": "blocks",
+    "flops": "FLOPs",
+    "flops_cumulative": "cumulative FLOPs",
+    "parameters_non_embedding": "without embedding",
+    "tokens_per_s": "training tokens/s",
+    "images_per_s": "training images/s",
+    "inference_batches_per_s": "inference batches/s",
+    "forward_sequences": "sequences of a forward pass",
+}
+_SUFFIXES = ("_low", "_high", "_se")
+
+
+_BEHIND = """
+
+Command: ``{{ snakemake.params.command }}``
+
+Runs behind it: {{ snakemake.params.runs | join(", ") }}
+"""
+"""Below a caption, for Snakemake's report, which fills it in."""
+
+
+def write(drawing: Drawing, declared: Plot | Table, results: Results, out: Path) -> list[Path]:
+    """Write the files of a figure or table into `out`; without rows of ours they say what is missing."""
+    paths = [out / name for name in drawing.outputs]
+    if isinstance(declared, Plot):
+        rows = declared.data(results, declared.runs)
+        _write_pictures(paths[:2], drawing, declared, rows, results)
+    else:
+        rows = declared.rows(results)
+        write_text(paths[1], markdown(drawing, rows, results))
+        write_text(paths[2], html(drawing, rows, results))
+    rows = rows if "source" in rows else rows.assign(source="ours")
+    with replacing(out / f"{drawing.name}.csv") as temporary:
+        rows.to_csv(temporary, index=False, lineterminator="\n")
+    write_text(paths[-1], drawing.caption + _BEHIND)
+    return paths
+
+
+def _write_pictures(paths: list[Path], drawing: Drawing, plot: Plot, data: DataFrame, results: Results) -> None:
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # neither a user's matplotlibrc nor an earlier figure changes the bytes
+        matplotlib.rcParams.update(SETTINGS)
+        if data.empty or not (data["source"] == "ours").any():
+            what = f"the rows {drawing.name} needs ({', '.join(drawing.reads)})"
+            figure = empty(f"No finished run of study '{drawing.study}' at scale '{results.scale}' has {what} yet.")
+        else:
+            figure = plot.draw(_without_formulas(data))
+        width = figure.get_size_inches()[0]
+        place = results.place(drawing.study, drawing.runs)
+        figure.text(1 - 0.1 / width, 0.995, place, ha="right", va="top", fontsize=7, color="#555555")
+        for path in paths:
+            with replacing(path) as temporary:
+                form = path.suffix[1:]
+                stamp = {"CreationDate": None} if form == "pdf" else {"Software": None}
+                figure.savefig(temporary, format=form, metadata=stamp)
+
+
+def _without_formulas(data: DataFrame) -> DataFrame:
+    """Return rows in whose texts a dollar is a dollar: what stands between two, matplotlib would read as a formula."""
+    plain = data.copy()
+    for name in data:
+        if not is_numeric_dtype(data[name]):
+            plain[name] = [value.replace("$", r"\$") if isinstance(value, str) else value for value in data[name]]
+    return plain
+
+
+def markdown(drawing: Drawing, table: DataFrame, results: Results) -> str:
+    """Return caption and blocks of a table."""
+    ours, theirs = _blocks(table)
+    parts = [f"# {drawing.name}", drawing.caption, f"**Ours** ({results.place(drawing.study, drawing.runs)})"]
+    parts.append(_missing(drawing) if ours.empty else _pipes(ours))
+    if len(theirs):
+        parts += ["**Published, not ours**", _pipes(theirs)]
+    return "\n\n".join(parts) + "\n"
+
+
+def html(drawing: Drawing, table: DataFrame, results: Results) -> str:
+    """Return the same as a page."""
+    ours, theirs = _blocks(table)
+    parts = [pages.paragraph(drawing.caption), pages.heading(f"Ours ({results.place(drawing.study, drawing.runs)})")]
+    parts.append(pages.paragraph(_missing(drawing)) if ours.empty else pages.table(readable(ours)))
+    if len(theirs):
+        parts += [pages.heading("Published, not ours"), pages.table(readable(theirs))]
+    return pages.page(drawing.name, parts)
+
+
+def _blocks(table: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """Return the rows of ours and the published ones."""
+    return tuple(table[table["source"] == source] if len(table) else table for source in ("ours", "published"))  # type: ignore[return-value]
+
+
+def _missing(drawing: Drawing) -> str:
+    return f"No finished run of study '{drawing.study}' has {', '.join(drawing.reads)} yet."
+
+
+def readable(table: DataFrame) -> DataFrame:
+    """Return the table as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as `x ± se`.
+
+    Columns without any value are left out, and the policy, whose arm names it.
+    """
+    columns = {}
+    for name in table.columns:
+        if name in ("source", "policy") or name.endswith(_SUFFIXES) or table[name].isna().all():
+            continue
+        spreads = {suffix: table[name + suffix] for suffix in _SUFFIXES if name + suffix in table}
+        columns[_heading(name)] = [
+            _cell(name, value, {suffix: spread.iloc[row] for suffix, spread in spreads.items()})
+            for row, value in enumerate(table[name])
+        ]
+    return DataFrame(columns)
+
+
+def _heading(name: str) -> str:
+    return HEADINGS.get(name, name if "(" in name else name.replace("_", " "))
+
+
+def _cell(name: str, value: Any, spreads: dict[str, float]) -> str:
+    if pd.isna(value):
+        return ""
+    if not isinstance(value, int | float):
+        return str(value)
+    text = number(name, value)
+    if not math.isnan(spreads.get("_low", math.nan)):
+        text += f" [{number(name, spreads['_low'])}, {number(name, spreads['_high'])}]"
+    if not math.isnan(spreads.get("_se", math.nan)):
+        text += f" ± {number(name, spreads['_se'])}"
+    return text
+
+
+def number(name: str, value: float) -> str:
+    """Return a number with the digits that its column deserves."""
+    if "nats" in name:
+        return f"{value:.4f}"
+    if "perplexity" in name or name.endswith("_per_s"):
+        return f"{value:,.2f}" if value < 1000 else f"{value:,.0f}"
+    if name.startswith(("parameters", "tokens")):
+        return quantity(value)
+    if name.startswith("flops"):
+        return f"{value:.3g}"
+    if name.startswith("top"):
+        return f"{value:.2f}"
+    if name.startswith(("acc", "chance", "calibration")) or "(" in name:
+        return f"{value:.3f}"
+    return f"{value:g}" if value == round(value, 4) else f"{value:.4g}"
+
+
+def plain(table: DataFrame) -> str:
+    """Return a table as aligned text for a terminal."""
+    return _text(readable(table), "simple")
+
+
+def _pipes(table: DataFrame) -> str:
+    return _text(readable(table).map(pages.markdown).rename(columns=pages.markdown), "pipe")
+
+
+def _text(table: DataFrame, form: str) -> str:
+    return str(table.to_markdown(index=False, tablefmt=form, disable_numparse=True))
