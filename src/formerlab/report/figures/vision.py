@@ -60,7 +60,7 @@ def accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
         frames.append(ours.assign(group=ours["run"].map(groups).fillna("other")))
     for group, (place, _, _) in GROUPS.items():
         if place:
-            frames.append(published_accuracies(place).assign(group=group))
+            frames.append(published_accuracies(place).assign(source="published", group=group))
     return pd.concat(frames, ignore_index=True).reindex(columns=list(_COLUMNS))
 
 
