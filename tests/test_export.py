@@ -10,7 +10,7 @@ from pandas.testing import assert_frame_equal
 from formerlab.errors import UserError
 from formerlab.files import beside, read_json
 from formerlab.plan.judge import UNPLANNED
-from formerlab.report.figures import draw
+from formerlab.report.drawings import draw
 from formerlab.report.ledger import ledger
 from formerlab.results import export as exporting
 from formerlab.results.compare import compare
