@@ -21,7 +21,7 @@ from formerlab.errors import UserError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, the user's share of it is, or the file is larger than the system allows."""
-_NO_ROOM_SAID = re.compile(
+_NO_ROOM_MESSAGES = re.compile(
     rf"os error ({'|'.join(map(str, NO_ROOM))})\b|PytorchStreamWriter failed|unexpected pos \d|iostream error"
 )
 """The words of safetensors and torch, whose writers raise errors of their own."""
@@ -67,7 +67,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def found_no_room(error: BaseException) -> bool:
     """Return whether an error says that the disk is full."""
-    return (isinstance(error, OSError) and error.errno in NO_ROOM) or bool(_NO_ROOM_SAID.search(str(error)))
+    return (isinstance(error, OSError) and error.errno in NO_ROOM) or bool(_NO_ROOM_MESSAGES.search(str(error)))
 
 
 def _mode() -> int:

@@ -1,8 +1,10 @@
 """Documents on their way from a source to the token streams: where they go, and which came before."""
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import tee
 from typing import Generic, Literal, TypeVar
 
 import numpy as np
@@ -58,20 +60,10 @@ class Replay(Generic[Item]):
     """Items that can be read again from the beginning; what was read once is kept in memory."""
 
     def __init__(self, items: Iterator[Item]) -> None:
-        self._kept: list[Item] = []
-        self._rest = items
+        (self._items,) = tee(items, 1)
 
     def __iter__(self) -> Iterator[Item]:
-        index = 0
-        while index < len(self._kept) or self._read_one():
-            yield self._kept[index]
-            index += 1
-
-    def _read_one(self) -> bool:
-        for item in self._rest:
-            self._kept.append(item)
-            return True
-        return False
+        return copy(self._items)
 
 
 class Seen:

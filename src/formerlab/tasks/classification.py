@@ -56,8 +56,6 @@ class Classification(TaskSpec):
     kind: Literal["classification"] = "classification"
     batch: Count = 64
     """Images per optimizer step, over all accumulation steps."""
-    accumulate: Count = 1
-    """Equal parts in which a step's images are processed; divides `batch`."""
     valid_images: Count = 1000
     """Images of the validation split that are evaluated during training, evenly spread."""
     augmentation: Augmentation | None = Shift()
@@ -79,8 +77,6 @@ class Classification(TaskSpec):
     def check(self, model: Any) -> None:
         """Refuse other models, parts that differ in size, and what mixing cannot do."""
         super().check(model)
-        if self.batch % self.accumulate:
-            raise ValueError(f"task.accumulate={self.accumulate} does not divide task.batch={self.batch}")
         if (self.mixup or self.cutmix) and self.batch % 2:
             raise ValueError(f"task.batch={self.batch} is odd, but mixup and cutmix pair the images; make it even")
         if self.normalise == "imagenet" and model.channels != 3:
@@ -99,11 +95,6 @@ class Classification(TaskSpec):
         """Return how images look to the model."""
         mean, std = IMAGENET if self.normalise == "imagenet" else (images.mean, images.std)
         return Look(side=images.form["side"], mean=mean, std=std, crop=crop)
-
-    def part_count(self, data: TrainingImages, seed: int, step: int, start: Place = BEGINNING) -> int:
-        """Return the number of parts, that of all steps."""
-        del data, seed, step, start
-        return self.accumulate
 
     def step_batches(
         self, data: TrainingImages, seed: int, step: int, start: Place = BEGINNING, share: Share = WHOLE

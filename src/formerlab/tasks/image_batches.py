@@ -146,10 +146,10 @@ class Meter:
         share = self.waited / elapsed
         speed = short((self.batches - 1) * self.batch / elapsed)
         by = f"{self.workers} worker processes" if self.workers else "the training process"
-        said = f"images from {by}: {speed} images/s, {share:.0%} of the time spent waiting for them"
+        text = f"images from {by}: {speed} images/s, {share:.0%} of the time spent waiting for them"
         if share < LIMIT:
-            return said
-        return f"warning: the loader, not the model, is the limit: {said}; give the job more threads or keep pixels"
+            return text
+        return f"warning: the loader, not the model, is the limit: {text}; give the job more threads or keep pixels"
 
 
 def held_out_batches(images: ImageSet, indices: NDArray[np.int64], look: Look, batch: int) -> Iterator[ImageBatch]:

@@ -32,8 +32,6 @@ class LanguageModeling(TaskSpec):
     """Tokens that a training sequence predicts (the window is one longer)."""
     batch: Count = 8
     """Sequences per optimizer step, over all devices and accumulation steps."""
-    accumulate: Count = 1
-    """Equal parts in which a step's sequences are processed; divides `batch`."""
     valid_windows: Count = 64
     """Windows of the fixed validation stream that are evaluated during training."""
     stretch: tuple[Proportion, Proportion] = (0.0, 1.0)
@@ -50,8 +48,6 @@ class LanguageModeling(TaskSpec):
     def check(self, model: Any) -> None:
         """Refuse other models, windows longer than the model's context, and parts that differ in size."""
         super().check(model)
-        if self.batch % self.accumulate:
-            raise ValueError(f"task.accumulate={self.accumulate} does not divide task.batch={self.batch}")
         if self.context > model.context:
             raise ValueError(f"task.context={self.context} exceeds model.context={model.context}")
 
@@ -62,11 +58,6 @@ class LanguageModeling(TaskSpec):
             return stream
         first, end = (round(share * len(stream)) for share in self.stretch)
         return stream[first:end]
-
-    def part_count(self, data: NDArray[np.unsignedinteger], seed: int, step: int, start: Place = BEGINNING) -> int:
-        """Return the number of parts, that of all steps."""
-        del data, seed, step, start
-        return self.accumulate
 
     def step_batches(
         self, data: NDArray[np.unsignedinteger], seed: int, step: int, start: Place = BEGINNING, share: Share = WHOLE

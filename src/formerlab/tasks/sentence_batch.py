@@ -49,11 +49,11 @@ def sentence_batch(pairs: PairStream, numbers: Iterable[Any], share: float | Non
     """Return the pairs of these numbers as one batch; `share` defaults to its own target tokens."""
     numbers = [int(number) for number in numbers]
     source, real = padded([pairs.sentence(number, 0) for number in numbers], pairs.end)
-    target, said = padded([pairs.sentence(number, 1) for number in numbers], pairs.end)
+    target, real_target = padded([pairs.sentence(number, 1) for number in numbers], pairs.end)
     first = torch.full((len(numbers), 1), pairs.end)
     target_in = torch.cat((first, target[:, :-1]), dim=1)
-    target_out = target.masked_fill(~said, NO_TARGET)
-    tokens = int(said.sum())
+    target_out = target.masked_fill(~real_target, NO_TARGET)
+    tokens = int(real_target.sum())
     return SentenceBatch(source, real, target_in, target_out, tokens, float(tokens) if share is None else share)
 
 

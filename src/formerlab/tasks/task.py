@@ -10,7 +10,7 @@ from pydantic import NonNegativeInt
 from torch import Tensor, nn
 
 from formerlab.results.write import Cell
-from formerlab.spec import Spec
+from formerlab.spec import Count, Spec
 
 Row = Sequence[Cell]
 Measures = tuple[int | float | Tensor, ...]
@@ -74,20 +74,26 @@ class TaskSpec(Spec, ABC):
     test_columns: ClassVar[tuple[str, ...]] = ("window", "tokens", "loss_nats")
     """Columns of test.csv; all start with these three."""
 
+    accumulate: Count = 1
+    """Parts in which a step is processed, one after another; they divide `batch`, where a task has one."""
+
     def check(self, model: Any) -> None:
-        """Raise ValueError, naming both keys, where the model cannot do this task."""
+        """Raise ValueError, naming both keys, where the model cannot do this task or parts would differ in size."""
         if model.kind != self.trains:
             raise ValueError(
                 f"task.kind={self.model_dump()['kind']} trains model.kind={self.trains}, not {model.kind}; name another"
             )
+        if (batch := getattr(self, "batch", self.accumulate)) % self.accumulate:
+            raise ValueError(f"task.accumulate={self.accumulate} does not divide task.batch={batch}")
 
     @abstractmethod
     def load(self, folder: Path, split: str) -> Any:
         """Return a split (train, valid, test) of the data prepared in `folder`. Raises UserError for damaged files."""
 
-    @abstractmethod
     def part_count(self, data: Any, seed: int, step: int, start: Place = BEGINNING) -> int:
-        """Return the number of parts of optimizer step `step` (0-based)."""
+        """Return the number of parts of optimizer step `step` (0-based), by default that of all steps."""
+        del data, seed, step, start
+        return self.accumulate
 
     @abstractmethod
     def step_batches(

@@ -34,8 +34,6 @@ class Translation(TaskSpec):
     kind: Literal["translation"] = "translation"
     tokens: Count = 25000
     """Source tokens, and target tokens, of a step at most, padding included."""
-    accumulate: Count = 1
-    """Parts in which a step's sentences are processed."""
     label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Probability taken from the right token (eps_ls)."""
     smoothing_mass: Literal["vocabulary", "others"] = "vocabulary"

@@ -75,10 +75,6 @@ class ImageSet:
         """Leave the open files behind: another process opens its own."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
-
 
 def load_images(out: Path, split: str) -> ImageSet:
     """Return a split of prepared images: train, valid or test.
