@@ -1,4 +1,3 @@
-import csv
 import math
 
 import numpy as np
@@ -9,12 +8,10 @@ from formerlab.cache import Decay, Full, Simulation
 from formerlab.errors import UserError
 from formerlab.models.decoder import Decoder
 from formerlab.tasks.window_losses import (
-    WindowLoss,
     mean_loss,
     spread_windows,
     window_count,
     window_losses,
-    write_losses,
 )
 
 
@@ -89,12 +86,3 @@ def test_the_mode_of_the_model_and_its_gradients_come_back(stream):
 def test_a_stream_without_predictions_is_refused(model):
     with pytest.raises(UserError, match="1 tokens"):
         window_losses(model, np.zeros(1, dtype=np.uint16), 8)
-
-
-def test_rows_are_written_without_loss_of_digits(tmp_path):
-    rows = [WindowLoss(0, 8, 0.1 + 0.2), WindowLoss(1, 3, 1 / 3)]
-    write_losses(tmp_path / "test.csv", rows)
-    with open(tmp_path / "test.csv", newline="") as file:
-        header, *read = csv.reader(file)
-    assert header == ["window", "tokens", "loss_nats"]
-    assert [(int(a), int(b), float(c)) for a, b, c in read] == [row[:3] for row in rows]

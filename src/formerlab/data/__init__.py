@@ -4,7 +4,8 @@
 embedded questions to lm-evaluation-harness; `TextData` is the spec of a corpus.
 """
 
-from formerlab.data.text.prepare import prepare, source_fingerprint
+from formerlab.data.dataset import source_fingerprint
+from formerlab.data.text.prepare import prepare
 from formerlab.data.text.questions import task_configs
 from formerlab.data.text.spec import (
     BytePairs,

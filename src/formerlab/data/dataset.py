@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from formerlab.data.splitting import SPLITS, Shares, Split
-from formerlab.spec import Spec
+from formerlab.data.text.tokenizer import TokenizerFile
+from formerlab.files import sha256
+from formerlab.spec import Spec, fingerprint
 
 
 class DataSpec(Spec, ABC):
@@ -13,9 +15,9 @@ class DataSpec(Spec, ABC):
 
     stage: ClassVar[str]
     """Module with `prepare(name, data, out, *, code_hash, processes)`, which writes everything below `out` and the
-    manifest last, and `source_fingerprint(data, cache)`, which says what state the source is in."""
-    nowhere: ClassVar[dict[str, Any]] = {"source": True, "tokenizer": {"path"}}
-    """Settings that do not shape the data, or not by themselves."""
+    manifest last."""
+    outside_recipe: ClassVar[dict[str, Any]] = {"source": True, "tokenizer": {"path"}}
+    """Settings that `recipe` leaves out: places, and the source, which has a recipe of its own."""
     source: Any
     valid_share: float
     test_share: float
@@ -32,7 +34,7 @@ class DataSpec(Spec, ABC):
 
     def recipe(self) -> dict[str, Any]:
         """Return what shapes the data, without the places they lie at."""
-        return {**self.model_dump(mode="json", exclude=self.nowhere), "source": self.source.recipe()}
+        return {**self.model_dump(mode="json", exclude=self.outside_recipe), "source": self.source.recipe()}
 
     @abstractmethod
     def known(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -46,8 +48,8 @@ class DataSource(Spec, ABC):
     from `train`, by a hash.
     """
 
-    nowhere: ClassVar[set[str]] = {"licence"}
-    """Settings that do not shape the content, such as places."""
+    outside_recipe: ClassVar[set[str]] = {"licence"}
+    """Settings that `recipe` leaves out, such as places."""
     division: ClassVar[str]
     """By what hash items are divided, for the manifest."""
     named_as: ClassVar[str] = ""
@@ -65,7 +67,7 @@ class DataSource(Spec, ABC):
 
     def recipe(self) -> dict[str, object]:
         """Return the settings that shape the content."""
-        return self.model_dump(mode="json", exclude=self.nowhere)
+        return self.model_dump(mode="json", exclude=self.outside_recipe)
 
     def divided(self) -> tuple[Split, ...]:
         """Return the splits that are made from `train`, itself among them."""
@@ -89,3 +91,18 @@ class DataSource(Spec, ABC):
     def versions(self) -> dict[str, str]:
         """Return the versions of packages whose own content is read."""
         return {}
+
+
+def source_fingerprint(data: DataSpec, cache: Path | None = None) -> str | None:
+    """Return 16 hexadecimal digits that change when source or tokenizer file do; None where they cannot be seen now.
+
+    Needs no network. Files are told by their contents and their names below their common folder: touching them or
+    moving them together changes nothing. `cache` names a file that saves reading unchanged files again; the data
+    stage keeps its own in `contents.json`.
+    """
+    state: str | None = data.source.state(cache)
+    tokenizer = getattr(data, "tokenizer", None)
+    if state is None or not isinstance(tokenizer, TokenizerFile):
+        return state
+    path = Path(tokenizer.path).expanduser()
+    return fingerprint([state, sha256(path)]) if path.is_file() else None

@@ -16,7 +16,7 @@ class HubSource(DataSource):
     Without network (HF_HUB_OFFLINE=1) it is read from the cache, where an earlier run left it.
     """
 
-    nowhere: ClassVar[set[str]] = {"licence", "streaming", "files"}
+    outside_recipe: ClassVar[set[str]] = {"licence", "streaming", "files"}
     named_as: ClassVar[str] = "the data set's split '{}'"
 
     name: str

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from formerlab.data.dataset import DataSpec
+from formerlab.data.dataset import DataSpec, source_fingerprint
 from formerlab.data.images.spec import ImageData
 from formerlab.data.pairs.spec import ParallelData
 from formerlab.data.text.spec import TextData
@@ -27,5 +27,4 @@ def prepare_data(name: str, data: DataSpec, out: Path, *, code_hash: str, proces
 
 def source_state(data: DataSpec, cache: Path) -> str | None:
     """Return the fingerprint of a source; None where it cannot be seen now."""
-    state: str | None = import_module(data.stage).source_fingerprint(data, cache)
-    return state
+    return source_fingerprint(data, cache)

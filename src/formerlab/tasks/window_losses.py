@@ -1,7 +1,6 @@
 """Loss on a held-out stream, every token but the first predicted once."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from formerlab.errors import UserError
 from formerlab.progress import Progress
-from formerlab.results.write import write_rows
 from formerlab.tasks.scoring import AttendFor, evaluating, score
 
 Stream = NDArray[np.integer[Any]]
@@ -80,11 +78,6 @@ def spread_windows(stream: Stream, context: int, count: int) -> list[int]:
 def mean_loss(rows: Sequence[WindowLoss]) -> float:
     """Return the mean loss per token in nats; its exponential is the perplexity."""
     return sum(row.tokens * row.loss_nats for row in rows) / sum(row.tokens for row in rows)
-
-
-def write_losses(path: Path, rows: Sequence[WindowLoss]) -> None:
-    """Write test.csv: the losses without pruning."""
-    write_rows(path, ("window", "tokens", "loss_nats"), [row[:3] for row in rows])
 
 
 def window_batches(

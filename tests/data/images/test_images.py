@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from formerlab.data.dataset import source_fingerprint
 from formerlab.data.images import Digits, ImageData, ImageFolders, ImageHub, load_images
 from formerlab.data.images.decode import cut
-from formerlab.data.images.prepare import prepare, source_fingerprint
+from formerlab.data.images.prepare import prepare
 from formerlab.errors import UserError
 
 

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from formerlab.data.dataset import source_fingerprint
 from formerlab.data.images.decode import Decoded, Form, decode_all
 from formerlab.data.images.source import Gallery, Picture
 from formerlab.data.images.spec import ImageData
@@ -90,11 +91,6 @@ class Deduplicator:
         return notes + [f"cannot be decoded, left out: {line}" for line in self.corrupt]
 
 
-def source_fingerprint(data: ImageData, cache: Path | None = None) -> str | None:
-    """Return 16 hexadecimal digits that change when the source does; None where it cannot be seen now."""
-    return data.source.state(cache)
-
-
 def prepare(name: str, data: ImageData, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
     """Write the images of all splits below `out`; do nothing where they are current.
 
@@ -102,7 +98,7 @@ def prepare(name: str, data: ImageData, out: Path, *, code_hash: str = "", proce
     Raises UserError for a missing source, for another number of classes than the config says, for a split without
     images, and where more images than `most_corrupt` cannot be decoded.
     """
-    provenance = made_from(data, data.source.state(), code_hash)
+    provenance = made_from(data, source_fingerprint(data), code_hash)
     if current_manifest(out, provenance, load_images) is not None:
         print(f"{out}: already prepared", file=sys.stderr)
         return

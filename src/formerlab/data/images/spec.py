@@ -20,7 +20,7 @@ class ImageData(DataSpec):
     """Labelled images for training, validation and test."""
 
     stage: ClassVar[str] = "formerlab.data.images.prepare"
-    nowhere: ClassVar[dict[str, Any]] = {"source": True, "most_corrupt": True}
+    outside_recipe: ClassVar[dict[str, Any]] = {"source": True, "most_corrupt": True}
 
     kind: Literal["images"] = "images"
     source: ImageOrigin = Digits()

@@ -22,7 +22,7 @@ TwoFiles = tuple[str, str]
 class LinePairs(PairSource):
     """Two plain text files a split, one sentence a line, in UTF-8, packed (.gz .bz2 .xz .zst) or not."""
 
-    nowhere: ClassVar[set[str]] = {"train", "valid", "test", "licence"}
+    outside_recipe: ClassVar[set[str]] = {"train", "valid", "test", "licence"}
     division: ClassVar[str] = "by a hash of the source line"
     named_as: ClassVar[str] = "the files named"
 

@@ -1,7 +1,7 @@
 """The data stage of parallel text: from a source of pairs to token streams, tokenizer and, last, the manifest.
 
 The stream of a split holds, for every pair, the tokens of the source sentence and those of its translation, each
-followed by `<|endoftext|>`, which occurs nowhere else.
+followed by `<|endoftext|>`, which occurs outside_recipe else.
 """
 
 import sys
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from formerlab.data.dataset import source_fingerprint
 from formerlab.data.file_hashes import FILE_HASHES
 from formerlab.data.manifest import current_manifest, load_all, made_from, tell, write_manifest
 from formerlab.data.pairs.source import Pair
@@ -20,7 +21,7 @@ from formerlab.data.pairs.spec import ParallelData
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.encoding import Encoded, stream_type
 from formerlab.data.text.streams import writing
-from formerlab.data.text.tokenizer import read_tokenizer, with_tokenizer_file, write_tokenizer
+from formerlab.data.text.tokenizer import read_tokenizer, write_tokenizer
 from formerlab.errors import UserError
 from formerlab.files import sha256
 from formerlab.progress import Progress
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
 
 BATCH = 4096
 """Pairs that are encoded together."""
-
-
-def source_fingerprint(data: ParallelData, cache: Path | None = None) -> str | None:
-    """Return 16 hexadecimal digits that change when source or tokenizer file do; None where they cannot be seen now."""
-    return with_tokenizer_file(data.source.state(cache), data.tokenizer)
 
 
 def prepare(name: str, data: ParallelData, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:

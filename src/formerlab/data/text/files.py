@@ -26,7 +26,7 @@ class Files(TextSource):
     which; what is not named is then taken from `train`.
     """
 
-    nowhere: ClassVar[set[str]] = {"paths", "train", "valid", "test", "licence"}
+    outside_recipe: ClassVar[set[str]] = {"paths", "train", "valid", "test", "licence"}
     division: ClassVar[str] = "by document: BLAKE2b of its content"
     named_as: ClassVar[str] = "the files named"
 

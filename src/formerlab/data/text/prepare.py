@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from formerlab.data.dataset import source_fingerprint
 from formerlab.data.file_hashes import FILE_HASHES
 from formerlab.data.manifest import current_manifest, load_all, made_from, tell, write_manifest
 from formerlab.data.splitting import SPLITS, Split
@@ -16,22 +17,12 @@ from formerlab.data.text.questions import FOLDER, write_questions
 from formerlab.data.text.source import Corpus
 from formerlab.data.text.spec import TextData
 from formerlab.data.text.streams import Stream, load_tokenizer, read_manifest, writing
-from formerlab.data.text.tokenizer import TokenizerFile, TokenizerOf, with_tokenizer_file, write_tokenizer
+from formerlab.data.text.tokenizer import TokenizerFile, TokenizerOf, write_tokenizer
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.files import replacing, sha256
 from formerlab.progress import Progress
 from formerlab.spec import fingerprint
-
-
-def source_fingerprint(data: TextData, cache: Path | None = None) -> str | None:
-    """Return 16 hexadecimal digits that change when source or tokenizer file do; None where they cannot be seen now.
-
-    Needs no network. Files are told by their contents and their names below their common folder: touching them or
-    moving them together changes nothing. `cache` names a file that saves reading unchanged files again; the data
-    stage keeps its own in `contents.json`.
-    """
-    return with_tokenizer_file(data.source.state(cache), data.tokenizer)
 
 
 def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:

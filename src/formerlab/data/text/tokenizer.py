@@ -9,7 +9,7 @@ from pydantic import Field
 
 from formerlab.errors import UserError
 from formerlab.files import replacing, sha256
-from formerlab.spec import Bytes, Size, Spec, fingerprint
+from formerlab.spec import Bytes, Size, Spec
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -91,14 +91,6 @@ class TokenizerOf(Spec):
 
 
 Tokenizer = Annotated[BytePairs | TokenizerFile | TokenizerOf, Field(discriminator="kind")]
-
-
-def with_tokenizer_file(state: str | None, tokenizer: Spec) -> str | None:
-    """Return the state of a source with that of a tokenizer file; None where one of them cannot be seen now."""
-    if state is None or not isinstance(tokenizer, TokenizerFile):
-        return state
-    path = Path(tokenizer.path).expanduser()
-    return fingerprint([state, sha256(path)]) if path.is_file() else None
 
 
 def write_tokenizer(
