@@ -1,5 +1,8 @@
 """Layers are alive when they are built; models draw their initial values from a seed and a place."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -16,6 +19,7 @@ from formerlab.layers import (
     Projection,
     initialise,
 )
+from formerlab.layers.initial import without_values
 from formerlab.models import Decoder, Translator, VisionTransformer
 from formerlab.seeding import mixed_seed
 
@@ -190,3 +194,17 @@ def test_the_programs_random_numbers_are_left_alone(spec):
     model = spec.build(seed=0)
     initialise(model, 0)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("spec", MODELS, ids=lambda spec: spec.kind)
+def test_without_values_a_model_has_its_shapes_and_torch_imports_no_compiler(spec):
+    code = "import sys; from formerlab.layers.initial import without_values\n"
+    code += f"from formerlab.models import *; spec = {type(spec).__name__}.model_validate_json(sys.argv[1])\n"
+    code += "with without_values(): spec.build()\n"
+    code += "assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, spec.model_dump_json()], check=True)
+    with without_values():
+        empty = spec.build()
+    assert all(weight.is_meta for weight in empty.parameters())
+    shapes = {name: weight.shape for name, weight in spec.build(0).state_dict().items()}
+    assert {name: weight.shape for name, weight in empty.state_dict().items()} == shapes

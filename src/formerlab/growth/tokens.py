@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar, cast
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -12,6 +11,7 @@ from formerlab.errors import UserError
 from formerlab.growth.layers import grow_layers
 from formerlab.growth.optimizer import OldTokens, grow_optimizer_state, hold_old_tokens
 from formerlab.growth.width import WidthMethod, check_width, widen
+from formerlab.layers.initial import without_values
 from formerlab.layers.pattention import Pattention, PattentionLayer
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.models.translator import Translator
@@ -213,7 +213,7 @@ def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth
 
 def _check_weights(state: dict[str, Tensor], spec: Growable) -> None:
     """Refuse weights that another spec made; the expected shapes come from a model without storage."""
-    with torch.device("meta"):
+    with without_values():
         expected = {name: tuple(weight.shape) for name, weight in spec.build().state_dict().items()}
     shapes = {name: tuple(weight.shape) for name, weight in state.items()}
     for name in sorted(expected.keys() | shapes.keys()):

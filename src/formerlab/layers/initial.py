@@ -6,11 +6,13 @@ values that depend on its seed and on a parameter's place and on nothing else, s
 meaningful.
 """
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from formerlab.seeding import mixed_seed
 
@@ -47,6 +49,24 @@ def seeded(make: Callable[[], Module], seed: int) -> Module:
         module = make()
     initialise(module, seed)
     return module
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Let modules be built with shapes alone: on the meta device, and no value is drawn.
+
+    To draw none there torch imports its compiler, which takes two seconds of a process.
+    """
+    with torch.device("meta"), _NothingDrawn():
+        yield
+
+
+class _NothingDrawn(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if getattr(function, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):
+            return args[0] if args else given["tensor"]
+        return function(*args, **given)
 
 
 def _generators(module: nn.Module) -> list[torch.Generator]:
