@@ -1,9 +1,14 @@
 """Parallel text: pairs stay pairs, splits stay apart, what does not fit is refused or counted."""
 
+import bz2
 import gzip
+import lzma
 
+import pyarrow
 import pytest
 
+from formerlab.data import Files
+from formerlab.data.pairs.hub_pairs import HubPairs
 from formerlab.data.pairs.line_pairs import read_pairs
 from formerlab.data.pairs.phrases import Phrases
 from formerlab.data.pairs.prepare import prepare
@@ -99,6 +104,40 @@ def test_files_whose_lines_do_not_correspond_are_refused(tmp_path):
         list(read_pairs(str(tmp_path / "c"), left))
     with pytest.raises(UserError, match="cannot be read"):
         list(read_pairs(str(tmp_path / "none"), left))
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zst"])
+def test_packed_files_are_read_and_damaged_ones_named(tmp_path, ending):
+    pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": pyarrow.Codec("zstd").compress}
+    left, right = write(tmp_path / "a", ["x", "y\u2028z"]), tmp_path / f"b.{ending}"
+    right.write_bytes(pack[ending](b"1\n2\n"))
+    assert list(read_pairs(left, str(right))) == [("x", "1"), ("y\u2028z", "2")]
+    right.write_bytes(b"not packed")
+    with pytest.raises(UserError, match=rf"b\.{ending}: cannot be read"):
+        list(read_pairs(left, str(right)))
+
+
+SOURCES = {
+    "documents": (
+        Files(train=("a",), valid=("b",)),
+        "test by document: BLAKE2b of its content, 0.1; valid: the files named",
+    ),
+    "files": (
+        Files(paths=("a",), split_by="file"),
+        "test by file: BLAKE2b of its name, 0.1; valid by file: BLAKE2b of its name, 0.2",
+    ),
+    "hub": (
+        HubPairs(name="a/b", source="de", target="en", valid=None),
+        "test: the data set's split 'test'; valid by a hash of the source sentence, 0.2",
+    ),
+    "phrases": (Phrases(), "by pair: BLAKE2b of the source phrase, test 0.1, valid 0.2"),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_source_says_how_its_items_are_divided(kind):
+    source, rule = SOURCES[kind]
+    assert source.split_rule(Shares(valid=0.2, test=0.1)) == rule
 
 
 def test_a_long_test_sentence_is_refused_and_not_left_out(tmp_path):

@@ -134,7 +134,7 @@ def opened(path: Path) -> IO[bytes]:
     if path.suffix == ".zst":
         import pyarrow
 
-        return pyarrow.input_stream(str(path), compression="zstd")  # type: ignore[no-any-return]
+        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), 1 << 16)
     openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     return openers.get(path.suffix, open)(path, "rb")  # type: ignore[no-any-return]
 
