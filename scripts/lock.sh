@@ -15,7 +15,7 @@ trap 'rm -rf "$work"' EXIT
 "${PYTHON:-python3}" -m venv "$work/uv"
 "$work/uv/bin/python" -m pip install --disable-pip-version-check --quiet uv
 if [[ -f requirements.lock ]]; then cp requirements.lock "$work/resolved"; fi
-"$work/uv/bin/uv" pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
+"$work/uv/bin/uv" pip compile pyproject.toml --extra pipeline --extra test --extra develop --universal --python-version 3.11 \
     --annotation-style line --no-header --quiet --output-file "$work/resolved" "$@"
 
 {

@@ -24,7 +24,7 @@ from formerlab.plan.locate import ensure_plan, plan_path
 VERBS = (
     *("plan", "schema", "status", "data", "speed", "train", "zeroshot", "prune", "flow", "draw", "figures", "exact"),
     *("claims", "headline", "track", "export", "compare", "check", "rescue", "demo", "generate", "ui"),
-    *("export-huggingface", "import-tokenformer", "zeroshot-folder", "prune-folder"),
+    *("export-huggingface", "import-tokenformer", "zeroshot-folder", "prune-folder", "released"),
     *("translate", "complexity", "classify", "predicted", "decode", "runs", "readme", "archive", "import-archive"),
 )
 

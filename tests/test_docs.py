@@ -151,6 +151,8 @@ NOT_RUN = {
     "make demo": "runs the whole DAG, minutes; tests/test_dag_in_earnest.py runs some of its jobs",
     "make test": "these tests",
     "make test-cluster": "tests of their own, with a private Slurm",
+    "make released": "a released model: network once; tests/huggingface/test_released.py runs it on a small one",
+    "python -m formerlab released": "see make released",
     "make ui": "a server that runs until it is stopped; tests/test_tracking_ui.py opens it",
     "make readme": "writes into README.md what the committed rows say; tests/claims/test_readable.py",
     "python -m formerlab readme": "see make readme",

@@ -1,4 +1,4 @@
-"""The one lock file: it covers what pyproject.toml asks for, and any build of torch satisfies it."""
+"""The lock files: they cover what pyproject.toml asks for, and any build of torch satisfies it."""
 
 import re
 import tomllib
@@ -18,7 +18,8 @@ ASKED = [
 ]
 LOCKED = [
     Requirement(line.split("#")[0].strip())
-    for line in (ROOT / "requirements.lock").read_text().splitlines()
+    for lock in ("requirements.lock", "requirements-released.lock")
+    for line in (ROOT / lock).read_text().splitlines()
     if line.split("#")[0].strip()
 ]
 PINS = {canonicalize_name(pin.name): pin for pin in LOCKED}

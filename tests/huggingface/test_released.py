@@ -7,7 +7,12 @@ import foreign
 import pytest
 import torch
 
-from formerlab.errors import UserError
+from formerlab.__main__ import main
+from formerlab.cache import Decay, Simulation
+from formerlab.commands.released import FILES
+from formerlab.errors import EXIT_USER_ERROR, UserError
+from formerlab.evaluation.language.harness import HarnessModel
+from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.load import load_any
 from formerlab.models.released import RELEASED, Folder, Gguf, Hub, parse_released
 
@@ -82,6 +87,70 @@ def test_a_model_of_the_hub_comes_from_its_cache(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Hub, "arguments", lambda self, online=False: arguments)
     loaded = load_any(Hub(name="owner/name"))
     assert loaded.model.spec.context == json.loads((snapshot / "config.json").read_text())["max_position_embeddings"]
+
+
+def test_the_verb_measures_draws_and_continues(tokenizer, tmp_path, monkeypatch, capsys):
+    from transformers import PreTrainedTokenizerFast
+
+    monkeypatch.chdir(tmp_path)
+    foreign.build("llama", max_position_embeddings=1024).float().save_pretrained("tiny")
+    end = "<|endoftext|>"
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=end, eos_token=end).save_pretrained("tiny")
+    words = ["released", "tiny", "--questions", "2", "--windows", "2", "--tokens", "3", "--prompt", "the cat sat on"]
+    assert main(words) == 0
+    out = tmp_path / "results/released/tiny"
+    printed = capsys.readouterr().out
+    assert "full cache" in printed
+    assert "MB of keys and values" in printed
+    table = (out / "table.txt").read_text()
+    assert table in printed
+    names = [line[:12].strip() for line in table.splitlines()[1:]]
+    assert names == ["full", *["local", "h2o", "decay 0.2"] * 2]
+    for name in FILES:
+        for file in name.split(", "):
+            place = out / (f"accuracy_and_loss{file}" if file.startswith(".") else file)
+            assert place.exists(), place
+    before = {path.name: path.stat().st_mtime_ns for path in (out / "arms").iterdir()}
+    assert len(before) == 7 * 2  # questions and windows, the full cache and three policies at two budgets
+    assert main(words) == 0, "what is finished is not computed again"
+    assert {path.name: path.stat().st_mtime_ns for path in (out / "arms").iterdir()} == before
+    capsys.readouterr()
+    assert main(["released", "tiny", "--prompt", " "]) == EXIT_USER_ERROR
+    assert main(["released", "tiny", "--windows", "0"]) == EXIT_USER_ERROR
+    assert "--windows 0: give at least 1" in capsys.readouterr().err
+
+
+def test_a_simulation_under_weights_of_16_bits_computes_its_attention_in_32():
+    q, k, v = (torch.randn(2, heads, 40, 16, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2, 2))
+    k, v = k.bfloat16(), v.bfloat16()
+    narrow = Simulation(Decay(alpha=0.2), 0.4)(0, q.bfloat16(), k, v)
+    wide = Simulation(Decay(alpha=0.2), 0.4)(0, q.bfloat16().float(), k.float(), v.float())
+    assert narrow.dtype == torch.bfloat16
+    assert torch.equal(narrow, wide.bfloat16())
+
+
+def test_only_what_is_scored_becomes_logits_and_batches_are_bounded_by_tokens():
+    model = CausalLM(foreign.build("llama"))
+    requests = [(None, list(range(1, 4 + 3 * i)), list(range(5, 7 + i))) for i in range(6)]
+    widths = []
+    forward = model.model.forward
+
+    def noted(*args, **kwargs):
+        out = forward(*args, **kwargs)
+        widths.append((*kwargs["input_ids"].shape, out.logits.shape[1]))
+        return out
+
+    model.model.forward = noted
+    adapter = HarnessModel(model, None, batch=3, batch_tokens=50, end_of_text=0)
+    together = adapter.answers(requests)
+    assert [rows for rows, _, _ in widths] == [2, 2, 2]
+    assert all(rows * time <= 50 and made < time for rows, time, made in widths)
+    for request, answer in zip(requests, together, strict=True):
+        context, ending = request[1:]
+        with torch.no_grad():
+            logits = CausalLM(foreign.build("llama"))(torch.tensor([context + ending[:-1]])).log_softmax(-1)[0]
+        expected = sum(logits[len(context) - 1 + place, token].item() for place, token in enumerate(ending))
+        assert answer.log_prob == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.slow

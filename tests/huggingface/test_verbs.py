@@ -127,7 +127,7 @@ def test_zeroshot_answers_are_those_of_the_full_cache(kind, folders, task, tmp_p
     common = [folders / kind, "--out", tmp_path, "--tasks", task, "--limit", "5"]
     assert main([*map(str, ("zeroshot-folder", *common))]) == 0
     printed = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    (tmp_path / "sweep.yaml").write_text("{policies: [{kind: tova}], alphas: [], budget: 3}")
+    (tmp_path / "sweep.yaml").write_text("{policies: [{kind: tova}], alphas: [], budgets: [3]}")
     assert main([*map(str, ("prune-folder", *common, "--sweep", tmp_path / "sweep.yaml"))]) == 0
     full = [row for row in read(tmp_path / "prune_questions.csv") if row["policy"] == "full"]
     plain = read(tmp_path / "zeroshot.csv")

@@ -44,7 +44,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the rows")
     parser.add_argument("--tasks", type=lambda text: tuple(text.split(",")), help="task names or .yaml files, by comma")
     parser.add_argument("--limit", type=int, help="first examples of each task; default: all")
-    parser.add_argument("--batch", type=int, help="sequences per forward pass; default: 16")
+    parser.add_argument("--batch", type=int, help="sequences per forward pass; default: 64")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     parser.add_argument("--dtype", help="float32, float16, bfloat16 or float64; default: as saved")
     parser.add_argument("--context", type=int, help="longest sequence, in tokens; default: the model's")

@@ -44,17 +44,19 @@ def score(
     tokens: Int[Tensor, "batch time_plus_1"],
     lengths: Int[Tensor, " batch"],
     attend_for: AttendFor | None = None,
+    last: int | None = None,
 ) -> Scores:
     """Score tokens 1, 2, ... of each row in one forward pass over the tokens before them.
 
-    `lengths` counts the inputs of each row that are not padding. Log-softmax is taken in float32 at least, and row by
+    `lengths` counts the inputs of each row that are not padding. With `last` only the last so many columns are scored,
+    and the model makes no logits of the others. Log-softmax is taken in float32 at least, and row by
     row, since a batch of float32 logits can be larger than the model.
     """
     device = next(model.parameters()).device
     moved = tokens.to(device, non_blocking=True)
-    targets = moved[:, 1:]
+    targets = moved[:, 1:] if last is None else moved[:, 1:][:, -last:]
     attend = causal_attention if attend_for is None else attend_for(lengths)
-    logits = model(moved[:, :-1], attend=attend)
+    logits = model(moved[:, :-1], attend=attend, **({} if last is None else {"last": last}))
     precision = torch.promote_types(logits.dtype, torch.float32)
     losses = [F.cross_entropy(row.to(precision), t, reduction="none") for row, t in zip(logits, targets, strict=True)]
     # Only a simulation counts what it kept. Asked by name: training must not depend on the code of the cache policies.

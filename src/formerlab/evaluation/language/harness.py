@@ -103,14 +103,18 @@ class HarnessModel(Encoder):
         tokenizer: Tokenizer,
         *,
         batch: int = 16,
+        batch_tokens: int | None = None,
         attend_for: AttendFor | None = None,
         leading_token: bool = False,
         end_of_text: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Score `batch` sequences at a time; `attend_for` makes the attention of a batch from its true lengths."""
+        """Score `batch` sequences at a time, of `batch_tokens` tokens at most where given, padding counted.
+
+        `attend_for` makes the attention of a batch from its true lengths.
+        """
         super().__init__(tokenizer, end_of_text, leading_token=leading_token)
-        self.model, self.batch, self.attend_for = model, batch, attend_for
+        self.model, self.batch, self.batch_tokens, self.attend_for = model, batch, batch_tokens, attend_for
         self.progress = progress
         self.cut = 0
         self._realised: dict[Question, list[float]] = defaultdict(list)
@@ -159,11 +163,12 @@ class HarnessModel(Encoder):
         inputs = [self._input(request, context, target) for request, (_, context, target) in enumerate(requests)]
         inputs.sort(key=lambda item: -len(item.tokens))  # rows of a batch are of similar length, the longest come first
         with evaluating(self.model):
-            for group in batches(inputs, self.batch):
+            for group in batches(inputs, self.batch, self.batch_tokens):
                 tokens, lengths = padded(group)
-                scores = score(self.model, tokens, lengths, self.attend_for)
+                first = min(len(item.tokens) - 1 - item.scored for item in group)  # column from which on one is scored
+                scores = score(self.model, tokens, lengths, self.attend_for, last=max(1, tokens.shape[1] - 1 - first))
                 for row, item in enumerate(group):
-                    scored = slice(len(item.tokens) - 1 - item.scored, len(item.tokens) - 1)
+                    scored = slice(len(item.tokens) - 1 - item.scored - first, len(item.tokens) - 1 - first)
                     log_prob = scores.log_probs[row, scored].double().sum().item()
                     greedy = bool(scores.greedy[row, scored].all())
                     answers[item.request] = Answer(log_prob, greedy, scores.realised_budget[row].item())
@@ -193,10 +198,16 @@ class HarnessModel(Encoder):
         return min((text.split(stop)[0] for stop in stops), key=len, default=text)
 
 
-def batches(inputs: Sequence[Input], size: int) -> Iterator[Sequence[Input]]:
-    """Yield consecutive groups of at most `size` inputs."""
-    for first in range(0, len(inputs), size):
-        yield inputs[first : first + size]
+def batches(inputs: Sequence[Input], size: int, tokens: int | None = None) -> Iterator[Sequence[Input]]:
+    """Yield consecutive groups of at most `size` inputs; with `tokens` of at most so many, but for a single input.
+
+    Inputs come longest first, so the first of a group says how wide it is.
+    """
+    first = 0
+    while first < len(inputs):
+        fit = size if tokens is None else min(size, max(1, tokens // len(inputs[first].tokens)))
+        yield inputs[first : first + fit]
+        first += fit
 
 
 def padded(group: Sequence[Input]) -> tuple[Int[Tensor, "batch time_plus_1"], Int[Tensor, " batch"]]:

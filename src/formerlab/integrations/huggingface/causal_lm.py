@@ -1,5 +1,6 @@
 """A causal language model of transformers behind the interface of our own decoders."""
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -52,6 +53,7 @@ class CausalLM(nn.Module):
         self.spec = Sizes(length, config.vocab_size, config.num_hidden_layers)
         _check_windows(self._name(model), config, self.spec.context)
         self.model = model.eval()
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         own = self._probe_own()
         register()
         try:
@@ -89,7 +91,8 @@ class CausalLM(nn.Module):
             raise ValueError(f"{end} tokens exceed the model's context of {self.spec.context}")
         places = torch.arange(start, end, device=tokens.device).expand(len(tokens), -1)
         with attending(full_attention if attend is causal_attention else attend):
-            logits: Tensor = self.model(input_ids=tokens, position_ids=places, use_cache=False).logits
+            kept = {"logits_to_keep": last} if last is not None and self._keeps_logits else {}
+            logits: Tensor = self.model(input_ids=tokens, position_ids=places, use_cache=False, **kept).logits
         return logits if last is None else logits[:, -last:]
 
     def _probe_tokens(self) -> Int[Tensor, "batch time"]:

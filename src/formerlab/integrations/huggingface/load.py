@@ -96,6 +96,13 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
     return model.to(device).eval()
 
 
+def computes_in_bfloat16(device: str) -> bool:
+    """Say whether a device multiplies matrices of bfloat16 faster than those of float32."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    return any(torch.cpu.get_capabilities().get(name, False) for name in ("amx_bf16", "avx512_bf16"))
+
+
 def check_room(name: str, parameters: int, dtype: torch.dtype, device: str | torch.device) -> None:
     """Raise UserError where a model of `parameters` values of `dtype` exceeds the device's free memory."""
     device = torch.device(device)

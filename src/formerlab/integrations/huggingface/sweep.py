@@ -1,27 +1,30 @@
 """Zero-shot accuracy under cache policies: the published experiment on any model folder."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import yaml
 from pydantic import Field, ValidationError
 
-from formerlab.cache import H2O, Budget, CachePolicy
+from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full
 from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import QuestionScore
 from formerlab.evaluation.language.zeroshot import evaluate_tasks, harness_version, load_tasks
 from formerlab.evaluation.pruning.configuration import Configuration
-from formerlab.evaluation.pruning.prune import QUESTION_COLUMNS, PruneSweep
+from formerlab.evaluation.pruning.prune import QUESTION_COLUMNS, WINDOW_COLUMNS, PruneSweep
 from formerlab.files import read_json, write_json
 from formerlab.integrations.huggingface.load import Loaded
 from formerlab.plan.code import code_hash
 from formerlab.progress import Progress
 from formerlab.results.write import Cell, write_rows
-from formerlab.spec import Count, Spec, fingerprint
+from formerlab.spec import Count, Size, Spec, fingerprint
 from formerlab.tasks.scoring import AttendFor
+from formerlab.tasks.window_losses import Stream, spread_windows, window_losses
 
 Rows = list[list[Cell]]
 
@@ -38,19 +41,27 @@ class QuestionSweep(Spec):
     """Policies beside the full cache and the values of alpha."""
     alphas: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     """Decay factors: each adds Decay with this alpha and no recent part."""
-    budget: Budget = 0.4
-    """Share of each request's own length (float) or entries (int)."""
+    budgets: tuple[Budget, ...] = (0.4,)
+    """Shares of each request's, or window's, own length (float) or entries (int)."""
     leading_token: bool = False
     """Put the begin-of-text token in front of every context. The published runs had none; later releases of the harness
     leave it to the tokenizer, and the first token being the attention sink, pruning results move."""
     limit: Count | None = None
     """First examples of each task; none means all."""
-    batch: Count = 16
+    texts: tuple[str, ...] = ()
+    """Files of plain text on whose windows the loss is measured."""
+    windows: Count = 64
+    """Windows of each text, evenly spread."""
+    contexts: tuple[Size, ...] = (512,)
+    """Tokens predicted in a window; each length is a measurement of its own."""
+    batch: Count = 64
     """Sequences per forward pass; padding takes no part, so it changes nothing but rounding."""
+    batch_tokens: Count = 4096
+    """Tokens per forward pass, padding counted: long sequences come in smaller batches."""
 
     def arms(self) -> list[Configuration]:
         """Return the full cache and every policy, each once."""
-        return PruneSweep(policies=self.policies, alphas=self.alphas).configurations((self.budget,))
+        return PruneSweep(policies=self.policies, alphas=self.alphas).configurations(self.budgets)
 
 
 def read_sweep(path: Path | None, **changes: Any) -> QuestionSweep:
@@ -68,30 +79,50 @@ def read_sweep(path: Path | None, **changes: Any) -> QuestionSweep:
         raise UserError(f"sweep: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     for name in sweep.tasks:
         _task(name)  # a file that is missing is named before a large model is loaded
+    for text in sweep.texts:
+        if not Path(text).is_file():
+            raise UserError(f"texts: no file at '{text}'")
     return sweep
 
 
 def run_sweep(
     loaded: Loaded, sweep: QuestionSweep, out: Path, *, identity: dict[str, Any], online: bool = False
 ) -> list[dict[str, Cell]]:
-    """Write prune_questions.csv and prune.json into `out`; return one row of means per policy.
+    """Write prune_questions.csv, prune_texts.csv and prune.json into `out`; return one row of means per configuration.
 
     Pruning is simulated row by row, as if each sequence were fed token by token, with budgets of true lengths. What an
     arm gave is kept in `out/arms`, so that a sweep that was stopped goes on; it counts while the model (`identity`),
-    what is asked and the code are the same.
+    what is asked and the code are the same. Raises UserError where a window exceeds the model's context.
     """
-    tasks = load_tasks([_task(name) for name in sweep.tasks], offline=not online)
+    if sweep.texts and max(sweep.contexts) > (longest := loaded.model.spec.context):
+        raise UserError(f"contexts: {max(sweep.contexts)} tokens exceed the model's context of {longest}")
+    tasks = load_tasks([_task(name) for name in sweep.tasks], offline=not online) if sweep.tasks else None
     about = {"model": identity, "versions": {"lm_eval": harness_version()}}
+    streams = {text: _encoded(loaded, text) for text in sweep.texts}
     rows: list[Sequence[Cell]] = []
+    losses: list[Sequence[Cell]] = []
     means: list[dict[str, Cell]] = []
     arms = sweep.arms()
-    with Progress(len(arms), f"prune {out}", unit="policy") as progress:
-        for arm in arms:
-            own = _arm_rows(loaded, sweep, arm, tasks, out / "arms", about)
-            rows += [(*arm.cells(), *row) for row in own]
-            means.append(_means(arm, own))
-            progress.advance()
+    for number, arm in enumerate(arms, start=1):
+        label = f"{number} of {len(arms)}: {named(arm)}"
+        kept = _Kept(out / "arms", arm, about)
+        answers = kept.rows(
+            [sweep.limit, sweep.leading_token, [_task(name) for name in sweep.tasks]],
+            lambda arm=arm, label=label: _answers(loaded, sweep, arm, tasks, label),  # type: ignore[misc]
+        )
+        rows += [(*arm.cells(), *row) for row in answers]
+        measured: Rows = []
+        for text, context in product(streams, sweep.contexts):
+            measured += kept.rows(
+                [text, fingerprint(streams[text].tolist()), sweep.windows, context],
+                lambda arm=arm, label=label, text=text, context=context: _losses(  # type: ignore[misc]
+                    loaded, sweep, arm, text, streams[text], context, label
+                ),
+            )
+        losses += [(*row[:2], *arm.cells(), *row[2:]) for row in measured]
+        means.append(_means(arm, answers, measured))
     write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, rows)
+    write_rows(out / "prune_texts.csv", ("text", "context", *WINDOW_COLUMNS), losses)
     write_json(out / "prune.json", {"schema": 1, **about, "sweep": sweep.plain()})
     return means
 
@@ -102,42 +133,95 @@ def answer(loaded: Loaded, sweep: QuestionSweep, *, online: bool = False) -> Row
     return [list(score[:6]) for score in _ask(loaded, sweep, tasks, None)]
 
 
-def _ask(loaded: Loaded, sweep: QuestionSweep, tasks: Any, attend_for: AttendFor | None) -> list[QuestionScore]:
+def _ask(
+    loaded: Loaded, sweep: QuestionSweep, tasks: Any, attend_for: AttendFor | None, progress: Progress | None = None
+) -> list[QuestionScore]:
     return evaluate_tasks(
         loaded.model,
         loaded.tokenizer,
         tasks,
         batch=sweep.batch,
+        batch_tokens=sweep.batch_tokens,
         attend_for=attend_for,
+        progress=progress,
         limit=sweep.limit,
         leading_token=sweep.leading_token,
         end_of_text=loaded.prefix,
     )
 
 
-def _arm_rows(
-    loaded: Loaded, sweep: QuestionSweep, arm: Configuration, tasks: Any, folder: Path, about: dict[str, Any]
+def named(arm: Configuration) -> str:
+    """Return a configuration as people speak of it, such as `decay 0.2 at 40 %`."""
+    policy, alpha, recent, budget = arm.cells()
+    if isinstance(arm.policy, Full):
+        return "full"
+    name = f"{policy} {alpha:g}" if isinstance(arm.policy, Decay) and alpha is not None else str(policy)
+    name += f", {recent:.0%} recent" if isinstance(arm.policy, Decay) and recent else ""
+    return f"{name} at {f'{budget:.0%}' if isinstance(budget, float) else f'{budget} entries'}"
+
+
+class _Kept:
+    """What a configuration gave, kept on disk while model, question and code are the same."""
+
+    def __init__(self, folder: Path, arm: Configuration, about: dict[str, Any]) -> None:
+        modules = "formerlab.integrations.huggingface.load", "formerlab.integrations.huggingface.sweep"
+        self.folder, self.arm = folder, arm
+        self.known = [about, arm.policy.plain(), arm.budget, code_hash(*modules, specs=[arm.policy])]
+
+    def rows(self, asked: Any, make: Callable[[], Rows]) -> Rows:
+        """Return the rows of what is asked, from disk if there."""
+        path = self.folder / f"{fingerprint([self.known, asked])}.json"
+        if path.is_file():
+            known: Rows = read_json(path)["rows"]
+            return known
+        rows = make()
+        write_json(path, {"policy": self.arm.policy.plain(), "budget": self.arm.budget, "rows": rows})
+        return rows
+
+
+def _answers(loaded: Loaded, sweep: QuestionSweep, arm: Configuration, tasks: Any, label: str) -> Rows:
+    """Return (realised budget, task, version, example, metric, value, choices) of every example."""
+    if tasks is None:
+        return []
+    attend_for = partial(arm.attend, position=loaded.model.position)
+    with Progress(None, label, unit="answer") as progress:
+        scores = _ask(loaded, sweep, tasks, attend_for, progress)
+    return [[score.realised_budget, *score[:6]] for score in scores]
+
+
+def _losses(
+    loaded: Loaded, sweep: QuestionSweep, arm: Configuration, text: str, stream: Stream, context: int, label: str
 ) -> Rows:
-    """Return (realised budget, task, version, example, metric, value, choices) of every example, from disk if there."""
-    asked = sweep.limit, sweep.leading_token, [_task(name) for name in sweep.tasks]
-    code = code_hash(
-        "formerlab.integrations.huggingface.load", "formerlab.integrations.huggingface.sweep", specs=[arm.policy]
-    )
-    path = folder / f"{fingerprint([about, asked, arm.policy.plain(), arm.budget, code])}.json"
-    if path.is_file():
-        known: Rows = read_json(path)["rows"]
-        return known
-    answers = _ask(loaded, sweep, tasks, partial(arm.attend, position=loaded.model.position))
-    rows: Rows = [[score.realised_budget, *score[:6]] for score in answers]
-    write_json(path, {"policy": arm.policy.plain(), "budget": arm.budget, "rows": rows})
-    return rows
+    """Return (text, context, realised budget, window, tokens, loss) of every window."""
+    windows = spread_windows(stream, context, sweep.windows)
+    with Progress(len(windows), label, unit="window") as progress:
+        losses = window_losses(
+            loaded.model,
+            stream,
+            context,
+            batch=max(1, min(sweep.batch, sweep.batch_tokens // context)),
+            attend_for=partial(arm.attend, position=loaded.model.position),
+            windows=windows,
+            progress=progress,
+        )
+    return [[Path(text).stem, context, loss.realised_budget, *loss[:3]] for loss in losses]
 
 
-def _means(arm: Configuration, rows: Rows) -> dict[str, Cell]:
-    """Return the arm's name, its mean realised budget, and for each task and metric the mean over examples."""
+def _encoded(loaded: Loaded, text: str) -> Stream:
+    """Return the tokens of a text; a window has no token in front of it."""
+    content = Path(text).read_text(encoding="utf-8")
+    return np.array(loaded.tokenizer.encode(content, add_special_tokens=False).ids, dtype=np.int64)
+
+
+def _means(arm: Configuration, rows: Rows, losses: Rows) -> dict[str, Cell]:
+    """Return the configuration's name, its mean realised budget, and the means of metrics and losses."""
     policy, alpha, _, budget = arm.cells()
     row: dict[str, Cell] = {"policy": policy, "alpha": alpha, "budget": budget}
-    return row | {"realised": _mean([row[0] for row in rows])} | dict(task_means([row[1:] for row in rows]))
+    row |= {"realised": _mean([row[0] for row in rows] or [row[2] for row in losses])}
+    row |= dict(task_means([row[1:] for row in rows]))
+    for text, context in dict.fromkeys((row[0], row[1]) for row in losses):
+        row[f"{text} {context} loss"] = _mean([own[5] for own in losses if (own[0], own[1]) == (text, context)])
+    return row
 
 
 def task_means(rows: Sequence[Sequence[Cell]]) -> Iterator[tuple[str, float]]:

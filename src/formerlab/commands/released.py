@@ -1,0 +1,182 @@
+"""The verb `released`: a released language model under cache policies, measured, drawn and heard, in minutes."""
+
+import argparse
+import math
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from formerlab.commands.context import add_verb
+from formerlab.errors import UserError
+
+if TYPE_CHECKING:
+    from formerlab.integrations.huggingface.load import Loaded
+
+BUDGETS = (0.4, 0.2)
+ALPHA = 0.2
+KINDS = 3
+"""Of questions in the sample."""
+FILES = {
+    "accuracy_and_loss.png, .pdf": "the figure",
+    "table.txt": "the table above",
+    "prune_questions.csv": "every answer under every cache",
+    "prune_texts.csv": "the loss of every window",
+    "prune.json": "model, settings, versions",
+    "sample/": "questions and text",
+}
+COLUMN = 58
+"""Characters of each of two texts side by side."""
+PROMPT = """\
+The village of Harrow lay between the river and the hills, and everyone in it knew the old clockmaker, Anna Brandt. \
+She had a small shop beside the bridge, a grey cat called Tobias, and a habit of telling visitors that every clock has \
+a temper of its own. One winter morning a boy came in with a silver watch that had stopped at nine minutes to four. \
+"It was my grandfather's," he said. "He wore it every day at the mill, until the flood." Anna turned the watch over, \
+opened it with a thin blade and held it to the light. Between the wheels there was a grain of sand, and under the \
+spring somebody had scratched four words. She read them twice, put on her other glasses and asked the boy to sit down. \
+"Before I mend this," she said, "I must tell you something about your grandfather."
+"""
+
+
+def add_parsers(verbs: Any) -> None:
+    """Add the verb."""
+    text = "a released language model under cache policies: accuracy, loss, figure, texts side by side"
+    parser = add_verb(verbs, "released", run, text, configured=False)
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default="smollm2-135m-instruct",
+        help="as for prune-folder: a known name, a folder, a .gguf file or hub:owner/name; default: %(default)s",
+    )
+    parser.add_argument("--out", type=Path, default=Path("results/released"), help="default: %(default)s")
+    parser.add_argument("--questions", type=int, default=60, help="of each of three kinds; default: %(default)s")
+    parser.add_argument("--windows", type=int, default=16, help="of 512 tokens; default: %(default)s")
+    parser.add_argument("--prompt", help="text to be continued by the full and the pruned cache; default: a story")
+    parser.add_argument("--tokens", type=int, default=64, help="of the continuation; default: %(default)s")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
+    parser.add_argument("--dtype", help="default: bfloat16 where the processor computes in it, else as saved")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, draw, and continue a prompt."""
+    import torch
+    import transformers
+
+    from formerlab.integrations.huggingface.load import computes_in_bfloat16, load_any
+    from formerlab.integrations.huggingface.sample import write_sample
+    from formerlab.integrations.huggingface.sweep import read_sweep, run_sweep
+    from formerlab.models.released import parse_released
+
+    start = time.perf_counter()
+    for name in ("questions", "windows", "tokens"):
+        if getattr(arguments, name) < 1:
+            raise UserError(f"--{name} {getattr(arguments, name)}: give at least 1")
+    source = parse_released(arguments.model)
+    fast = "bfloat16" if computes_in_bfloat16(arguments.device) else source.dtype
+    dtype = parse_released(arguments.model, dtype=arguments.dtype or fast).dtype  # refuses an unknown one
+    out = arguments.out / Path(arguments.model).name
+    sample = write_sample(out / "sample", arguments.questions)
+    print(f"{arguments.model}: loading", flush=True)
+    loaded = load_any(source, device=arguments.device)
+    print(_side_by_side(loaded, arguments.prompt or PROMPT, arguments.tokens), flush=True)
+    if dtype is not None:
+        loaded.model.to(getattr(torch, dtype))
+    sweep = read_sweep(
+        None,
+        tasks=sample.tasks,
+        policies=({"kind": "local"}, {"kind": "h2o"}),
+        alphas=(ALPHA,),
+        budgets=BUDGETS,
+        texts=(sample.text,),
+        windows=arguments.windows,
+    )
+    identity = source.identity() | {
+        "dtype": dtype or "as saved",
+        "device": arguments.device,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+    means = run_sweep(loaded, sweep, out, identity=identity)
+    table = _table(means, arguments.questions)
+    (out / "table.txt").write_text(table + "\n", encoding="utf-8")
+    draw(means, f"{arguments.model}, {sample.name}", out)
+    print(f"\n{arguments.model} ({dtype or 'as saved'}) on {sample.name}, 4 choices, chance 25 %, 95 % intervals:\n")
+    print(table)
+    print(f"\n{time.perf_counter() - start:.0f} s. Everything is in {out}:")
+    for file, text in FILES.items():
+        print(f"  {file:<30} {text}")
+    print("The same on your own prompt:   make released PROMPT='...'      on your own model: docs/pruning.md")
+
+
+def _side_by_side(loaded: "Loaded", prompt: str, tokens: int) -> str:
+    """Continue a prompt by the full cache and by one that forgets; return both texts with speed and bytes."""
+    from formerlab.cache import Decay, KVCache, PrunedCache
+    from formerlab.evaluation.language.generate import sample as continued
+
+    ids = loaded.tokenizer.encode(prompt.strip(), add_special_tokens=False).ids
+    if not 1 < len(ids) <= loaded.model.spec.context - tokens:
+        raise UserError(f"--prompt: {len(ids)} tokens; give 2 to {loaded.model.spec.context - tokens}")
+    columns = []
+    pruned = PrunedCache(Decay(alpha=ALPHA), BUDGETS[0], loaded.model.position)
+    for title, cache in (("full cache", KVCache()), (f"Decay {ALPHA} at {BUDGETS[0]:.0%}", pruned)):
+        new, times = [], []
+        for token in continued(loaded.model, ids, tokens=tokens, temperature=0.0, attend=cache):
+            new.append(token)
+            times.append(time.perf_counter())
+        speed = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else float("nan")
+        lines = textwrap.wrap(" ".join(loaded.tokenizer.decode(new).split()), COLUMN)
+        columns.append([title, f"{speed:.1f} tokens/s, {cache.bytes() / 1e6:.2f} MB of keys and values", "", *lines])
+    story = textwrap.fill(prompt.strip(), 2 * COLUMN + 3)
+    rows = [f"{left:<{COLUMN}} | {right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")]
+    return "\n".join([f"\n{story}\n", *rows])
+
+
+def _table(means: Sequence[dict[str, Any]], questions: int) -> str:
+    """Return accuracy over all questions, with its interval, and the loss of the windows, by policy and budget."""
+    lines = [f"{'policy':<12} {'budget':>6} {'accuracy, %':>18} {'loss, nats a token':>20}"]
+    for row in means:
+        mean = _accuracy(row)
+        half = 1.96 * math.sqrt(mean * (100 - mean) / (KINDS * questions))
+        accuracy = f"{mean:.1f} +- {half:.1f}"
+        lines.append(f"{_name(row):<12} {row['budget']:>6.0%} {accuracy:>18} {_loss(row):>20.3f}")
+    return "\n".join(lines)
+
+
+def draw(means: Sequence[dict[str, Any]], title: str, out: Path) -> None:
+    """Draw accuracy and loss of every policy at every budget, the full cache as a line."""
+    from matplotlib.figure import Figure
+
+    full, *pruned = means
+    names = list(dict.fromkeys(_name(row) for row in pruned))
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    panels: tuple[tuple[str, Callable[[dict[str, Any]], float]], ...] = (("accuracy, %", _accuracy), ("loss", _loss))
+    for axes, (label, value) in zip(figure.subplots(1, 2), panels, strict=True):
+        width = 0.8 / len(BUDGETS)
+        for index, budget in enumerate(BUDGETS):
+            own = [value(row) for row in pruned if row["budget"] == budget]
+            places = [place + (index - (len(BUDGETS) - 1) / 2) * width for place in range(len(own))]
+            axes.bar(places, own, width, label=f"{budget:.0%} of the cache", color=("#0072B2", "#56B4E9")[index])
+        axes.axhline(value(full), color="#222222", linewidth=1, linestyle="--", label="full cache")
+        axes.set_xticks(range(len(names)), names)
+        axes.set_ylabel(label)
+        heights = [value(row) for row in means]
+        axes.set_ylim(0.9 * min(heights), 1.03 * max(heights))
+    figure.axes[0].legend(fontsize=7, loc="lower right")
+    figure.suptitle(title, fontsize=9)
+    for ending in ("png", "pdf"):
+        figure.savefig(out / f"accuracy_and_loss.{ending}", dpi=150)
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['policy']} {row['alpha']:g}" if row["policy"] == "decay" else str(row["policy"])
+
+
+def _accuracy(row: dict[str, Any]) -> float:
+    """Return the percentage of all questions that are answered rightly; there are equally many of every kind."""
+    return sum(100 * float(value) for name, value in row.items() if name.endswith(" acc")) / KINDS
+
+
+def _loss(row: dict[str, Any]) -> float:
+    (loss,) = (value for name, value in row.items() if name.endswith(" loss"))
+    return float(loss)
