@@ -88,7 +88,7 @@ class PrunedCache:
         if layer not in self._layers:
             if q.shape[2] > 1:
                 return self._read(layer, q, k, v)
-            self._layers[layer] = self._layer(self._empty(0, k, v), q.shape[1])
+            self._layers[layer] = self._layer(self._empty(0, k, v))
         held = self._layers[layer]
         if q.shape[2] == 1:
             return self._step(layer, held, q, k, v)
@@ -113,7 +113,7 @@ class PrunedCache:
         kept = places(last >= time, min(self._limit, time))
         store = self._empty(kept.shape[-1], k, v)
         store.fill(kept, k, v, scores)
-        held = self._layers[layer] = self._layer(store, q.shape[1])
+        held = self._layers[layer] = self._layer(store)
         held.length = time
         held.sink = [k[:, :, : self._sink]]
         return out
@@ -122,12 +122,12 @@ class PrunedCache:
         capacity = min(max(held + 1, ROOM), self._limit + 1)
         return Store.empty(self.policy, [self._entries] * k.shape[0], capacity, k, v)
 
-    def _layer(self, store: Store, heads: int) -> _Layer:
+    def _layer(self, store: Store) -> _Layer:
         step = None
         if store.keys.device.type == "cpu" and store.keys.numel() >= WORTHWHILE:
             compiled = load_compiled()
-            if compiled is not None and compiled.Step.supports(self.policy, store.values):
-                step = compiled.Step(self.policy, store, [self._entries] * store.keys.shape[0], heads)
+            if compiled is not None and compiled.supports(self.policy, store.keys):
+                step = compiled.Step(self.policy, store, [self._entries] * store.keys.shape[0])
         return _Layer(store, step)
 
     def _step(self, layer: int, held: _Layer, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
@@ -135,7 +135,7 @@ class PrunedCache:
         needed = min(now, self._limit) + 1
         if needed > store.capacity:
             store.grow(min(max(needed, 2 * store.capacity), self._limit + 1))
-            held.step = self._layer(store, q.shape[1]).step
+            held.step = self._layer(store).step
         if now < self._sink:
             held.sink.append(k)
         if self._sink and now > self._limit and self.position is not None:
@@ -173,7 +173,7 @@ class PrunedCache:
     def bytes(self) -> int:
         """Bytes of the keys and values held between steps."""
         held = ((layer.store, min(layer.length, self._limit)) for layer in self._layers.values())
-        return sum(_bytes(store.keys[..., :count], store.values[:, :, :count]) for store, count in held)
+        return sum(_bytes(store.keys[:, :, :count], store.values[..., :count]) for store, count in held)
 
     def allocated_bytes(self) -> int:
         """Bytes of the buffers of keys and values, the slot of the query's own key and room to spare included."""

@@ -20,9 +20,9 @@ LANES = 16
 class Store:
     """Keys and values of one layer, slot by slot."""
 
-    keys: Float[Tensor, "batch key_heads d_head slots"]
-    """Channel by channel, so that a query meets neighbouring slots at once."""
-    values: Float[Tensor, "batch key_heads slots d_head"]
+    keys: Float[Tensor, "batch key_heads slots d_head"]
+    values: Float[Tensor, "batch key_heads d_head slots"]
+    """Channel by channel: both products of attention then sum over what lies side by side."""
     slots: Slots
 
     @staticmethod
@@ -32,21 +32,21 @@ class Store:
         capacity = -(-capacity // LANES) * LANES
         scores = k.new_empty(0, dtype=torch.promote_types(k.dtype, torch.float32))
         return Store(
-            k.new_zeros(batch, key_heads, d_head, capacity),
-            v.new_zeros(batch, key_heads, capacity, v.shape[-1]),
+            k.new_zeros(batch, key_heads, capacity, d_head),
+            v.new_zeros(batch, key_heads, v.shape[-1], capacity),
             policy.slots(entries, key_heads, capacity, scores),
         )
 
     @property
     def capacity(self) -> int:
         """Slots."""
-        return self.values.shape[2]
+        return self.keys.shape[2]
 
     def grow(self, capacity: int) -> None:
         """Add empty slots up to at least `capacity`."""
         capacity = -(-capacity // LANES) * LANES
         room = capacity - self.capacity
-        self.keys, self.values = F.pad(self.keys, (0, room)), F.pad(self.values, (0, 0, 0, room))
+        self.keys, self.values = F.pad(self.keys, (0, 0, 0, room)), F.pad(self.values, (0, room))
         self.slots.grow(capacity)
 
     def fill(
@@ -55,8 +55,8 @@ class Store:
         """Take over the tokens of a prompt at the positions `kept`, which an empty store has slots for."""
         count = kept.shape[-1]
         index = kept.expand(-1, k.shape[1], -1)[..., None]
-        self.keys[..., :count] = k.gather(2, index.expand(-1, -1, -1, k.shape[3])).transpose(-1, -2)
-        self.values[:, :, :count] = v.gather(2, index.expand(-1, -1, -1, v.shape[3]))
+        self.keys[:, :, :count] = k.gather(2, index.expand(-1, -1, -1, k.shape[3]))
+        self.values[..., :count] = v.gather(2, index.expand(-1, -1, -1, v.shape[3])).transpose(-1, -2)
         self.slots.positions[..., :count] = kept
         self.slots.scores[..., :count] = scores.gather(-1, kept)
 
@@ -70,18 +70,19 @@ class Store:
     def replace_first(self, keys: KeyHeads) -> None:
         """Write other keys in the place of those at the first positions."""
         first = self.slots.positions.topk(keys.shape[2], largest=False).indices.expand(-1, keys.shape[1], -1)
-        self.keys.scatter_(3, first[:, :, None].expand(-1, -1, keys.shape[3], -1), keys.transpose(-1, -2))
+        self.keys.scatter_(2, first[..., None].expand_as(keys), keys)
 
     def advance(self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, now: int, entry: Scores | None) -> Heads:
         """Take in the token at position `now`, for which there must be an empty slot; return what its query finds."""
         taken = self.slots.admit(now)
         into = taken.expand(-1, k.shape[1], -1)
-        self.keys.scatter_(3, into[:, :, None].expand(-1, -1, k.shape[3], -1), k.transpose(-1, -2))
-        self.values.scatter_(2, into[..., None].expand(-1, -1, -1, v.shape[3]), v)
-        logits = (by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ self.keys.unsqueeze(2)).squeeze(3)
+        self.keys.scatter_(2, into[..., None].expand_as(k), k)
+        self.values.scatter_(3, into[:, :, None].expand(-1, -1, v.shape[3], -1), v.transpose(-1, -2))
+        queries, keys = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]), self.keys.unsqueeze(2)
+        logits = (queries @ keys.transpose(-1, -2)).squeeze(3)
         empty = ~self.slots.filled.unsqueeze(2)
         logits = logits.to(self.slots.scores.dtype).masked_fill(empty, -torch.inf)
         attention = logits.softmax(-1)
         policy.rescore(self.slots, attention, taken, entry)
-        self.slots.evict(now, policy.rank(self.slots, self.keys.transpose(-1, -2), now))
-        return (attention.unsqueeze(3).to(v.dtype) @ self.values.unsqueeze(2)).flatten(1, 2)
+        self.slots.evict(now, policy.rank(self.slots, self.keys, now))
+        return (attention.unsqueeze(3).to(v.dtype) @ self.values.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)

@@ -1,171 +1,313 @@
-"""Step-by-step eviction, compiled by numba: one program per sequence and set of heads, each on one thread.
+"""Step-by-step eviction, compiled by numba.
 
-A block of queries meets the held keys and its own in one small matrix product, which reads every key once per block
-and not once per query; then the rule acts row by row. Sums run in a fixed order, so results do not depend on threads.
-All that numba keeps on disk stands in this file, because its file cache looks at no other.
+For the queries q = 0, 1, ... of a sequence, in each head group (`cache/eviction.py`; Decay article, eq. 5):
+
+    p[k] = softmax over the keys held of scale q k^T        out[q] = sum over k of p[k] v[k]
+    S[k] <- decay S[k] + gain sum over the group's heads of p[k]
+
+and the key of the lowest S leaves a full cache. Queries come in blocks: a block meets the held keys and its own in one
+small matrix product, which reads every key once per block and not once per query; then the rule acts row by row. One
+thread works on a head group of a sequence, and sums run in a fixed order, so results do not depend on the number of
+threads.
+
+The loops are plain, in shapes that LLVM turns into vector instructions. numba keeps compiled code on disk until this
+file changes, and looks at no other file, so all of the kernel stands here.
 """
 
-from typing import no_type_check
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast, no_type_check
 
 import numpy as np
+from numba import njit, prange, types
+from numba.extending import overload
+from numpy.typing import NDArray
 
 from formerlab.kernels.cache_state import EMPTY
-from formerlab.kernels.pruned_attention_data import Bounds, Heads, Held, Room, Rule, Shape, Tensors
-from formerlab.kernels.simd import LANES, TILE, Array, Strided, compiled, oldest, product, rescore, softmax, vector
 
-PARTS_SHA256 = "f00df5ef3f24b745"
-"""Start of the hash of kernel_data.py and lanes.py, so that a change there changes this file too and outdates what
-numba kept."""
 BLOCK = 16
 """Most queries of a block."""
+VECTOR = 16
+"""Slots are counted in multiples of this, so that loops over them have no remainder."""
+
+Array = NDArray[Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Held(NamedTuple):
+    """What a head group holds; what those of a whole cache hold, one after another, has one more axis in front."""
+
+    keys: Array
+    """(key heads, slots, channels)"""
+    values: Array
+    """(key heads, channels, slots)"""
+    positions: Array
+    """(slots,)"""
+    scores: Array
+    """(slots,)"""
+
+
+class Buffers(NamedTuple):
+    """Work space of a thread."""
+
+    logits: Array
+    """(heads, rows, slots); they become the probabilities"""
+    queries: Array
+    """(rows, channels)"""
+    outputs: Array
+    """(rows, channels)"""
+    received: Array
+    """Attention summed over the heads (slots,)"""
+    own: Array
+    """Slots of the block's own keys (rows,)"""
+
+
+def compiled(function: Function, *, parallel: bool = False) -> Function:
+    """Compile for the types of the first call, without the interpreter's lock; keep the result on disk if possible."""
+    order_is_free = {"nnan", "nsz", "arcp", "contract", "afn", "reassoc"}  # but infinities stay: they mark the unseen
+    made = njit(fastmath=order_is_free, nogil=True, error_model="numpy", parallel=parallel)(function)
+    with contextlib.suppress(RuntimeError):  # no folder can be written to
+        made.enable_caching()
+    return cast(Function, made)
+
+
+def compiled_parallel(function: Function) -> Function:
+    """Compile alike, with `prange` on numba's threads."""
+    return compiled(function, parallel=True)
 
 
 @compiled
 @no_type_check
-def admit(held: Held, free: Array, heads: Heads, k: Strided, v: Strided, start: int, rows: int) -> None:
-    """Write the keys and values of a block into free slots, which `free` then lists."""
-    channels, slot = held.keys.shape[1], 0
+def product(out: Array, left: Array, right: Array, rows: int, columns: int, inner: int) -> None:
+    """Write left right^T. Four rows meet two rows at a time, so that a number that is read enters several products."""
+    zero = out.dtype.type(0)
+    tiled_rows, tiled_columns = rows - rows % 4, columns - columns % 2
+    for i in range(0, tiled_rows, 4):
+        a, b, c, d = left[i, :inner], left[i + 1, :inner], left[i + 2, :inner], left[i + 3, :inner]
+        for j in range(0, tiled_columns, 2):
+            x, y = right[j, :inner], right[j + 1, :inner]
+            ax, bx, cx, dx, ay, by, cy, dy = zero, zero, zero, zero, zero, zero, zero, zero
+            for n in range(inner):
+                ax += a[n] * x[n]
+                bx += b[n] * x[n]
+                cx += c[n] * x[n]
+                dx += d[n] * x[n]
+                ay += a[n] * y[n]
+                by += b[n] * y[n]
+                cy += c[n] * y[n]
+                dy += d[n] * y[n]
+            out[i, j], out[i + 1, j], out[i + 2, j], out[i + 3, j] = ax, bx, cx, dx
+            out[i, j + 1], out[i + 1, j + 1], out[i + 2, j + 1], out[i + 3, j + 1] = ay, by, cy, dy
+    for i in range(rows):
+        for j in range(tiled_columns if i < tiled_rows else 0, columns):
+            total = zero
+            for n in range(inner):
+                total += left[i, n] * right[j, n]
+            out[i, j] = total
+
+
+@no_type_check
+def order(x: float) -> float:
+    """Return a number that compares as x does: in single precision an integer, the least of which is found in vectors.
+
+    It is its own inverse: the bits of x, those of the magnitude turned over where x is negative.
+    """
+    raise NotImplementedError
+
+
+@no_type_check
+@overload(order)
+def _order(x: Any) -> Callable[[Any], Any]:
+    sign, magnitude = np.int32(31), np.int32(2**31 - 1)
+
+    def to_integer(x: Any) -> Any:
+        bits = np.float32(x).view(np.int32)
+        return np.int32(bits ^ ((bits >> sign) & magnitude))
+
+    def to_number(x: Any) -> Any:
+        return np.int32(x ^ ((x >> sign) & magnitude)).view(np.float32)
+
+    def as_it_is(x: Any) -> Any:
+        return x
+
+    return {types.float32: to_integer, types.int32: to_number}.get(x, as_it_is)
+
+
+@no_type_check
+def exponential(x: float) -> float:
+    """Return e^x for x <= 0: in single precision a polynomial that runs in vectors, else the library's."""
+    raise NotImplementedError
+
+
+@no_type_check
+@overload(exponential, jit_options={"fastmath": {"contract", "nnan", "nsz"}})
+def _exponential(x: Any) -> Callable[[Any], Any]:
+    """e^x = 2^n e^r with |r| <= ln 2 / 2 and a polynomial of degree 7 for e^r (the constants of Cephes' expf)."""
+    least, to_power = np.float32(-87.0), np.float32(1.44269504088896341)
+    high, low = np.float32(0.693359375), np.float32(-2.12194440e-4)
+    c7, c6, c5 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
+    c4, c3, c2 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+    half, one, zero = np.float32(0.5), np.float32(1), np.float32(0)
+    bias, mantissa = np.int32(127), np.int32(23)
+
+    def single(x: Any) -> Any:
+        bounded = max(x, least)
+        n = np.floor(bounded * to_power + half)
+        r = (bounded - n * high) - n * low
+        series = ((((c7 * r + c6) * r + c5) * r + c4) * r + c3) * r + c2
+        power_of_two = np.int32((np.int32(n) + bias) << mantissa).view(np.float32)
+        result = (series * (r * r) + r + one) * power_of_two
+        return result if x >= least else zero
+
+    def double(x: Any) -> Any:
+        return np.exp(x)
+
+    return single if x == types.float32 else double
+
+
+@compiled
+@no_type_check
+def softmax(row: Array, positions: Array, now: int) -> None:
+    """Turn the logits of one query into probabilities over the keys no later than `now`; the other slots get 0."""
+    unseen = row.dtype.type(-np.inf)
+    top, total = order(unseen), row.dtype.type(0)
+    for slot in range(len(row)):
+        logit = row[slot] if positions[slot] <= now else unseen
+        row[slot] = logit
+        top = max(top, order(logit))
+    largest = order(top)
+    for slot in range(len(row)):
+        weight = exponential(row[slot] - largest)
+        row[slot] = weight
+        total += weight
+    share = 1 / total
+    for slot in range(len(row)):
+        row[slot] *= share
+
+
+@compiled
+@no_type_check
+def rescore(scores: Array, positions: Array, received: Array, rule: Array, sink: int, newest: int) -> float:
+    """Set S <- decay S + gain p in every slot; return the lowest score among the positions sink, ..., newest."""
+    decay, gain = scores.dtype.type(rule[0]), scores.dtype.type(rule[1])
+    beyond = order(scores.dtype.type(np.inf))
+    lowest = beyond
+    for slot in range(len(received)):
+        score, position = decay * scores[slot] + gain * received[slot], positions[slot]
+        scores[slot] = score
+        lowest = min(lowest, order(score) if (position >= sink) & (position <= newest) else beyond)
+    return order(lowest)
+
+
+@compiled
+@no_type_check
+def oldest(scores: Array, positions: Array, lowest: float, sink: int, newest: int, slots: int) -> int:
+    """Return the slot of the oldest among the candidates of the lowest score; none (-1) if no score is a number."""
+    nobody = np.int32(EMPTY)
+    first = nobody
+    for slot in range(slots):
+        position = positions[slot]
+        chosen = (scores[slot] == lowest) & (position >= sink) & (position <= newest)
+        first = min(first, position if chosen else nobody)
+    for slot in range(slots):
+        if positions[slot] == first and first != nobody:
+            return slot
+    return -1
+
+
+@compiled
+@no_type_check
+def admit(held: Held, own: Array, k: Array, v: Array, start: int) -> None:
+    """Write the keys and values of a block into empty slots, which `own` then lists."""
+    slot, (heads, rows, channels) = 0, k.shape
     for i in range(rows):
         while held.positions[slot] != EMPTY:
             slot += 1
         held.positions[slot] = start + i
-        free[i] = slot
-        for head in range(held.keys.shape[0]):
-            column, row = held.keys[head], held.values[head, slot]
-            key = vector(k, heads.batch, heads.key_head + head, start - heads.origin + i, channels)
-            value = vector(v, heads.batch, heads.key_head + head, start - heads.origin + i, channels)
+        own[i] = slot
+        for head in range(heads):
             for channel in range(channels):
-                column[channel, slot] = key[channel]
-            for channel in range(channels):
-                row[channel] = value[channel]
+                held.keys[head, slot, channel] = k[head, i, channel]
+                held.values[head, channel, slot] = v[head, i, channel]
 
 
 @compiled
 @no_type_check
-def attention(room: Room, positions: Array, heads: Heads, i: int, now: int, slots: int) -> Array:
-    """Make probabilities of the logits of row i; return their sum over the heads."""
-    for head in range(heads.number):
-        softmax(room.logits[head, i], positions, now, slots)
-    if heads.number == 1:
-        return room.logits[0, i]
-    room.received[:slots] = room.logits[0, i, :slots]
-    for head in range(1, heads.number):
-        row = room.logits[head, i]
-        for slot in range(slots):
-            room.received[slot] += row[slot]
-    return room.received
-
-
-@compiled
-@no_type_check
-def turn(
-    held: Held, room: Room, rule: Rule, bounds: Bounds, heads: Heads, last: Array, i: int, query: int, slots: int
-) -> None:
-    """Let one query of a block attend, score and evict."""
-    now = np.int32(query)  # as narrow as the positions, or half of the lanes would lie idle
-    received = attention(room, held.positions, heads, i, now, slots)
-    sink, newest = np.int32(bounds.sink), np.int32(now - bounds.recent)
-    lowest = rescore(held.scores, received, held.positions, rule.decay, rule.gain, sink, newest, slots)
-    if query >= bounds.limit:
-        slot = min(oldest(held.scores, held.positions, lowest, sink, newest, slots), slots)
-        if slot == slots:  # attention is not a number; something has to go
-            slot = room.free[i]
-        if last.size:
-            last[held.positions[slot]] = now
-        held.positions[slot] = EMPTY
+def attend(logits: Array, i: int, positions: Array, now: int, received: Array) -> None:
+    """Turn the logits (heads, rows, slots) of query i into probabilities; write their sums over the heads."""
+    received[:] = 0
+    for head in range(len(logits)):
+        row = logits[head, i, : len(received)]
+        softmax(row, positions, now)
+        for slot in range(len(received)):
+            received[slot] += row[slot]
 
 
 @compiled
 @no_type_check
 def block(
-    held: Held,
-    room: Room,
-    rule: Rule,
-    bounds: Bounds,
-    heads: Heads,
-    tensors: Tensors,
-    entry: Array,
-    last: Array,
-    used: int,
-    start: int,
-    rows: int,
-) -> int:
-    """Let `rows` queries from position `start` on attend and evict in turn; return how many slots were ever used."""
-    q, k, v, out = tensors
-    admit(held, room.free, heads, k, v, start, rows)
-    used = max(used, room.free[rows - 1] + 1)
-    slots, channels, origin = (used + LANES - 1) // LANES * LANES, held.keys.shape[1], start - heads.origin
-    scale = held.scores.dtype.type(rule.scale)
-    for head in range(heads.number):
-        for i in range(rows):
-            row, query = room.queries[i], vector(q, heads.batch, heads.head + head, origin + i, channels)
-            for channel in range(channels):
-                row[channel] = query[channel] * scale
-        product(room.logits[head], room.queries, held.keys[head // heads.share], rows, channels, slots)
+    held: Held, buffers: Buffers, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array, initial: Array,
+    last: Array, used: int, start: int,
+) -> int:  # fmt: skip
+    """Let the queries of a block (heads, rows, channels) attend, score and evict; return how many slots were used."""
+    (heads, rows, channels), share = q.shape, len(q) // len(k)
+    admit(held, buffers.own, k, v, start)
+    used = max(used, buffers.own[rows - 1] + 1)
+    slots = (used + VECTOR - 1) // VECTOR * VECTOR
+    positions, scores, received, sink = held.positions, held.scores, buffers.received[:slots], np.int32(bounds[1])
+    for head in range(heads):
+        buffers.queries[:rows] = q[head] * scores.dtype.type(rule[2])
+        product(buffers.logits[head], buffers.queries, held.keys[head // share], rows, slots, channels)
     for i in range(rows):
-        held.scores[room.free[i]] = entry[origin + i] if entry.size else 0
-        turn(held, room, rule, bounds, heads, last, i, start + i, slots)
-    for head in range(heads.number):
-        values = held.values[head // heads.share]
-        product(room.outputs, room.logits[head], values, rows, slots, values.shape[1])
-        for i in range(rows):
-            row, result = room.outputs[i], vector(out, heads.batch, heads.head + head, origin + i, channels)
-            for channel in range(channels):
-                result[channel] = row[channel]
+        now = np.int32(start + i)  # as narrow as the positions, or half of a vector would lie idle
+        newest = np.int32(now - bounds[2])
+        attend(buffers.logits, i, positions, now, received)
+        scores[buffers.own[i]] = initial[i] if initial.size else 0
+        lowest = rescore(scores, positions, received, rule, sink, newest)
+        if now >= bounds[0]:
+            slot = oldest(scores, positions, lowest, sink, newest, slots)
+            slot = slot if slot >= 0 else buffers.own[i]  # attention is not a number; something has to go
+            if last.size:
+                last[positions[slot]] = now
+            positions[slot] = EMPTY
+    for head in range(heads):
+        product(buffers.outputs, buffers.logits[head], held.values[head // share], rows, channels, slots)
+        out[head] = buffers.outputs[:rows]
     return used
 
 
 @compiled
 @no_type_check
-def workroom(heads: int, rows: int, slots: int, channels: int, kind: Array) -> Room:
+def work_space(heads: int, rows: int, slots: int, channels: int, like: Array) -> Buffers:
     """Return the work space of a thread."""
-    wide = (channels + LANES - 1) // LANES * LANES
-    return Room(
-        np.zeros((heads, rows, slots), kind.dtype),
-        np.zeros((rows, channels), kind.dtype),
-        np.zeros((rows, wide), kind.dtype),
-        np.zeros(slots, kind.dtype),
-        np.zeros(rows, np.int64),
-    )
+    logits = np.zeros((heads, rows, slots), like.dtype)
+    queries, outputs = np.zeros((rows, channels), like.dtype), np.zeros((rows, channels), like.dtype)
+    return Buffers(logits, queries, outputs, np.zeros(slots, like.dtype), np.zeros(rows, np.int64))
 
 
 @compiled
 @no_type_check
-def whole_sequences(
-    first: int,
-    end: int,
-    rule: Rule,
-    shape: Shape,
-    tensors: Tensors,
-    bounds: Array,
-    lengths: Array,
-    entry: Array,
-    last: Array,
-    final: Array,
-) -> None:
-    """Simulate the sets of heads first, ..., end - 1 over whole sequences.
-
-    Fills `last`, the last query that sees each key, where a key is evicted, and `final`, the scores of the others.
-    """
-    sets, number, share, channels, most = shape
-    key_heads, kind = max(1, number // share), tensors[0].flat
-    slots, wide = (most + BLOCK + LANES - 1) // LANES * LANES, (channels + LANES - 1) // LANES * LANES
-    room = workroom(number, BLOCK, slots, channels, kind)
-    held = Held(
-        np.zeros((key_heads, channels, slots), kind.dtype),
-        np.zeros((key_heads, slots, wide), kind.dtype),
-        np.empty(slots, np.int32),
-        np.zeros(slots, kind.dtype),
-    )
-    for unit in range(first, end):
-        batch, member = unit // sets, unit % sets
-        heads = Heads(batch, member * number, member * number // share, number, share, 0)
-        limits = Bounds(bounds[batch, 0], bounds[batch, 1], bounds[batch, 2])
+def some_sequences(
+    part: int, parts: int, rule: Array, bounds: Array, lengths: Array, most: int, q: Array, k: Array, v: Array,
+    out: Array, initial: Array, last: Array, final: Array,
+) -> None:  # fmt: skip
+    """Do every `parts`-th head group of `whole_sequences`; in this way the parts of a padded batch are alike."""
+    channels, groups = q.shape[3], len(last) // len(q)
+    heads, key_heads = q.shape[1] // groups, k.shape[1] // groups
+    slots = (most + BLOCK + VECTOR - 1) // VECTOR * VECTOR
+    buffers = work_space(heads, BLOCK, slots, channels, final)
+    keys = np.zeros((key_heads, slots, channels), final.dtype)
+    values = np.zeros((key_heads, channels, slots), final.dtype)
+    held = Held(keys, values, np.empty(slots, np.int32), np.zeros(slots, final.dtype))
+    for unit in range(part, len(last), parts):
+        batch, group = unit // groups, unit % groups
+        own, of_keys = slice(group * heads, (group + 1) * heads), slice(group * key_heads, (group + 1) * key_heads)
         held.positions[:] = EMPTY
         used = 0
         for start in range(0, lengths[batch], BLOCK):
-            rows = min(BLOCK, lengths[batch] - start)
-            used = block(held, room, rule, limits, heads, tensors, entry[unit], last[unit], used, start, rows)
+            at = slice(start, min(start + BLOCK, lengths[batch]))
+            tensors = q[batch, own, at], k[batch, of_keys, at], v[batch, of_keys, at], out[batch, own, at]
+            used = block(held, buffers, rule, bounds[batch], *tensors, initial[unit, at], last[unit], used, start)
         for slot in range(used):
             if held.positions[slot] != EMPTY:
                 final[unit, held.positions[slot]] = held.scores[slot]
@@ -173,17 +315,45 @@ def whole_sequences(
 
 @compiled
 @no_type_check
-def one_token(
-    first: int, end: int, rule: Rule, shape: Shape, tensors: Tensors, bounds: Array, held: Held, entry: Array, now: int
-) -> None:
-    """Let the sets of heads first, ..., end - 1 take in one token at position `now`, in the cache's own buffers."""
-    sets, number, share, channels, _ = shape
-    slots = held.positions.shape[1]
-    room = workroom(number, TILE, slots, channels, tensors[0].flat)
+def some_caches(
+    part: int, parts: int, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array, initial: Array,
+    keys: Array, values: Array, positions: Array, scores: Array, now: int,
+) -> None:  # fmt: skip
+    """Do every `parts`-th head group of `one_token`."""
+    groups = len(positions) // len(q)
+    heads, key_heads = q.shape[1] // groups, k.shape[1] // groups
+    buffers = work_space(heads, 1, positions.shape[1], q.shape[3], scores)
     nothing = np.empty(0, np.int32)
-    for unit in range(first, end):
-        batch, member = unit // sets, unit % sets
-        heads = Heads(batch, member * number, member * number // share, number, share, now)
-        limits = Bounds(bounds[batch, 0], bounds[batch, 1], bounds[batch, 2])
-        own = Held(held.keys[unit], held.values[unit], held.positions[unit], held.scores[unit])
-        block(own, room, rule, limits, heads, tensors, entry[unit], nothing, slots, now, 1)
+    for unit in range(part, len(positions), parts):
+        batch, group = unit // groups, unit % groups
+        own, of_keys = slice(group * heads, (group + 1) * heads), slice(group * key_heads, (group + 1) * key_heads)
+        held = Held(keys[unit], values[unit], positions[unit], scores[unit])
+        tensors = q[batch, own], k[batch, of_keys], v[batch, of_keys], out[batch, own]
+        block(held, buffers, rule, bounds[batch], *tensors, initial[unit], nothing, positions.shape[1], now)
+
+
+@compiled_parallel
+@no_type_check
+def whole_sequences(
+    parts: int, rule: Array, bounds: Array, lengths: Array, most: int, q: Array, k: Array, v: Array, out: Array,
+    initial: Array, last: Array, final: Array,
+) -> None:  # fmt: skip
+    """Simulate whole sequences (batch, heads, time, channels), in so many parts side by side.
+
+    `rule` is (decay, gain, factor of q k^T), `bounds` (capacity, sink, recent) of each sequence, and `most` the largest
+    capacity. `initial`, `last` and `final` have a row for each sequence and head group. Fills `out`; `last`, the last
+    query that sees each key, where a key is evicted; and `final`, the scores of the others.
+    """
+    for part in prange(parts):
+        some_sequences(part, parts, rule, bounds, lengths, most, q, k, v, out, initial, last, final)
+
+
+@compiled_parallel
+@no_type_check
+def one_token(
+    parts: int, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array, initial: Array, keys: Array,
+    values: Array, positions: Array, scores: Array, now: int,
+) -> None:  # fmt: skip
+    """Take in one token at position `now`, in the cache's own buffers; each has a row for each sequence and group."""
+    for part in prange(parts):
+        some_caches(part, parts, rule, bounds, q, k, v, out, initial, keys, values, positions, scores, now)

@@ -1,8 +1,8 @@
 """The engine compiled by numba: from tensors to the kernel and back. Importing it imports numba."""
 
-from collections.abc import Callable
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -14,14 +14,10 @@ from formerlab.cache.eviction import Eviction, coefficients, decides_by_score
 from formerlab.cache.store import Store
 from formerlab.kernels import pruned_attention_cpu
 from formerlab.kernels.cache_state import EMPTY, Scores
-from formerlab.kernels.parallel_for import together
-from formerlab.kernels.pruned_attention_data import Held, Rule
-from formerlab.kernels.simd import LANES, Strided
 from formerlab.layers.attention import Heads, KeyHeads
 
 Array = NDArray[Any]
 LARGE = 2**19  # numbers in a layer's buffers, from which on a second thread pays for its start
-CHUNKS = 4  # per thread, so that one with short sequences can take over from the others
 
 
 def supports(policy: Eviction, k: KeyHeads) -> bool:
@@ -39,65 +35,43 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     scores = v.new_zeros(batch, sets, time)
     entry = policy.entry(torch.arange(time), sets, k, prompt.layer)
     entry = v.new_empty(batch, sets, 0) if entry is None else entry.to(v.dtype).expand(batch, sets, time).contiguous()
-    share = heads // k.shape[1]
-    capacity = min(max(policy.limit(budget) for budget in prompt.entries), time)
-    shape = sets, heads // sets, share, d_head, capacity
-    tensors = tuple(_strided(x) for x in (q, k, v, out))
-    arrays = _bounds(policy, prompt.entries), np.array(prompt.lengths), _flat(entry), _flat(last), _flat(scores)
-    _in_threads(
-        batch * sets,
-        lambda first, end: pruned_attention_cpu.whole_sequences(
-            first, end, _rule(policy, d_head), shape, tensors, *arrays
-        ),
-    )
+    most = min(max(policy.limit(budget) for budget in prompt.entries), time)
+    pruned_attention_cpu.whole_sequences(
+        _threads(batch * sets), _rule(policy, d_head), _bounds(policy, prompt.entries), np.array(prompt.lengths), most,
+        *(x.numpy() for x in (q, k, v, out)), *(_flat(x) for x in (entry, last, scores)),
+    )  # fmt: skip
     return Pruned(out, last, scores)
 
 
 class Step:
     """One token after another in a cache's own buffers; to be made anew when these grow."""
 
-    def __init__(self, policy: Eviction, store: Store, entries: list[int], heads: int) -> None:
-        batch, key_heads, d_head, capacity = store.keys.shape
+    def __init__(self, policy: Eviction, store: Store, entries: list[int]) -> None:
+        batch, _, capacity, d_head = store.keys.shape
         sets = store.slots.positions.shape[1]
         self._units = batch * sets
-        self._held = Held(
-            store.keys.view(self._units, -1, d_head, capacity).numpy(),
-            store.values.view(self._units, -1, capacity, d_head).numpy(),
+        self._held = (
+            store.keys.view(self._units, -1, capacity, d_head).numpy(),
+            store.values.view(self._units, -1, d_head, capacity).numpy(),
             _flat(store.slots.positions),
             _flat(store.slots.scores),
         )
         self._rule, self._bounds = _rule(policy, d_head), _bounds(policy, entries)
-        self._shape = sets, heads // sets, heads // key_heads, d_head, capacity
-        self._none = np.empty((self._units, 0), self._held.scores.dtype)
+        self._none = np.empty((self._units, 0), self._held[3].dtype)
         self._large = 2 * store.keys.numel() >= LARGE
-
-    @staticmethod
-    def supports(policy: Eviction, k: KeyHeads) -> bool:
-        """Say whether the kernel can work in the buffers themselves, which asks for whole vectors of channels."""
-        return supports(policy, k) and k.shape[-1] % LANES == 0
 
     def __call__(self, q: Heads, k: KeyHeads, v: KeyHeads, now: int, entry: Scores | None) -> Heads:
         """Take in the token at position `now`; return what it finds."""
         out = q.new_empty(q.shape)
-        tensors = _token(q), _token(k), _token(v), _token(out)
-        own = self._none if entry is None else _flat(entry.contiguous())
-        rest = self._rule, self._shape, tensors, self._bounds, self._held, own, now
-        if self._large:
-            _in_threads(self._units, lambda first, end: pruned_attention_cpu.one_token(first, end, *rest))
-        else:
-            pruned_attention_cpu.one_token(0, self._units, *rest)
+        initial = self._none if entry is None else _flat(entry.contiguous())
+        tensors = (x.numpy() for x in (q, k, v, out))
+        parts = _threads(self._units if self._large else 1)
+        pruned_attention_cpu.one_token(parts, self._rule, self._bounds, *tensors, initial, *self._held, now)
         return out
 
 
-def _token(x: Float[Tensor, "batch heads one d_head"]) -> Strided:
-    """Return one token of every sequence; most are contiguous, which makes this the cheaper way."""
-    _, heads, _, d_head = x.shape
-    return Strided(x.reshape(-1).numpy(), heads * d_head, d_head, 0)
-
-
-def _rule(policy: Eviction, d_head: int) -> Rule:
-    decay, gain = coefficients(policy) or (0.0, 0.0)
-    return Rule(decay, gain, d_head**-0.5)
+def _rule(policy: Eviction, d_head: int) -> Array:
+    return np.array([*(coefficients(policy) or (0.0, 0.0)), d_head**-0.5])
 
 
 def _bounds(policy: Eviction, entries: list[int]) -> Array:
@@ -110,20 +84,19 @@ def _flat(x: Float[Tensor, "batch sets time"] | Int[Tensor, "batch sets time"]) 
     return rows
 
 
-def _strided(x: Float[Tensor, "batch heads time d_head"]) -> Strided:
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return Strided(x.as_strided((span,), (1,)).numpy(), *x.stride()[:3])
+def _threads(units: int) -> int:
+    """Let numba use as many threads as torch, and no more than there are units of work; return their number."""
+    most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    threads = min(torch.get_num_threads(), units, most)
+    numba.set_num_threads(threads)
+    return threads
 
 
-def _in_threads(units: int, run: Callable[[int, int], None]) -> None:
-    """Run units 0, 1, ... in parts, in as many threads as torch may use."""
-    threads = min(torch.get_num_threads(), units)
-    parts = min(CHUNKS * threads, units) if threads > 1 else 1
-    bounds = iter([(units * part // parts, units * (part + 1) // parts) for part in range(parts)])
+def _start_threads() -> None:
+    """Start numba's threads, which may be torch's own OpenMP threads; their start must not change torch's number."""
+    threads = torch.get_num_threads()
+    numba.set_num_threads(1)
+    torch.set_num_threads(threads)
 
-    def work() -> None:
-        for first, end in bounds:
-            run(first, end)
 
-    together(work, threads)
+_start_threads()

@@ -1,12 +1,13 @@
 """The engine that runs everywhere: a loop over queries, vectorised over sequences and heads, on compact slots."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from torch import Tensor
 
 from formerlab.cache.engines.engine import Prompt, Pruned
 from formerlab.cache.eviction import VECTOR, Eviction, Rows
 from formerlab.cache.policies.policy import by_group
-from formerlab.kernels.parallel_for import together
 
 QUERIES = 64  # whose logits against all keys are held at a time
 
@@ -17,16 +18,10 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     threads = min(torch.get_num_threads(), batch) if prompt.q.device.type == "cpu" else 1
     if threads == 1:
         return _run(policy, prompt)
-    parts: dict[int, Pruned] = {}
-    numbers = iter(range(threads))
-
-    def work() -> None:
-        for number in numbers:
-            rows = slice(batch * number // threads, batch * (number + 1) // threads)
-            parts[number] = _run(policy, prompt.of(rows))
-
-    together(work, threads)
-    return Pruned(*(torch.cat(tensors) for tensors in zip(*(parts[number] for number in range(threads)), strict=True)))
+    rows = [slice(batch * part // threads, batch * (part + 1) // threads) for part in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        parts = list(pool.map(lambda some: _run(policy, prompt.of(some)), rows))
+    return Pruned(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
 def _run(policy: Eviction, prompt: Prompt) -> Pruned:
