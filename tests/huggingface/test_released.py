@@ -153,6 +153,34 @@ def test_only_what_is_scored_becomes_logits_and_batches_are_bounded_by_tokens():
         assert answer.log_prob == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_sweep_asks_suites_and_measures_texts(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"sentence_good": f"the cat {n} sat on a mat", "sentence_bad": f"mat a on {n} the cat"} for n in range(6)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "text.txt").write_text("the dog ran to an old house by the river " * 20)
+    suite = {"kind": "files", "paths": ["pairs.jsonl"], "format": "pairs"}
+    sweep = {"tasks": [], "suites": {"birds_local": suite}, "policies": [{"kind": "h2o"}], "alphas": [0.2]}
+    sweep |= {"budgets": [0.4, 0.2], "texts": ["text.txt"], "contexts": [16, 32], "windows": 3}
+    (tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
+    words = ["prune-folder", str(folder), "--sweep", "sweep.yaml", "--out", "out"]
+    assert main(words) == 0
+    head, *printed = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert head[3:] == ["realised", "birds_local acc", "text 16 loss", "text 32 loss"]
+    assert [line[0] for line in printed] == ["full", *["h2o", "decay"] * 2]
+    lines = (tmp_path / "out/prune_texts.csv").read_text().splitlines()
+    assert lines[0].startswith("text,context,policy,alpha,recent,budget,realised_budget,window")
+    assert len(lines) == 1 + 5 * 2 * 3
+    for change, message in (
+        ({"suites": {"birds_local": suite | {"leading_token": True}}}, "leading_token is one for all here"),
+        ({"texts": ["nothing.txt"]}, "texts: no file at 'nothing.txt'"),
+        ({"contexts": [100]}, "contexts: 100 tokens exceed the model's context of 64"),
+        ({"budget": 0.4}, "sweep: budget: Extra inputs are not permitted"),
+    ):
+        (tmp_path / "sweep.yaml").write_text(json.dumps(sweep | change))
+        assert main(words) == EXIT_USER_ERROR
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @needs_smollm2
 def test_smollm2_answers_in_bfloat16_as_in_float32():

@@ -5,15 +5,18 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numpy as np
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full
 from formerlab.errors import UserError
-from formerlab.evaluation.language.questions import QuestionScore
+from formerlab.evaluation.language.questions import QuestionScore, Tasks
+from formerlab.evaluation.language.suite_tasks import suite_configs
+from formerlab.evaluation.language.suites import Suite, check_names
 from formerlab.evaluation.language.zeroshot import evaluate_tasks, harness_version, load_tasks
 from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.evaluation.pruning.prune import QUESTION_COLUMNS, WINDOW_COLUMNS, PruneSweep
@@ -37,6 +40,9 @@ class QuestionSweep(Spec):
 
     tasks: tuple[str, ...] = ("openbookqa", "winogrande", "arc_easy", "arc_challenge", "piqa")
     """Tasks of lm-evaluation-harness by name, or the paths of task files (.yaml)."""
+    suites: dict[str, Suite] = {}
+    """Questions from files, or tasks of the harness from local copies or with solved examples in front (`shots`), as
+    the scales name them."""
     policies: tuple[CachePolicy, ...] = (H2O(),)
     """Policies beside the full cache and the values of alpha."""
     alphas: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -58,6 +64,19 @@ class QuestionSweep(Spec):
     """Sequences per forward pass; padding takes no part, so it changes nothing but rounding."""
     batch_tokens: Count = 4096
     """Tokens per forward pass, padding counted: long sequences come in smaller batches."""
+
+    @field_validator("suites")
+    @classmethod
+    def _named(cls, suites: dict[str, Suite]) -> dict[str, Suite]:
+        for name, suite in suites.items():
+            if suite.leading_token:
+                raise ValueError(f"{name}: leading_token is one for all here; set that of the sweep")
+        return check_names(suites)
+
+    def asked(self) -> list[Any]:
+        """Return what tells these questions from others."""
+        suites = [[name, suite.state() or suite.plain()] for name, suite in sorted(self.suites.items())]
+        return [self.limit, self.leading_token, [_task(name) for name in self.tasks], *([suites] if suites else [])]
 
     def arms(self) -> list[Configuration]:
         """Return the full cache and every policy, each once."""
@@ -96,7 +115,7 @@ def run_sweep(
     """
     if sweep.texts and max(sweep.contexts) > (longest := loaded.model.spec.context):
         raise UserError(f"contexts: {max(sweep.contexts)} tokens exceed the model's context of {longest}")
-    tasks = load_tasks([_task(name) for name in sweep.tasks], offline=not online) if sweep.tasks else None
+    tasks = _load(sweep, online) if sweep.tasks or sweep.suites else None
     about = {"model": identity, "versions": {"lm_eval": harness_version()}}
     streams = {text: _encoded(loaded, text) for text in sweep.texts}
     rows: list[Sequence[Cell]] = []
@@ -107,7 +126,7 @@ def run_sweep(
         label = f"{number} of {len(arms)}: {named(arm)}"
         kept = _Kept(out / "arms", arm, about)
         answers = kept.rows(
-            [sweep.limit, sweep.leading_token, [_task(name) for name in sweep.tasks]],
+            sweep.asked(),
             lambda arm=arm, label=label: _answers(loaded, sweep, arm, tasks, label),  # type: ignore[misc]
         )
         rows += [(*arm.cells(), *row) for row in answers]
@@ -129,8 +148,14 @@ def run_sweep(
 
 def answer(loaded: Loaded, sweep: QuestionSweep, *, online: bool = False) -> Rows:
     """Return the rows of zeroshot.csv: every metric of every example, without pruning."""
-    tasks = load_tasks([_task(name) for name in sweep.tasks], offline=not online)
+    tasks = _load(sweep, online)
     return [list(score[:6]) for score in _ask(loaded, sweep, tasks, None)]
+
+
+def _load(sweep: QuestionSweep, online: bool) -> Tasks:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        configs = [*map(_task, sweep.tasks), *suite_configs(sweep.suites, Path(folder))]
+        return load_tasks(configs, offline=not online)
 
 
 def _ask(
