@@ -13,9 +13,11 @@ from formerlab.data.pairs.prepare import prepare
 from formerlab.data.pairs.spec import ParallelData
 from formerlab.data.text.tokenizer import BytePairs
 from formerlab.errors import UserError
+from formerlab.layers import DepthWeightedAverage
 from formerlab.models import Translator
 from formerlab.tasks import LanguageModeling, Translation
 from formerlab.training import processes
+from formerlab.training.optimizer import AdamW
 
 pytestmark = pytest.mark.xdist_group("parallel")
 
@@ -89,6 +91,14 @@ def test_steps_of_fewer_sentences_than_parts_are_shared_out_too(train, tmp_path)
     done = train(run=run, data=pairs)
     assert done.returncode == 0, done.stderr
     learned_as_alone(tmp_path / "results" / run.id, pairs, tmp_path, run)
+
+
+def test_weights_that_wait_for_their_first_step_do_so_in_two_processes_too(train, data, tmp_path):
+    model = MODEL.model_copy(update={"depth": DepthWeightedAverage()})
+    run = small(model=model, task=RUN.task, optimizer=AdamW(lr=0.01, mixing_start_step=5))
+    done = train(run=run)
+    assert done.returncode == 0, done.stderr
+    learned_as_alone(tmp_path / "results" / run.id, data, tmp_path, run)
 
 
 def learned_as_alone(out, data, tmp_path, run=RUN):
