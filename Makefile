@@ -45,7 +45,7 @@ $(VENV)/.released: requirements-released.lock | $(READY)
 	@touch $@
 
 released: $(VENV)/.released ## a released language model with a pruned cache: accuracy, loss, PROMPT='...' continued, in minutes
-	@$(FORMERLAB) released $(if $(PROMPT),--prompt "$(PROMPT)")
+	@$(FORMERLAB) released $(if $(PROMPT),--prompt "$$PROMPT")
 
 figures: $(READY) ## redraw every figure and table from the cached results, training nothing
 	@$(FORMERLAB) figures --tree cached
