@@ -6,8 +6,9 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from formerlab.errors import UserError
-from formerlab.results.measures import CLAIMS, TIMED
-from formerlab.plan.judge import RECORDS, Judge
+from formerlab.results.measures import CLAIMS
+from formerlab.results.stages import MEASURED, STAGES, TIMED
+from formerlab.plan.judge import Judge
 from formerlab.plan.locate import VARIABLE, ensure_plan, given_beyond_file, read_plan
 
 # Jobs work from the very plan that they were submitted with, however long they wait and whatever is edited meanwhile:
@@ -48,27 +49,22 @@ wildcard_constraints:
     study=r"[^/]+",
 
 
+include: "workflow/rules/common.smk"
+
+
 rule all:
     input:
         [file for job in PLAN["draw"].values() for file in job["outputs"]],
-        [f"{RESULTS}/{study}/{stage}.json" for stage in TIMED for study in PLAN[stage]],
-        expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
-        expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
-        expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
+        records("train", *MEASURED, *TIMED),
         f"{FIGURES}/claims.csv",
         f"{FIGURES}/runs.csv",
-        expand(f"{RESULTS}/{{id}}/flow.json", id=PLAN["flow"]),
-        expand(f"{RESULTS}/{{id}}/translate.json", id=PLAN["translate"]),
-        expand(f"{RESULTS}/{{id}}/complexity.json", id=PLAN["complexity"]),
         f"{RESULTS}/mlflow.json",
 
 
-include: "workflow/rules/common.smk"
 include: "workflow/rules/targets.smk"
 include: "workflow/rules/data.smk"
-include: "workflow/rules/speed.smk"
 include: "workflow/rules/train.smk"
-include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/measure.smk"
 include: "workflow/rules/draw.smk"
 include: "workflow/rules/claims.smk"
 include: "workflow/rules/track.smk"

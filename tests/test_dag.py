@@ -21,6 +21,7 @@ from formerlab.plan.build import build_plan
 from formerlab.plan.judge import RECORDS
 from formerlab.plan.status import states
 from formerlab.report.drawings import catalogue
+from formerlab.results.stages import MEASURED, STAGES, TIMED
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dag")]
 
@@ -36,8 +37,9 @@ STAND_IN = Path(__file__).with_name("fixtures") / "stand_in.py"
 def acted(tmp_path_factory):
     """The whole DAG at scale smoke, done by the stand-in, which fails in one run the first time."""
     checkout = Checkout(tmp_path_factory.mktemp("acted"))
-    files = f"PRUNE = {FILES}\n"
-    (checkout.bin / "python").write_text(f"#!{sys.executable} -IS\n{files}{STAND_IN.read_text()}")
+    units = {"OF_RUN": {"train": STAGES["train"], **MEASURED}, "OF_STUDY": TIMED}
+    written = [f"{unit} = { {name: stage.written for name, stage in of.items()} }\n" for unit, of in units.items()]
+    (checkout.bin / "python").write_text(f"#!{sys.executable} -IS\n{''.join(written)}{STAND_IN.read_text()}")
     (checkout.bin / "python").chmod(0o755)
     checkout.edit("config.yaml", "scale: laptop", "scale: smoke")
     checkout.jobs = build_plan(checkout.root, {})["train"]
@@ -94,7 +96,7 @@ def test_a_changed_child_leaves_its_parent_and_siblings(acted):
 
 
 def test_a_changed_sweep_trains_nothing(acted):
-    changed = acted.to_do(config={"set": {"scale.studies.decay.prune.decoder.mask_windows": 3}})
+    changed = acted.to_do(config={"set": {"scale.studies.decay.measure.prune.by_run.decoder.mask_windows": 3}})
     drawn = drawn_from("decay/decoder", reading=FILES)
     assert changed == {"prune decay/decoder/seed0", *drawn, "claims", "track", "all"}
 

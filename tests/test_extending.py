@@ -1,19 +1,28 @@
 """docs/extending.md is right: its blocks, put into a copy of the repository's files, work."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 import yaml
+from fixtures.checkout import Checkout
+
+from formerlab.plan.build import build_plan
+from formerlab.results.stages import MEASURED
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/extending.md").read_text()
 BLOCKS = re.findall(r"^```python\n# (\S+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-RUNS = [yaml.safe_load(block)["runs"] for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
+YAML = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
+RUNS = [block["runs"] for block in YAML if "runs" in block]
+(MEASURE,) = [block["measure"] for block in YAML if "measure" in block]
+LAST_STAGE = '        Stage(\n            "exact",'
 
 USE = """
 import sys
@@ -64,12 +73,18 @@ assert "denseformer_pace" in plan["draw"]
 
 
 def put(root, name, code):
-    """Write a new file, or into an existing one the block's imports and, over that of the same name, its union."""
+    """Write a new file, or into an existing one the block's imports and, over that of the same name, its union.
+
+    An entry of the table of stages is put in front of the last one.
+    """
     path = root / name
     if not path.exists():
         path.write_text(code)
         return
     text = path.read_text()
+    if code.startswith("Stage("):
+        path.write_text(text.replace(LAST_STAGE, textwrap.indent(f"{code.strip()},\n", 8 * " ") + LAST_STAGE, 1))
+        return
     imported, assigned = code.strip().split("\n\n")
     (present,) = re.findall(rf"^{assigned.split(' = ')[0]} = (?:Annotated\[\n(?:.*\n)*?\]|.*)$", text, re.MULTILINE)
     assert set(re.findall(r"\w+", assigned)) - set(re.findall(r"\w+", present)) == {imported.split()[-1]}
@@ -78,11 +93,12 @@ def put(root, name, code):
 
 
 def test_the_page_says_for_every_kind_of_part_what_to_write():
-    assert len(BLOCKS) == 9
+    assert len(BLOCKS) == 11
     assert [name for name, _ in BLOCKS if (ROOT / name).exists()] == [
         "src/formerlab/layers/projection.py",
         "src/formerlab/layers/depth/union.py",
         "src/formerlab/cache/__init__.py",
+        "src/formerlab/results/stages.py",
         "src/formerlab/data/text/spec.py",
     ]
 
@@ -109,3 +125,63 @@ def test_its_blocks_work(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "figures/denseformer_pace.png").stat().st_size > 1000
+
+
+RUN = "decay/decoder/seed0"
+SMALL = """
+studies: [decay]
+tracking_uri: ""
+scale.data.text.questions: 0
+decay: {steps: 4, evaluate_every: 2, log_every: 2}
+"""
+
+
+@pytest.mark.slow
+def test_a_measurement_is_a_file_and_its_entry(tmp_path):
+    """The two blocks of the page, and a study that asks for it, run through plan, DAG and results."""
+    checkout = Checkout(tmp_path)
+    (tmp_path / "small.yaml").write_text(SMALL)
+    checkout.edit("config.yaml", "scale: laptop", "scale: smoke\noverlay: small.yaml")
+    before = build_plan(tmp_path, {})
+    blocks = [(name, code) for name, code in BLOCKS if "confidence" in code]
+    assert len(blocks) == 2
+    for name, code in blocks:
+        put(tmp_path, name, code)
+    study = tmp_path / "workflow/studies/decay.yaml"
+    tree = yaml.safe_load(study.read_text())
+    tree["measure"] |= MEASURE
+    study.write_text(yaml.safe_dump(tree, sort_keys=False))
+    record = f"{before['results']}/{RUN}/confidence.json"
+    done = checkout.snakemake("--cores", "1", record)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / ".formerlab/plans").glob("*.json")
+    plan = json.loads(path.read_text())
+    assert plan["confidence"][RUN]["settings"] == {"windows": 8}
+    for stage in ("data", "train", *MEASURED):  # a new stage makes nothing old
+        assert {name: job["code"] for name, job in plan[stage].items()} == {
+            name: job["code"] for name, job in before[stage].items()
+        }
+    words = [sys.executable, "-c", READ, before["results"]]
+    rows = subprocess.run(words, cwd=tmp_path, env=checkout.environment, capture_output=True, text=True)
+    assert rows.returncode == 0, rows.stderr
+    assert checkout.to_do(record) == set()
+    checkout.edit("src/formerlab/evaluation/language/confidence.py", "log_softmax(-1)", "log_softmax(dim=-1)")
+    assert checkout.to_do(record) == {f"confidence {RUN}"}
+
+
+READ = """
+import math
+import sys
+from pathlib import Path
+
+from formerlab.plan.judge import Judge
+from formerlab.plan.locate import ensure_plan, read_plan
+from formerlab.results.read import Results
+
+plan = read_plan(ensure_plan(Path(), {}))
+rows = Results(Path(sys.argv[1]), Judge(plan).objection).rows("confidence.csv")
+assert list(rows.columns) == ["study", "run", "seed", "window", "entropy_nats"]
+assert len(rows) == 8
+vocabulary = plan["train"]["decay/decoder/seed0"]["spec"]["model"]["vocabulary"]
+assert all(0 < value <= math.log(vocabulary) for value in rows["entropy_nats"])
+"""

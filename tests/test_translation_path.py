@@ -37,8 +37,16 @@ STUDY = {
         "evaluate_every": 3,
     },
     "runs": {"base": {}, "longer": {"init": "base"}},
-    "translate": {"base": {"splits": ["valid", "test"], "beam": 2, "extra": 4, "attention_sentences": 1}},
-    "complexity": {"base": {"lengths": [32, 64], "widths": [8, 16], "repeats": 1}},
+    "measure": {
+        "translate": {
+            "runs": ["base"],
+            "splits": ["valid", "test"],
+            "beam": 2,
+            "extra": 4,
+            "attention_sentences": 1,
+        },
+        "complexity": {"runs": ["base"], "lengths": [32, 64], "widths": [8, 16], "repeats": 1},
+    },
 }
 RUN, LONGER = "transformer/base/seed0", "transformer/longer/seed0"
 

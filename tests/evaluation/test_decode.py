@@ -9,10 +9,11 @@ from pydantic import ValidationError
 
 from formerlab.cache import Decay, Ideal, KVCache, Local, SpAtten
 from formerlab.errors import UserError
-from formerlab.evaluation.timing.decode import COLUMNS, DecodeSettings, DynamicAttend, measure, model_of, variants_of
+from formerlab.evaluation.timing.decode import DecodeSettings, DynamicAttend, measure, model_of, variants_of
 from formerlab.evaluation.timing.timing import turns
 from formerlab.layers import Rotary
 from formerlab.models import Decoder, VisionTransformer
+from formerlab.results.stages import TABLES
 from formerlab.training.run import Run
 
 CPU = torch.device("cpu")
@@ -32,7 +33,7 @@ def rows(tmp_path_factory):
 
 
 def test_every_cache_is_measured_in_every_repetition_at_every_point(rows):
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == TABLES["decode.csv"].names
     caches = [("full", "1.0"), ("dynamic_cache", "1.0"), *product(("local", "decay"), ("0.25", "4"))]
     keys = ("length", "sequences", "repetition")
     found = {((row["policy"], row["budget"]), *(int(row[key]) for key in keys)) for row in rows}

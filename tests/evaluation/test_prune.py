@@ -4,14 +4,16 @@ import pytest
 import torch
 
 from formerlab.cache import H2O, Decay, Full, KVCache, Local, PrunedCache, SnapKV, SpAtten, StreamingLLM
+from formerlab.commands.measures import _write_nothing
 from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.language.zeroshot import evaluate_tasks, load_tasks
 from formerlab.evaluation.pruning.calibration import calibrated, head_distances
 from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.evaluation.pruning.masks import mask_dumps, mean_position
-from formerlab.evaluation.pruning.prune import FILES, PruneSweep, one_shot_losses, prune, write_nothing
+from formerlab.evaluation.pruning.prune import FILES, PruneSweep, one_shot_losses, prune
 from formerlab.evaluation.pruning.score_trajectories import ALPHAS, follow, mean_and_tenths, score_trajectories
+from formerlab.results.stages import STAGES
 from formerlab.tasks.window_losses import mean_loss, window_losses
 
 SWEEP = PruneSweep(
@@ -143,7 +145,7 @@ def test_measures_of_masks(out):
 
 
 def test_a_diverged_run_has_the_same_files_without_rows(out, tmp_path):
-    write_nothing(tmp_path)
+    _write_nothing(STAGES["prune"], tmp_path)
     empty = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert empty == {path.name: path.read_text().splitlines()[0] + "\n" for path in out.iterdir()}
     assert set(empty) == set(FILES)

@@ -8,11 +8,12 @@ from pydantic import ValidationError
 
 from formerlab.errors import UserError
 from formerlab.evaluation.timing.equal_time import EqualTime, steps_of_equal_time, time_ratio
-from formerlab.evaluation.timing.speed import COLUMNS, Speed, measure
+from formerlab.evaluation.timing.speed import Speed, measure
 from formerlab.evaluation.timing.timing import peak_bytes
 from formerlab.layers import DepthWeightedAverage
 from formerlab.models import Decoder
 from formerlab.results.measures import DECODE, FORWARD, TRAINING
+from formerlab.results.stages import TABLES
 from formerlab.results.write import write_rows
 from formerlab.tasks import LanguageModeling
 from formerlab.training.run import Run
@@ -38,7 +39,7 @@ def rows(tmp_path_factory):
 
 
 def test_every_repetition_measures_every_run(rows):
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == TABLES["speed.csv"].names
     found = {(row["run"], row["measure"], row["repetition"]) for row in rows}
     assert found == {
         (run, measure, str(repetition))
@@ -96,7 +97,7 @@ def times(path, *pairs):
                 (run, TRAINING, repetition, place, 1, 1, seconds, 0),
                 (run, FORWARD, repetition, place, 1, 1, 9.0, 0),
             ]
-    write_rows(path, COLUMNS, rows)
+    write_rows(path, TABLES["speed.csv"].names, rows)
     return path
 
 

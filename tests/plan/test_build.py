@@ -10,9 +10,9 @@ import pytest
 from formerlab.evaluation.pruning.prune import PruneSweep
 from formerlab.models import Decoder
 from formerlab.plan.build import build_plan
-from formerlab.plan.measures import MEASURES, WRITES
 from formerlab.plan.show import table
 from formerlab.report.drawings import catalogue
+from formerlab.results.stages import MEASURED, STAGES, TIMED
 from formerlab.tasks import LanguageModeling
 from formerlab.training.run import Run
 
@@ -85,14 +85,13 @@ def test_the_vocabulary_is_that_of_the_tokenizer(plan):
 
 def test_sweeps_fit_their_models(plan):
     for name, job in plan["prune"].items():
-        sweep = PruneSweep.model_validate(job["sweep"])
+        sweep = PruneSweep.model_validate(job["settings"])
         model = Decoder.model_validate(plan["train"][name]["spec"]["model"])
         assert (sweep.context or 1) <= model.context
 
 
 def test_drawings_read_every_run_of_theirs_and_no_other(plan):
-    written = {"zeroshot.csv": plan["zeroshot"], "prune.csv": plan["prune"], "flow.csv": plan["flow"]}
-    written |= {file: plan[stage] for stage in MEASURES for file in WRITES[stage]}
+    written = {file: plan[name] for name, stage in MEASURED.items() for file in stage.tables}
     for name, drawing in catalogue().items():
         expected = {
             f"{plan['results']}/{run}/{file}"
@@ -102,7 +101,7 @@ def test_drawings_read_every_run_of_theirs_and_no_other(plan):
             if file not in ("prune_questions.csv", "speed.csv", "decode.csv")
             and run in written.get(file, plan["train"])
         }
-        for stage in ("speed", "decode"):
+        for stage in TIMED:
             if f"{stage}.csv" in drawing.reads and drawing.study in plan[stage]:
                 expected.add(f"{plan['results']}/{drawing.study}/{stage}.csv")
         found = set(plan["draw"].get(name, {"inputs": ()})["inputs"])
@@ -172,7 +171,7 @@ def test_questions_are_asked_where_the_data_have_any(project):
     assert set(project.plan()["zeroshot"]) == {"small/plain/seed0", "small/plain/seed1"}
     without = project.plan(set={"scale.data.text.questions": 0})
     assert without["zeroshot"] == {}
-    assert [job["sweep"]["questions"] for job in without["prune"].values()] == [False, False]
+    assert [job["settings"]["questions"] for job in without["prune"].values()] == [False, False]
 
 
 @pytest.mark.parametrize("empty", ["", None])
@@ -231,5 +230,4 @@ def test_text_that_is_gone_counts_as_unchanged_once_it_is_prepared(project):
 def test_five_thousand_jobs_are_planned():
     """How long that takes: benchmarks/plan.py."""
     plan = build_plan(ROOT, {"scale": "laptop", "seeds": list(range(120))})
-    stages = ("data", "speed", "train", "zeroshot", "prune", "flow", "translate", "complexity", "draw")
-    assert sum(len(plan[stage]) for stage in stages) > 5000
+    assert sum(len(plan[stage]) for stage in (*STAGES, "draw")) > 5000

@@ -13,7 +13,7 @@ from formerlab.plan.status import states
 STUDY = """
 runs:
   matched: {model: {layers: 3}, equal_time: {arm: deep-4, reference: deep-3}}
-speed: {runs: ["deep-*"], repetitions: 5}
+measure: {speed: {runs: ["deep-*"], repetitions: 5}}
 """
 
 
@@ -29,7 +29,7 @@ def project(tmp_path, monkeypatch):
 def test_the_timed_runs_are_those_of_the_patterns(project):
     plan = project.plan(seeds=[0, 1])
     assert plan["speed"]["small"]["runs"] == ["small/deep-3/seed0", "small/deep-4/seed0"]
-    assert plan["speed"]["small"]["speed"]["repetitions"] == 5
+    assert plan["speed"]["small"]["settings"]["repetitions"] == 5
     assert plan["train"]["small/matched/seed1"]["equal_time"] == {"arm": "deep-4", "reference": "deep-3"}
     assert plan["train"]["small/deep-3/seed0"]["equal_time"] is None
 

@@ -108,7 +108,7 @@ def test_the_files_of_the_small_project_fit(project):
             "runs.a.model.depth",
         ),
         ("Study", "{title: x, paper: x, question: x, runs: {a: {model: {depth: {kind: dwaa}}}}}", "runs.a.model"),
-        ("Study", "{title: x, paper: x, question: x, runs: {}, prune: {a: {budget: [1]}}}", "prune.a"),
+        ("Study", "{title: x, paper: x, question: x, runs: {}, measure: {prune: {budget: [1]}}}", "measure.prune"),
         ("Scale", "{description: x, data: {}, defaults: {steps: 0}}", "defaults.steps"),
         ("Scale", "{description: x, data: {}, studies: {a: {onlyy: [b]}}}", "studies.a"),
     ],

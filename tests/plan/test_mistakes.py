@@ -43,8 +43,8 @@ MISTAKES = {
     ),
     "sweep": (
         STUDY,
-        "prune: {plain: {budget: [0.4]}}",
-        f"{STUDY}: small.prune.plain.budget: unknown key (value [0.4]); did you mean budgets?",
+        "measure: {prune: {budget: [0.4]}}",
+        f"{STUDY}: small.measure.prune.budget: unknown key (value [0.4]); did you mean budgets?",
     ),
     "set": (
         CONFIG,
@@ -112,8 +112,8 @@ MISTAKES = {
     ),
     "budget above 1": (
         STUDY,
-        "prune: {plain: {budgets: [1.5]}}",
-        f"{STUDY}: small.prune.plain.budgets.0: Input should be less than or equal to 1 (got 1.5)",
+        "measure: {prune: {budgets: [1.5]}}",
+        f"{STUDY}: small.measure.prune.budgets.0: Input should be less than or equal to 1 (got 1.5)",
     ),
     "kind": (
         STUDY,
@@ -127,8 +127,8 @@ MISTAKES = {
     ),
     "kind of a policy": (
         STUDY,
-        "prune: {plain: {policies: [{kind: dekay}]}}",
-        f"{STUDY}: small.prune.plain.policies.0: unknown kind 'dekay'; did you mean decay or ideal?",
+        "measure: {prune: {policies: [{kind: dekay}]}}",
+        f"{STUDY}: small.measure.prune.policies.0: unknown kind 'dekay'; did you mean decay or ideal?",
     ),
     # Sizes that nothing can have, by themselves and together.
     "lr": (
@@ -163,8 +163,8 @@ MISTAKES = {
     ),
     "recent of a policy": (
         STUDY,
-        "prune: {plain: {policies: [{kind: decay, recent: 1.0e+12}]}}",
-        f"{STUDY}: small.prune.plain.policies.0.recent: Input should be less than or equal to 1 (got 1000000000000.0)",
+        "measure: {prune: {policies: [{kind: decay, recent: 1.0e+9}]}}",
+        f"{STUDY}: small.measure.prune.policies.0.recent: Input should be less than or equal to 1 (got 1000000000.0)",
     ),
     "seed": (
         CONFIG,
@@ -199,13 +199,13 @@ MISTAKES = {
     ),
     "sweep of no run": (
         SCALE,
-        "{defaults: {steps: 3}, studies: {small: {only: [parent], prune: {plain: {budgets: [0.0]}}}}}",
-        f"{SCALE}: small.prune.plain.budgets.0: Input should be greater than 0 (got 0.0)",
+        "{defaults: {steps: 3}, studies: {small: {only: [parent], measure: {prune: {budgets: [0.0]}}}}}",
+        f"{SCALE}: small.measure.prune.budgets.0: Input should be greater than 0 (got 0.0)",
     ),
     "translation of no run": (
         SCALE,
-        small("translate: {parent: {beam: 0}}"),
-        f"{SCALE}: small.translate.parent.beam: Input should be greater than 0 (got 0)",
+        small("measure: {translate: {by_run: {parent: {beam: 0}}}}"),
+        f"{SCALE}: small.measure.translate.beam: Input should be greater than 0 (got 0)",
     ),
     # Places to write to.
     "no folder": (
@@ -309,8 +309,8 @@ MISTAKES = {
     ),
     "context of a sweep": (
         STUDY,
-        "prune: {plain: {context: 64}}",
-        f"{STUDY}: small.prune.plain.context: 64 exceeds model.context=32 of run 'plain'; lower it",
+        "measure: {prune: {context: 64}}",
+        f"{STUDY}: small.measure.prune.context: 64 exceeds model.context=32 of run 'plain'; lower it",
     ),
     "vocabulary": (
         STUDY,
@@ -406,24 +406,53 @@ MISTAKES = {
     ),
     "pattern of questions": (
         STUDY,
-        "zeroshot: [plian]",
-        f"{STUDY}: zeroshot: 'plian' matches no run; did you mean plain?",
+        "measure: {zeroshot: {runs: [plian]}}",
+        f"{STUDY}: measure.zeroshot.runs: 'plian' matches no run; did you mean plain?",
     ),
     "pattern of sweeps": (
         SCALE,
-        small("prune: {'pla*': {windows: 3}}"),
-        f"{SCALE}: studies.small.prune: 'pla*' is no sweep of the study; did you mean plain?",
+        small("measure: {prune: {by_run: {'plx*': {windows: 3}}}}"),
+        f"{SCALE}: studies.small.measure.prune.by_run: 'plx*' matches no",
     ),
-    "pattern of flow": (SCALE, small("flow: {runs: [plian]}"), f"{SCALE}: studies.small.flow.runs: 'plian' matches no"),
+    "pattern of flow": (
+        SCALE,
+        small("measure: {flow: {runs: [plian]}}"),
+        f"{SCALE}: studies.small.measure.flow.runs: 'plian' matches no",
+    ),
     "pattern of speed": (
         STUDY,
-        "speed: {runs: ['x*']}",
-        f"{STUDY}: speed.runs: 'x*' matches no run; known are child, ",
+        "measure: {speed: {runs: ['x*']}}",
+        f"{STUDY}: measure.speed.runs: 'x*' matches no run; known are child, ",
+    ),
+    "name of a measurement": (
+        STUDY,
+        "measure: {flw: {runs: [plain]}}",
+        f"{STUDY}: measure: flw: nothing is measured by this name; did you mean flow?",
+    ),
+    "measurement in its old place": (
+        STUDY,
+        "flow: {runs: [plain]}",
+        f"{STUDY}: flow: is measure.flow now; write measure.flow: {{runs: [...], ...}}",
+    ),
+    "measurement in its old place at a scale": (
+        SCALE,
+        small("zeroshot: [plain]"),
+        f"{SCALE}: studies.small.zeroshot: is studies.small.measure.zeroshot now; write ",
+    ),
+    "settings of single runs that are timed together": (
+        STUDY,
+        "measure: {speed: {runs: [plain], by_run: {plain: {repetitions: 9}}}}",
+        f"{STUDY}: small.measure.speed.by_run: the runs are timed together, with the same settings; remove it",
+    ),
+    "measurement of another kind of model": (
+        STUDY,
+        "measure: {translate: {runs: [plain]}}",
+        f"{STUDY}: small.measure.translate.runs: 'plain' trains model.kind=decoder; name runs of a translator",
     ),
     "pattern of translations": (
         STUDY,
-        "translate: {plian: {}}",
-        f"{STUDY}: translate: 'plian' matches no run; did you",
+        "measure: {translate: {by_run: {plian: {}}}}",
+        f"{STUDY}: measure.translate.by_run: 'plian' matches no run; did you",
     ),
     "field in a pattern": (
         SCALE,
@@ -533,12 +562,12 @@ def test_a_mistake_on_the_command_line_is_found_there(project, given, answer):
         ("scale.studies.small.only: [plian]", "mine.yaml: scale: studies.small.only: 'plian' matches no run"),
         ("scale.studies.smal.only: [x]", "mine.yaml: scale: studies.smal: no such study; did you mean small?"),
         ("study.small.defaults.model.width: -1", "mine.yaml: study.small: small.runs.plain.model.width: Input should"),
-        ("study.small.prune.plain.windows: 0", "mine.yaml: study.small: small.prune.plain.windows: Input should"),
+        ("study.small.measure.prune.windows: 0", "mine.yaml: study.small: small.measure.prune.windows: Input should"),
         (
-            "study.small.speed: {runs: [plain], repetitions: 1}",
-            "mine.yaml: study.small: small.speed.repetitions: Input",
+            "study.small.measure.speed: {runs: [plain], repetitions: 1}",
+            "mine.yaml: study.small: small.measure.speed.repetitions: Input",
         ),
-        ("study.small.flow.windows: 0", "mine.yaml: study.small: small.flow.windows: Input should"),
+        ("study.small.measure.flow.windows: 0", "mine.yaml: study.small: small.measure.flow.windows: Input should"),
         ("small.model.context: 16", "mine.yaml: small.runs.plain: task.context=32 exceeds model.context=16"),
         ("small.runs.child.init: parnt", "mine.yaml: runs.child.init: 'parnt' does not exist"),
         (
@@ -563,7 +592,7 @@ def test_a_mistake_in_an_overlay_is_found_there(project, text, answer):
         ("steps", "small.steps"),
         ("small.runs.plain.lr", "small.runs.plain.optimizer.lr"),
         ("small.model.steps", "small.runs.plain.steps"),
-        ("small.prune.plain.windows", "study.small.prune.plain.windows"),
+        ("small.measure.prune.windows", "study.small.measure.prune.windows"),
         ("scale.small.only", "scale.studies.small.only"),
         ("memory_mb", "scale.memory_mb"),
     ],

@@ -29,7 +29,7 @@ MORE = {
     """,
     "mine.yaml": """
         small: {optimizer: {lr: 1.0e-3, weight_decay: 0.1}, runs: {plain: {steps: 5}}}
-        study.small.prune.plain.alphas: [0.5]
+        study.small.measure.prune.alphas: [0.5]
         scale: {threads: 1, data: {text: {valid_share: 0.1}}}
     """,
     "workflow/scales/smoke.yaml": """
@@ -48,12 +48,16 @@ MORE = {
             schedule: {kind: onecycle, warmup: 0.1, start_division: 10.0}
             steps: 3
           "no-values-{x}": {model: {layers: "{x}", depth: {kind: dwa, dilation: 2, period: 1}}, steps: 9}
-        prune:
-          left-out: {budgets: [0.4, 3], alphas: [0.1], windows: 4, policies: [{kind: decay, alpha: 0.2, recent: 0.5}]}
-        speed: {runs: [plain], repetitions: 5, training_steps: 2}
-        decode: {runs: [plain], lengths: [8], batches: [1], budgets: [0.4]}
-        flow: {runs: [left-out], windows: 8, shares: [0.0, 0.5]}
-        translate: {left-out: {beam: 2, alpha: 0.6, extra: 3}}
+        measure:
+          prune:
+            runs: [plain]
+            by_run:
+              left-out:
+                {budgets: [0.4, 3], alphas: [0.1], windows: 4, policies: [{kind: decay, alpha: 0.2, recent: 0.5}]}
+          speed: {runs: [plain], repetitions: 5, training_steps: 2}
+          decode: {runs: [plain], lengths: [8], batches: [1], budgets: [0.4]}
+          flow: {runs: [left-out], windows: 8, shares: [0.0, 0.5]}
+          translate: {by_run: {left-out: {beam: 2, alpha: 0.6, extra: 3}}}
         claims: {some: {arms: {one: {run: plain, policy: decay, alpha: 0.3, recent: 0.1, budget: 0.4}}}}
     """,
 }

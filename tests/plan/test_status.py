@@ -72,7 +72,7 @@ def test_a_diverged_run_is_no_problem(plan, finished):
         ("small/child/seed0/run.json", {"init": {"weights_sha256": "old"}}, CHILD, "changed since: parent"),
         ("small/child/seed0/run.json", {"init": None}, CHILD, "changed since: parent"),
         ("small/plain/seed0/zeroshot.json", {"code_hash": "old"}, ASKED, "changed since: code"),
-        ("small/plain/seed0/prune.json", {"sweep": {}}, PRUNED, "changed since: configuration"),
+        ("small/plain/seed0/prune.json", {"settings": {}}, PRUNED, "changed since: configuration"),
         ("small/plain/seed0/prune.json", {"weights_sha256": "old"}, PRUNED, "changed since: weights"),
         ("data/text/manifest.json", {"recipe": "old"}, DATA, "changed since: configuration"),
         ("data/text/manifest.json", {"source_fingerprint": "old"}, DATA, "changed since: text"),

@@ -26,12 +26,12 @@ def test_suites_are_asked_beside_or_without_embedded_questions(project, words):
         assert states == 2 * [{"words_local": plan["suites"]["words_local"]["state"]}]
     alone = project.plan(**suites(words), set={"scale.data.text.questions": 0})
     assert set(alone["zeroshot"]) == set(RUNS)
-    assert all(job["sweep"]["questions"] for job in alone["prune"].values())
+    assert all(job["settings"]["questions"] for job in alone["prune"].values())
     assert project.plan()["zeroshot"][RUNS[0]]["suites"] == {}
 
 
 def test_a_sweep_names_the_suites_that_it_asks(project, words):
-    only = project.plan(**suites(words), set={"scale.studies.small.prune.plain.suites": ["arc_*"]})
+    only = project.plan(**suites(words), set={"scale.studies.small.measure.prune.suites": ["arc_*"]})
     assert only["prune"][RUNS[0]]["suites"] == {}
     assert only["zeroshot"][RUNS[0]]["suites"] != {}
 

@@ -5,8 +5,7 @@ rule exact:
     input:
         reading("exact"),
     output:
-        f"{RESULTS}/exact.csv",
-        f"{RESULTS}/exact.json",
+        expand(f"{RESULTS}/{{file}}", file=STAGES["exact"].written),
     log:
         f"{LOGS}/exact.log",
     threads: 1
@@ -19,9 +18,7 @@ rule exact:
 rule claims:
     input:
         f"{RESULTS}/exact.csv",
-        expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
-        expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
-        expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
+        records("train", *MEASURED, *TIMED),
     output:
         f"{FIGURES}/claims.md",
         report(

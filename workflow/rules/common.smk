@@ -16,6 +16,15 @@ def name_of(wildcards):
     return str(wildcards[0]) if len(wildcards) else CLAIMS
 
 
+def records(*stages):
+    """Return the records of all jobs of some stages, which are done for runs or for studies."""
+    return [
+        f"{RESULTS}/{unit}/{STAGES[stage].record}"
+        for stage in stages
+        for unit in PLAN[stage]
+    ]
+
+
 def reading(stage, *functions):
     """Return a function that gives what a job of a stage reads, in such a way that Snakemake runs what the judge says.
 
@@ -70,13 +79,14 @@ def all_cores(wildcards):
     return workflow.cores if workflow.local_exec else PLAN["threads"]
 
 
-def timed(stage, value):
-    """Return a function that gives what a job of a stage which times a study says."""
+def timing_memory(stage):
+    """Return a function that gives the host memory of a job which times the runs of a study."""
 
-    def said(wildcards):
-        return value(PLAN[stage][wildcards.study])
+    def needed(wildcards):
+        held = PLAN[stage][wildcards.study]["memory_bytes"]
+        return PLAN["memory_mb"] * 2 + held // 2**20
 
-    return said
+    return needed
 
 
 def memory(stage, first):
@@ -139,13 +149,13 @@ def spread(wildcards):
 
 
 def minutes(stage):
-    """Return a function that gives twice the predicted time of a job, at least 10 minutes, as far as one job may run."""
+    """Return a function that gives twice the predicted time of a job, at least 10 minutes, as far as one job may run;
+    where nobody can predict it, as far as one job may run."""
 
     def requested(wildcards):
-        return min(
-            PLAN["runtime_minutes"],
-            int(10 + 120 * PLAN[stage][wildcards.id]["cost"]["hours"]),
-        )
+        cost = PLAN[stage][wildcards.id].get("cost")
+        predicted = 10 + 120 * cost["hours"] if cost else PLAN["runtime_minutes"]
+        return min(PLAN["runtime_minutes"], int(predicted))
 
     return requested
 
@@ -158,7 +168,7 @@ retries_allowed = Job.restart_times.fget
 def retries_left(job):
     """Return how often a job may be tried again: not at all where its last attempt ended for a mistake."""
     stage = job.rule.name
-    if stage in RECORDS and ATTEMPTS.was_a_mistake(stage, name_of(job.wildcards)):
+    if stage in STAGES and ATTEMPTS.was_a_mistake(stage, name_of(job.wildcards)):
         return 0
     return retries_allowed(job)
 

@@ -28,12 +28,7 @@ for study in PLAN["studies"]:
                 for f in job["outputs"]
             ],
             [
-                f"{RESULTS}/{study}/{stage}.json"
-                for stage in TIMED
-                if study in PLAN[stage]
-            ],
-            [
-                f"{RESULTS}/{i}/run.json"
-                for i, job in PLAN["train"].items()
-                if job["study"] == study
+                file
+                for file in records("train", *MEASURED, *TIMED)
+                if file.startswith(f"{RESULTS}/{study}/")
             ],

@@ -6,12 +6,7 @@ from formerlab.plan.status import failed_syncs
 
 rule track:
     input:
-        expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
-        expand(f"{RESULTS}/{{id}}/zeroshot.json", id=PLAN["zeroshot"]),
-        expand(f"{RESULTS}/{{id}}/prune.json", id=PLAN["prune"]),
-        expand(f"{RESULTS}/{{id}}/flow.json", id=PLAN["flow"]),
-        expand(f"{RESULTS}/{{id}}/translate.json", id=PLAN["translate"]),
-        expand(f"{RESULTS}/{{id}}/complexity.json", id=PLAN["complexity"]),
+        records("train", *MEASURED),
         f"{FIGURES}/claims.csv",
         [file for job in PLAN["draw"].values() for file in job["outputs"]],
     output:

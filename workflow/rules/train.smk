@@ -5,17 +5,7 @@ rule train:
     input:
         reading("train", parent, manifest, measured),
     output:
-        multiext(
-            f"{RESULTS}/{{id}}/",
-            "run.json",
-            "run.yaml",
-            "train.csv",
-            "timing.csv",
-            "eval.csv",
-            "test.csv",
-            "depth.csv",
-            "weights.safetensors",
-        ),
+        multiext(f"{RESULTS}/{{id}}/", *STAGES["train"].written),
     log:
         f"{LOGS}/train/{{id}}.log",
     priority: lambda wildcards: PLAN["train"][wildcards.id]["priority"]

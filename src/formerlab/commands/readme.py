@@ -1,4 +1,4 @@
-"""What the command `readme` writes into pages: verdicts on the cached rows, and which claims have arms where."""
+"""What the command `readme` writes into pages: verdicts on cached rows, where claims have arms, the stages."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +10,7 @@ from formerlab.plan.claim_coverage import SCALES, coverage_block
 from formerlab.report.claims.readable import readme_block
 from formerlab.report.claims.table import verdicts
 from formerlab.results.read import Results, has_runs
+from formerlab.results.stages import STAGES, TABLES
 
 BEGIN = "<!-- written by `make readme`, not by hand -->"
 END = "<!-- end of what `make readme` writes -->"
@@ -24,7 +25,25 @@ def verdicts_block(root: Path) -> str:
     return readme_block(verdicts(Results(cached / scale), read_arms(root, scale)), scale)
 
 
-PAGES: dict[str, Callable[[Path], str]] = {"README.md": verdicts_block, "docs/claims.md": coverage_block}
+def stages_block(root: Path) -> str:
+    """Return the table of stages and the files of rows that each leaves, as Markdown."""
+    del root
+    lines = ["| stage | what it does, for every | files |", "|---|---|---|"]
+    for stage in STAGES.values():
+        files = " ".join(f"`{file}`" for file in stage.written)
+        lines.append(f"| `{stage.name}` | {stage.text} ({stage.unit}) | {files} |")
+    lines += ["", "| file | one row is | columns (? where a file may lack them) |", "|---|---|---|"]
+    for file, table in TABLES.items():
+        names = ", ".join(name + "?" * (name in table.optional) for name in table.names)
+        lines.append(f"| `{file}` | {table.row} | {names} |")
+    return "\n".join(lines)
+
+
+PAGES: dict[str, Callable[[Path], str]] = {
+    "README.md": verdicts_block,
+    "docs/claims.md": coverage_block,
+    "docs/architecture.md": stages_block,
+}
 """Page to what stands between its marks."""
 
 

@@ -16,16 +16,14 @@ from formerlab.data.images.store import ImageSet, load_images
 from formerlab.errors import UserError
 from formerlab.models.vision import VisionTransformer
 from formerlab.progress import Progress
+from formerlab.results.stages import TABLES
 from formerlab.results.write import write_rows
 from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import Look
-from formerlab.tasks.classification import PREDICTIONS, Prediction, predictions
+from formerlab.tasks.classification import Prediction, predictions
 from formerlab.tasks.image_batches import held_out_batches
 from formerlab.torchvision_shim import ensure_torchvision_imports
 from formerlab.training.load import data_of, load_model
-
-COLUMNS = ("window", "tokens", "loss_nats", *PREDICTIONS)
-"""Those of a run's test.csv, so that the rows of any model can be compared with those of runs."""
 
 
 @dataclass(frozen=True)
@@ -148,5 +146,5 @@ def classify_by_name(
         classifier = timm_classifier(name, images, checkpoint=checkpoint, pretrained=pretrained)
     rows, speed = classify(classifier, images, batch=batch, device=device, label=f"classify {name}")
     if out is not None:
-        write_rows(out, COLUMNS, [(index, 1, *row) for index, row in enumerate(rows)])
+        write_rows(out, TABLES["test.csv"].names, [(index, 1, *row) for index, row in enumerate(rows)])
     return summary(rows, speed)

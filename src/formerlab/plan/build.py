@@ -7,33 +7,29 @@ from typing import Any
 from formerlab.data.dataset import DataSpec
 from formerlab.data.file_hashes import FILE_HASHES
 from formerlab.data.registry import source_state
-from formerlab.evaluation.pruning.prune import FILES as PRUNE_FILES
 from formerlab.files import read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
 from formerlab.plan.cost import run_cost, totals
-from formerlab.plan.evaluations import prune_jobs, zeroshot_jobs
-from formerlab.plan.forecast import forecast, price_evaluations
+from formerlab.plan.forecast import forecast
 from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.judge import RECORDS
 from formerlab.plan.layers import Tree
-from formerlab.plan.measures import MEASURES, WRITES, measure_jobs
+from formerlab.plan.measure import measure_jobs, timing_jobs
 from formerlab.plan.own_files import check_files
 from formerlab.plan.processes import processes_of
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources
-from formerlab.plan.speed import flow_jobs, match_times, timing_jobs
+from formerlab.plan.speed import match_times
 from formerlab.plan.tokenizers import chain, tokenizer_of
 from formerlab.report.drawings import Drawing, catalogue
-from formerlab.results.measures import CLAIMS, TIMED
+from formerlab.results.measures import CLAIMS
+from formerlab.results.stages import MEASURED, STAGES, TIMED
 from formerlab.spec import fingerprint
 from formerlab.training.run import Run
 
 SCHEMA = 1
-READ_FROM_TRAINING = frozenset(
-    ("run.json", "train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv", "weights.safetensors")
-)
 
 
 def build_plan(root: Path, given: Tree) -> dict[str, Any]:
@@ -46,7 +42,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     results, figures = f"{config.results}/live/{config.scale}", f"{config.figures}/live/{config.scale}"
     data = _data_jobs(sources, root, f"{results}/data")
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
-    timed = {stage: timing_jobs(stage, runs, sources) for stage in TIMED}
+    timed = {name: timing_jobs(stage, runs, sources) for name, stage in TIMED.items()}
     runs, equal = match_times(runs, timed["speed"], sources)
     table = hardware_table(sources.config_layers)
     hardware = choose(table, scale.hardware)
@@ -73,11 +69,9 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         **timed,
         "suites": {name: {"spec": suite.plain(), "state": suite.state()} for name, suite in scale.suites.items()},
         "train": train,
-        "flow": flow_jobs(runs, sources),
-        **{stage: measure_jobs(stage, runs, sources) for stage in MEASURES},
     }
-    plan["zeroshot"] = zeroshot_jobs(runs, sources, plan, root)
-    plan["prune"] = prune_jobs(runs, sources, plan, root)
+    for name, stage in MEASURED.items():
+        plan[name] = measure_jobs(stage, runs, sources, hardware, plan["suites"], root / results)
     check_files(data, plan, sources)
     plan["draw"] = _drawings(plan)
     plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.evaluation.exact")}}
@@ -88,7 +82,6 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     plan["code"] = {code: list(HASHED[code]) for code in sorted(hashes)}
     plan["sources"] = loaded.AT_START
     plan["totals"] = totals([job["cost"] for job in train.values()])
-    price_evaluations(plan, runs, scale, hardware)
     plan["forecast"] = forecast(runs, scale, table)
     return plan
 
@@ -203,15 +196,9 @@ def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:
     if job["study"] != drawing.study or not any(fnmatchcase(job["run"], p) for p in drawing.runs):
         return []
     run_id = _id(job)
-    written = set(READ_FROM_TRAINING)
-    if run_id in plan["zeroshot"]:
-        written.add("zeroshot.csv")
-    if run_id in plan["flow"]:
-        written.add("flow.csv")
-    if run_id in plan["prune"]:
-        written.update(PRUNE_FILES)
-        if not plan["prune"][run_id]["sweep"]["questions"]:
-            written.remove("prune_questions.csv")
-    for stage in MEASURES:
-        written.update(WRITES[stage] if run_id in plan[stage] else ())
+    written = set(STAGES["train"].written)
+    for name, stage in MEASURED.items():
+        written.update(stage.tables if run_id in plan[name] else ())
+    if not plan["prune"].get(run_id, {"settings": {}})["settings"].get("questions"):
+        written.discard("prune_questions.csv")
     return [f"{plan['results']}/{run_id}/{file}" for file in drawing.reads if file in written]

@@ -3,7 +3,7 @@
 from math import ceil
 from typing import Any
 
-from formerlab.evaluation.pruning.prune import PruneSweep
+from formerlab.evaluation.measurement import Reading
 from formerlab.models import Model
 from formerlab.plan.hardware import Hardware
 from formerlab.plan.memory import BYTES_WEIGHT, memory_bytes
@@ -17,9 +17,6 @@ CHECKPOINT_WORDS = 3 * 3
 """Float32 numbers per parameter on disk: weight and two moments in the last checkpoint, its forerunner, the next."""
 BYTES_PER_TOKEN = 3
 """Bytes of text per token, roughly, where only bytes are known."""
-QUESTION_TOKENS = 4 * 3 * 64
-"""Tokens that one question of each of the three embedded tasks costs: its choices, each with its context."""
-
 SHARING = 0.9
 """Speed of several GPUs over their number times that of one: the rest is the summing of gradients. Stated."""
 
@@ -72,27 +69,12 @@ def blocks(model: Model) -> int:
     return int(getattr(model, "layers", 0))
 
 
-def zeroshot_cost(run: Run, scale: Scale, hardware: Hardware) -> Cost:
-    """Return FLOPs and hours of the embedded questions, roughly."""
-    tokens = (getattr(scale.data[run.data], "questions", 0) or 0) * QUESTION_TOKENS
-    return _forward_cost(run, tokens, 0, hardware)
-
-
-def prune_cost(run: Run, sweep: PruneSweep, scale: Scale, hardware: Hardware) -> Cost:
-    """Return FLOPs and hours of a sweep of cache policies, roughly: every arm reads its windows token by token."""
-    context = int(sweep.context or getattr(run.model, "context", 0) or 0)
-    tokens: int = len(sweep.configurations(sweep.budgets)) * sweep.windows * context
-    if sweep.questions:
-        questions: int = int(sweep.question_limit or getattr(scale.data[run.data], "questions", 0) or 0)
-        tokens += len(sweep.configurations(sweep.question_budgets)) * questions * QUESTION_TOKENS
-    return _forward_cost(run, tokens, tokens * blocks(run.model), hardware)
-
-
-def _forward_cost(run: Run, tokens: int, cached: int, hardware: Hardware) -> Cost:
-    """Return the cost of reading `tokens`, with a step of a cache policy in one layer `cached` times."""
-    flops = tokens * forward_flops(run)
-    seconds = hardware.start_s + flops / hardware.flops_per_s("float32") + cached * hardware.cache_us / 1e6
-    return {"tokens": tokens, "flops": flops, "hours": seconds / 3600}
+def forward_cost(run: Run, reading: Reading, hardware: Hardware) -> Cost:
+    """Return FLOPs and hours of what a measurement reads, roughly."""
+    flops = reading.tokens * forward_flops(run)
+    steps = reading.cached * blocks(run.model)
+    seconds = hardware.start_s + flops / hardware.flops_per_s("float32") + steps * hardware.cache_us / 1e6
+    return {"tokens": reading.tokens, "flops": flops, "hours": seconds / 3600}
 
 
 def totals(costs: list[Cost]) -> Cost:

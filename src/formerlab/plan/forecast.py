@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from formerlab.evaluation.pruning.prune import PruneSweep
-from formerlab.plan.cost import hours, prune_cost, zeroshot_cost
+from formerlab.plan.cost import hours
 from formerlab.plan.hardware import Hardware
 from formerlab.plan.memory import memory_bytes
 from formerlab.plan.processes import enough
@@ -11,16 +10,6 @@ from formerlab.plan.schema import Scale
 from formerlab.training.run import Run
 
 Plan = dict[str, Any]
-
-
-def price_evaluations(plan: Plan, runs: list[Run], scale: Scale, hardware: Hardware) -> None:
-    """Give the jobs that evaluate finished runs their cost."""
-    by_id = {run.id: run for run in runs}
-    for run_id, job in plan["zeroshot"].items():
-        job["cost"] = zeroshot_cost(by_id[run_id], scale, hardware)
-    for run_id, job in plan["prune"].items():
-        sweep = PruneSweep.model_validate(job["sweep"])
-        job["cost"] = prune_cost(by_id[run_id], sweep, scale, hardware)
 
 
 def forecast(runs: list[Run], scale: Scale, table: dict[str, Hardware]) -> dict[str, Plan]:

@@ -10,15 +10,12 @@ from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
 from formerlab.data.registry import Data
-from formerlab.evaluation.language.flow import Flow
-from formerlab.evaluation.pruning.prune import PruneSweep
-from formerlab.evaluation.timing.decode import DecodeSettings
 from formerlab.evaluation.timing.equal_time import EqualTime
-from formerlab.evaluation.timing.speed import Speed
 from formerlab.models import Model
-from formerlab.plan.measures import MEASURES
-from formerlab.plan.schema import Config, Scale, Study, StudyScale
+from formerlab.plan.measure import settings_of
+from formerlab.plan.schema import Config, Scale, Study, StudyScale, Which
 from formerlab.plan.sources import RUN_KEYS
+from formerlab.results.stages import MEASURED, TIMED
 from formerlab.spec import Spec, variants
 from formerlab.tasks import Task
 from formerlab.training.optimizer import Optimizer
@@ -41,9 +38,7 @@ EQUAL_TIME = {
 }
 PARTS = {
     "runs": ("PartOfRun",),
-    "prune": ("PruneSweep",),
     "data": tuple(kind.__name__ for kind in variants(Data)),
-    **{stage: (settings.__name__,) for stage, settings in MEASURES.items()},
 }
 """What the values of a mapping are, by its key."""
 ANNOTATIONS = ("title", "description", "default")
@@ -53,18 +48,8 @@ def json_schema() -> Schema:
     """Return one schema with a definition for each kind of file; the schema itself is that of config.yaml."""
     fields: Any = {name: (field.annotation, field) for name, field in Run.model_fields.items() if name in RUN_KEYS}
     part = create_model("PartOfRun", __base__=Spec, __doc__="Some keys of a run.", **fields)
-    described: tuple[type[Spec], ...] = (
-        Config,
-        Scale,
-        Study,
-        part,
-        PruneSweep,
-        Speed,
-        DecodeSettings,
-        EqualTime,
-        Flow,
-        *MEASURES.values(),
-    )
+    settings = {name: settings_of(stage) for name, stage in (TIMED | MEASURED).items()}
+    described: tuple[type[Spec], ...] = (Config, Scale, Study, part, EqualTime, Which, *settings.values())
     kinds: list[tuple[type[Spec], Any]] = [(kind, "validation") for kind in described]
     _, schema = models_json_schema(kinds)
     definitions = schema["$defs"]
@@ -78,7 +63,12 @@ def json_schema() -> Schema:
         names = tuple(kind.__name__ for kind in variants(union))
         annotations = {name: of_run[key][name] for name in ANNOTATIONS if name in of_run[key]}
         of_run[key] = annotations | _one_of_kinds(names, definitions)
-    _fill_in_parts(definitions)
+    of_which = definitions["Which"]["properties"]
+    for kind in settings.values():
+        definitions[kind.__name__]["properties"] |= of_which | {
+            "by_run": of_which["by_run"] | {"additionalProperties": {"$ref": f"#/$defs/{kind.__name__}"}}
+        }
+    _fill_in_parts(definitions, {name: kind.__name__ for name, kind in settings.items()})
     title = {"title": "formerlab", "description": "config.yaml, and in $defs the files of workflow/{studies,scales}"}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", **title, "$ref": "#/$defs/Config"}
     return head | {"$defs": {"Field": FIELD, **definitions}}
@@ -106,15 +96,15 @@ def _part(schema: Any) -> Any:
     return annotations | {"anyOf" if key == "oneOf" else key: _part(value) for key, value in rest.items()}
 
 
-def _fill_in_parts(definitions: Schema) -> None:
+def _fill_in_parts(definitions: Schema, settings: dict[str, str]) -> None:
     """Say what the mappings hold that only the plan reads in full."""
     for name in WHOLE:
         properties = definitions[name]["properties"]
         if "defaults" in properties:
             properties["defaults"] |= {"$ref": "#/$defs/PartOfRun"}
-        for key, part in (("speed", "Speed"), ("decode", "DecodeSettings"), ("flow", "Flow")):
-            if key in properties:
-                properties[key] |= {"$ref": f"#/$defs/{part}"}
+        if "measure" in properties:
+            stages = {stage: {"$ref": f"#/$defs/{kind}"} for stage, kind in settings.items()}
+            properties["measure"] |= {"properties": stages, "additionalProperties": False}
         for key, parts in PARTS.items():
             if key in properties:
                 properties[key].pop("patternProperties", None)

@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_text
 from formerlab.plan.layers import at
-from formerlab.results.measures import TIMED, UNPLANNED
-from formerlab.results.stages import STAGES
+from formerlab.results.measures import UNPLANNED
+from formerlab.results.stages import STAGES, TIMED
 
 RECORDS = {stage.name: stage.record for stage in STAGES.values()}
 """The record of each stage, which it writes last; parents stand before what is made from them."""
 READABLE = {
     "spec_hash": "configuration",
     "recipe": "configuration",
-    "sweep": "configuration",
     "suites": "suites",
     "settings": "configuration",
     "code_hash": "code",
@@ -155,7 +154,7 @@ class Judge:
         if stage in TIMED:
             return {"code_hash": job["code"], "configuration": job["configuration"]}
         if stage != "train":
-            asked = {key: job[key] for key in ("sweep", "settings", "suites") if job.get(key)}
+            asked = {key: job[key] for key in ("settings", "suites") if job.get(key)}
             return {"code_hash": job["code"], "weights_sha256": self._says("train", name, "weights_sha256")} | asked
         expected = {"spec_hash": job["spec_hash"], "code_hash": job["code"]}
         if job.get("equal_time"):  # the record's own spec has the steps that equal time bought

@@ -11,6 +11,7 @@ from formerlab.data import TokenizerFile
 from formerlab.errors import UserError
 from formerlab.plan.layers import place_of
 from formerlab.plan.sources import Sources
+from formerlab.results.stages import MEASURED
 
 
 def check_files(data: dict[str, Any], plan: dict[str, Any], sources: Sources) -> None:
@@ -24,7 +25,7 @@ def check_files(data: dict[str, Any], plan: dict[str, Any], sources: Sources) ->
             _search(("data", name, "source"), spec.source.search, f"data.{name}: ", sources)
             if isinstance(tokenizer := getattr(spec, "tokenizer", None), TokenizerFile):
                 _search(("data", name, "tokenizer"), tokenizer.load, f"data.{name}.tokenizer: ", sources)
-    asking = [job["suites"] for stage in ("zeroshot", "prune") for job in plan[stage].values()]
+    asking = [job["suites"] for stage in MEASURED for job in plan[stage].values()]
     for name, suite in sources.scale.suites.items():
         if not any(suites.get(name) for suites in asking):
             _search(("suites", name), partial(suite.files, name), "", sources)

@@ -26,12 +26,15 @@ from formerlab.plan.read import check_values, named_in, parse
 from formerlab.plan.schema import Scale, StudyScale
 from formerlab.plan.sources import RUN_KEYS, Sources, study_place
 from formerlab.plan.tokenizers import same_tokenizer
+from formerlab.results.stages import MEASURED, TIMED
 from formerlab.training.run import Run
 
 Layers = list[Layer]
 EQUAL = "equal_time"
 """The key of a run that is no part of its spec: the steps follow from it."""
-_PATTERNS = (("zeroshot",), ("translate",), ("complexity",), ("speed", "runs"), ("decode", "runs"), ("flow", "runs"))
+_PATTERNS: tuple[tuple[str, ...], ...] = tuple(
+    ("measure", stage, key) for stage in (*MEASURED, *TIMED) for key in ("runs", "by_run")
+)
 """Where studies and scales name runs by patterns."""
 
 
@@ -251,10 +254,10 @@ def _check_overridden(study: str, names: list[str], sources: Sources) -> None:
 
 
 def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
-    """Refuse patterns that match no run of the study, and sweeps of the scale that the study does not have."""
+    """Refuse patterns that match no run of the study."""
     known = [*names, *sources.studies[study].runs]
     of_study, at_scale = sources.study_layers[study], sources.at_scale(study)
-    asked = [(layer, "", path) for layer in of_study for path in (*_PATTERNS, ("prune",))]
+    asked = [(layer, "", path) for layer in of_study for path in _PATTERNS]
     asked += [(layer, f"studies.{study}.", path) for layer in at_scale for path in (*_PATTERNS, ("only",), ("runs",))]
     for layer, above, path in asked:
         given = at(layer.tree, path)
@@ -262,9 +265,3 @@ def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
             if isinstance(pattern, str) and not any(may_fit(name, pattern) for name in known):
                 key = ".".join(path)
                 raise UserError(f"{layer.place}: {above}{key}: {pattern!r} matches no run{near_misses(pattern, known)}")
-    sweeps = list(sources.studies[study].prune)
-    for layer in at_scale:
-        for pattern in at(layer.tree, ("prune",)) or ():
-            if pattern not in sweeps:
-                key = f"studies.{study}.prune: {pattern!r} is no sweep of the study"
-                raise UserError(f"{layer.place}: {key}{near_misses(pattern, sweeps)}")

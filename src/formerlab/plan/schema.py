@@ -8,8 +8,10 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, StringConstraints
 
 from formerlab.data.registry import Data
+from formerlab.errors import near_misses
 from formerlab.evaluation.language.suites import Suite, check_names
 from formerlab.report.claims.arms import ClaimArms
+from formerlab.results.stages import MEASURED, TIMED
 from formerlab.spec import Seed, Spec
 
 Item = TypeVar("Item")
@@ -94,24 +96,32 @@ class Config(Spec):
     or a key of this file."""
 
 
-class Measured(Spec):
-    """What is measured beside training: keys of a study, and keys that a scale lays over those of a study."""
+class Which(Spec):
+    """Of which runs something is measured."""
 
-    prune: dict[str, dict[str, Any]] = {}
-    """Keys of the cache-pruning sweeps, by pattern of run names."""
-    speed: dict[str, Any] = {}
-    """What is timed of which runs, all together on an otherwise idle machine."""
-    decode: dict[str, Any] = {}
-    """Of which decoders speed and memory of decoding are measured, on an otherwise idle machine, and how."""
-    flow: dict[str, Any] = {}
-    """Of which trained models the flow of information over depth is looked at, and how."""
-    translate: dict[str, dict[str, Any]] = {}
-    """How held-out sentences are translated, by pattern of run names."""
-    complexity: dict[str, dict[str, Any]] = {}
-    """Which layers of Table 1 of arXiv:1706.03762 are measured beside a run, by pattern of run names."""
+    runs: tuple[str, ...] = ()
+    """Patterns of run names; none: nothing is measured."""
+    by_run: dict[str, dict[str, Any]] = {}
+    """Settings that differ for some of them, by pattern of run names."""
 
 
-class StudyScale(Measured):
+WHICH = frozenset(Which.model_fields)
+
+
+def _stages(asked: dict[str, Item]) -> dict[str, Item]:
+    for name in asked.keys() - {*MEASURED, *TIMED}:
+        raise ValueError(f"{name}: nothing is measured by this name{near_misses(name, [*MEASURED, *TIMED])}")
+    return asked
+
+
+class Measures(Spec):
+    """What is measured beside training: a key of a study, and what a scale lays over it."""
+
+    measure: Annotated[dict[str, dict[str, Any]], AfterValidator(_stages)] = {}
+    """By stage (results/stages.py): `runs`, its settings, and `by_run`, settings that differ for some runs."""
+
+
+class StudyScale(Measures):
     """What a scale says about one study."""
 
     only: tuple[str, ...] = ("*",)
@@ -128,8 +138,6 @@ class StudyScale(Measured):
     """Keys of every run of the study."""
     runs: dict[str, dict[str, Any]] = {}
     """Keys of single runs, by name, pattern, or template (with its grid)."""
-    zeroshot: tuple[str, ...] | None = None
-    """Patterns of run names that answer the zero-shot questions; null means the study's."""
     claims: dict[str, ClaimArms] = {}
     """Claims whose arms are other runs than the study says."""
 
@@ -169,7 +177,7 @@ class Scale(Spec):
     """What differs by study."""
 
 
-class Study(Measured):
+class Study(Measures):
     """A file of workflow/studies: which runs exist."""
 
     title: str
@@ -182,7 +190,5 @@ class Study(Measured):
     """Keys of every run."""
     runs: dict[str, dict[str, Any]]
     """Keys of each run. A name with {fields} is a template: its `grid` lists the values."""
-    zeroshot: tuple[str, ...] = ()
-    """Patterns of run names that answer the zero-shot questions."""
     claims: dict[str, ClaimArms] = {}
     """Which runs stand for the arms of the registered claims (report/claims/claims.yaml), by the claim's id."""

@@ -8,8 +8,9 @@ from typing import Any
 from formerlab.plan.judge import RECORDS, Judge
 from formerlab.progress import short
 from formerlab.results.measures import CLAIMS
+from formerlab.results.stages import MEASURED, TIMED
 
-BESIDES = ("data", "speed", "decode", "zeroshot", "prune", "flow", "translate", "complexity", "draw")
+BESIDES = ("data", *TIMED, *MEASURED, "draw")
 SPARE_RETRIES = 3
 """Submissions of a cluster job beyond those that its length needs: for lost nodes, memory, preemption."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "hours", "starts from")

@@ -12,6 +12,7 @@ from formerlab.plan.layers import Layer, Tree, nested, part, place_of
 from formerlab.plan.read import fields_of, parse
 from formerlab.plan.schema import Config, Scale, Study
 from formerlab.plan.tokenizers import with_vocabularies
+from formerlab.results.stages import MEASURED, TIMED
 from formerlab.training.run import Run
 from formerlab.yaml_files import read_yaml
 
@@ -112,6 +113,9 @@ def _read_scale(layers: list[Layer]) -> Scale:
     for layer in part(layers, "data"):
         named = layer.tree | named
     silent = {name: {"kind": "text"} for name, tree in named.items() if isinstance(tree, dict) and "kind" not in tree}
+    for of_study in part(layers, "studies"):
+        for name in of_study.tree:
+            _refuse_moved(part([of_study], name), f"studies.{name}.")
     place = layers[0].place
     scale = parse(Scale, [Layer(place, {"data": silent} if silent else {}), *layers])
     return scale.model_copy(update={"data": with_vocabularies(scale.data, place)})
@@ -119,7 +123,17 @@ def _read_scale(layers: list[Layer]) -> Scale:
 
 def _study_layers(root: Path, name: str, overrides: list[Layer]) -> list[Layer]:
     place = study_place(name)
-    return [Layer(place, read_yaml(root, place)), *_named(part(overrides, "study", name), f"study.{name}")]
+    layers = [Layer(place, read_yaml(root, place)), *_named(part(overrides, "study", name), f"study.{name}")]
+    _refuse_moved(layers, "")
+    return layers
+
+
+def _refuse_moved(layers: list[Layer], above: str) -> None:
+    """Refuse a measurement in the place that it had before the key `measure`."""
+    for layer in layers:
+        for name in [key for key in layer.tree if key in (*MEASURED, *TIMED)]:
+            now = f"{above}measure.{name}"
+            raise UserError(f"{layer.place}: {above}{name}: is {now} now; write {now}: {{runs: [...], ...}}")
 
 
 def _named(layers: list[Layer], path: str) -> list[Layer]:

@@ -112,6 +112,10 @@ class Table:
     """Its columns, in their order; more are allowed."""
     optional: frozenset[str] = frozenset()
     """Those that a file may lack: not every task has them, or older files are without."""
+    value: str = ""
+    """Column whose mean over rows (over tokens, where the file has them) MLflow shows as a metric of the run."""
+    by: tuple[str, ...] = ()
+    """Columns whose values each have a mean of their own."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,11 +128,12 @@ class Table:
         return tuple(name for name in self.names if name not in self.optional)
 
 
-def table(row: str, columns: str, *own: Column) -> Table:
+def table(row: str, columns: str, *own: Column, value: str = "", by: str = "") -> Table:
     """Return a table of shared columns, given by their names, with columns of its `own` behind them.
 
-    A question mark behind a name says that the column is optional. Raises KeyError for a name that is not shared.
+    A question mark behind a name says that the column is optional. `value` and `by` name what MLflow shows. Raises
+    KeyError for a name that is not shared.
     """
     named = tuple(COLUMNS[name.removesuffix("?")] for name in columns.split())
     optional = frozenset(name.removesuffix("?") for name in columns.split() if name.endswith("?"))
-    return Table(row, (*named, *own), optional)
+    return Table(row, (*named, *own), optional, value, tuple(by.split()))

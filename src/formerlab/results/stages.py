@@ -15,20 +15,31 @@ class Stage:
     """A stage: what is done, once for every unit that the plan has."""
 
     name: str
-    """Its name as a verb, as a rule and in the plan."""
+    """Its name as a verb, as a rule and in the plan; of a measurement also the key below `measure` of a study."""
     text: str
     """What it does, in a line: the help of its verb."""
     unit: Literal["data set", "run", "study", "scale"]
-    """What it is done for."""
+    """What it is done for. What measures a study times its runs beside each other, alone on the machine."""
     tables: dict[str, Table] = field(default_factory=dict)
     """Files of rows that it writes into the folder of its unit."""
     files: tuple[str, ...] = ()
     """Other files that it writes there."""
     record: str = ""
     """File that it writes last, and that says what the others came from; by default <name>.json."""
+    module: str = ""
+    """Of a measurement, the module below `evaluation/` that has its settings and the function `measure`."""
+    settings: str = ""
+    """Name of the class of its settings there."""
+    models: tuple[str, ...] = ()
+    """Kinds of models that it measures, those of finished runs; none where it reads no weights."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "record", self.record or f"{self.name}.json")
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Return all files that it writes, the record last."""
+        return (*self.tables, *self.files, self.record)
 
 
 ARM = "policy alpha recent budget"
@@ -53,6 +64,8 @@ STAGES = {
                     "run measure repetition place sequences tokens time_s memory_bytes",
                 )
             },
+            module="timing.speed",
+            settings="Speed",
         ),
         Stage(
             "decode",
@@ -64,6 +77,8 @@ STAGES = {
                     f"run {ARM} length sequences repetition place time_s cache_bytes book_bytes",
                 )
             },
+            module="timing.decode",
+            settings="DecodeSettings",
         ),
         Stage(
             "train",
@@ -102,8 +117,13 @@ STAGES = {
                 "zeroshot.csv": table(
                     "metric of an example of a task",
                     "task task_version example metric value choices?",
+                    value="value",
+                    by="task metric",
                 )
             },
+            module="language.answers",
+            settings="Zeroshot",
+            models=("decoder",),
         ),
         Stage(
             "prune",
@@ -113,6 +133,8 @@ STAGES = {
                 "prune.csv": table(
                     "a window under a policy",
                     f"{ARM} realised_budget window tokens loss_nats",
+                    value="loss_nats",
+                    by=ARM,
                 ),
                 "prune_questions.csv": table(
                     "a question under a policy",
@@ -144,6 +166,9 @@ STAGES = {
                     f"{ARM} realised_budget prompt window tokens loss_nats",
                 ),
             },
+            module="pruning.prune",
+            settings="PruneSweep",
+            models=("decoder",),
         ),
         Stage(
             "flow",
@@ -155,6 +180,9 @@ STAGES = {
                     "measure place kept value",
                 )
             },
+            module="language.flow",
+            settings="Flow",
+            models=("decoder",),
         ),
         Stage(
             "translate",
@@ -175,6 +203,9 @@ STAGES = {
                 ),
             },
             ("translations.tsv",),
+            module="translation.translate",
+            settings="Decoding",
+            models=("translator",),
         ),
         Stage(
             "complexity",
@@ -186,6 +217,8 @@ STAGES = {
                     "operation axis n d k r multiply_adds path time_s memory_bytes",
                 )
             },
+            module="timing.complexity",
+            settings="Complexity",
         ),
         Stage(
             "exact",
@@ -196,8 +229,12 @@ STAGES = {
     )
 }
 """Every stage that leaves a record; parents stand before what is made from them."""
+TIMED = {name: stage for name, stage in STAGES.items() if stage.module and stage.unit == "study"}
+"""Those that time runs of a study alone on the machine. They need nothing trained, and come first."""
+MEASURED = {name: stage for name, stage in STAGES.items() if stage.module and stage.unit == "run"}
+"""Those that measure a finished run."""
 
 TABLES = {file: found for stage in STAGES.values() for file, found in stage.tables.items()}
 """Every file of rows, by name."""
-WRITER = {file: stage.name for stage in STAGES.values() for file in (*stage.tables, *stage.files, stage.record)}
+WRITER = {file: stage.name for stage in STAGES.values() for file in stage.written}
 """The stage that writes a file."""

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from formerlab.results.read import Results, flatten
+from formerlab.results.schema import Table
+from formerlab.results.stages import MEASURED
 from formerlab.statistics import student
 from formerlab.tracking.claims import claim_files, claim_tags
 
@@ -26,6 +28,9 @@ FINAL = (
     *("training_time_s", "wall_time_s", "tokens_per_s", "peak_memory_bytes", "model_flops_utilisation"),
 )
 """Numbers of run.json that become metrics of the last step."""
+
+SHOWN = {file: table for stage in MEASURED.values() for file, table in stage.tables.items() if table.value}
+"""Files of rows whose means become metrics of the last step."""
 
 Point = tuple[str, float, int, int]
 """Metric, value, time in ms since 1970, step."""
@@ -138,7 +143,7 @@ def _tags(record: dict[str, Any], params: int) -> dict[str, str]:
 
 def _points(results: Results, record: dict[str, Any]) -> Iterator[Point]:
     """Yield curves, stamped with the time of their step, and final values, stamped with the end."""
-    names = ("train.csv", "timing.csv", "eval.csv", "test.csv", "zeroshot.csv", "prune.csv")
+    names = ("train.csv", "timing.csv", "eval.csv", "test.csv", *SHOWN)
     rows = {name: results.rows(name, record["study"], (record["run"],)) for name in names}
     rows = {name: frame[frame["seed"] == record["seed"]] for name, frame in rows.items()}
     start, end = _milliseconds(record["started"]), _milliseconds(record["finished"])
@@ -162,22 +167,27 @@ def _points(results: Results, record: dict[str, Any]) -> Iterator[Point]:
 
 
 def _finals(rows: dict[str, DataFrame], record: dict[str, Any]) -> dict[str, float]:
-    test, pruned = rows["test.csv"], rows["prune.csv"]
+    test = rows["test.csv"]
     loss = float(np.average(test["loss_nats"], weights=test["tokens"]))
     values = {"test/loss_nats": loss, "test/perplexity": math.exp(loss)}
     values |= {name: float(record[name]) for name in FINAL if record.get(name) is not None}
-    for (task, metric), group in rows["zeroshot.csv"].groupby(["task", "metric"]):
-        values[_name(f"zeroshot/{task}/{metric}")] = float(group["value"].mean())
-    for key, group in pruned.groupby(["policy", "alpha", "recent", "budget"], dropna=False):
-        policy, *numbers = (str(key[0]), *key[1:])
-        parts = [
-            f"{name} {value:g}"
-            for name, value in zip(("alpha", "recent", "budget"), numbers, strict=True)
-            if value == value
-        ]
-        name = _name("/".join(["prune", policy, *parts, "loss_nats"]))
-        values[name] = float(np.average(group["loss_nats"], weights=group["tokens"]))
+    for file, table in SHOWN.items():
+        values |= _means(file.removesuffix(".csv"), rows[file], table)
     return values
+
+
+def _means(stage: str, rows: DataFrame, table: Table) -> dict[str, float]:
+    """Return the means that a table says are shown, by name: `zeroshot/task/metric`, `prune/h2o/budget 0.4/...`."""
+    types = {column.name: column.type for column in table.columns}
+    groups = rows.groupby(list(table.by), dropna=False) if table.by else [((), rows)] * bool(len(rows))
+    found = {}
+    for key, group in groups:
+        said = [(name, value) for name, value in zip(table.by, key, strict=True) if value == value]
+        parts = [str(value) if types[name] == "text" else f"{name} {value:g}" for name, value in said]
+        parts += [] if table.value == "value" else [table.value]
+        weights = group["tokens"] if "tokens" in types else None
+        found[_name("/".join([stage, *parts]))] = float(np.average(group[table.value], weights=weights))
+    return found
 
 
 def _spread(count: int) -> NDArray[np.int64]:

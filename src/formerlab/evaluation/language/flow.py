@@ -16,30 +16,40 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from formerlab.data import load_stream
 from formerlab.errors import UserError
+from formerlab.evaluation.measurement import Measured, Measurement, Reading
 from formerlab.layers.depth.dwa import DepthWeightedAverageLayer
 from formerlab.layers.depth.identity import History, Mixer, Stream
 from formerlab.models.decoder import DecoderModel
 from formerlab.results.measures import COSINE, PRUNED
+from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
-from formerlab.spec import Count, Spec
+from formerlab.spec import Count
 from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import mean_loss, spread_windows, window_losses
 from formerlab.training.run import Run
 
-COLUMNS = ("measure", "place", "kept", "value")
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-class Flow(Spec):
-    """What of which trained models is looked at."""
+class Flow(Measurement):
+    """What of trained models is looked at: of Transformers and static averages."""
 
-    runs: tuple[str, ...] = ()
-    """Patterns of run names, of Transformers and static averages. Empty: none."""
     windows: Count = 256
     """Windows of the held-out stream, evenly spread."""
     shares: tuple[Share, ...] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
     """Shares of the mixing weights that are dropped, the smallest first (Fig 7: 0 to 50 %)."""
+
+    def reading(self, run: Run, questions: int) -> Reading:
+        """Return the tokens of all passes over the windows."""
+        del questions
+        return Reading((1 + len(self.shares)) * self.windows * int(getattr(run.task, "context", 0)))
+
+
+def measure(run: Measured, settings: Flow) -> None:
+    """Write flow.csv."""
+    flow(run.model, run.run, load_stream(run.data, "test"), settings, run.folder / "flow.csv")
 
 
 def flow(model: DecoderModel, run: Run, stream: NDArray[np.integer[Any]], settings: Flow, path: Path) -> None:
@@ -65,7 +75,7 @@ def flow(model: DecoderModel, run: Run, stream: NDArray[np.integer[Any]], settin
         for share in settings.shares:
             with _pruned(model.mixer, share) as kept:
                 rows.append([PRUNED, share, kept, loss()])
-    write_rows(path, COLUMNS, rows)
+    write_rows(path, TABLES["flow.csv"].names, rows)
 
 
 class Listener(Mixer):

@@ -7,11 +7,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from formerlab.data import load_tokenizer, task_configs
 from formerlab.data.text.readers import json_lines
 from formerlab.errors import UserError
-from formerlab.evaluation.language.questions import Tasks
+from formerlab.evaluation.language.questions import Questions, Tasks
 from formerlab.evaluation.language.suites import Form, HarnessSuite, LocalSuite, Suite
 from formerlab.evaluation.language.zeroshot import load_tasks
+from formerlab.evaluation.measurement import Measured
+from formerlab.files import read_json
 
 Row = dict[str, Any]
 Example = dict[str, Any]
@@ -22,6 +27,22 @@ METRICS: dict[Form, tuple[str, ...]] = {
     "pairs": ("acc",),
     "cloze": ("acc", "perplexity"),
 }
+
+
+def questions_of(run: Measured, limit: int | None = None) -> Questions:
+    """Load the embedded questions of a run's data set and the suites that are asked.
+
+    Raises UserError for a suite that is not the planned one any more.
+    """
+    adapter: TypeAdapter[Suite] = TypeAdapter(Suite)
+    suites = {name: adapter.validate_python(planned["spec"]) for name, planned in run.suites.items()}
+    for name, suite in suites.items():
+        if suite.state() not in (None, run.suites[name]["state"]):
+            raise UserError(f"{run.label}: suite {name} has changed since it was planned; plan and start it again")
+    tasks = load_suites(suites, task_configs(run.data))
+    leading = [name for name, suite in suites.items() if suite.leading_token]
+    end_of_text = int(read_json(run.data / "manifest.json")["tokenizer"]["end_of_text"])
+    return Questions(tasks, load_tokenizer(run.data), end_of_text=end_of_text, limit=limit, leading=leading)
 
 
 def load_suites(suites: Mapping[str, Suite], embedded: Sequence[dict[str, Any]] = ()) -> Tasks:

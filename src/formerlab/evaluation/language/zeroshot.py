@@ -14,11 +14,12 @@ from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import METRIC_NAMES, Questions, QuestionScore, Tasks, quiet, seed_shots
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
+from formerlab.results.stages import TABLES
 from formerlab.results.write import write_rows
 from formerlab.tasks.scoring import AttendFor
 
 TaskConfig = Mapping[str, Any]
-COLUMNS = ("task", "task_version", "example", "metric", "value", "choices")
+COLUMNS = TABLES["zeroshot.csv"].names
 
 
 def load_tasks(configs: Sequence[TaskConfig | str], *, offline: bool = True) -> Tasks:

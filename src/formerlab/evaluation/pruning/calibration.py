@@ -23,9 +23,6 @@ from formerlab.results.write import Cell
 from formerlab.tasks.scoring import AttendFor
 from formerlab.tasks.window_losses import Stream, mean_loss, window_batches, window_losses
 
-CHOICE_COLUMNS = ("budget", "choice", "layer", "head", "alpha", "distance_to_ideal")
-LOSS_COLUMNS = ("budget", "choice", "realised_budget", "window", "tokens", "loss_nats")
-
 Alphas = Sequence[Sequence[float]]
 """Alpha of each layer and key head."""
 
@@ -101,7 +98,7 @@ class Choice(NamedTuple):
     """Of the chosen alphas, on the calibration windows."""
 
     def rows(self, budget: int | float) -> Iterator[tuple[Cell, ...]]:
-        """Yield the cells under CHOICE_COLUMNS."""
+        """Yield the cells of prune_alphas.csv."""
         for layer, (alphas, distances) in enumerate(zip(self.alphas, self.distances, strict=True)):
             for head, (alpha, distance) in enumerate(zip(alphas, distances, strict=True)):
                 yield budget, self.name, layer, head, alpha, distance
@@ -139,7 +136,7 @@ def calibrated(
     *,
     batch: int = 16,
 ) -> tuple[list[Choice], list[tuple[Cell, ...]]]:
-    """Choose on the windows of the split `valid`; return the choices and, under LOSS_COLUMNS, their losses on `test`.
+    """Choose on the windows of the split `valid`; return the choices and the rows of their losses on `test`.
 
     `windows` are named by split, as the streams are. A single alpha is simulated like any other policy, so its losses
     are those of the sweep.

@@ -10,8 +10,6 @@ from formerlab.cache.policies.policy import Policy
 from formerlab.layers.position import PositionEncoding
 from formerlab.results.write import Cell
 
-COLUMNS = ("policy", "alpha", "recent", "budget")
-
 
 class Configuration(NamedTuple):
     """A policy under a budget."""
@@ -25,7 +23,7 @@ class Configuration(NamedTuple):
         return Simulation(self.policy, self.budget, lengths, position=position)
 
     def cells(self) -> tuple[Cell, ...]:
-        """Return the cells under COLUMNS.
+        """Return the cells of policy, alpha, recent and budget.
 
         A policy is named by its kind and by what else differs from its defaults, as in `h2o variant=local_statistics`;
         alpha and recent have columns of their own, empty where a policy has no such field.

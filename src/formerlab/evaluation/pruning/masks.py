@@ -10,7 +10,7 @@ from torch import Tensor
 
 from formerlab.cache import H2O, Decay, Full, Ideal, Local, Simulation, distance_to_ideal, early_share, simulate
 from formerlab.cache.simulation import Seen
-from formerlab.evaluation.pruning.configuration import COLUMNS, Configuration
+from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.models.decoder import DecoderModel
 from formerlab.results.write import Cell
 from formerlab.tasks.scoring import evaluating
@@ -19,7 +19,6 @@ from formerlab.tasks.window_losses import Stream, window_batches
 Square = Float[Tensor, "batch heads time time"]
 SquareMask = Bool[Tensor, "batch heads time time"]
 Share = Float[Tensor, " batch"]
-DUMP_COLUMNS = (*COLUMNS, "layer", "head", "query", "kept")
 DUMPED = (Ideal(), Local(), H2O(), Decay(alpha=0.2), Decay(alpha=0.8))
 """The policies of Fig. 3 of the Decay article."""
 
@@ -121,7 +120,7 @@ class _Observer:
 def mask_dumps(
     model: DecoderModel, stream: Stream, tokens: int, window: int, budgets: Sequence[int | float]
 ) -> Iterator[tuple[Cell, ...]]:
-    """Yield the cells under DUMP_COLUMNS, a row per policy and query: `kept` has a 1 for every key that the query sees.
+    """Yield a row per policy and query: `kept` has a 1 for every key that the query sees.
 
     All policies choose from the attention of the same unpruned pass, in head 0 of the middle layer. Windows are
     `tokens` long, and their budgets are shares of that length.

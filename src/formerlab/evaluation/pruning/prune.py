@@ -4,43 +4,36 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator
 from torch.nn import functional as F
 
 from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Full, KVCache, Local
 from formerlab.cache.policies.policy import Policy
+from formerlab.data import load_stream
 from formerlab.errors import UserError
 from formerlab.evaluation.language import zeroshot
 from formerlab.evaluation.language.questions import Questions
+from formerlab.evaluation.language.suite_tasks import questions_of
+from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Reading
 from formerlab.evaluation.pruning import calibration, masks, score_trajectories
-from formerlab.evaluation.pruning.configuration import COLUMNS, Configuration
+from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
+from formerlab.results.stages import STAGES
 from formerlab.results.write import Cell, write_rows
-from formerlab.spec import AnyCount, Count, Size, Spec
+from formerlab.spec import AnyCount, Count, Size
 from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.window_losses import Stream, spread_windows, window_batches, window_losses
+from formerlab.training.run import Run
 
-WINDOW_COLUMNS = (*COLUMNS, "realised_budget", "window", "tokens", "loss_nats")
-QUESTION_COLUMNS = (*COLUMNS, "realised_budget", *zeroshot.COLUMNS)
-MASK_COLUMNS = (*COLUMNS, "window", "metric", "value")
-ONE_SHOT_COLUMNS = (*COLUMNS, "realised_budget", "prompt", "window", "tokens", "loss_nats")
-FILES: dict[str, tuple[str, ...]] = {
-    "prune.csv": WINDOW_COLUMNS,
-    "prune_questions.csv": QUESTION_COLUMNS,
-    "prune_masks.csv": MASK_COLUMNS,
-    "prune_alphas.csv": calibration.CHOICE_COLUMNS,
-    "prune_calibrated.csv": calibration.LOSS_COLUMNS,
-    "prune_pictures.csv": masks.DUMP_COLUMNS,
-    "prune_scores.csv": score_trajectories.COLUMNS,
-    "prune_once.csv": ONE_SHOT_COLUMNS,
-}
+FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
 """Every file of a sweep, with its columns; what is not asked for has no rows."""
+WINDOW_COLUMNS, QUESTION_COLUMNS = FILES["prune.csv"], FILES["prune_questions.csv"]
 
 
-class PruneSweep(Spec):
+class PruneSweep(Measurement):
     """Every policy at every budget, always beside the full cache."""
 
     policies: tuple[CachePolicy, ...] = (Local(), H2O(), Decay())
@@ -91,6 +84,22 @@ class PruneSweep(Spec):
                 raise ValueError(str(error)) from None
         return policies
 
+    def of(self, run: Run, *, questions: bool) -> Self:
+        """Ask no questions where there are none. Raises UserError for windows longer than the model's context."""
+        context = int(getattr(run.model, "context", 0))
+        if self.context is not None and self.context > context:
+            raise UserError(f"context: {self.context} exceeds model.context={context} of run {run.name!r}; lower it")
+        return self.model_copy(update={"questions": self.questions and questions})
+
+    def reading(self, run: Run, questions: int) -> Reading:
+        """Return the tokens of all windows and questions, each read once under every configuration."""
+        context = self.context or int(getattr(run.model, "context", 0))
+        tokens = len(self.configurations(self.budgets)) * self.windows * context
+        if self.questions:
+            asked = self.question_limit or questions
+            tokens += len(self.configurations(self.question_budgets)) * asked * QUESTION_TOKENS
+        return Reading(tokens, cached=tokens)
+
     def asks(self, suite: str) -> bool:
         """Say whether the sweep asks the questions of a suite."""
         return self.questions and any(fnmatchcase(suite, pattern) for pattern in self.suites)
@@ -100,6 +109,15 @@ class PruneSweep(Spec):
         policies = dict.fromkeys((*self.policies, *(Decay(alpha=alpha) for alpha in self.alphas)))
         pruned = [policy for policy in policies if not isinstance(policy, Full)]
         return [Configuration(Full(), 1.0), *(Configuration(policy, budget) for budget in budgets for policy in pruned)]
+
+
+def measure(run: Measured, settings: PruneSweep) -> None:
+    """Write FILES into the folder of the run."""
+    questions = questions_of(run, settings.question_limit) if settings.questions else None
+    cut = questions.cut(run.model.spec.context) if questions is not None else {}
+    run.notes.update(versions={"lm_eval": zeroshot.harness_version()}, cut=cut)
+    streams = {split: load_stream(run.data, split) for split in ("valid", "test")}
+    prune(run.model, streams, questions, settings, run.folder, label=run.label)
 
 
 def prune(
@@ -126,7 +144,7 @@ def prune(
     total = len(configurations) * len(windows) + len(asked) * (len(questions) if questions is not None else 0)
     with Progress(total, label, unit="sequence") as progress:
         rows = _window_rows(model, streams["test"], context, windows, configurations, sweep.batch, progress)
-        write_rows(out / "prune.csv", WINDOW_COLUMNS, list(rows))
+        write_rows(out / "prune.csv", FILES["prune.csv"], list(rows))
         answers = _question_rows(model, questions, asked, sweep.batch, progress) if questions is not None else ()
         write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, list(answers))
     for name, measured in _measured(model, streams, context, windows, sweep).items():
@@ -158,12 +176,6 @@ def _measured(
         compressed = [Configuration(policy, budget) for budget in sweep.once_budgets for policy in sweep.once]
         files["prune_once.csv"] = list(one_shot_losses(model, test, context, windows, compressed, batch=batch))
     return files
-
-
-def write_nothing(out: Path) -> None:
-    """Write the files without rows, for a run that diverged."""
-    for name, columns in FILES.items():
-        write_rows(out / name, columns, [])
 
 
 def _window_rows(
@@ -207,7 +219,7 @@ def one_shot_losses(
     *,
     batch: int = 16,
 ) -> Iterator[tuple[Cell, ...]]:
-    """Yield the cells under ONE_SHOT_COLUMNS: the loss on the second half of windows, given the compressed first half.
+    """Yield the cells of prune_once.csv: the loss on the second half of windows, given the compressed first half.
 
     The first half is the prompt; budgets are shares of it. A full cache, for comparison, comes first.
     """

@@ -18,7 +18,6 @@ from formerlab.models.decoder import DecoderModel
 from formerlab.results.write import Cell
 from formerlab.tasks.window_losses import Stream, window_batches
 
-COLUMNS = ("group", "alpha", "query", "mean", "low", "high", "missed")
 ALPHAS = (0.0, 0.2, 0.8, 1.0)
 """Scores that are followed: 0 is attention itself, 1 the plain sum."""
 IMPORTANT = 0.1
@@ -68,7 +67,7 @@ def follow(attention: Square) -> Followed:
 def score_trajectories(
     model: DecoderModel, stream: Stream, context: int, windows: Sequence[int], *, batch: int = 16
 ) -> Iterator[tuple[Cell, ...]]:
-    """Yield the cells under COLUMNS: mean, 10 % and 90 % quantile of the scores of both groups at every query.
+    """Yield the cells of prune_scores.csv: mean, 10 % and 90 % quantile of the scores of both groups at every query.
 
     Over all windows, layers and heads. Position 0, whose attention is that of a sink, belongs to neither group.
     """

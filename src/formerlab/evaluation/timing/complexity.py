@@ -7,7 +7,6 @@ self-attention; timed is the operation itself, with its peak memory from the siz
 import math
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -15,15 +14,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from formerlab.results.write import write_rows
-from formerlab.spec import Count, Size, Spec
+from formerlab.evaluation.measurement import Measured, Measurement
+from formerlab.spec import Count, Size
 
 LayerName = Literal["self_attention", "recurrent", "convolution", "restricted"]
 LAYERS: tuple[LayerName, ...] = ("self_attention", "recurrent", "convolution", "restricted")
-COLUMNS = ("operation", "axis", "n", "d", "k", "r", "multiply_adds", "path", "time_s", "memory_bytes")
 
 
-class Complexity(Spec):
+class Complexity(Measurement):
     """Which lengths and widths."""
 
     lengths: tuple[Size, ...] = (64, 128, 256, 512, 1024)
@@ -38,12 +36,13 @@ class Complexity(Spec):
     """Timed calls, of which the fastest counts."""
 
 
-def measure(spec: Complexity, out: Path) -> None:
-    """Write complexity.csv: one row for every layer, length and width."""
-    write_rows(out / "complexity.csv", COLUMNS, _rows(spec))
+def measure(run: Measured, settings: Complexity) -> None:
+    """Write complexity.csv; what the run has learned does not matter."""
+    run.write("complexity.csv", rows_of(settings))
 
 
-def _rows(spec: Complexity) -> Iterator[list[Any]]:
+def rows_of(spec: Complexity) -> Iterator[list[Any]]:
+    """Yield one row for every layer, length and width."""
     points = [("n", n, spec.widths[0]) for n in spec.lengths] + [("d", spec.lengths[0], d) for d in spec.widths]
     for name in LAYERS:
         for axis, n, d in points:

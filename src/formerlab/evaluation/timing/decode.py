@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, ClassVar, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Int
@@ -21,17 +21,16 @@ from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Loca
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import Policy
 from formerlab.errors import UserError
-from formerlab.evaluation.pruning.configuration import COLUMNS as CONFIGURATION
 from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.evaluation.timing.timing import Timing, precision, random_tokens, seconds, take_in, turns
 from formerlab.layers.attention import Attend, Heads, KeyHeads
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.progress import Progress
+from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count, Size
 from formerlab.training.run import Run
 
-COLUMNS = ("run", *CONFIGURATION, "length", "sequences", "repetition", "place", "time_s", "cache_bytes", "book_bytes")
 DYNAMIC = "dynamic_cache"
 """What rows call it."""
 
@@ -39,6 +38,7 @@ DYNAMIC = "dynamic_cache"
 class DecodeSettings(Timing):
     """Of which decoders of a study decoding is measured, at which lengths, and with which caches."""
 
+    decides: ClassVar[tuple[str, ...]] = ("model", "precision")
     lengths: Annotated[tuple[Size, ...], Field(min_length=1)] = (128, 256, 512, 1024, 2048)
     """Tokens in front of those that are timed."""
     batches: Annotated[tuple[Size, ...], Field(min_length=1)] = (1, 8)
@@ -85,11 +85,11 @@ class Variant(NamedTuple):
     """Return an empty cache for a model, for a prompt of so many tokens."""
 
 
-def measure(runs: list[Run], settings: DecodeSettings, device: torch.device, path: Path) -> None:
+def measure(runs: list[Run], settings: DecodeSettings, device: torch.device, path: Path) -> dict[str, str]:
     """Write a row per repetition, cache, length and number of sequences of each run's shape.
 
     Seconds are those of a step, which takes in one token of every sequence; bytes those of the keys and values held
-    after the last one, and of the scores and positions that a pruned cache keeps of them.
+    after the last one, and of the scores and positions that a pruned cache keeps of them. The record needs no more.
     """
     rows: list[list[Cell]] = []
     variants = variants_of(settings)
@@ -108,7 +108,8 @@ def measure(runs: list[Run], settings: DecodeSettings, device: torch.device, pat
                         where = [length, sequences, repetition, place]
                         rows.append([run.name, *variant.cells, *where, taken, cache.bytes(), books])
                     progress.advance()
-    write_rows(path, COLUMNS, rows)
+    write_rows(path, TABLES["decode.csv"].names, rows)
+    return {}
 
 
 def variants_of(settings: DecodeSettings) -> list[Variant]:

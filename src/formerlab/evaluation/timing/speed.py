@@ -8,6 +8,7 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from formerlab.kernels import weighted_sum
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.measures import DECODE, FORWARD, TRAINING
+from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count
 from formerlab.tasks.language import LanguageModeling
@@ -28,7 +30,6 @@ from formerlab.training.loop import Hooks, train
 from formerlab.training.run import Run
 from formerlab.training.state import State
 
-COLUMNS = ("run", "measure", "repetition", "place", "sequences", "tokens", "time_s", "memory_bytes")
 WARM_UP = 1
 """Training steps before those that are timed: they compile, choose kernels, get memory."""
 
@@ -36,6 +37,7 @@ WARM_UP = 1
 class Speed(Timing):
     """What is timed of which runs of a study; each should be another model."""
 
+    decides: ClassVar[tuple[str, ...]] = ("model", "task", "optimizer", "precision", "compile")
     training_steps: Count = 5
     """Optimizer steps that are timed in a repetition."""
     forward_sequences: Count = 64
@@ -44,12 +46,12 @@ class Speed(Timing):
     """Tokens that one sequence is decoded by, one at a time with cached keys and values; at most the context."""
 
 
-def measure(runs: list[Run], speed: Speed, device: torch.device, path: Path) -> None:
+def measure(runs: list[Run], speed: Speed, device: torch.device, path: Path) -> dict[str, str]:
     """Write a row per repetition, run and measure, seconds and bytes being those of one step, pass or token.
 
     `memory_bytes` is the most that tensors hold at one time, weights and (in training) gradients and AdamW's moments
     included. It is counted, not sampled: the same in every repetition, so it is taken once, in the warm-up, and never
-    in a pass that is timed.
+    in a pass that is timed. Returns how averages over depth were computed, for the record.
     """
     if any(run.compile for run in runs):
         _let_all_compile()
@@ -69,7 +71,8 @@ def measure(runs: list[Run], speed: Speed, device: torch.device, path: Path) -> 
                 ]
             models[run.name].to("cpu")
             progress.advance()
-    write_rows(path, COLUMNS, rows)
+    write_rows(path, TABLES["speed.csv"].names, rows)
+    return {"mixing": mixing(device)}
 
 
 def _let_all_compile() -> None:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -23,10 +23,10 @@ ALLOCATION = "[memory]"
 
 
 class Timing(Spec):
-    """What is measured of which runs of a study."""
+    """What is measured of runs of a study, beside each other; what they learned does not matter."""
 
-    runs: tuple[str, ...] = ()
-    """Patterns of run names; what they learned does not matter. Empty: nothing is measured."""
+    decides: ClassVar[tuple[str, ...]] = ("model",)
+    """What of a run's spec decides what is measured."""
     repetitions: Annotated[Count, Field(ge=5)] = 7
     """Times that everything is measured."""
 

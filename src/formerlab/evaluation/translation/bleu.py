@@ -25,8 +25,6 @@ STATISTICS = (
     *("length", "reference_length"),
 )
 """What a sentence contributes; the score of a corpus follows from the sums."""
-COLUMNS = ("split", "sentence", "metric", *STATISTICS)
-"""Columns of bleu.csv."""
 _HYPHEN = re.compile(r"(?<=\S)-(?=\S)")
 
 

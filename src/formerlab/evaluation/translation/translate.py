@@ -8,30 +8,28 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from formerlab.data import load_tokenizer
 from formerlab.data.pairs.streams import PairStream, load_pairs
+from formerlab.evaluation.measurement import Measured, Measurement
 from formerlab.evaluation.translation.beam import Hypothesis, beam_search
-from formerlab.evaluation.translation.bleu import COLUMNS as BLEU_COLUMNS
-from formerlab.evaluation.translation.bleu import METRICS, statistics
+from formerlab.evaluation.translation.bleu import METRICS, signature, statistics
 from formerlab.files import write_text
 from formerlab.layers.multihead import MultiHead
 from formerlab.models.translator_model import TranslatorModel
 from formerlab.progress import Progress
+from formerlab.results.stages import TABLES
 from formerlab.results.write import write_rows
-from formerlab.spec import AnyCount, Count, Size, Spec
+from formerlab.spec import AnyCount, Count, Size
 from formerlab.tasks.sentence_batch import SentenceBatch, sentence_batch
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-COLUMNS = ("split", "sentence", "source_tokens", "reference_tokens", "tokens", "score", "exact")
-ATTENTION_COLUMNS = ("sentence", "part", "layer", "head", "query", "key", "query_token", "key_token", "weight")
-"""Columns of attention.csv; part is encoder, decoder or cross."""
-
 Map = tuple[str, int, Tensor]
 """Part, layer, and weights of shape (heads, queries, keys)."""
 
 
-class Decoding(Spec):
+class Decoding(Measurement):
     """How held-out sentences are translated; the defaults are those of the paper (arXiv:1706.03762, section 6.1)."""
 
     splits: tuple[Literal["valid", "test"], ...] = ("test",)
@@ -48,6 +46,12 @@ class Decoding(Spec):
     """Source tokens, padding included, that are translated together."""
     attention_sentences: AnyCount = 0
     """Test sentences whose attention is written to attention.csv, with the text of their tokens."""
+
+
+def measure(run: Measured, settings: Decoding) -> None:
+    """Write what the stage writes."""
+    run.notes["signatures"] = {metric: signature(metric) for metric in METRICS}
+    translate(run.model, run.data, load_tokenizer(run.data), settings, run.folder, run.label)
 
 
 def translate(
@@ -70,17 +74,10 @@ def translate(
                 score = statistics(metric, text, wanted)
                 scored.append((split, number, metric, *score.correct, *score.total, *score[2:]))
             lines.append(f"{split}\t{number}\t{' '.join(text.split())}\n")
-    write_rows(out / "translate.csv", COLUMNS, sentences)
-    write_rows(out / "bleu.csv", BLEU_COLUMNS, scored)
-    write_rows(out / "attention.csv", ATTENTION_COLUMNS, _attention(model, data, tokenizer, decoding))
+    write_rows(out / "translate.csv", TABLES["translate.csv"].names, sentences)
+    write_rows(out / "bleu.csv", TABLES["bleu.csv"].names, scored)
+    write_rows(out / "attention.csv", TABLES["attention.csv"].names, _attention(model, data, tokenizer, decoding))
     write_text(out / "translations.tsv", "".join(lines))
-
-
-def write_nothing(out: Path) -> None:
-    """Write the files of a run that diverged: headers alone."""
-    for name, columns in (("translate", COLUMNS), ("bleu", BLEU_COLUMNS), ("attention", ATTENTION_COLUMNS)):
-        write_rows(out / f"{name}.csv", columns, [])
-    write_text(out / "translations.tsv", "")
 
 
 def decode(model: TranslatorModel, pairs: PairStream, decoding: Decoding, label: str) -> list[Hypothesis]:

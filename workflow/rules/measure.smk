@@ -1,0 +1,54 @@
+# What the table of stages (src/formerlab/results/stages.py) measures: a rule for each stage.
+
+ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
+
+# Of a trained model: questions, cache policies, translations, ...
+for name, stage in MEASURED.items():
+
+    rule:
+        name:
+            name
+        input:
+            reading(name, model),
+        output:
+            multiext(f"{RESULTS}/{{id}}/", *stage.written),
+        log:
+            f"{LOGS}/{name}/{{id}}.log",
+        priority: 1000000  # before further training: a sweep of policies left to the end would run alone
+        threads: PLAN["threads"]
+        resources:
+            mem_mb=memory(name, common_memory),
+            runtime=minutes(name),
+            gpu=ON_A_GPU,
+        params:
+            stage=name,
+        shell:
+            "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
+            "python -m formerlab {params.stage} {wildcards.id} 2>&1 | tee -i {log}"
+
+
+# Alone on the machine: how fast the runs of a study are, and how decoding depends on the length. Such a job takes all
+# cores that Snakemake was given, so it runs beside no other, and it needs nothing, so it comes first of all. On a
+# cluster it has a node to itself.
+for name, stage in TIMED.items():
+
+    rule:
+        name:
+            name
+        input:
+            reading(name),
+        output:
+            multiext(f"{RESULTS}/{{study}}/", *stage.written),
+        log:
+            f"{LOGS}/{name}/{{study}}.log",
+        priority: 100000000  # first, or it would wait for the last of all runs
+        threads: all_cores
+        resources:
+            mem_mb=memory(name, timing_memory(name)),
+            gpu=ON_A_GPU,
+            slurm_extra="--exclusive",
+        params:
+            stage=name,
+        shell:
+            # The threads that are measured are those of any other job, and the stage asks the plan for them.
+            "FORMERLAB_LOG={log} python -m formerlab {params.stage} {wildcards.study} 2>&1 | tee -i {log}"
