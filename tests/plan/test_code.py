@@ -195,8 +195,9 @@ def test_published_values_count_for_what_shows_them(package):
         ),
         lambda text: text.replace("self.period, layers + 1, self.period", "\n  self.period,  layers + 1, self.period,"),
         lambda text: text.replace("import Layers", "import Layers  # why"),
+        lambda text: text.replace('label: ClassVar[str] = "Dense', 'label: ClassVar[str] = "dense'),
     ],
-    ids=["comment", "docstring", "attribute docstring", "format", "comment on an import"],
+    ids=["comment", "docstring", "attribute docstring", "format", "comment on an import", "what figures call it"],
 )
 def test_what_people_read_does_not_count(package, edit):
     assert package.changed_by("layers/depth/dwa.py", edit) == set()

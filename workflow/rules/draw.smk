@@ -32,6 +32,7 @@ for name, job in PLAN["draw"].items():
         params:
             code=job["code"],
             name=name,
+            names=job["names"],
             runs=job["runs"],
             command=f"python -m formerlab draw {name} --scale {PLAN['scale']}",
         shell:

@@ -34,9 +34,9 @@ CachePolicy = Annotated[
     | SpAtten
     | Decay
     | TOVA
-    | SnapKV
-    | Knorm
     | KeyDiff
+    | Knorm
+    | SnapKV
     | ExpectedAttention
     | Random
     | Ideal,

@@ -1,7 +1,7 @@
 """Pattention: attention to learned parameter tokens in place of a linear projection."""
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,8 @@ class Pattention(Spec):
     the others are computed as they are written in `score.py`.
     """
 
+    label: ClassVar[str] = "Tokenformer"
+    look: ClassVar[tuple[str, str]] = ("#0072B2", "s")
     kind: Literal["pattention"] = "pattention"
     tokens: Size = 768
     """Number of parameter tokens n."""

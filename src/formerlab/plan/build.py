@@ -24,6 +24,7 @@ from formerlab.plan.sources import Sources, read_sources
 from formerlab.plan.speed import match_times
 from formerlab.plan.tokenizers import chain, tokenizer_of
 from formerlab.report.drawings import Drawing, catalogue
+from formerlab.report.names import UNIONS, names
 from formerlab.results.measures import CLAIMS
 from formerlab.results.stages import MEASURED, STAGES, TIMED
 from formerlab.spec import fingerprint
@@ -166,6 +167,7 @@ def _claims(sources: Sources) -> dict[str, str]:
 def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the figures and tables that have something to read, each with the files that it reads."""
     jobs = {}
+    named = fingerprint([[kind, *name] for part in UNIONS for kind, name in names(part).items()])
     for name, drawing in catalogue().items():
         inputs = [path for job in plan["train"].values() for path in _inputs(drawing, job, plan)]
         if inputs:  # rows of a study rather than of a run
@@ -179,6 +181,7 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
                 "runs": _runs_behind(drawing, plan),
                 "outputs": [f"{plan['figures']}/{file}" for file in drawing.outputs],
                 "code": code_hash(drawing.module, "formerlab.report.write"),
+                "names": named,
             }
     return jobs
 

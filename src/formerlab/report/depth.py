@@ -1,7 +1,8 @@
 """What the figures and tables of DenseFormer share: a run's plain partner, what mixing gains, how fast a run is."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,9 @@ PUBLISHED_SEQUENCES = 64.0
 
 SETTINGS = ("small-batch", "long-context", "books", "modern", "late", "no-decay", "equal-time")
 """Beginnings of the names of runs that differ from the main ones in more than depth and mixer."""
+
+_OWN_PLAIN = ("small-batch", "long-context", "books", "modern")
+"""Settings that have a plain Transformer of their own; the others are compared with that of the main ones."""
 
 METHODS = {"student": "over seeds", "bootstrap": "over windows, these two models only", "none": "none"}
 """What an interval speaks of."""
@@ -35,11 +39,18 @@ def setting(run: str) -> str:
     return next((name for name in SETTINGS if run.startswith(f"{name}-")), "main")
 
 
-def plain_of(run: str) -> str:
-    """Return the name of the plain Transformer of the same depth, data, batch and backbone."""
-    last = run.rpartition("-")[2]
-    where = setting(run)
-    return f"{where}-plain-{last}" if where in ("small-batch", "long-context", "books", "modern") else f"plain-{last}"
+def plains(records: DataFrame) -> dict[str, str]:
+    """Return, by run, the plain Transformer of the same depth, data, batch, backbone and learning rate, if any."""
+    plain: dict[tuple[str, ...], str] = {}
+    for record in records[records["spec.model.depth.kind"] == "identity"].to_dict("records"):
+        if setting(record["run"]) in ("main", *_OWN_PLAIN):
+            plain.setdefault(_like(record), record["run"])
+    return {row["run"]: plain[_like(row)] for row in records.to_dict("records") if _like(row) in plain}
+
+
+def _like(record: Mapping[Hashable, Any]) -> tuple[str, ...]:
+    where, layers = setting(record["run"]), str(record["spec.model.layers"])
+    return (where, layers, str(record.get("spec.optimizer.lr"))) if where in _OWN_PLAIN else ("main", layers)
 
 
 def gains(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
@@ -50,13 +61,13 @@ def gains(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     losses = held_out_losses(results, study)
     if losses.empty:
         return DataFrame()
-    chosen = set(results.runs(study, runs)["run"])
+    chosen, plain_of = set(results.runs(study, runs)["run"]), plains(losses)
     rows = []
     for row in by_run(losses).to_dict("records"):
         if row["run"] not in chosen:
             continue
-        row = row | {"setting": setting(row["run"]), "plain": plain_of(row["run"])}
-        if row["plain"] != row["run"] and row["plain"] in set(losses["run"]):
+        row = row | {"setting": setting(row["run"]), "plain": plain_of.get(row["run"])}
+        if row["plain"] not in (None, row["run"]):
             gain = paired_difference(results, losses, row["plain"], row["run"])
             row |= ends("gain_nats", gain) | {"interval": METHODS[gain.method]}
         rows.append(row)

@@ -7,27 +7,14 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame
 
+from formerlab.report.names import names
 from formerlab.report.runs import ends, n_seeds
 from formerlab.results.read import Results
 from formerlab.statistics import bootstrap_means, mean_ends, over_examples
 
-NAMES = {
-    "full": "Full",
-    "dynamic_cache": "DynamicCache",
-    "local": "Local",
-    "streaming_llm": "StreamingLLM",
-    "h2o": "H2O",
-    "spatten": "SpAtten",
-    "decay": "Decay",
-    "tova": "TOVA",
-    "keydiff": "KeyDiff",
-    "knorm": "Knorm",
-    "snapkv": "SnapKV",
-    "expected_attention": "Expected Attention",
-    "random": "Random",
-    "ideal": "Ideal",
-}
-"""Policies in the order in which they are shown, with the names of their papers."""
+_POLICIES = {kind: name.label for kind, name in names("policy").items()}
+NAMES = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES}
+"""Policies in the order in which they are shown, with their labels; DynamicCache is that of transformers."""
 
 ARM = ["run", "policy", "alpha", "recent", "budget"]
 PUBLISHED_ALPHA = 0.2

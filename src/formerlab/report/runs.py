@@ -7,26 +7,13 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.report.names import called, names
 from formerlab.results.read import Results
 from formerlab.statistics import Interval, over_examples, paired_student, student
 
-TRANSFORMER = "Transformer"
-TOKENFORMER = "Tokenformer"
+TRANSFORMER, TOKENFORMER = (names("projection")[kind].label for kind in ("linear", "pattention"))
 DENSEFORMER = "DenseFormer"
 GROWN = "grown"
-
-MIXERS = {
-    "gains": "Skips with Gains",
-    "connect_to_last": "Connect-to-Last",
-    "random_sparse": "random pattern",
-    "softmax": "softmax weights",
-    "attention_residuals": "Attention Residuals",
-    "mudd": "MUDD",
-}
-"""Rivals and successors of DenseFormer."""
-
-EMBEDDING_ENTERS = {"always": "always", "window": "in the window", "never": "never"}
-"""How X_0 enters Last-K."""
 
 WIDER = {"net2net_pad": "Net2Net by padding", "net2net": "Net2Net", "hypercloning": "HyperCloning"}
 """Growth in width."""
@@ -42,24 +29,8 @@ def variant(record: Mapping[Hashable, Any]) -> str:
     """Return what a reader calls the model of a run, from the flat columns of its spec."""
     if isinstance(record.get("spec.growth.keys"), str):
         return f"{GROWN}: {_growth(record)}"
-    if (mixer := _mixer(record)) is not None:
-        return mixer
-    return TOKENFORMER if record.get("spec.model.projection.kind") == "pattention" else TRANSFORMER
-
-
-def _mixer(record: Mapping[Hashable, Any]) -> str | None:
-    """Return what a reader calls the depth mixer of a run, if it has one."""
-    kind = record.get("spec.model.depth.kind")
-    if kind == "dwa":
-        dilation, period = (int(record[f"spec.model.depth.{name}"]) for name in ("dilation", "period"))
-        return f"{DENSEFORMER} {dilation}x{period}"
-    if kind == "last_k":
-        outputs, embedding = (record[f"spec.model.depth.{name}"] for name in ("outputs", "embedding"))
-        return f"Last-K, K = {int(outputs)}, X_0 {EMBEDDING_ENTERS[embedding]}"
-    if kind == "attention_residuals":
-        size = int(record["spec.model.depth.block_size"])
-        return MIXERS[kind] if size == 1 else f"{MIXERS[kind]}, blocks of {size}"
-    return MIXERS.get(str(kind))
+    mixer = called("mixer", record, "spec.model.depth.")
+    return mixer or called("projection", record, "spec.model.projection.") or TRANSFORMER
 
 
 def _growth(record: Mapping[Hashable, Any]) -> str:

@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from pandas import Series
 
+from formerlab.report.names import look_of
+
 BLACK, GREY = "#222222", "#7f7f7f"
 BLUE, SKY, GREEN, YELLOW = "#0072B2", "#56B4E9", "#009E73", "#D9B500"
 ORANGE, VERMILION, PURPLE = "#E69F00", "#D55E00", "#CC79A7"
@@ -54,8 +56,6 @@ class Look(NamedTuple):
 
 
 _LOOKS = {
-    "Transformer": Look(BLACK, "o"),
-    "Tokenformer": Look(BLUE, "s"),
     "grown: random keys, tau sqrt(n)": Look(VERMILION, "^"),
     "grown: random keys, tau kept": Look(ORANGE, "v"),
     "grown: zero keys, tau kept": Look(GREEN, "D"),
@@ -69,27 +69,21 @@ _LOOKS = {
     "DenseFormer 4x5": Look(VERMILION, "^"),
     "DenseFormer 2x3": Look(ORANGE, "D"),
     "DenseFormer 2x1": Look(GREEN, "P"),
-    "full": Look(BLACK, "o"),
     "dynamic_cache": Look(VERMILION, "<"),
-    "local": Look(GREY, "X"),
-    "h2o": Look(ORANGE, "v"),
-    "spatten": Look(PURPLE, "D"),
-    "decay": Look(BLUE, "s"),
-    "streaming_llm": Look(GREEN, "P"),
-    "tova": Look(VERMILION, "^"),
-    "knorm": Look("#8C564B", "h"),
-    "keydiff": Look("#6A51A3", "*"),
-    "random": Look("#B8B8B8", "x"),
-    "ideal": Look(SKY, "d"),
-    "snapkv": Look(YELLOW, "p"),
-    "expected_attention": Look("#4E9A9A", "H"),
 }
+"""Of ways to grow, of settings of one mixer that stand beside each other, and of a cache that is no policy of ours."""
 _SPARE = tuple(Look(colour, "h") for colour in (YELLOW, "#8C564B", "#6A51A3"))
 
 
 def look(name: str) -> Look:
-    """Return colour and marker of a variant; one that has none yet always gets the same spare one."""
-    return _LOOKS.get(name) or _SPARE[zlib.crc32(name.encode()) % len(_SPARE)]
+    """Return colour and marker of a policy by its kind, of another variant by what readers call it.
+
+    Specs say their own; what has none always gets the same spare one.
+    """
+    if name in _LOOKS:
+        return _LOOKS[name]
+    found = look_of(name)
+    return Look(*found) if found else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)]
 
 
 def canvas(

@@ -74,7 +74,10 @@ def costs(losses: DataFrame) -> DataFrame:
 
 
 def series_points(results: Results, runs: Sequence[str], *, grown_from: int = 1) -> DataFrame:
-    """Return a row per run of `SERIES`, in the order of series and size; chains begin at size `grown_from`."""
+    """Return a row per run of `SERIES`, in the order of series and size, then of other projections.
+
+    Chains begin at size `grown_from`.
+    """
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
         return DataFrame()
@@ -86,7 +89,18 @@ def series_points(results: Results, runs: Sequence[str], *, grown_from: int = 1)
             names = [run for run in names if run != FIRST or grown_from == 1]
             names = names if any(run != FIRST for run in names) else []
         frames.append(points.loc[names].assign(series=series.name))
+    others = set(losses.loc[other_projection(losses), "run"])
+    frames += [
+        rows.sort_values("parameters").assign(series=variant)
+        for variant, rows in points[points["run"].isin(others)].groupby("variant", sort=False)
+    ]
     return pd.concat(frames, ignore_index=True)
+
+
+def other_projection(records: DataFrame) -> "pd.Series[bool]":
+    """Say of each run whether its projections are neither linear nor Pattention: those stand for themselves."""
+    kinds = records.get("spec.model.projection.kind", pd.Series("linear", records.index))
+    return kinds.notna() & ~kinds.isin(("linear", "pattention"))
 
 
 def by_step(results: Results, runs: Sequence[str]) -> DataFrame:

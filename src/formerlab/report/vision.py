@@ -7,7 +7,7 @@ from pandas import DataFrame
 
 from formerlab.calibration import expected_calibration_error
 from formerlab.report.published import TOKENFORMER, published
-from formerlab.report.runs import ends
+from formerlab.report.runs import ends, variant
 from formerlab.results.read import Results
 from formerlab.statistics import Interval, over_examples, paired_student, student
 
@@ -75,7 +75,11 @@ def by_run(measured: DataFrame) -> DataFrame:
     """Return one row per run: the mean of each metric over seeds with its Student interval, and what seeds share."""
     rows = []
     for run, group in measured.groupby("run", sort=False):
-        row: dict[str, Any] = {"source": "ours", "run": run, "model": NAMES.get(str(run), str(run))}
+        row: dict[str, Any] = {
+            "source": "ours",
+            "run": run,
+            "model": NAMES.get(str(run)) or f"{variant(group.iloc[0].to_dict())} ({run})",
+        }
         for metric in METRICS:
             row |= ends(metric, student(group[metric]))
         row |= {ours: group[name].astype(float).mean() for name, ours in SHARED.items() if name in group}

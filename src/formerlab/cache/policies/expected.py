@@ -1,6 +1,6 @@
 """Expected Attention: what queries like those of the prompt would look at."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,8 @@ class ExpectedAttention(OneShot):
     statistics are those of a finished prompt.
     """
 
+    label: ClassVar[str] = "Expected Attention"
+    look: ClassVar[tuple[str, str]] = ("#4E9A9A", "H")
     kind: Literal["expected_attention"] = "expected_attention"
     future: Size = 512
     """Positions after the prompt that queries are expected at."""

@@ -1,7 +1,7 @@
 """No pruning."""
 
 import sys
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxtyping import Bool
 from torch import Tensor
@@ -14,6 +14,8 @@ from formerlab.kernels.cache_state import Scores
 class Full(Eviction):
     """Keep every key: causal attention (arXiv:1706.03762, section 3.2.3). The budget is ignored."""
 
+    label: ClassVar[str] = "Full"
+    look: ClassVar[tuple[str, str]] = ("#222222", "o")
     kind: Literal["full"] = "full"
 
     def score(self, past: Scores, attention: Scores) -> Scores:

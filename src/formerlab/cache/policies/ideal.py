@@ -1,6 +1,6 @@
 """The ideal: what a policy with the same budget could see at best."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool
@@ -16,6 +16,8 @@ class Ideal(Policy):
     it: a key that one query leaves out may be the next one's best.
     """
 
+    label: ClassVar[str] = "Ideal"
+    look: ClassVar[tuple[str, str]] = ("#56B4E9", "d")
     kind: Literal["ideal"] = "ideal"
 
     def limit(self, entries: int) -> int:

@@ -1,6 +1,6 @@
 """KeyDiff: keys unlike the others matter."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch.nn import functional as F
@@ -17,6 +17,8 @@ class KeyDiff(Eviction):
     places: those of two keys to their own mean are equal, and rounding errors must not decide.
     """
 
+    label: ClassVar[str] = "KeyDiff"
+    look: ClassVar[tuple[str, str]] = ("#6A51A3", "*")
     kind: Literal["keydiff"] = "keydiff"
     needs = ("keys",)
 

@@ -1,6 +1,6 @@
 """Knorm: keys of small norm matter."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,6 +16,8 @@ class Knorm(Eviction):
     bits: rotations leave them alone, so those of a repeated token differ by rounding errors, which must not decide.
     """
 
+    label: ClassVar[str] = "Knorm"
+    look: ClassVar[tuple[str, str]] = ("#8C564B", "h")
     kind: Literal["knorm"] = "knorm"
     needs = ("keys",)
 

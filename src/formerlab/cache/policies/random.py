@@ -1,6 +1,6 @@
 """Random: the floor that every rule must beat."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +21,8 @@ class Random(Eviction):
     position): simulation and cache draw alike, and so do all sequences.
     """
 
+    label: ClassVar[str] = "Random"
+    look: ClassVar[tuple[str, str]] = ("#B8B8B8", "x")
     kind: Literal["random"] = "random"
     seed: Seed = 0
     """Seed of the draw."""

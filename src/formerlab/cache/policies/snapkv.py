@@ -1,6 +1,6 @@
 """SnapKV: what the end of a prompt looks at."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch.nn import functional as F
 
@@ -17,6 +17,8 @@ class SnapKV(OneShot):
     of a finished prompt. A window that would fill more than half of the budget, as on short prompts, is cut to half.
     """
 
+    label: ClassVar[str] = "SnapKV"
+    look: ClassVar[tuple[str, str]] = ("#D9B500", "p")
     kind: Literal["snapkv"] = "snapkv"
     window: Size = 64
     """Queries at the end of the prompt that are observed."""

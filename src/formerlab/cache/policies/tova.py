@@ -1,6 +1,6 @@
 """TOVA: what the newest query finds important."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from formerlab.cache.eviction import Eviction
 from formerlab.kernels.cache_state import Scores
@@ -12,6 +12,8 @@ class TOVA(Eviction):
     The sum and the paper's mean rank keys alike. The newest key is never the one to go.
     """
 
+    label: ClassVar[str] = "TOVA"
+    look: ClassVar[tuple[str, str]] = ("#D55E00", "^")
     kind: Literal["tova"] = "tova"
     scope: Literal["head", "group", "layer"] = "layer"
     """Heads that choose together; the paper's are all heads of a layer."""

@@ -1,6 +1,6 @@
 """No depth mixing, and the interface of all depth mixers."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ class DepthSpec(Spec):
 class Identity(DepthSpec):
     """Y_i = X_i: the plain Transformer (arXiv:1706.03762)."""
 
+    label: ClassVar[str] = ""
+    look: ClassVar[tuple[str, str]] = ("#222222", "o")
     kind: Literal["identity"] = "identity"
 
     def build(self, layers: int, width: int | None = None) -> "Mixer":

@@ -21,6 +21,7 @@ from formerlab.report.style import (
     SKY,
     VERMILION,
     canvas,
+    look,
     mark_published,
     widen,
 )
@@ -89,7 +90,7 @@ def _panel(axes: Axes, rows: DataFrame, title: str) -> None:
     rows = rows.sort_values(["rank", "place"], ignore_index=True)
     heights = np.arange(len(rows))[::-1]
     for height, row in zip(heights, rows.to_dict("records"), strict=True):
-        value, colour = row["top1_percent"], colours.get(row["group"], BLACK)
+        value, colour = row["top1_percent"], colours.get(row["group"]) or look(row["model"].rpartition(" (")[0]).colour
         bar = np.nan_to_num([[value - row["top1_percent_low"]], [row["top1_percent_high"] - value]])
         face = "white" if row["source"] == "published" else colour
         axes.errorbar(value, height, xerr=bar, color=colour, marker="o", markerfacecolor=face, capsize=2, elinewidth=1)

@@ -11,9 +11,10 @@ from formerlab.report.depth import (
     METHODS,
     PUBLISHED_SEQUENCES,
     gains,
-    plain_of,
+    plains,
     published_depths,
     published_table,
+    setting,
     speeds,
 )
 from formerlab.report.drawings import Table
@@ -27,6 +28,7 @@ STUDY = "denseformer"
 def main(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run in the order of depth."""
     losses = held_out_losses(results, STUDY, runs)
+    losses = losses[losses["run"].map(setting) == "main"]
     if losses.empty:
         return DataFrame()
     rows = by_run(losses).assign(mixed=lambda rows: rows["variant"] != TRANSFORMER)
@@ -47,7 +49,7 @@ def _against_plain(results: Results, losses: DataFrame, runs: DataFrame, place: 
 
 denseformer_table = Table(
     reads=("test.csv", "run.json", "speed.csv"),
-    runs=("plain-*", "dwa-*", "gains-*", "connect-*", "last-*", "random-*", "softmax-*", "attention-*", "mudd-*"),
+    runs=("*",),
     caption=(
         "Depth, parameters, held-out loss and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). "
         "Loss minus plain is the difference to the plain Transformer of the same depth, paired by seed. In brackets: "
@@ -103,7 +105,7 @@ def _published_patterns() -> DataFrame:
 
 denseformer_patterns = Table(
     reads=("test.csv", "run.json"),
-    runs=("*plain-*", "*dwa-*", "*gains-*", "*connect-*", "*last-*", "random-*", "softmax-*", "attention-*", "mudd-*"),
+    runs=("*",),
     caption=(
         "Held-out loss of every way to mix the outputs of earlier blocks, after Tables 4 and 7 of DenseFormer "
         "(arXiv:2402.02622). Gain is the loss of the plain Transformer of the same depth and batch minus that of the "
@@ -292,18 +294,19 @@ def speed(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per timed run, shallow before deep."""
     measured = speeds(results, STUDY)
     records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
-    measured = measured[measured["run"].isin(records.index)]
+    measured = measured[measured["run"].isin(records.index) & (measured["run"].map(setting) == "main")]
+    plain_of = plains(records.reset_index()) if len(records) else {}
     rows = []
     plain = measured.set_index("run")
     for row in measured.to_dict("records"):
         record = records.loc[row["run"]].to_dict()
         shown = {"run": row["run"], "variant": variant(record)}
         shown |= {"layers": record.get("spec.model.layers"), "parameters": record["parameters"]}
-        partner = plain_of(row["run"])
+        partner = plain_of.get(row["run"])
         for measure, name in _UNITS.items():
             sides = (("", "_time_s"), ("_low", "_time_s_high"), ("_high", "_time_s_low"))
             shown |= {f"{name}{end}": 1 / row[f"{measure}{column}"] for end, column in sides}
-            if partner in plain.index:
+            if partner is not None and partner in plain.index:
                 for what, label in (("time_s", "time_ratio"), ("memory_bytes", "memory_ratio")):
                     shown[f"{measure}_{label}"] = row[f"{measure}_{what}"] / plain.loc[partner, f"{measure}_{what}"]
             shown[f"{measure}_megabytes"] = row[f"{measure}_memory_bytes"] / 1e6
@@ -321,7 +324,7 @@ def _published_speed() -> DataFrame:
 
 denseformer_speed = Table(
     reads=("run.json", "speed.csv"),
-    runs=("plain-*", "dwa-*", "gains-*", "connect-*", "last-*", "random-*", "softmax-*", "attention-*", "mudd-*"),
+    runs=("*",),
     caption=(
         "Training steps, full forward passes and decoded tokens per second, and peak memory, of every model, measured "
         "in turns in one process on an otherwise idle machine: medians over repetitions, in brackets the quartiles. "

@@ -21,13 +21,8 @@ POLICIES_BUDGET = ("local", "streaming_llm", "h2o", "spatten", "decay")
 
 def budget_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return one arm per policy of the article at every budget."""
-    return chosen(results, runs, POLICIES_BUDGET)
-
-
-def chosen(results: Results, runs: Sequence[str], policies: Sequence[str]) -> DataFrame:
-    """Return one arm per named policy at every budget, and the whole cache."""
     table = arms(results, STUDY, runs)
-    table = table[table["policy"].isin(["full", *policies])]
+    table = table[table["policy"].isin(["full", *POLICIES_BUDGET])]
     return table if table.empty else main_arms(table)
 
 
@@ -85,15 +80,15 @@ decay_budget = Plot(
 )
 
 
-POLICIES_BASELINES = (
-    *("h2o", "h2o variant=local_statistics", "h2o variant=global_statistics", "decay", "tova", "keydiff", "knorm"),
-    *("streaming_llm", "streaming_llm positions=renumbered", "random", "ideal"),
-)
+ARTICLE_ALONE = ("local", "spatten")
+"""Policies that decay_budget shows, and decay_baselines does not."""
 
 
 def baselines_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return one arm per policy at every budget."""
-    return chosen(results, runs, POLICIES_BASELINES)
+    table = arms(results, STUDY, runs)
+    table = table[~table["policy"].isin(ARTICLE_ALONE)]
+    return table if table.empty else main_arms(table)
 
 
 def draw_baselines(data: DataFrame) -> Figure:

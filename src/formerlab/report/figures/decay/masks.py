@@ -29,7 +29,9 @@ def masks_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def draw_masks(data: DataFrame) -> Figure:
     """Draw a row of panels per budget."""
-    names = [name for name in WANTED if name in set(data["arm"])]
+    kinds = data.drop_duplicates("arm").set_index("arm")["policy"].str.split().str[0]
+    others = [str(arm) for arm, kind in kinds.items() if kind not in ("ideal", "local", "h2o", "decay")]
+    names = [*(name for name in WANTED if name in kinds), *others]
     budgets = sorted(data["budget"].unique())
     panels = [(budget, name) for budget in budgets for name in names]
     tokens = int(data["query"].max()) + 1

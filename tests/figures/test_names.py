@@ -1,0 +1,126 @@
+"""A new mixer, projection or policy has a label and a look of its own in figures and tables; no other file knows it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import formerlab
+from formerlab.cache import CachePolicy
+from formerlab.layers.depth.union import DepthMixer
+from formerlab.layers.projection import Projection
+from formerlab.report.names import called, names
+from formerlab.spec import variants
+
+SPEC = '''
+from typing import ClassVar, Literal
+
+from formerlab.spec import Spec
+
+
+class {name}(Spec):
+    """Nothing yet."""
+
+    label: ClassVar[str] = "{label}"
+    look: ClassVar[tuple[str, str]] = ("{colour}", "*")
+    kind: Literal["{kind}"] = "{kind}"
+    rank: int = 1
+'''
+NEW = {
+    "Skip": (
+        "layers/depth/union.py",
+        "DepthMixer = Annotated[\n    Identity",
+        "skip",
+        "Skips of rank {rank}",
+        "#123456",
+    ),
+    "LowRank": ("layers/projection.py", "Projection = Annotated[Linear", "low_rank", "Low rank {rank}", "#234567"),
+    "Peak": ("cache/__init__.py", "CachePolicy = Annotated[\n    Full", "peak", "Peak attention", "#345678"),
+}
+USE = """
+import json, shutil, sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+import pandas as pd
+from fixtures.rows import make_decay, make_denseformer_study, make_run, make_tokenformer, make_vision, model
+
+from formerlab.report.drawings import draw_one
+from formerlab.report.style import look
+
+def repeat(path, old, new):
+    text = path.read_text()
+    lines = [line.replace(old, new) + "\\n" for line in text.splitlines() if old in line]
+    path.write_text(text + "".join(lines))
+
+
+root = Path("results/live/new")
+make_denseformer_study(root, (0,))
+make_run(root, "denseformer", "mine-16", loss=4.0, spec=model(16, depth={"kind": "skip", "rank": 3}))
+repeat(root / "denseformer/speed.csv", "gains-16", "mine-16")
+make_tokenformer(root, (0,))
+low = {"kind": "low_rank", "rank": 8}
+make_run(root, "tokenformer", "mine", loss=4.0, spec=model(projection=low))
+make_vision(root, (0,))
+
+
+shutil.copytree(root / "vision/vit/seed0", root / "vision/mine/seed0")
+path = root / "vision/mine/seed0/run.json"
+record = json.loads(path.read_text())
+record |= {"id": "vision/mine/seed0", "run": "mine"}
+record["spec"]["model"]["projection"] = low
+path.write_text(json.dumps(record))
+make_decay(root)
+for path in (root / "decay").rglob("*.csv"):
+    repeat(path, "spatten", "peak")
+
+shown = {
+    "Skips of rank 3": ("denseformer_tradeoff", "denseformer_table", "denseformer_patterns", "denseformer_speed"),
+    "Low rank 8": ("tokenformer_cost", "tokenformer_stages", "tokenformer_table", "vision_accuracy"),
+    "Peak attention": ("decay_baselines", "decay_table", "decay_ratio_table", "decay_ideal_table"),
+}
+for label, drawings in shown.items():
+    for name in drawings:
+        draw_one(name, root, Path("figures"))
+        assert label in Path(f"figures/{name}.csv").read_text(), (label, name)
+assert look("Skips of rank 3") == ("#123456", "*")
+assert look("Low rank 8") == ("#234567", "*")
+assert look("peak") == ("#345678", "*")
+assert not {"torch"} & set(sys.modules)
+"""
+
+
+def test_a_new_part_names_itself_in_every_figure_that_shows_such_parts(tmp_path):
+    package = tmp_path / "src/formerlab"
+    shutil.copytree(Path(formerlab.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, (union, before, kind, label, colour) in NEW.items():
+        module = Path(union).parent / f"{kind}.py"
+        (package / module).write_text(SPEC.format(name=name, label=label, colour=colour, kind=kind))
+        text = (package / union).read_text()
+        assert before in text
+        added = f"from formerlab.{module.with_suffix('').as_posix().replace('/', '.')} import {name}\n"
+        text = text.replace(before, f"{before} | {name}").replace("from formerlab.", f"{added}from formerlab.", 1)
+        (package / union).write_text(text)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
+    words = [sys.executable, "-c", USE, str(Path(__file__).parents[1])]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("part", "union"), [("mixer", DepthMixer), ("projection", Projection), ("policy", CachePolicy)]
+)
+def test_names_are_those_of_the_specs(part, union):
+    said = {cls.model_fields["kind"].default: (cls.label, getattr(cls, "look", None)) for cls in variants(union)}
+    assert names(part) == said
+    assert list(names(part)) == list(said)
+
+
+def test_a_label_shows_the_settings_of_the_run():
+    record = {"depth.kind": "last_k", "depth.outputs": 4.0, "depth.embedding": "always"}
+    assert called("mixer", record, "depth.") == "Last-K, K = 4, X_0 always"
+    assert called("mixer", {"depth.kind": "of_another_checkout"}, "depth.") == "of another checkout"
+    assert called("mixer", {"depth.kind": None}, "depth.") == ""
