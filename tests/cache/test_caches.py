@@ -36,7 +36,7 @@ from formerlab.spec import variants
 CHUNKS = (7, 1, 1, 4, 1, 1, 1, 2)
 TIME = sum(CHUNKS)
 STREAMING = [
-    *[variant() for variant in variants(CachePolicy) if variant().streams],
+    *[variant() for variant in variants(CachePolicy) if variant().is_online],
     Decay(alpha=0.5, recent=0.5),
     Decay(scope="layer"),
     Decay(alpha=0.0),
@@ -185,7 +185,7 @@ def test_memory_shrinks_to_the_share_that_is_kept(length):
     slots = -(-(budget + 1) // 16) * 16  # whole vectors
     assert pruned.allocated_bytes() == per_token * slots
     assert full.allocated_bytes() >= full.bytes()
-    assert pruned.bookkeeping_bytes() == 2 * 2 * slots * (4 + 4)
+    assert pruned.metadata_bytes() == 2 * 2 * slots * (4 + 4)
     assert pruned.bytes() / full.bytes() == pytest.approx(0.4, abs=0.01)
 
 

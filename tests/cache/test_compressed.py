@@ -28,7 +28,7 @@ from formerlab.cache import (
     simulate,
 )
 from formerlab.cache.engines.engine import Prompt
-from formerlab.cache.policies.expected import rotations, unturned
+from formerlab.cache.policies.expected import rotations, unrotated
 from formerlab.cache.prefill import OneShot, accumulated
 from formerlab.errors import UserError
 from formerlab.layers import Learned, Rotary
@@ -38,7 +38,7 @@ from formerlab.spec import variants
 
 ONE_SHOT = [SnapKV(window=4, kernel=3), ExpectedAttention(sink=2)]
 COMPRESSING = [
-    *[variant() for variant in variants(CachePolicy) if issubclass(variant, OneShot) or variant().streams],
+    *[variant() for variant in variants(CachePolicy) if issubclass(variant, OneShot) or variant().is_online],
     *ONE_SHOT,
 ]
 
@@ -104,8 +104,8 @@ def test_a_budget_for_everything_changes_nothing(policy):
 def test_scores_of_the_worked_example(alpha, expected, vectors, hand_logits):
     q = hand_logits.clamp(min=-9) * math.sqrt(5)
     k = torch.eye(5, dtype=torch.float64)[None, None]
-    worth = accumulated(Decay(alpha=alpha), Prompt(q, k, k, [2], [5]))[0, 0]
-    assert worth.tolist() == pytest.approx(vectors["hand"][f"oneshot_prefill_alpha{alpha:g}"], abs=1e-6)
+    importance = accumulated(Decay(alpha=alpha), Prompt(q, k, k, [2], [5]))[0, 0]
+    assert importance.tolist() == pytest.approx(vectors["hand"][f"oneshot_prefill_alpha{alpha:g}"], abs=1e-6)
     assert chosen(Decay(alpha=alpha), 2, q, k, k) == [[expected]]
 
 
@@ -150,7 +150,7 @@ def test_the_window_of_snapkv_takes_at_most_half_of_the_budget():
 def test_expected_attention_is_the_mean_over_gaussian_queries():
     q, k, v = (x / 2 for x in tensors(heads=2, key_heads=1, time=40, d_head=3))
     policy = ExpectedAttention(sink=2, epsilon=0.01)
-    worth = policy.worth(Prompt(q, k, v, [10, 10], [40, 40]), PositionEncoding())
+    importance = policy.importance(Prompt(q, k, v, [10, 10], [40, 40]), PositionEncoding())
     generator = torch.Generator().manual_seed(0)
     expected = torch.zeros(2, 38, dtype=torch.float64)
     for row in range(2):
@@ -161,14 +161,14 @@ def test_expected_attention_is_the_mean_over_gaussian_queries():
             weight = (drawn @ k[row, 0, 2:].T / math.sqrt(3)).exp().mean(0)
             expected[row] += weight / weight.sum() / 2
         expected[row] = (expected[row] + 0.01) * v[row, 0, 2:].norm(dim=-1)
-    assert worth[:, 0, 2:].flatten().tolist() == pytest.approx(expected.flatten().tolist(), rel=0.03)
+    assert importance[:, 0, 2:].flatten().tolist() == pytest.approx(expected.flatten().tolist(), rel=0.03)
 
 
 @pytest.mark.parametrize("spec", [Rotary(), Rotary(fraction=0.5), Rotary(interleaved=True)], ids=repr)
 def test_queries_are_taken_as_before_their_rotation(spec):
     position = spec.build(context=200, width=16, d_head=8)
     q = torch.randn(2, 3, 150, 8, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(unturned(position.rotate(q, 0), position), q, atol=1e-5)
+    assert torch.allclose(unrotated(position.rotate(q, 0), position), q, atol=1e-5)
     turn = rotations(position, 7, 2, q)
     assert torch.allclose(q[:, :, :1] @ turn[1], position.rotate(q[:, :, :1], 8), atol=1e-6)
     assert len(rotations(position, 150, 512, q)) == 50, "no more positions than the model has"

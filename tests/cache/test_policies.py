@@ -231,7 +231,7 @@ def test_age_bias():
     assert ratio(0.8, 512) == pytest.approx(5, rel=0.05)
 
 
-CAUSAL = [*[policy for policy in POLICIES if policy.streams], OFFICIAL[0], Ideal()]
+CAUSAL = [*[policy for policy in POLICIES if policy.is_online], OFFICIAL[0], Ideal()]
 
 
 @pytest.mark.parametrize("policy", CAUSAL, ids=repr)

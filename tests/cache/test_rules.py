@@ -112,7 +112,7 @@ class TestRandom:
 
     def test_it_keeps_the_largest_draws(self):
         policy, visible = Random(seed=5), self.kept(Random(seed=5), time=60)
-        draws = policy.entry(torch.arange(60), 3, None, 0)[0]
+        draws = policy.initial_scores(torch.arange(60), 3, None, 0)[0]
         assert len(draws.unique()) == draws.numel()
         assert draws.min() >= 0
         assert draws.max() < 1
@@ -122,13 +122,13 @@ class TestRandom:
                 assert set(visible[0, head, q].nonzero().flatten().tolist()) == {*best, q}
 
     def test_draws_are_uniform_and_without_pattern(self):
-        draws = Random().entry(torch.arange(4000), 8, None, 3)[0].double()
+        draws = Random().initial_scores(torch.arange(4000), 8, None, 3)[0].double()
         assert draws.mean().item() == pytest.approx(0.5, abs=0.01)
         assert draws.var().item() == pytest.approx(1 / 12, abs=0.003)
         rows = [
             draws,
-            Random(seed=1).entry(torch.arange(4000), 8, None, 3)[0],
-            Random().entry(torch.arange(4000), 8, None, 4)[0],
+            Random(seed=1).initial_scores(torch.arange(4000), 8, None, 3)[0],
+            Random().initial_scores(torch.arange(4000), 8, None, 4)[0],
         ]
         together = torch.cat([*rows, draws.roll(1, -1)]).double()
         off_diagonal = torch.corrcoef(together) - torch.eye(32)

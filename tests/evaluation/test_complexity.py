@@ -12,7 +12,7 @@ from formerlab.evaluation.timing.complexity import (
     multiply_adds,
     rows_of,
 )
-from formerlab.layers.sinusoidal_encoding import sinusoids
+from formerlab.layers.position import sinusoids
 from formerlab.report.tables.transformer import THEORY
 from formerlab.results.stages import TABLES
 

@@ -32,9 +32,9 @@ class CompressedCache:
 
     def __init__(self, policy: Policy, budget: Budget, position: PositionEncoding | None = None) -> None:
         entries(budget, 1)  # refuse an impossible budget here
-        if not (isinstance(policy, OneShot) or (isinstance(policy, Eviction) and policy.streams)):
+        if not (isinstance(policy, OneShot) or (isinstance(policy, Eviction) and policy.is_online)):
             raise UserError(f"{policy!r} cannot compress a prompt: it masks whole sequences; run it as a Simulation")
-        if policy.renumbers:
+        if policy.reindexes_positions:
             raise UserError(f"{policy!r}: compression keeps positions; use positions='kept'")
         self.policy = policy
         self.budget = budget

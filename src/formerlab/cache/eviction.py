@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.policies.policy import Layer, Policy, on_device
-from formerlab.kernels.cache_state import EMPTY, Chosen, Positions, Scores, Slots
+from formerlab.kernels.cache_state import EMPTY, CacheState, Chosen, Positions, Scores
 
 Attention = Float[Tensor, "batch key_heads groups slots"]
 Keys = Float[Tensor, "batch key_heads slots d_head"]
@@ -52,7 +52,7 @@ class Eviction(Policy):
     all heads of a layer."""
 
     @property
-    def streams(self) -> bool:
+    def is_online(self) -> bool:
         """Each step needs the past alone."""
         return True
 
@@ -68,32 +68,32 @@ class Eviction(Policy):
         """Return the keys that may stay between steps under a budget of `entries`."""
         return entries
 
-    def entry(
+    def initial_scores(
         self, positions: Int[Tensor, " time"], sets: int, keys: Keys | None, layer: int
     ) -> Float[Tensor, "#batch sets time"] | None:
         """Return the scores with which keys enter the cache; none means 0."""
         return None
 
-    def rank(self, slots: Slots, keys: Keys | None, now: int) -> Scores:
+    def eviction_priority(self, slots: CacheState, keys: Keys | None, now: int) -> Scores:
         """Return what decides the eviction after query `now`: the scores, unless the keys held are compared."""
         return slots.scores
 
-    def together(self, heads: Attention) -> Scores:
+    def reduce_over_heads(self, heads: Attention) -> Scores:
         """Sum over the heads that choose together."""
         if self.scope == "layer":
             return heads.sum((1, 2)).unsqueeze(1)
         return heads.sum(2) if heads.shape[2] > 1 else heads.squeeze(2)
 
-    def slots(self, entries: Sequence[int], key_heads: int, capacity: int, scores: Tensor) -> Slots:
+    def empty_state(self, entries: Sequence[int], key_heads: int, capacity: int, scores: Tensor) -> CacheState:
         """Return empty books for sequences of the given budgets, with the type and device of `scores`."""
         limits = [min(self.limit(budget), EMPTY) for budget in entries]
         bounds = zip(limits, *zip(*(self.protected(budget) for budget in entries), strict=True), strict=True)
         shape = len(entries), 1 if self.scope == "layer" else key_heads, capacity
         positions = torch.full(shape, EMPTY, dtype=torch.int32, device=scores.device)
         held, sink, recent = (_count(counts, scores.device) for counts in zip(*bounds, strict=True))
-        return Slots(positions, scores.new_zeros(shape), held, sink, recent, least=min(limits), most=max(limits))
+        return CacheState(positions, scores.new_zeros(shape), held, sink, recent, least=min(limits), most=max(limits))
 
-    def rescore(self, slots: Slots, attention: Attention, own: Chosen, entry: Entry | None) -> None:
+    def rescore(self, slots: CacheState, attention: Attention, own: Chosen, entry: Entry | None) -> None:
         """Score a query's attention to the first slots; `own` is the slot of its key, `entry` the score it enters with.
 
         The other slots are empty.
@@ -102,14 +102,14 @@ class Eviction(Policy):
             slots.scores.scatter_(-1, own, 0.0)
         else:
             slots.scores.scatter_(-1, own, entry)
-        received = self.together(attention)
+        received = self.reduce_over_heads(attention)
         if received.shape == slots.scores.shape:
             slots.scores = self.score(slots.scores, received)
         else:
             first = slots.scores[..., : received.shape[-1]]
             first.copy_(self.score(first, received))
 
-    def _before_evictions(self, rows: Rows, slots: Slots) -> Float[Tensor, "queries batch key_heads groups slots"]:
+    def _before_evictions(self, rows: Rows, slots: CacheState) -> Float[Tensor, "queries batch key_heads groups slots"]:
         """Return the attention of the queries that see all keys before them, and take it to the probabilities.
 
         Keys lie in the slots in their order as long as none has gone.
@@ -124,7 +124,7 @@ class Eviction(Policy):
             rows.probabilities[:, :, :, : end - start, :end] = attention
         return attention.movedim(3, 0)
 
-    def over(self, rows: Rows, slots: Slots, last: LastQueries) -> Iterator[int]:
+    def over(self, rows: Rows, slots: CacheState, last: LastQueries) -> Iterator[int]:
         """Take the queries in turn; yield each one's position after scoring, before the eviction.
 
         In the end `last` notes the last query that sees each key where one was evicted; its final column takes what is
@@ -151,7 +151,7 @@ class Eviction(Policy):
                 if rows.probabilities is not None:
                     rows.probabilities[:, :, :, row].scatter_(-1, index, attention)
             yield query
-            gone = slots.evict(query, self.rank(slots, _held(rows.keys, slots.positions), query))
+            gone = slots.evict(query, self.eviction_priority(slots, _held(rows.keys, slots.positions), query))
             if gone is not None:
                 evicted.append(gone.clamp(max=last.shape[-1] - 1))
         if evicted:
@@ -159,17 +159,19 @@ class Eviction(Policy):
             positions = torch.cat(evicted, -1).long()
             last.scatter_(-1, positions, queries.expand(positions.shape))
 
-    def walk(self, layer: Layer, last: LastQueries | None = None) -> Iterator[tuple[int, Slots]]:
+    def walk(self, layer: Layer, last: LastQueries | None = None) -> Iterator[tuple[int, CacheState]]:
         """Yield (q, books) for every query q in turn: after scoring, before the eviction.
 
         The books then hold what q sees. They are changed in place: read, do not keep. `last` is filled as by `over`.
         """
         key_heads, time = layer.logits.shape[1], layer.logits.shape[3]
         precise = layer.logits.to(torch.promote_types(layer.logits.dtype, torch.float32))
-        slots = self.slots(layer.budgets, key_heads, min(max(map(self.limit, layer.budgets)), time) + 1, precise)
+        slots = self.empty_state(layer.budgets, key_heads, min(max(map(self.limit, layer.budgets)), time) + 1, precise)
         last = slots.positions.new_zeros(*slots.positions.shape[:2], time + 1) if last is None else last
         keys = layer.keys if "keys" in self.needs else None
-        entry = self.entry(torch.arange(time, device=precise.device), slots.positions.shape[1], keys, layer.index)
+        entry = self.initial_scores(
+            torch.arange(time, device=precise.device), slots.positions.shape[1], keys, layer.index
+        )
         entry = None if entry is None else entry.to(precise.dtype)
         rows = Rows(0, F.pad(precise, (0, 1), value=-torch.inf), None, entry, keys)
         for query in self.over(rows, slots, last):
@@ -219,4 +221,4 @@ def coefficients(policy: Eviction) -> tuple[float, float] | None:
 
 def decides_by_score(policy: Eviction) -> bool:
     """Say whether a score of the form decay S + gain p decides alone, which is what compiled engines can run."""
-    return type(policy).rank is Eviction.rank and coefficients(policy) is not None
+    return type(policy).eviction_priority is Eviction.eviction_priority and coefficients(policy) is not None

@@ -13,7 +13,7 @@ from formerlab.cache.policies.policy import Layer, Policy, by_group, largest
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding
 
-Worth = Float[Tensor, "batch sets time"]
+Importance = Float[Tensor, "batch sets time"]
 QUERIES = 128  # whose attention is held at a time
 
 
@@ -21,7 +21,7 @@ class OneShot(Policy):
     """A policy that chooses once, from the queries of a whole prompt, and has no rule for single steps."""
 
     @abstractmethod
-    def worth(self, prompt: Prompt, position: PositionEncoding | None) -> Worth:
+    def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
         """Return the score of each key of a prompt, whose sequences all have the same length and budget."""
 
     @abstractmethod
@@ -47,16 +47,18 @@ class OneShot(Policy):
 def kept(
     policy: OneShot | Eviction, prompt: Prompt, position: PositionEncoding | None
 ) -> Bool[Tensor, "batch sets time"]:
-    """Mark the keys that a policy keeps of a prompt: those it protects, and of the rest those of the largest worth."""
+    """Mark the keys that a policy keeps of a prompt: those it protects, then those of the largest importance."""
     time, count = prompt.k.shape[2], prompt.entries[0]
-    worth = policy.worth(prompt, position) if isinstance(policy, OneShot) else accumulated(policy, prompt)
+    importance = policy.importance(prompt, position) if isinstance(policy, OneShot) else accumulated(policy, prompt)
     sink, recent = policy.protected(min(count, time))
-    place = torch.arange(time, device=worth.device)
-    worth = worth.masked_fill((place < sink) | (place >= time - recent), torch.inf)
-    return largest(worth, torch.full(worth.shape[:-1], min(policy.limit(count), time), device=worth.device))
+    place = torch.arange(time, device=importance.device)
+    importance = importance.masked_fill((place < sink) | (place >= time - recent), torch.inf)
+    return largest(
+        importance, torch.full(importance.shape[:-1], min(policy.limit(count), time), device=importance.device)
+    )
 
 
-def accumulated(policy: Eviction, prompt: Prompt) -> Worth:
+def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
     """Return what a step-by-step policy ranks by after the last query of a prompt of which nothing was evicted.
 
     With S <- decay S + gain p that is gain times the sum over q of decay^(T - 1 - q) p[q, k]: column sums of the whole
@@ -68,9 +70,11 @@ def accumulated(policy: Eviction, prompt: Prompt) -> Worth:
     decay, gain = rule
     time, key_heads = prompt.k.shape[2], prompt.k.shape[1]
     like = prompt.k.new_empty(0, dtype=torch.promote_types(prompt.k.dtype, torch.float32))
-    slots = policy.slots(prompt.entries, key_heads, time, like)
+    slots = policy.empty_state(prompt.entries, key_heads, time, like)
     slots.positions.copy_(torch.arange(time, device=slots.positions.device))
-    entry = policy.entry(torch.arange(time, device=prompt.k.device), slots.positions.shape[1], prompt.k, prompt.layer)
+    entry = policy.initial_scores(
+        torch.arange(time, device=prompt.k.device), slots.positions.shape[1], prompt.k, prompt.layer
+    )
     age = torch.arange(time, 0, -1, device=prompt.k.device, dtype=slots.scores.dtype)
     if entry is not None:
         slots.scores += entry * decay**age
@@ -79,8 +83,8 @@ def accumulated(policy: Eviction, prompt: Prompt) -> Worth:
         if gain * decay ** (time - end):  # what the last of them adds
             weights = gain * decay ** (age[start:end] - 1)
             rows = attention_rows(prompt, start, end)
-            slots.scores += policy.together((rows * weights[:, None].to(rows.dtype)).sum(3))
-    return policy.rank(slots, prompt.k, time - 1)
+            slots.scores += policy.reduce_over_heads((rows * weights[:, None].to(rows.dtype)).sum(3))
+    return policy.eviction_priority(slots, prompt.k, time - 1)
 
 
 def attention_rows(prompt: Prompt, start: int, end: int) -> Float[Tensor, "batch key_heads groups queries time"]:

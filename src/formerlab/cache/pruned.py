@@ -11,7 +11,7 @@ from formerlab.cache.budget import Budget, entries
 from formerlab.cache.engines.engine import Prompt, choose, load_compiled
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import Policy, places
-from formerlab.cache.reindexed import check_position, turned
+from formerlab.cache.reindexed import check_position, rotated
 from formerlab.cache.simulation import Simulation
 from formerlab.cache.store import Store
 from formerlab.errors import UserError
@@ -57,7 +57,7 @@ class PrunedCache:
     ) -> None:
         entries(budget, 1)  # refuse an impossible budget here
         policy.check_stepwise()
-        if not (isinstance(policy, Eviction) and policy.streams):
+        if not (isinstance(policy, Eviction) and policy.is_online):
             raise UserError(
                 f"{policy!r} cannot evict: it needs attention to keys that are gone or of queries still to come; "
                 "run it as a Simulation"
@@ -101,14 +101,14 @@ class PrunedCache:
         self._settled = True
         self._entries = max(1, entries(self.budget, length))
         self._limit = self.policy.limit(self._entries)
-        self._sink = self.policy.protected(self._entries)[0] if self.policy.renumbers else 0
+        self._sink = self.policy.protected(self._entries)[0] if self.policy.reindexes_positions else 0
 
     def _read(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Take in a whole prompt by simulation, and keep what survives it."""
         batch, time = q.shape[0], q.shape[2]
         prompt = Prompt(q, k, v, [self._entries] * batch, [time] * batch, layer)
         out, last, scores = choose(self.policy, prompt)(self.policy, prompt)
-        if self.policy.renumbers:  # the same keys, seen from elsewhere
+        if self.policy.reindexes_positions:  # the same keys, seen from elsewhere
             out = Simulation(self.policy, self._entries, position=self.position)(layer, q, k, v)
         kept = places(last >= time, min(self._limit, time))
         store = self._empty(kept.shape[-1], k, v)
@@ -139,7 +139,7 @@ class PrunedCache:
         if now < self._sink:
             held.sink.append(k)
         if self._sink and now > self._limit and self.position is not None:
-            store.replace_first(turned(torch.cat(held.sink, 2), now - self._limit, self.position))
+            store.replace_first(rotated(torch.cat(held.sink, 2), now - self._limit, self.position))
         held.length += 1
         entry = self._entry(layer, store, k, now)
         if held.step is not None:
@@ -147,10 +147,10 @@ class PrunedCache:
         return store.advance(self.policy, q, k, v, now, entry)
 
     def _entry(self, layer: int, store: Store, k: KeyHeads, now: int) -> Float[Tensor, "batch sets 1"] | None:
-        if type(self.policy).entry is Eviction.entry:
+        if type(self.policy).initial_scores is Eviction.initial_scores:
             return None
         sets = store.slots.positions.shape[1]
-        entry = self.policy.entry(torch.full((1,), now, device=k.device), sets, k, layer)
+        entry = self.policy.initial_scores(torch.full((1,), now, device=k.device), sets, k, layer)
         return None if entry is None else entry.to(store.slots.scores.dtype).expand(k.shape[0], sets, 1)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
@@ -179,7 +179,7 @@ class PrunedCache:
         """Bytes of the buffers of keys and values, the slot of the query's own key and room to spare included."""
         return sum(_bytes(layer.store.keys, layer.store.values) for layer in self._layers.values())
 
-    def bookkeeping_bytes(self) -> int:
+    def metadata_bytes(self) -> int:
         """Bytes of the scores and positions, which come on top of keys and values."""
         books = (layer.store.slots for layer in self._layers.values())
         return sum(_bytes(slots.scores, slots.positions) for slots in books)

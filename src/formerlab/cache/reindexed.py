@@ -14,7 +14,7 @@ from formerlab.layers.position import PositionEncoding
 
 def check_position(policy: Policy, position: PositionEncoding | None) -> PositionEncoding | None:
     """Return the position encoding; raise UserError where the policy numbers keys anew and this one cannot follow."""
-    if not policy.renumbers:
+    if not policy.reindexes_positions:
         return position
     if position is None:
         raise UserError(f"{policy!r} numbers the kept keys anew; pass position=model.position")
@@ -26,14 +26,14 @@ def check_position(policy: Policy, position: PositionEncoding | None) -> Positio
     return position
 
 
-def turned(
+def rotated(
     keys: Float[Tensor, "batch key_heads some d_head"], by: int, position: PositionEncoding
 ) -> Float[Tensor, "batch key_heads some d_head"]:
     """Return the keys as if they stood `by` positions later."""
     return position.rotate(keys.flatten(1, 2).unsqueeze(2), by).view_as(keys)
 
 
-def renumbered_sink(
+def reindexed_sink(
     logits: Logits,
     queries: Queries,
     keys: KeyHeads,

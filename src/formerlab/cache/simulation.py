@@ -122,7 +122,7 @@ class Simulation:
             raise ValueError(f"layer {layer} was simulated before: make a new Simulation for every forward pass")
         lengths = true_lengths(self.lengths, q.shape[0], q.shape[2])
         gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-        steps = isinstance(self.policy, Eviction) and self.policy.streams and not self.policy.renumbers
+        steps = isinstance(self.policy, Eviction) and self.policy.is_online and not self.policy.reindexes_positions
         if steps and self.observe is None and not gradient:
             out, self._realised[layer] = self._by_engine(layer, q, k, v, lengths)
         else:
@@ -158,7 +158,7 @@ class Simulation:
         logits = queries @ k.unsqueeze(2).transpose(-1, -2)
         budgets = [entries(self.budget, length) for length in lengths]
         if self.position is not None:
-            logits = self.policy.renumbered(logits, queries, k, budgets, self.position)
+            logits = self.policy.reindexed_logits(logits, queries, k, budgets, self.position)
         flat = logits.flatten(1, 2)
         probabilities, visible = simulate(
             self.policy,

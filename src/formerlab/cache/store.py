@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import by_group
-from formerlab.kernels.cache_state import Scores, Slots
+from formerlab.kernels.cache_state import CacheState, Scores
 from formerlab.layers.attention import Heads, KeyHeads
 
 LANES = 16
@@ -23,7 +23,7 @@ class Store:
     keys: Float[Tensor, "batch key_heads slots d_head"]
     values: Float[Tensor, "batch key_heads d_head slots"]
     """Channel by channel: both products of attention then sum over what lies side by side."""
-    slots: Slots
+    slots: CacheState
 
     @staticmethod
     def empty(policy: Eviction, entries: list[int], capacity: int, k: KeyHeads, v: KeyHeads) -> "Store":
@@ -34,7 +34,7 @@ class Store:
         return Store(
             k.new_zeros(batch, key_heads, capacity, d_head),
             v.new_zeros(batch, key_heads, v.shape[-1], capacity),
-            policy.slots(entries, key_heads, capacity, scores),
+            policy.empty_state(entries, key_heads, capacity, scores),
         )
 
     @property
@@ -84,5 +84,5 @@ class Store:
         logits = logits.to(self.slots.scores.dtype).masked_fill(empty, -torch.inf)
         attention = logits.softmax(-1)
         policy.rescore(self.slots, attention, taken, entry)
-        self.slots.evict(now, policy.rank(self.slots, self.keys, now))
+        self.slots.evict(now, policy.eviction_priority(self.slots, self.keys, now))
         return (attention.unsqueeze(3).to(v.dtype) @ self.values.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)

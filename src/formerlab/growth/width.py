@@ -28,7 +28,7 @@ from torch import Tensor
 from formerlab.errors import UserError
 from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp
-from formerlab.layers.sinusoidal import Sinusoidal
+from formerlab.layers.position import Sinusoidal
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.seeding import mixed_seed
 

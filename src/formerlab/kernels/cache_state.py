@@ -17,7 +17,7 @@ Chosen = Int[Tensor, "batch sets 1"]
 
 
 @dataclass
-class Slots:
+class CacheState:
     """What the heads of one layer hold. A set is kept by one query head, by those of a key head, or by the whole layer.
 
     There are more slots than keys that may stay. A key that is evicted leaves its slot empty, and the next one takes

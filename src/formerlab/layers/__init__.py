@@ -19,9 +19,8 @@ from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm, RMSNorm
 from formerlab.layers.pattention import Pattention
-from formerlab.layers.position import Learned, NoPosition, Position, Rotary
+from formerlab.layers.position import Learned, NoPosition, Position, Rotary, Sinusoidal
 from formerlab.layers.projection import Projection
-from formerlab.layers.sinusoidal import Sinusoidal
 
 __all__ = [
     "AttentionResiduals",

@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from formerlab.kernels import rotary_cpu
-from formerlab.layers.sinusoidal import Sinusoidal
 from formerlab.spec import Spec, Std
 
 
@@ -67,6 +66,24 @@ class Rotary(Spec):
         return 0
 
 
+class Sinusoidal(Spec):
+    """x_t + PE_t with PE(t, 2i) = sin(t base^(-2i/d)) and PE(t, 2i+1) = cos of the same (arXiv:1706.03762, 3.5)."""
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    base: float = Field(default=10000.0, ge=1.0, le=1e10)
+    """Base of the wavelengths, which run from 2 pi to 2 pi base."""
+
+    def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
+        """Return the module for at most `context` positions."""
+        del d_head
+        return SinusoidalEncoding(context, width, self.base)
+
+    def params(self, context: int, width: int) -> int:
+        """Count of parameters."""
+        del context, width
+        return 0
+
+
 Position = Annotated[NoPosition | Learned | Rotary | Sinusoidal, Field(discriminator="kind")]
 
 
@@ -105,6 +122,34 @@ class LearnedEncoding(PositionEncoding):
     def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
         """Add the rows of the positions."""
         return x + self.rows[start : start + x.shape[1]]
+
+
+def sinusoids(context: int, width: int, base: float = 10000.0) -> Float[Tensor, "context width"]:
+    """Return PE in float64, on the CPU: sine in even channels, cosine in odd ones (arXiv:1706.03762, section 3.5)."""
+    with torch.device("cpu"):
+        frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        angles = torch.outer(torch.arange(context, dtype=torch.float64), frequencies)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width]
+
+
+class SinusoidalEncoding(PositionEncoding):
+    """The module of `Sinusoidal`."""
+
+    def __init__(self, context: int, width: int, base: float) -> None:
+        super().__init__()
+        self.base = base
+        self.register_buffer("rows", torch.empty(context, width, dtype=torch.float32), persistent=False)
+        self.rows: Tensor
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Compute the rows."""
+        context, width = self.rows.shape
+        self.rows.copy_(sinusoids(context, width, self.base))
+
+    def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
+        """Add the rows of the positions."""
+        return x + self.rows[start : start + x.shape[1]].to(x.dtype)
 
 
 class RotaryEncoding(PositionEncoding):

@@ -22,7 +22,7 @@ from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Position, Rotary
 from formerlab.layers.projection import Projection
-from formerlab.models.kept import kept_words
+from formerlab.models.activation_memory import activation_elements
 from formerlab.spec import Layers, Size, Spec, Std
 
 
@@ -122,7 +122,7 @@ class Decoder(Spec):
 
         Logits are kept in their own type and in float32.
         """
-        block = kept_words(self.width, self.projection, self.feedforward, self.depth)
+        block = activation_elements(self.width, self.projection, self.feedforward, self.depth)
         return self.layers * block + 2 * self.vocabulary
 
     def kv_bytes(self, time: int, bytes_per_value: int = 4) -> int:

@@ -15,10 +15,9 @@ from formerlab.layers.initial import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
-from formerlab.layers.position import Position, Rotary
+from formerlab.layers.position import Position, Rotary, Sinusoidal
 from formerlab.layers.projection import Projection
-from formerlab.layers.sinusoidal import Sinusoidal
-from formerlab.models.kept import inner_words
+from formerlab.models.activation_memory import inner_elements
 from formerlab.models.translator_model import TranslatorModel
 from formerlab.spec import Layers, Size, Spec, Std
 
@@ -135,7 +134,7 @@ class Translator(Spec):
 
     def activation_words(self) -> int:
         """Return an estimate of the numbers kept per token of a sentence pair for the backward pass."""
-        inner = inner_words(self.width, self.feedforward)
+        inner = inner_elements(self.width, self.feedforward)
         return self.layers * (28 * self.width + 2 * inner) + 2 * self.vocabulary
 
     @property

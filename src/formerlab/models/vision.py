@@ -21,7 +21,7 @@ from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Learned, Position
 from formerlab.layers.projection import Projection
-from formerlab.models.kept import kept_words
+from formerlab.models.activation_memory import activation_elements
 from formerlab.models.vision_features import VisionFeatures
 from formerlab.spec import Layers, Size, Spec, Std
 
@@ -122,7 +122,7 @@ class VisionTransformer(Spec):
 
     def activation_words(self) -> int:
         """Return an estimate of the numbers kept per image for the backward pass: the logits twice, and the blocks."""
-        block = kept_words(self.width, self.projection, self.feedforward, self.depth)
+        block = activation_elements(self.width, self.projection, self.feedforward, self.depth)
         return self.context * self.layers * block + 2 * self.classes
 
     def mixing_flops(self) -> int:

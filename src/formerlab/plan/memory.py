@@ -20,7 +20,7 @@ MOST_FLOPS = 1e28
 def too_large(run: Run) -> tuple[str, str] | None:
     """Return the key of a run that makes it larger than anything can be, and why; None where it is not."""
     weights = BYTES_WEIGHT * run.model.params()
-    kept = BYTES_WEIGHT * run.task.part_tokens * kept_words(run)
+    kept = BYTES_WEIGHT * run.task.part_tokens * activation_elements(run)
     most = f"more than {MOST_BYTES / 1e12:g} TB"
     if weights > MOST_BYTES:
         return "model", f"its weights take {weights / 1e12:.3g} TB, {most}; make it smaller"
@@ -37,18 +37,18 @@ def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
     With several shards the state is split over as many processors, but for what is whole while it is used.
     """
     bytes_activation = BYTES_WEIGHT // 2 if run.precision == "bfloat16" else BYTES_WEIGHT
-    activations = run.task.part_tokens * kept_words(run) * bytes_activation
+    activations = run.task.part_tokens * activation_elements(run) * bytes_activation
     state = run.model.params() * STATE_WORDS * BYTES_WEIGHT
     if shards > 1:
         state = state // shards + whole_words(run.model) * BYTES_WEIGHT
     return int(hardware.memory_base_mb * 2**20 + hardware.memory_factor * (state + activations))
 
 
-def kept_words(run: Run) -> int:
+def activation_elements(run: Run) -> int:
     """Return an estimate of the numbers that a run keeps per token (or image) of a part for the backward pass.
 
     Where blocks are computed again, they are those of one block and the inputs of all, a tenth of what a block keeps
-    at most (models/kept.py).
+    at most (models/activation_memory.py).
     """
     words = run.model.activation_words()
     if not run.checkpoint_activations:

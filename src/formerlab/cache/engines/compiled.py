@@ -33,7 +33,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     out = v.new_empty(batch, time, heads, d_head).transpose(1, 2)
     last = torch.full((batch, sets, time), time, dtype=torch.int32)
     scores = v.new_zeros(batch, sets, time)
-    entry = policy.entry(torch.arange(time), sets, k, prompt.layer)
+    entry = policy.initial_scores(torch.arange(time), sets, k, prompt.layer)
     entry = v.new_empty(batch, sets, 0) if entry is None else entry.to(v.dtype).expand(batch, sets, time).contiguous()
     most = min(max(policy.limit(budget) for budget in prompt.entries), time)
     pruned_attention_cpu.whole_sequences(

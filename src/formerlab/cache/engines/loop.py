@@ -37,10 +37,10 @@ def _simulate(policy: Eviction, prompt: Prompt) -> Pruned:
     keys[:, :, time] = 0
     precise = torch.promote_types(q.dtype, torch.float32)
     capacity = max(min(max(policy.limit(budget) for budget in prompt.entries), time) + 1, VECTOR)
-    slots = policy.slots(prompt.entries, k.shape[1], capacity, q.new_empty(0, dtype=precise))
+    slots = policy.empty_state(prompt.entries, k.shape[1], capacity, q.new_empty(0, dtype=precise))
     batch, sets, _ = slots.positions.shape
     last = torch.full((batch, sets, time + 1), time, dtype=torch.int32, device=q.device)
-    entry = policy.entry(torch.arange(time, device=q.device), sets, k, prompt.layer)
+    entry = policy.initial_scores(torch.arange(time, device=q.device), sets, k, prompt.layer)
     entry = None if entry is None else entry.to(precise)
     looked_at = k if "keys" in policy.needs else None
     out: list[Tensor] = []

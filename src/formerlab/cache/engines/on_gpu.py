@@ -45,5 +45,5 @@ def _entry(policy: Eviction, prompt: Prompt, sets: int) -> Tensor | None:
     """Return the scores with which keys enter the cache, if any but 0."""
     batch, _, time, _ = prompt.q.shape
     with torch.autocast(prompt.q.device.type, enabled=False):
-        entry = policy.entry(torch.arange(time, device=prompt.q.device), sets, prompt.k, prompt.layer)
+        entry = policy.initial_scores(torch.arange(time, device=prompt.q.device), sets, prompt.k, prompt.layer)
     return None if entry is None else entry.float().expand(batch, sets, time).contiguous()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from formerlab.cache.engines.engine import Prompt
 from formerlab.cache.policies.policy import by_group
-from formerlab.cache.prefill import QUERIES, OneShot, Worth
+from formerlab.cache.prefill import QUERIES, Importance, OneShot
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding, RotaryEncoding
 from formerlab.spec import AnyCount, Size
@@ -34,14 +34,14 @@ class ExpectedAttention(OneShot):
     epsilon: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Added to the expected attention, so that the value's norm counts even where none is expected."""
 
-    def worth(self, prompt: Prompt, position: PositionEncoding | None) -> Worth:
+    def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
         """Return the expected attention times the norms of the values."""
         if position is None:
             raise UserError(f"{self!r} looks at queries before their rotation; pass position=model.position")
         q, k, v = prompt.q, prompt.k, prompt.v
         time, d_head = k.shape[2:]
         sink = min(self.sink, time - 1)
-        queries = unturned(q, position)[:, :, sink:]
+        queries = unrotated(q, position)[:, :, sink:]
         mean = queries.mean(2, keepdim=True)
         centred = queries - mean
         covariance = centred.transpose(-1, -2) @ centred / centred.shape[2]
@@ -52,8 +52,8 @@ class ExpectedAttention(OneShot):
         logits = (by_group(mean, groups) @ keys.transpose(-1, -2)).squeeze(3) / d_head**0.5
         logits = logits + (keys @ by_group(covariance, groups) * keys).sum(-1) / (2 * d_head)
         expected = logits.softmax(-1).mean(2) + self.epsilon
-        worth = expected * v[:, :, sink:].norm(dim=-1)
-        return torch.nn.functional.pad(worth, (sink, 0))
+        importance = expected * v[:, :, sink:].norm(dim=-1)
+        return torch.nn.functional.pad(importance, (sink, 0))
 
     def protected(self, entries: int) -> tuple[int, int]:
         """Keep the sink."""
@@ -72,7 +72,7 @@ def rotations(
     return position.rotate(unit[None, :, None].expand(-1, -1, count, -1), start)[0].transpose(0, 1)
 
 
-def unturned(
+def unrotated(
     q: Float[Tensor, "batch heads time d_head"], position: PositionEncoding
 ) -> Float[Tensor, "batch heads time d_head"]:
     """Return the queries as they were before their rotation."""

@@ -40,7 +40,7 @@ class H2O(Eviction):
         return self
 
     @property
-    def streams(self) -> bool:
+    def is_online(self) -> bool:
         """The official masks read attention that a cache which has evicted cannot know."""
         return self.variant == "accumulated"
 

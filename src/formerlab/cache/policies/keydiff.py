@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from formerlab.cache.eviction import Eviction, Keys
-from formerlab.kernels.cache_state import Scores, Slots
+from formerlab.kernels.cache_state import CacheState, Scores
 
 
 class KeyDiff(Eviction):
@@ -22,7 +22,7 @@ class KeyDiff(Eviction):
     kind: Literal["keydiff"] = "keydiff"
     needs = ("keys",)
 
-    def rank(self, slots: Slots, keys: Keys | None, now: int) -> Scores:
+    def eviction_priority(self, slots: CacheState, keys: Keys | None, now: int) -> Scores:
         """Return how unlike the others each key is."""
         if keys is None:
             raise ValueError("KeyDiff needs keys")
@@ -30,7 +30,7 @@ class KeyDiff(Eviction):
         held = torch.where((slots.positions <= now).unsqueeze(-1), direction, 0.0)
         anchor = F.normalize(held.sum(2, keepdim=True), dim=-1)
         likeness = ((direction * anchor).sum(-1) * 2**16).round() / 2**16
-        return self.together(-likeness.unsqueeze(2)).to(slots.scores.dtype)
+        return self.reduce_over_heads(-likeness.unsqueeze(2)).to(slots.scores.dtype)
 
     def score(self, past: Scores, attention: Scores) -> Scores:
         """Attention plays no part."""

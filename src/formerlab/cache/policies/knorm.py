@@ -21,14 +21,14 @@ class Knorm(Eviction):
     kind: Literal["knorm"] = "knorm"
     needs = ("keys",)
 
-    def entry(
+    def initial_scores(
         self, positions: Int[Tensor, " time"], sets: int, keys: Keys | None, layer: int
     ) -> Float[Tensor, "#batch sets time"] | None:
         """Return -||k||_2."""
         if keys is None:
             raise ValueError("Knorm needs keys")
         mantissa, exponent = keys.norm(dim=-1).frexp()
-        return self.together(-((mantissa * 2**12).round() / 2**12).ldexp(exponent).unsqueeze(2))
+        return self.reduce_over_heads(-((mantissa * 2**12).round() / 2**12).ldexp(exponent).unsqueeze(2))
 
     def score(self, past: Scores, attention: Scores) -> Scores:
         """Attention plays no part."""

@@ -72,16 +72,16 @@ class Policy(Spec, ABC):
     """Inputs of `simulate` without which the policy cannot decide: keys, values, state."""
 
     @property
-    def streams(self) -> bool:
+    def is_online(self) -> bool:
         """Whether each step needs only what a cache still holds, so that it can really evict."""
         return False
 
     @property
-    def renumbers(self) -> bool:
+    def reindexes_positions(self) -> bool:
         """Whether the kept keys are numbered anew, so that they stand elsewhere than in the text."""
         return False
 
-    def renumbered(
+    def reindexed_logits(
         self,
         logits: Logits,
         queries: Queries,

@@ -27,7 +27,7 @@ class Random(Eviction):
     seed: Seed = 0
     """Seed of the draw."""
 
-    def entry(
+    def initial_scores(
         self, positions: Int[Tensor, " time"], sets: int, keys: Keys | None, layer: int
     ) -> Float[Tensor, "#batch sets time"] | None:
         """Return the draws."""

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from torch.nn import functional as F
 
 from formerlab.cache.engines.engine import Prompt
-from formerlab.cache.prefill import OneShot, Worth, attention_rows
+from formerlab.cache.prefill import Importance, OneShot, attention_rows
 from formerlab.layers.position import PositionEncoding
 from formerlab.spec import Size
 
@@ -27,7 +27,7 @@ class SnapKV(OneShot):
     pooling: Literal["mean", "max"] = "mean"
     """How neighbours are pooled."""
 
-    def worth(self, prompt: Prompt, position: PositionEncoding | None) -> Worth:
+    def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
         """Return the pooled attention of the window; that of the window's own keys does not count."""
         time = prompt.k.shape[2]
         window = self.protected(min(prompt.entries[0], time))[1]

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import Logits, Queries
-from formerlab.cache.reindexed import renumbered_sink
+from formerlab.cache.reindexed import reindexed_sink
 from formerlab.kernels.cache_state import Scores
 from formerlab.layers.attention import KeyHeads
 from formerlab.layers.position import PositionEncoding
@@ -54,11 +54,11 @@ class StreamingLLM(Window):
     that the sink follows the window (the paper's way, for positions that are rotations; learned ones cannot follow)."""
 
     @property
-    def renumbers(self) -> bool:
+    def reindexes_positions(self) -> bool:
         """Whether the kept keys are numbered anew."""
         return self.positions == "renumbered"
 
-    def renumbered(
+    def reindexed_logits(
         self,
         logits: Logits,
         queries: Queries,
@@ -67,7 +67,7 @@ class StreamingLLM(Window):
         position: PositionEncoding,
     ) -> Logits:
         """Return the logits with the sink right in front of the window; `queries` are scaled."""
-        if not self.renumbers:
+        if not self.reindexes_positions:
             return logits
         sink = [self.protected(count)[0] for count in budgets]
-        return renumbered_sink(logits, queries, keys, sink, budgets, position)
+        return reindexed_sink(logits, queries, keys, sink, budgets, position)

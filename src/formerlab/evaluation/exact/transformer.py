@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from formerlab.layers import Mlp
-from formerlab.layers.sinusoidal_encoding import sinusoids
+from formerlab.layers.position import sinusoids
 from formerlab.models.translator import Translator
 from formerlab.models.translator_model import TranslatorModel
 

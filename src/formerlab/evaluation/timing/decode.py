@@ -54,7 +54,7 @@ class DecodeSettings(Timing):
     @model_validator(mode="after")
     def _check(self) -> "DecodeSettings":
         for policy in self.policies:
-            if isinstance(policy, Full) or not (isinstance(policy, Eviction) and policy.streams):
+            if isinstance(policy, Full) or not (isinstance(policy, Eviction) and policy.is_online):
                 raise ValueError(f"policies: kind={policy.kind} is none that a cache can evict by; remove it")
         return self
 
@@ -103,10 +103,10 @@ def measure(runs: list[Run], settings: DecodeSettings, device: torch.device, pat
                 for repetition, place, variant in turns(variants, settings.repetitions):
                     cache = variant.make(model, length)
                     taken = _step_seconds(model, cache, tokens, length, device)
-                    books = cache.bookkeeping_bytes() if isinstance(cache, PrunedCache) else 0
+                    metadata = cache.metadata_bytes() if isinstance(cache, PrunedCache) else 0
                     if repetition:
                         where = [length, sequences, repetition, place]
-                        rows.append([run.name, *variant.cells, *where, taken, cache.bytes(), books])
+                        rows.append([run.name, *variant.cells, *where, taken, cache.bytes(), metadata])
                     progress.advance()
     write_rows(path, TABLES["decode.csv"].names, rows)
     return {}

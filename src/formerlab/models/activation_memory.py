@@ -5,19 +5,19 @@ from formerlab.layers.feedforward import FeedForward
 from formerlab.layers.projection import Projection
 
 
-def inner_words(width: int, feedforward: FeedForward) -> int:
+def inner_elements(width: int, feedforward: FeedForward) -> int:
     """Return an estimate of the numbers that a feed-forward keeps inside per token: two per token or hidden unit."""
     return 2 * (feedforward.flops(width, width) // (4 * width))
 
 
-def kept_words(width: int, projection: Projection, feedforward: FeedForward, depth: DepthMixer) -> int:
+def activation_elements(width: int, projection: Projection, feedforward: FeedForward, depth: DepthMixer) -> int:
     """Return an estimate of the numbers that one block keeps per token.
 
     They are about ten vectors of the model's width (inputs of norms and projections, queries, keys, values, attention's
     output), what its projections keep inside (two numbers per parameter token or hidden unit), and one vector for the
     depth mixer.
     """
-    inner = inner_words(width, feedforward)
+    inner = inner_elements(width, feedforward)
     if projection.kind == "pattention":
         inner += 4 * 2 * projection.tokens
     mixing = width if depth.kind != "identity" else 0
