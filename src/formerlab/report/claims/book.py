@@ -142,7 +142,7 @@ class Change(Spec):
     """What was changed: `<claim id>: ...`, a function such as `paired()`, or the ids of claims that were added."""
 
 
-class Book(Spec):
+class ClaimRegistry(Spec):
     """The whole file."""
 
     version: int
@@ -155,7 +155,7 @@ class Book(Spec):
     """All claims."""
 
     @model_validator(mode="after")
-    def _check(self) -> "Book":
+    def _check(self) -> "ClaimRegistry":
         for claim in self.claims:
             if bool(claim.criterion.for_each) != (claim.criterion.combine is not None):
                 raise ValueError(f"{claim.id}: for_each and combine come together")
@@ -178,8 +178,8 @@ class Book(Spec):
 
 
 @cache
-def read_claims() -> Book:
+def read_claims() -> ClaimRegistry:
     """Return the registered claims."""
     text = files(__package__).joinpath("claims.yaml").read_text(encoding="utf-8")
     content: dict[str, Any] = yaml.safe_load(text)
-    return Book.model_validate(content)
+    return ClaimRegistry.model_validate(content)

@@ -9,7 +9,7 @@ from pandas import DataFrame
 from formerlab.errors import UserError, near_misses
 from formerlab.files import replacing, write_text
 from formerlab.report.claims.arms import ClaimArms
-from formerlab.report.claims.book import Book, Claim, read_claims
+from formerlab.report.claims.book import Claim, ClaimRegistry, read_claims
 from formerlab.report.claims.evidence import Numbers
 from formerlab.report.claims.judgement import ItemVerdict
 from formerlab.report.claims.rows import Rows
@@ -67,7 +67,7 @@ def read_withdrawn(root: Path) -> dict[str, str]:
     return found
 
 
-def ordered(book: Book) -> list[Claim]:
+def ordered(book: ClaimRegistry) -> list[Claim]:
     """Return the claims, headline claims first."""
     return sorted(book.claims, key=lambda claim: not claim.headline)
 
