@@ -1,19 +1,22 @@
 """Imports run downwards through the rooms of the house (docs/architecture.md), and no two files need each other."""
 
 import ast
+import html
+import sys
 from pathlib import Path
 
 import formerlab
 
 PACKAGE = Path(formerlab.__file__).parent
 
-ROOMS = (
-    *("errors files progress seeding spec statistics calibration torchvision_shim yaml_files", "results", "data"),
-    *("kernels", "layers", "models", "growth", "cache", "tasks", "training", "evaluation"),
-    *("report", "plan", "integrations", "tracking", "commands", "__main__"),
-)
-"""From the ground up; rooms of one line may use each other. A file may import what stands in its line or before it."""
-LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.split()}
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+import draw_rooms  # noqa: E402
+
+ROOMS = [room for room, _ in draw_rooms.rooms()]
+"""As docs/architecture.md lists them, from the top down: a file may import from its own room and from those below."""
+GROUND = "shared by all"
+LEVEL = {room: -place for place, room in enumerate(ROOMS)} | {"__main__": 1}
 
 
 def modules():
@@ -41,13 +44,22 @@ def imported(tree, known, *, when_imported=False):
 
 
 def room(module):
-    return module.split(".")[1] if "." in module else "errors"  # the version, which is below all
+    """Return the room of a module; a file at the top level belongs to all, as the version does."""
+    name = module.split(".")[1] if "." in module else GROUND
+    return name if name in LEVEL else GROUND
 
 
 def test_every_room_has_its_place():
-    found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert found - {"__init__"} == LEVEL.keys()
-    assert sum(path.suffix == ".py" for path in PACKAGE.iterdir()) <= 12
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert {*ROOMS} == {*rooms, GROUND}
+    assert len(list(PACKAGE.glob("*.py"))) <= 12
+
+
+def test_the_picture_shows_the_rooms_that_there_are():
+    text = (ROOT / "docs/rooms.svg").read_text(encoding="utf-8")
+    for room, idea in draw_rooms.rooms():
+        assert f">{room}</text>" in text, "run scripts/draw_rooms.py"
+        assert f">{html.escape(idea, quote=False)}</text>" in text, "run scripts/draw_rooms.py"
 
 
 def test_no_import_runs_back_up():
