@@ -12,9 +12,9 @@ from pathlib import Path
 import matplotlib as mpl
 
 mpl.use("svg")
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch  # noqa: E402
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/architecture.md"
@@ -77,7 +77,9 @@ def draw(path: Path) -> None:
 
 
 def _box(axes: Axes, left: float, middle: float, width: float, colour: str) -> None:
-    shape = FancyBboxPatch((left, middle - 0.39), width, 0.78, "round,pad=0,rounding_size=0.12", fc=colour, ec="#888888")
+    shape = FancyBboxPatch(
+        (left, middle - 0.39), width, 0.78, "round,pad=0,rounding_size=0.12", fc=colour, ec="#888888"
+    )
     axes.add_patch(shape)
 
 

@@ -1,4 +1,4 @@
-"""run.json: what docs/architecture.md promises, and numbers that agree with what was counted."""
+"""run.json: what docs/files.md promises, and numbers that agree with what was counted."""
 
 import functools
 import json
@@ -17,7 +17,7 @@ from formerlab.files import sha256
 from formerlab.tasks import LanguageModeling
 from formerlab.training import provenance, stage
 
-ARCHITECTURE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+FILES = Path(__file__).resolve().parents[2] / "docs" / "files.md"
 TYPES = {
     "schema": int,
     "id": str,
@@ -67,12 +67,12 @@ def test_every_field_has_its_type(record):
 
 def test_the_fields_are_those_of_the_documentation(record):
     """The paragraph lists `name`, `name {keys}` and `name (remark)`, separated by commas."""
-    (listed,) = re.findall(r"^`run\.json` \(schema 1\): `(.+?)`\.", ARCHITECTURE.read_text(), re.MULTILINE)
+    (listed,) = re.findall(r"^`run\.json` \(schema 1\): `(.+?)`\.", FILES.read_text(), re.MULTILINE)
     fields = re.sub(r" \([^)]*\)", "", listed)
     keys = dict(re.findall(r"(\w+) \{([^}]*)\}", fields))
     names = re.sub(r" \{[^}]*\}| \| null", "", fields).split(", ")
     assert set(names) == set(record)
-    (listed,) = re.findall(r"^`read` says .+?: `(.+?)`\.", ARCHITECTURE.read_text(), re.MULTILINE)
+    (listed,) = re.findall(r"^`read` says .+?: `(.+?)`\.", FILES.read_text(), re.MULTILINE)
     assert re.sub(r" \([^)]*\)", "", listed).split(", ") == list(record["read"][0])
     for name, listed_keys in keys.items():
         expected = set(listed_keys.split(", ")) - {"..."}

@@ -42,7 +42,7 @@ def stages_block(root: Path) -> str:
 PAGES: dict[str, Callable[[Path], str]] = {
     "README.md": verdicts_block,
     "docs/claims.md": coverage_block,
-    "docs/architecture.md": stages_block,
+    "docs/files.md": stages_block,
 }
 """Page to what stands between its marks."""
 
