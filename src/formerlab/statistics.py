@@ -69,11 +69,11 @@ def paired_student(
 
 def bootstrap_means(
     values: Float[np.ndarray, "*metrics seeds examples"],
-    weights: Float[np.ndarray, "examples"] | None = None,
+    weights: Float[np.ndarray, " examples"] | None = None,
     *,
     resamples: int = RESAMPLES,
     random_seed: int = 0,
-) -> Float[np.ndarray, "resamples *metrics"]:
+) -> Float[np.ndarray, " resamples *metrics"]:
     """Return bootstrap replicates of the weighted mean over examples, averaged over seeds.
 
     Examples alone are resampled: every seed answers the same ones, so one resample serves all seeds of a replicate. The
@@ -111,7 +111,7 @@ def _drawn(random_seed: int, start: int, count: int, examples: int) -> NDArray[n
 
 def mean_ends(
     of_seeds: Float[np.ndarray, "*metrics seeds"],
-    replicates: Float[np.ndarray, "resamples *metrics"],
+    replicates: Float[np.ndarray, " resamples *metrics"],
     examples: int,
     confidence: float = CONFIDENCE,
 ) -> tuple[Float[np.ndarray, "*metrics"], Float[np.ndarray, "*metrics"]]:
@@ -139,7 +139,7 @@ def mean_ends(
 
 def over_examples(
     values: Float[np.ndarray, "seeds examples"],
-    weights: Float[np.ndarray, "examples"] | None = None,
+    weights: Float[np.ndarray, " examples"] | None = None,
     confidence: float = CONFIDENCE,
     *,
     resamples: int = RESAMPLES,
@@ -150,8 +150,8 @@ def over_examples(
 
 
 def interval_over(
-    of_seeds: Float[np.ndarray, "seeds"],
-    replicates: Float[np.ndarray, "resamples"],
+    of_seeds: Float[np.ndarray, " seeds"],
+    replicates: Float[np.ndarray, " resamples"],
     examples: int,
     confidence: float = CONFIDENCE,
 ) -> Interval:

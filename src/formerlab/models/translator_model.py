@@ -27,7 +27,7 @@ class Encoded(NamedTuple):
     mask: Mask
     """Which source tokens are real."""
 
-    def select(self, rows: Int[Tensor, "kept"]) -> "Encoded":
+    def select(self, rows: Int[Tensor, " kept"]) -> "Encoded":
         """Return some of the sentences."""
         return Encoded([(k[rows], v[rows]) for k, v in self.layers], self.mask[rows])
 

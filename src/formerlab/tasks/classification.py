@@ -197,7 +197,7 @@ class Classification(TaskSpec):
             return ImageBatch(*mix(batch.images, batch.targets))
 
 
-def predictions(logits: Float[Tensor, "batch classes"], labels: Int[Tensor, "batch"]) -> list[Prediction]:
+def predictions(logits: Float[Tensor, " batch classes"], labels: Int[Tensor, " batch"]) -> list[Prediction]:
     """Return a row per image."""
     return [
         Prediction(loss, int(label), int(best), int(rank), sure)
@@ -206,7 +206,7 @@ def predictions(logits: Float[Tensor, "batch classes"], labels: Int[Tensor, "bat
 
 
 def prediction_fields(
-    logits: Float[Tensor, "batch classes"], labels: Int[Tensor, "batch"]
+    logits: Float[Tensor, " batch classes"], labels: Int[Tensor, " batch"]
 ) -> Float[Tensor, "batch columns"]:
     """Return the fields of `Prediction` per image; softmax in float64, ties count against the model."""
     log_probabilities = torch.log_softmax(logits.double(), dim=-1)

@@ -93,7 +93,7 @@ def score_trajectories(
                 yield group, alpha, scores.shape[1] + step, *mean_and_tenths(values), share
 
 
-def mean_and_tenths(values: Float[Tensor, "values"]) -> tuple[float, float, float]:
+def mean_and_tenths(values: Float[Tensor, " values"]) -> tuple[float, float, float]:
     """Return the mean and the 10 % and 90 % quantile of all values; torch.quantile refuses more than 2^24 of them."""
     low, high = np.quantile(values.numpy(), [0.1, 0.9])
     return values.double().mean().item(), float(low), float(high)

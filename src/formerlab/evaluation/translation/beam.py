@@ -84,7 +84,7 @@ class TranslatorCache:
         """Say that every layer has the newest token."""
         self.length += 1
 
-    def select(self, rows: Int[Tensor, "kept"]) -> None:
+    def select(self, rows: Int[Tensor, " kept"]) -> None:
         """Go on with the histories of these hypotheses, in this order."""
         same = rows.device.type == "cpu" and len(rows) == len(self._stores[0][0])  # a GPU would be waited for
         if same and torch.equal(rows, torch.arange(len(rows))):

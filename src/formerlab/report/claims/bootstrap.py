@@ -57,7 +57,7 @@ def paired_difference(a: Examples, b: Examples, resamples: int) -> Paired:
 
 def _replicates(
     group: Float[np.ndarray, "seeds examples statistics"], reduce: Reduce, index: int, resamples: int
-) -> Float[np.ndarray, "resamples"]:
+) -> Float[np.ndarray, " resamples"]:
     """Return the metric of a task, averaged over seeds, on resamples of its examples."""
     found = np.empty(resamples)
     for part, drawn in resampled(group.shape[1], resamples, index):

@@ -84,7 +84,7 @@ class Paired(Quantity):
 
     of_seeds: Mapping[int, float]
     """The point estimate: one mean over the examples for each seed."""
-    replicates: Float[np.ndarray, "resamples"]
+    replicates: Float[np.ndarray, " resamples"]
     """Means over the seeds for resamples of the examples."""
     examples: int
 
