@@ -46,7 +46,7 @@ def full_attention(logits):
 
 
 def test_the_union_is_the_registry():
-    kinds = "full local streaming_llm h2o spatten decay tova snapkv knorm keydiff expected_attention random ideal"
+    kinds = "full local streaming_llm h2o spatten decay tova keydiff knorm snapkv expected_attention random ideal"
     assert [policy.kind for policy in VARIANTS] == kinds.split()
     adapter = TypeAdapter(CachePolicy)
     for policy in VARIANTS + OFFICIAL:

@@ -117,11 +117,17 @@ def test_dotted_keys_are_nested_mappings(dotted, tree):
     assert nested(dotted) == tree
 
 
+PARENT = "measure: {zeroshot: {runs: [parent]}}"
 OVERRIDES = [
     ("small.optimizer.lr", 0.5, "defaults: {optimizer: {lr: 0.5}}", "workflow/scales/smoke.yaml"),
     ("small.runs.plain.model.heads", 4, "runs: {plain: {model: {heads: 4}}}", "workflow/studies/small.yaml"),
-    ("study.small.zeroshot", ["parent"], "zeroshot: [parent]", "workflow/studies/small.yaml"),
-    ("study.small.prune.plain.windows", 3, "studies: {small: {prune: {plain: {windows: 3}}}}", None),
+    (
+        "study.small.measure.zeroshot.runs",
+        ["parent"],
+        "measure: {zeroshot: {runs: [parent]}}",
+        "workflow/studies/small.yaml",
+    ),
+    ("study.small.measure.prune.windows", 3, "studies: {small: {measure: {prune: {windows: 3}}}}", None),
     ("scale.threads", 2, "threads: 2", "workflow/scales/smoke.yaml"),
     ("scale.data.text.tokenizer.vocabulary", 301, "data: {text: {tokenizer: {vocabulary: 301}}}", None),
     ("scale.studies.small.only", ["plain"], "studies: {small: {only: [plain]}}", "workflow/scales/smoke.yaml"),
@@ -133,8 +139,8 @@ OVERRIDES = [
 @pytest.mark.parametrize(("key", "value", "text", "file"), OVERRIDES, ids=[key for key, *_ in OVERRIDES])
 def test_overlay_set_command_line_and_an_edited_file_say_the_same(project, key, value, text, file):
     before = project.plan()
-    if key == "study.small.prune.plain.windows":  # the scale speaks of this one too, and would win
-        project.lay_over("workflow/scales/smoke.yaml", "studies: {small: {prune: null}}")
+    if key == "study.small.measure.prune.windows":  # the scale speaks of this one too, and would win
+        project.lay_over("workflow/scales/smoke.yaml", "studies: {small: {measure: null}}")
     on_command_line = project.plan(set={key: value})
     assert on_command_line != before
     project.write("mine.yaml", yaml.safe_dump({key: value}))
