@@ -11,6 +11,7 @@ from formerlab.files import read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
 from formerlab.plan.cost import run_cost, totals
+from formerlab.plan.equal_time import match_times
 from formerlab.plan.forecast import forecast
 from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.judge import RECORDS
@@ -21,7 +22,6 @@ from formerlab.plan.processes import processes_of
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources
-from formerlab.plan.speed import match_times
 from formerlab.plan.tokenizers import chain, tokenizer_of
 from formerlab.report.drawings import Drawing, catalogue
 from formerlab.report.names import UNIONS, names
