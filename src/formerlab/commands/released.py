@@ -4,7 +4,7 @@ import argparse
 import math
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 BUDGETS = (0.4, 0.2)
 ALPHA = 0.2
-KINDS = 3
-"""Of questions in the sample."""
+KINDS, CHOICES = 3, 4
+"""Of questions in the sample, and of answers to each."""
 FILES = {
     "accuracy_and_loss.png, .pdf": "the figure",
     "table.txt": "the table above",
@@ -100,8 +100,9 @@ def run(arguments: argparse.Namespace) -> None:
     means = run_sweep(loaded, sweep, out, identity=identity)
     table = _table(means, arguments.questions)
     (out / "table.txt").write_text(table + "\n", encoding="utf-8")
-    draw(means, f"{arguments.model}, {sample.name}", out)
-    print(f"\n{arguments.model} ({dtype or 'as saved'}) on {sample.name}, 4 choices, chance 25 %, 95 % intervals:\n")
+    draw(means, arguments.questions, f"{arguments.model}, {sample.name}", out)
+    asked = f"{CHOICES} choices, chance {100 // CHOICES} %, 95 % intervals"
+    print(f"\n{arguments.model} ({dtype or 'as saved'}) on {sample.name}, {asked}:\n")
     print(table)
     print(f"\n{time.perf_counter() - start:.0f} s. Everything is in {out}:")
     for file, text in FILES.items():
@@ -136,33 +137,34 @@ def _table(means: Sequence[dict[str, Any]], questions: int) -> str:
     """Return accuracy over all questions, with its interval, and the loss of the windows, by policy and budget."""
     lines = [f"{'policy':<12} {'budget':>6} {'accuracy, %':>18} {'loss, nats a token':>20}"]
     for row in means:
-        mean = _accuracy(row)
-        half = 1.96 * math.sqrt(mean * (100 - mean) / (KINDS * questions))
-        accuracy = f"{mean:.1f} +- {half:.1f}"
+        accuracy = f"{_accuracy(row):.1f} +- {_half_interval(row, questions):.1f}"
         lines.append(f"{_name(row):<12} {row['budget']:>6.0%} {accuracy:>18} {_loss(row):>20.3f}")
     return "\n".join(lines)
 
 
-def draw(means: Sequence[dict[str, Any]], title: str, out: Path) -> None:
-    """Draw accuracy and loss of every policy at every budget, the full cache as a line."""
+def draw(means: Sequence[dict[str, Any]], questions: int, title: str, out: Path) -> None:
+    """Draw accuracy, with its 95 % interval, and loss of every policy at every budget, the full cache as a line."""
     from matplotlib.figure import Figure
 
     full, *pruned = means
     names = list(dict.fromkeys(_name(row) for row in pruned))
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    panels: tuple[tuple[str, Callable[[dict[str, Any]], float]], ...] = (("accuracy, %", _accuracy), ("loss", _loss))
-    for axes, (label, value) in zip(figure.subplots(1, 2), panels, strict=True):
-        width = 0.8 / len(BUDGETS)
-        for index, budget in enumerate(BUDGETS):
-            own = [value(row) for row in pruned if row["budget"] == budget]
-            places = [place + (index - (len(BUDGETS) - 1) / 2) * width for place in range(len(own))]
-            axes.bar(places, own, width, label=f"{budget:.0%} of the cache", color=("#0072B2", "#56B4E9")[index])
-        axes.axhline(value(full), color="#222222", linewidth=1, linestyle="--", label="full cache")
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for index, budget in enumerate(BUDGETS):
+        rows = [row for row in pruned if row["budget"] == budget]
+        places = [place + (index - (len(BUDGETS) - 1) / 2) * 0.2 for place in range(len(rows))]
+        look: Any = {"fmt": "os"[index], "color": ("#0072B2", "#D55E00")[index], "label": f"{budget:.0%} of the cache"}
+        halves = [_half_interval(row, questions) for row in rows]
+        left.errorbar(places, [_accuracy(row) for row in rows], halves, capsize=3, **look)
+        right.errorbar(places, [_loss(row) for row in rows], **look)
+    for axes, label, level in ((left, "accuracy, %", _accuracy(full)), (right, "loss, nats a token", _loss(full))):
+        axes.axhline(level, color="#222222", linewidth=1, linestyle="--", label="full cache")
         axes.set_xticks(range(len(names)), names)
+        axes.set_xlim(-0.5, len(names) - 0.5)
         axes.set_ylabel(label)
-        heights = [value(row) for row in means]
-        axes.set_ylim(0.9 * min(heights), 1.03 * max(heights))
-    figure.axes[0].legend(fontsize=7, loc="lower right")
+    left.axhline(100 / CHOICES, color="#888888", linewidth=1, linestyle=":", label="chance")
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.suptitle(title, fontsize=9)
     for ending in ("png", "pdf"):
         figure.savefig(out / f"accuracy_and_loss.{ending}", dpi=150)
@@ -175,6 +177,12 @@ def _name(row: dict[str, Any]) -> str:
 def _accuracy(row: dict[str, Any]) -> float:
     """Return the percentage of all questions that are answered rightly; there are equally many of every kind."""
     return sum(100 * float(value) for name, value in row.items() if name.endswith(" acc")) / KINDS
+
+
+def _half_interval(row: dict[str, Any], questions: int) -> float:
+    """Return half of the 95 % interval of the accuracy, in points, with so many questions of every kind."""
+    mean = _accuracy(row)
+    return 1.96 * math.sqrt(mean * (100 - mean) / (KINDS * questions))
 
 
 def _loss(row: dict[str, Any]) -> float:
