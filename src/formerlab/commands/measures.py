@@ -49,7 +49,7 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
         if stage.models and record["status"] != "finished":
             _write_nothing(stage, folder)
         else:
-            module = _module(stage)
+            module = import_module(stage.import_path)
             measured = Measured(
                 run=Run.model_validate(record["spec"]),
                 model=load_model(folder)[0].to(plan["device"]) if stage.models else None,
@@ -79,10 +79,6 @@ def _write_nothing(stage: Stage, folder: Path) -> None:
         write_text(folder / file, "")
 
 
-def _module(stage: Stage) -> Any:
-    return import_module(f"formerlab.evaluation.{stage.module}")
-
-
 def time_runs(stage: Stage, arguments: argparse.Namespace) -> None:
     """Time runs of a study, trained or not, as the plan says; the record is written last."""
     plan = load_plan(arguments)
@@ -100,7 +96,7 @@ def time_runs(stage: Stage, arguments: argparse.Namespace) -> None:
         torch.set_num_threads(plan["threads"])
         keep_memory()
         runs = [Run.model_validate(plan["train"][run_id]["spec"]) for run_id in job["runs"]]
-        module, (file,) = _module(stage), stage.tables
+        module, (file,) = import_module(stage.import_path), stage.tables
         notes = module.measure(
             runs, getattr(module, stage.settings).model_validate(job["settings"]), device, folder / file
         )

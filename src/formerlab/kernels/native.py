@@ -15,6 +15,8 @@ import torch
 
 from formerlab.files import replacing
 
+TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
+"""What kernels take, and how C++ calls it (`BFLOAT16`)."""
 BFLOAT16 = r"""
 #include <cstdint>
 #include <cstring>

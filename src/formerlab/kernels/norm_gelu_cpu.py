@@ -11,15 +11,13 @@ import logging
 import torch
 from torch import Tensor
 
-from formerlab.kernels.native import BFLOAT16, compiled
-
-_TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
+from formerlab.kernels.native import BFLOAT16, TYPES, compiled
 
 
 def fits(tensor: Tensor) -> bool:
     """Say whether the kernels can work on a tensor (plain memory of a type they know) and were compiled here."""
     plain = type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
-    return plain and tensor.dtype in _TYPES and _library() is not None
+    return plain and tensor.dtype in TYPES and _library() is not None
 
 
 def normalise_and_activate(products: Tensor, tau: float, smallest_norm: float) -> tuple[Tensor, Tensor]:
@@ -40,7 +38,7 @@ def scores_and_gradient(grad: Tensor, z: Tensor, tau: float) -> tuple[Tensor, Te
 
 
 def _call(name: str, tensors: tuple[Tensor, ...], shape: torch.Size, *numbers: float) -> None:
-    kernel = getattr(_library(), f"{name}_{_TYPES[tensors[0].dtype]}")
+    kernel = getattr(_library(), f"{name}_{TYPES[tensors[0].dtype]}")
     pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors)
     sizes, reals = map(ctypes.c_long, shape), map(ctypes.c_float, numbers)
     kernel(*pointers, *sizes, *reals, torch.get_num_threads())

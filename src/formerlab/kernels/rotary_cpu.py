@@ -7,15 +7,13 @@ import logging
 import torch
 from torch import Tensor
 
-from formerlab.kernels.native import BFLOAT16, compiled
-
-_TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
+from formerlab.kernels.native import BFLOAT16, TYPES, compiled
 
 
 def fits(x: Tensor, table: Tensor) -> bool:
     """Say whether the kernel can rotate a tensor (plain memory of a type it knows) and was compiled here."""
     plain = type(x) is Tensor and x.device.type == "cpu" and x.ndim == 4 and x.stride(-1) == 1
-    return plain and x.dtype in _TYPES and table.dtype == torch.float32 and _library() is not None
+    return plain and x.dtype in TYPES and table.dtype == torch.float32 and _library() is not None
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool, back: bool) -> Tensor:
@@ -25,7 +23,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool, back: 
     contiguous and float32: `cosine` (time, d_head) and `sine` (time, r/2).
     """
     out = torch.empty_like(x)
-    kernel = getattr(_library(), f"rotate_{_TYPES[x.dtype]}")
+    kernel = getattr(_library(), f"rotate_{TYPES[x.dtype]}")
     pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, out, cosine, sine))
     sizes = map(ctypes.c_long, (*x.shape, sine.shape[1], *x.stride()[:3], *out.stride()[:3]))
     kernel(*pointers, *sizes, int(interleaved), ctypes.c_float(-1.0 if back else 1.0), torch.get_num_threads())

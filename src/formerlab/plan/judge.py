@@ -15,7 +15,7 @@ from formerlab.errors import UserError
 from formerlab.files import read_json, write_text
 from formerlab.plan.layers import at
 from formerlab.results.measures import UNPLANNED
-from formerlab.results.stages import STAGES, TIMED
+from formerlab.results.stages import OPTIMIZER, STAGES, TIMED
 
 RECORDS = {stage.name: stage.record for stage in STAGES.values()}
 """The record of each stage, which it writes last; parents stand before what is made from them."""
@@ -34,8 +34,6 @@ READABLE = {
     "equal_time.rows_sha256": "measured speed",
     "weights_sha256": "weights",
 }
-OPTIMIZER = "optimizer.pt"
-"""What a run keeps beside its record where a later one goes on with its optimizer (training/finish.py)."""
 
 
 class Verdict(NamedTuple):

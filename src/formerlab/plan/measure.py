@@ -32,13 +32,8 @@ Jobs = dict[str, Any]
 
 def settings_of(stage: Stage) -> type[Any]:
     """Return the class of a stage's settings."""
-    kind: type[Spec] = getattr(import_module(module_of(stage)), stage.settings)
+    kind: type[Spec] = getattr(import_module(stage.import_path), stage.settings)
     return kind
-
-
-def module_of(stage: Stage) -> str:
-    """Return the module that does a stage's work."""
-    return f"formerlab.evaluation.{stage.module}"
 
 
 @dataclass(frozen=True)
@@ -133,7 +128,7 @@ def _job(
     suites = {name: suite for name, suite in scale.suites.items() if settings.asks(name)}
     job: Tree = {
         "settings": settings.plain(),
-        "code": code_hash(module_of(stage), specs=[settings, run.model, *suites.values()]),
+        "code": code_hash(stage.import_path, specs=[settings, run.model, *suites.values()]),
         "suites": _states(folder / stage.record, suites, planned),
     }
     reading = settings.reading(run, int(getattr(data, "questions", 0) or 0))
@@ -170,7 +165,7 @@ def _timing_jobs(stage: Stage, runs: list[Run], sources: Sources) -> Iterator[tu
                     "settings": settings.plain(),
                     "runs": [run.id for run in timed],
                     "configuration": fingerprint([settings.plain(), parts]),
-                    "code": code_hash(module_of(stage), specs=[settings, *specs]),
+                    "code": code_hash(stage.import_path, specs=[settings, *specs]),
                     "memory_bytes": settings.memory_bytes(timed),
                 },
             )

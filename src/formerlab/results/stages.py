@@ -37,6 +37,11 @@ class Stage:
         object.__setattr__(self, "record", self.record or f"{self.name}.json")
 
     @property
+    def import_path(self) -> str:
+        """Return the module of a measurement as it is imported."""
+        return f"formerlab.evaluation.{self.module}"
+
+    @property
     def written(self) -> tuple[str, ...]:
         """Return all files that it writes, the record last."""
         return (*self.tables, *self.files, self.record)
@@ -238,3 +243,6 @@ TABLES = {file: found for stage in STAGES.values() for file, found in stage.tabl
 """Every file of rows, by name."""
 WRITER = {file: stage.name for stage in STAGES.values() for file in stage.written}
 """The stage that writes a file."""
+
+OPTIMIZER = "optimizer.pt"
+"""What `train` writes beside its files where another run goes on with the optimizer."""

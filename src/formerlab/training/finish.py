@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from formerlab.files import replacing
+from formerlab.results.stages import OPTIMIZER, STAGES, TABLES
 from formerlab.results.write import write_rows
 from formerlab.tasks.task import Row
 from formerlab.training.run import Run
@@ -16,25 +17,19 @@ from formerlab.training.state import State
 
 CHECKPOINT = "checkpoint/last.pt"
 SUPERSEDED = "checkpoint.superseded"
-COLUMNS = {
-    "train": ("step", "tokens", "loss_nats", "lr", "grad_norm"),
-    "timing": ("step", "time_s", "tokens_per_s", "memory_bytes"),
-    "eval": ("step", "split", "batch"),
-    "depth": ("step", "destination", "source", "weight"),
-}
 WEIGHTS = "weights.safetensors"
-FILES = ("run.yaml", "train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv", WEIGHTS)
+FILES = STAGES["train"].written[:-1]
 """The files of a run beside run.json, which is written last and speaks for them."""
-OPTIMIZER = "optimizer.pt"
 """The optimizer's final state, where a run that grows from this one carries it on."""
 
 
 def write_results(run: Run, state: State, data: Path, out: Path, diverged: int | None) -> dict[str, float | None]:
     """Write the rows of training and of the held-out stream; return their means for people."""
     test = run.task.test_rows(state.model, data) if diverged is None else run.task.guessed_rows(run.model, data)
-    for name, columns in COLUMNS.items():
-        more = run.task.eval_columns if name == "eval" else ()
-        write_rows(out / f"{name}.csv", (*columns, *more), state.rows[name])
+    columns = {name: TABLES[f"{name}.csv"].names for name in ("train", "timing", "depth")}
+    columns["eval"] = ("step", "split", "batch", *run.task.eval_columns)
+    for name, names in columns.items():
+        write_rows(out / f"{name}.csv", names, state.rows[name])
     write_rows(out / "test.csv", run.task.test_columns, test)
     evaluated = state.rows["eval"]
     valid = [row[3:] for row in evaluated if row[0] == evaluated[-1][0]]

@@ -10,9 +10,10 @@ from torch import nn
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256
 from formerlab.growth.tokens import continued_spec, grow_into, grow_optimizer_state, hold_old_tokens
+from formerlab.results.stages import OPTIMIZER
 from formerlab.training import processes, provenance
 from formerlab.training.checkpoint import differences, load_checkpoint, load_tensors, previous, remove, restore
-from formerlab.training.finish import FILES, OPTIMIZER, SUPERSEDED, WEIGHTS, tidy
+from formerlab.training.finish import FILES, SUPERSEDED, WEIGHTS, tidy
 from formerlab.training.record import Record, load_record
 from formerlab.training.run import Run
 from formerlab.training.settings import Settings

@@ -115,7 +115,7 @@ VOCABULARY = 50304
 
 
 def formulas(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per size ."""
+    """Return a row per size."""
     records = results.runs(STUDY, runs).drop_duplicates("run").to_dict("records")
     return DataFrame([_row(record) for record in records])
 
