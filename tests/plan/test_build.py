@@ -90,19 +90,35 @@ def test_sweeps_fit_their_models(plan):
         assert (sweep.context or 1) <= model.context
 
 
+def searched(run, runs):
+    """Whether another run of the study differs in its learning rate alone."""
+
+    def told(name):
+        spec = runs[name]["spec"]
+        rate = spec["optimizer"]["lr"]
+        rest = spec | {"name": "", "seed": 0, "optimizer": {**spec["optimizer"], "lr": 0}}
+        return rest, rate
+
+    rest, rate = told(run)
+    return any(other_rest == rest and other != rate for other_rest, other in map(told, runs))
+
+
 def test_drawings_read_every_run_of_theirs_and_no_other(plan):
     written = {file: plan[name] for name, stage in MEASURED.items() for file in stage.tables}
     for name, drawing in catalogue().items():
+        runs = {run: job for run, job in plan["train"].items() if job["study"] == drawing.study}
+        needed = [job for job in runs.values() if any(fnmatchcase(job["run"], p) for p in drawing.needs or ("*",))]
         expected = {
             f"{plan['results']}/{run}/{file}"
-            for run, job in plan["train"].items()
-            if job["study"] == drawing.study and any(fnmatchcase(job["run"], pattern) for pattern in drawing.runs)
+            for run, job in runs.items()
+            if needed and any(fnmatchcase(job["run"], pattern) for pattern in drawing.runs)
+            if not drawing.varied or searched(run, runs)
             for file in drawing.reads
             if file not in ("prune_questions.csv", "speed.csv", "decode.csv")
             and run in written.get(file, plan["train"])
         }
         for stage in TIMED:
-            if f"{stage}.csv" in drawing.reads and drawing.study in plan[stage]:
+            if expected and f"{stage}.csv" in drawing.reads and drawing.study in plan[stage]:
                 expected.add(f"{plan['results']}/{drawing.study}/{stage}.csv")
         found = set(plan["draw"].get(name, {"inputs": ()})["inputs"])
         assert {path for path in found if not path.endswith("prune_questions.csv")} == expected

@@ -1,6 +1,5 @@
 """Build the plan: every job with its resolved spec, code hash, inputs and cost, as one JSON value."""
 
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -167,9 +166,12 @@ def _claims(sources: Sources) -> dict[str, str]:
 def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the figures and tables that have something to read, each with the files that it reads."""
     jobs = {}
+    trained = list(plan["train"].values())
+    runs = [(job["study"], job["run"], job["spec"]) for job in trained]
     named = fingerprint([[kind, *name] for part in UNIONS for kind, name in names(part).items()])
     for name, drawing in catalogue().items():
-        inputs = [path for job in plan["train"].values() for path in _inputs(drawing, job, plan)]
+        read = [trained[place] for place in drawing.chosen(runs)]
+        inputs = [path for job in read for path in _inputs(drawing, job, plan)]
         if inputs:  # rows of a study rather than of a run
             files = [f"{stage}.csv" for stage in TIMED if drawing.study in plan[stage]]
             inputs += [f"{plan['results']}/{drawing.study}/{file}" for file in files if file in drawing.reads]
@@ -178,7 +180,7 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
                 "kind": drawing.kind,
                 "study": drawing.study,
                 "inputs": inputs,
-                "runs": _runs_behind(drawing, plan),
+                "runs": _runs_behind(drawing, read, plan),
                 "outputs": [f"{plan['figures']}/{file}" for file in drawing.outputs],
                 "code": code_hash(drawing.module, "formerlab.report.write"),
                 "names": named,
@@ -186,18 +188,17 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
     return jobs
 
 
-def _runs_behind(drawing: Drawing, plan: dict[str, Any]) -> list[str]:
+def _runs_behind(drawing: Drawing, read: list[Tree], plan: dict[str, Any]) -> list[str]:
     """Return the runs that a drawing reads, for readers: `denseformer/plain-8 (seed 0, 1, 2)`."""
     seeds: dict[str, list[str]] = {}
-    for job in plan["train"].values():
+    for job in read:
         if _inputs(drawing, job, plan):
             seeds.setdefault(f"{job['study']}/{job['run']}", []).append(str(job["seed"]))
     return [f"{run} (seed {', '.join(found)})" for run, found in seeds.items()]
 
 
 def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:
-    if job["study"] != drawing.study or not any(fnmatchcase(job["run"], p) for p in drawing.runs):
-        return []
+    """Return the files of a run that a drawing reads."""
     run_id = _id(job)
     written = set(STAGES["train"].written)
     for name, stage in MEASURED.items():

@@ -2,7 +2,8 @@
 
 A module below `figures/` or `tables/` declares each at its top level, under its name: `decay_budget = Plot(...)` in
 `figures/decay/budget.py`, `vision_sizes = Table(...)` in `tables/vision.py`. The study is the folder or file below. The
-plan reads `reads`, `runs` and `caption` from the source without importing what draws, so these are literals.
+plan reads which runs and files it takes, and its caption, from the source without importing what draws, so these are
+literals.
 
 The rows of a figure are written beside the picture, which shows nothing else. In figures and tables the column `source`
 is `ours` or `published`. The caption is written beside them for Snakemake's report.
@@ -11,14 +12,16 @@ is `ours` or `published`. The caption is written beside them for Snakemake's rep
 import ast
 import difflib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from formerlab.errors import UserError
+from formerlab.report.siblings import families
 
 if TYPE_CHECKING:  # these take a second to import; the plan reads the catalogue without them
     from matplotlib.figure import Figure
@@ -27,7 +30,7 @@ if TYPE_CHECKING:  # these take a second to import; the plan reads the catalogue
     from formerlab.results.read import Objection, Results
 
 REPORT = Path(__file__).parent
-_READ = ("reads", "runs", "caption")
+_READ, _MAY_SAY = ("reads", "runs", "caption"), ("varied", "needs")
 
 
 class Plot(NamedTuple):
@@ -42,6 +45,10 @@ class Plot(NamedTuple):
     data: "Callable[[Results, Sequence[str]], DataFrame]"
     """Returns the rows, given the results and `runs`."""
     draw: "Callable[[DataFrame], Figure]"
+    varied: str = ""
+    """Key of the spec, such as optimizer.lr: of `runs`, those are shown that differ from another in this key alone."""
+    needs: Sequence[str] = ()
+    """Patterns of `runs` without any of which there is nothing to draw: a scale that has none lacks the figure."""
 
 
 class Table(NamedTuple):
@@ -55,6 +62,10 @@ class Table(NamedTuple):
     published: "Callable[[], DataFrame] | None" = None
     columns: Sequence[str] = ()
     """The columns that are shown, in this order; all where none are named."""
+    varied: str = ""
+    """As of a figure."""
+    needs: Sequence[str] = ()
+    """As of a figure."""
 
     def rows(self, results: "Results") -> "DataFrame":
         """Return ours above the published ones; the first column, `source`, tells them apart."""
@@ -84,6 +95,16 @@ class Drawing:
     reads: tuple[str, ...]
     runs: tuple[str, ...]
     caption: str
+    varied: str = ""
+    needs: tuple[str, ...] = ()
+
+    def chosen(self, runs: "Sequence[tuple[str, str, Mapping[str, Any]]]") -> list[int]:
+        """Return the places of the runs that are drawn, of `runs` given by study, name and spec."""
+        found = [place for place, (study, run, _) in enumerate(runs) if study == self.study and _is_of(run, self.runs)]
+        if self.varied:
+            numbers = families([runs[place][2] for place in found], self.varied)
+            found = [place for place, family in zip(found, numbers, strict=True) if family >= 0]
+        return found if any(_is_of(runs[place][1], self.needs or self.runs) for place in found) else []
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -113,9 +134,14 @@ def _declared(kind: str, path: Path) -> list[Drawing]:
                 given = {word.arg: word.value for word in call.keywords}
                 if missing := [key for key in _READ if key not in given]:
                     raise UserError(f"{path}: {name} lacks {missing[0]}; every figure and table has {', '.join(_READ)}")
-                values: dict[str, Any] = {key: ast.literal_eval(given[key]) for key in _READ}
+                literals = [key for key in (*_READ, *_MAY_SAY) if key in given]
+                values: dict[str, Any] = {key: ast.literal_eval(given[key]) for key in literals}
                 found.append(Drawing(name, kind, parts[1], module, **values))
     return found
+
+
+def _is_of(run: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(run, pattern) for pattern in patterns)
 
 
 def draw(name: str, results: "Results", out: Path) -> list[Path]:
@@ -156,8 +182,9 @@ def draw_all(
     written = []
     for root in sorted(path for path in tree_root.glob("*/") if has_runs(path)):
         results = Results(root, objection_of(root))
+        runs = [(one["study"], one["run"], one["spec"]) for one in results.records()]
         for drawing in catalogue().values():
-            if results.runs(drawing.study, drawing.runs).empty:
+            if not drawing.chosen(runs):
                 print(f"{root.name}: {drawing.name} skipped, no finished runs of '{drawing.study}'", file=sys.stderr)
             else:
                 written += draw(drawing.name, results, out_root / root.name)

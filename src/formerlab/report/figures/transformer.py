@@ -1,6 +1,7 @@
 """Figures of the translation study (arXiv:1706.03762)."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,8 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_directly
+from formerlab.report.rates import draw as draw_rates
+from formerlab.report.rates import searches
 from formerlab.report.style import BLACK, BLUE, GREEN, VERMILION, canvas, widen
 from formerlab.report.transformer import complexity
 from formerlab.results.read import Results
@@ -184,4 +187,19 @@ transformer_positions = Plot(
     ),
     data=positions_data,
     draw=draw_positions,
+)
+
+
+transformer_rates = Plot(
+    reads=("eval.csv", "run.json"),
+    runs=("*",),
+    varied="optimizer.lr",
+    caption=(
+        "Validation loss at the end of training, in nats per target token, against the peak learning rate, for every "
+        "translator whose rate was searched: runs that differ in nothing else. To see: each ringed rate has a higher "
+        "and a lower one beside it in the grid; where it has not, the foot of the figure says so, and no comparison at "
+        "that rate is fair."
+    ),
+    data=partial(searches, study="transformer"),
+    draw=draw_rates,
 )

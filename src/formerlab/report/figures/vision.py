@@ -1,6 +1,7 @@
 """Figures of the vision study (Tokenformer, arXiv:2410.23168)."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,8 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_directly
+from formerlab.report.rates import draw as draw_rates
+from formerlab.report.rates import searches
 from formerlab.report.runs import n_seeds
 from formerlab.report.style import (
     BLACK,
@@ -178,4 +181,19 @@ vision_growth = Plot(
     ),
     data=growth_data,
     draw=draw_growth,
+)
+
+
+vision_rates = Plot(
+    reads=("eval.csv", "run.json"),
+    runs=("*",),
+    varied="optimizer.lr",
+    caption=(
+        "Validation loss at the end of training, in nats per image, against the peak learning rate, for every image "
+        "model whose rate was searched: runs that differ in nothing else. To see: each ringed rate has a higher and a "
+        "lower one beside it in the grid; where it has not, the foot of the figure says so, and no comparison at that "
+        "rate is fair."
+    ),
+    data=partial(searches, study="vision"),
+    draw=draw_rates,
 )

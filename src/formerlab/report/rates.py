@@ -1,0 +1,187 @@
+"""Searches for a learning rate: validation loss against rate, and whether the best lies inside its grid.
+
+A search is a family of runs that differ in `optimizer.lr` alone. Chosen is the rate with the lowest validation loss at
+the last step, the mean over seeds, as for an arm of a claim that is the best of several runs.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+from pandas import DataFrame, Series
+
+from formerlab.report.marks import Label, label_directly, points_with_bars
+from formerlab.report.runs import ends, n_seeds, variant
+from formerlab.report.siblings import families
+from formerlab.report.style import BLUE, GREEN, ORANGE, PURPLE, SKY, Look, canvas, look, widen
+from formerlab.results.read import Results, flatten
+from formerlab.statistics import student
+
+RATE = "optimizer.lr"
+TOLD = ("model.norm.kind", "model.feedforward.activation", "model.feedforward.kind", "model.width", "data", "steps")
+"""Keys of a spec that a reader tells models of the same name apart by, the telling ones first."""
+_SPARE = tuple(map(Look, (BLUE, ORANGE, GREEN, PURPLE, SKY), "sDvPX"))
+"""Looks of families that share one with another family of their panel."""
+
+
+def searches(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
+    """Return a row per family, rate and seed (`part` is `seed`), and one per family and rate (`mean`), by rate.
+
+    `loss_nats` is the validation loss at the last step; a run that diverged has none. `chosen` marks the best rate of a
+    family, and `inside` says whether the family has a lower and a higher one.
+    """
+    losses = _last_losses(results, study, runs)
+    records = [record for record in results.records() if record["id"] in losses]
+    found = families([record["spec"] for record in records], RATE)
+    frames = []
+    for number in sorted(set(found) - {-1}):
+        members = [record for record, family in zip(records, found, strict=True) if family == number]
+        frames.append((members[0], _family(members, losses)))
+    names = _names([first for first, _ in frames])
+    rows = [
+        {"source": "ours", "panel": _panel(first), "family": name} | row
+        for (first, rows), name in zip(frames, names, strict=True)
+        for row in rows
+    ]
+    return DataFrame(rows)
+
+
+def _last_losses(results: Results, study: str, runs: Sequence[str]) -> dict[str, float]:
+    """Return the validation loss at the last step by run id, NaN where the run diverged."""
+    rows = results.rows("eval.csv", study, runs)
+    rows = rows[(rows["split"] == "valid") & (rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max"))]
+    sums = rows.assign(nats=rows["loss_nats"] * rows["tokens"]).groupby(["run", "seed"])[["nats", "tokens"]].sum()
+    means = (sums["nats"] / sums["tokens"]).to_dict()
+    found = results.runs(study, runs)
+    return {
+        f"{study}/{run}/seed{seed}": means.get((run, seed), math.nan) if status == "finished" else math.nan
+        for run, seed, status in zip(found["run"], found["seed"], found["status"], strict=True)
+    }
+
+
+def _family(members: Sequence[dict[str, Any]], losses: dict[str, float]) -> list[dict[str, Any]]:
+    by_rate: dict[float, dict[int, dict[str, Any]]] = {}  # of a run that stands twice under two names, the first
+    for record in members:
+        by_rate.setdefault(float(record["spec"]["optimizer"]["lr"]), {}).setdefault(record["seed"], record)
+    rates = sorted(by_rate)
+    means = {rate: float(np.mean([losses[r["id"]] for r in by_rate[rate].values()])) for rate in rates}
+    best = min((rate for rate in rates if not math.isnan(means[rate])), key=lambda rate: means[rate], default=None)
+    rows = []
+    for rate in rates:
+        shared = {"lr": rate, "chosen": rate == best, "inside": rates[0] < rate < rates[-1]}
+        of_seeds = [(record, losses[record["id"]]) for record in by_rate[rate].values()]
+        rows += [shared | {"part": "seed", "run": r["run"], "seed": r["seed"], "loss_nats": x} for r, x in of_seeds]
+        interval = student([loss for _, loss in of_seeds])
+        rows.append(shared | {"part": "mean", "run": of_seeds[0][0]["run"]} | ends("loss_nats", interval))
+        rows[-1] |= {"seeds": interval.seeds, "diverged": sum(math.isnan(loss) for _, loss in of_seeds)}
+    return rows
+
+
+def _panel(record: dict[str, Any]) -> str:
+    layers, start = record["spec"]["model"].get("layers"), "from a parent" if record["init"] else "from scratch"
+    return f"{layers:.0f} blocks, {start}" if layers else start
+
+
+def _names(firsts: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what a reader calls each family, by what tells it from others of its panel."""
+    flat = [flatten({"spec": record["spec"]}) for record in firsts]
+    names = [variant({key: value for key, value in one.items()}) for one in flat]
+    names = [
+        f"{name}, trained on" if record["init"] and not record["spec"].get("growth") else name.removeprefix("grown: ")
+        for name, record in zip(names, firsts, strict=True)
+    ]
+    known = [*TOLD, *(key.removeprefix("spec.") for key in dict.fromkeys(key for one in flat for key in one))]
+    own = ("study", "name", "seed", RATE)
+    for key in (key for key in known if key not in own):
+        places = list(zip(names, map(_panel, firsts), strict=True))
+        values = [one.get(f"spec.{key}") for one in flat]
+        for place in {place for place in places if places.count(place) > 1}:
+            alike = [number for number, other in enumerate(places) if other == place]
+            if len({str(values[number]) for number in alike}) > 1:
+                for number in alike:
+                    names[number] += f", {_said(key, values[number])}"
+    return names
+
+
+def _said(key: str, value: Any) -> str:
+    return value if isinstance(value, str) else f"{key.rpartition('.')[2].replace('_', ' ')} {value}"
+
+
+def at_the_edge(rows: DataFrame) -> list[str]:
+    """Return a line for every family whose best rate is the lowest or the highest of its grid, or that has none."""
+    lines = []
+    for (panel, family), group in rows[rows["part"] == "mean"].groupby(["panel", "family"], sort=False):
+        chosen = group[group["chosen"]]
+        if chosen.empty:
+            lines.append(f"{family} ({panel}): diverged at every rate")
+        elif not chosen["inside"].iloc[0]:
+            best, low, high = chosen["lr"].iloc[0], group["lr"].min(), group["lr"].max()
+            lines.append(f"{family} ({panel}): {best:g}, of {low:g} to {high:g}")
+    return lines
+
+
+def draw(rows: DataFrame) -> Figure:
+    """Draw a panel for each depth and start, a curve for each family, with its best rate ringed."""
+    means, edges = rows[rows["part"] == "mean"], at_the_edge(rows)
+    several = means["seeds"].max() > 1
+    notes = [
+        f"{n_seeds(means['seeds'])} per rate; "
+        + ("bars: 95 % Student t interval, dots: seeds." if several else "one seed: no interval."),
+        "Ringed: the rate with the lowest validation loss.",
+        f"At the edge of the grid, so a better rate may lie beyond it: {'; '.join(edges)}." if edges else "",
+        *_diverged(means),
+    ]
+    panels = list(rows["panel"].unique())
+    figure, axes = canvas([3.4] * len(panels), list(filter(None, notes)), right=2.2, columns=2)
+    for place, panel in zip(axes, panels, strict=True):
+        _draw_panel(place, rows[rows["panel"] == panel])
+        place.set_title(panel)
+    return figure
+
+
+def _diverged(means: DataFrame) -> list[str]:
+    gone = means[means["diverged"] > 0]
+    names = ", ".join(f"{family} at {rate:g}" for family, rate in zip(gone["family"], gone["lr"], strict=True))
+    return [f"Diverged, and not drawn: {names}."] if names else []
+
+
+def _draw_panel(axes: Axes, rows: DataFrame) -> None:
+    labels, taken = [], set[Look]()
+    for name, group in rows.groupby("family", sort=False):
+        own = look(_kind(str(name)))
+        kind = next((one for one in (own, *_SPARE) if one not in taken), own)
+        taken.add(kind)
+        seeds, means = group[group["part"] == "seed"], group[(group["part"] == "mean") & group["loss_nats"].notna()]
+        if means.empty:
+            continue
+        if means["seeds"].max() > 1:
+            beside = seeds["lr"] * 0.96  # beside their bar, which would hide them
+            axes.plot(beside, seeds["loss_nats"], ".", color=kind.colour, alpha=0.7, markersize=4)
+        points_with_bars(axes, means["lr"], means["loss_nats"], _ends(means), kind)
+        best = means[means["chosen"]]
+        axes.plot(best["lr"], best["loss_nats"], "o", color=kind.colour, markerfacecolor="none", markersize=13)
+        last = means.iloc[-1]
+        labels.append(Label(last["lr"], last["loss_nats"], str(name), kind.colour))
+    axes.set_xscale("log")
+    rates = sorted(rows["lr"].unique())
+    axes.xaxis.set_major_locator(FixedLocator(rates))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.tick_params(axis="x", labelrotation=30)
+    axes.set_xlabel("peak learning rate")
+    axes.set_ylabel("validation loss at the end (nats)")
+    widen(axes, 0.0)
+    label_directly(axes, labels)
+
+
+def _kind(name: str) -> str:
+    """Return the variant in the name of a family, which may say more."""
+    return f"grown: {name}" if " keys, " in name else name.partition(", ")[0]
+
+
+def _ends(means: DataFrame) -> tuple[Series, Series]:
+    return means["loss_nats_low"], means["loss_nats_high"]

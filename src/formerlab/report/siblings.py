@@ -1,0 +1,39 @@
+"""Runs whose specs differ in one key alone: the rates that were searched for a model, mixers beside their plain stack.
+
+What a run is called decides nothing here, so a search is found at every scale, whatever its runs are named.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_IDENTITY = ("study", "name", "seed")
+"""Keys of a spec that say which run it is, not what it does."""
+
+Spec = Mapping[str, Any]
+
+
+def families(specs: Sequence[Spec], varied: str) -> list[int]:
+    """Return the number of the family of each spec: those of one family differ in the key `varied` alone.
+
+    Families are numbered from 0 in the order of their first spec; -1 stands where no other spec has another value of
+    the key. What a key that is a mapping (`model.depth`) says is one value.
+    """
+    rest, values = zip(*(_apart(spec, varied) for spec in specs), strict=True) if specs else ((), ())
+    known = defaultdict(set)
+    for common, value in zip(rest, values, strict=True):
+        known[common].add(value)
+    searched = [common for common, found in known.items() if len(found) > 1]
+    return [searched.index(common) if common in searched else -1 for common in rest]
+
+
+def _apart(spec: Spec, varied: str) -> tuple[str, str]:
+    """Return what a spec says without the key and its identity, and what it says of the key, as text."""
+    copy: dict[str, Any] = json.loads(json.dumps({key: value for key, value in spec.items() if key not in _IDENTITY}))
+    *outer, last = varied.split(".")
+    place = copy
+    for key in outer:
+        place = place.get(key) or {}
+    value = place.pop(last, None)
+    return json.dumps(copy, sort_keys=True), json.dumps(value, sort_keys=True)

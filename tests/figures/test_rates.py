@@ -1,0 +1,111 @@
+"""Searches for a rate: which runs make one, what is chosen, and what is said where the choice lies at the edge."""
+
+import json
+
+import pandas as pd
+import pytest
+from fixtures.rows import grown, make_run, model, pattention, write_csv
+
+from formerlab.report.drawings import catalogue, draw_all, draw_one
+from formerlab.report.rates import at_the_edge, searches
+from formerlab.report.siblings import families
+from formerlab.results.read import Results
+from formerlab.results.stages import TABLES
+
+pytestmark = pytest.mark.xdist_group("drawings")
+
+
+def with_rate(root, run, rate, loss, seed=0, **rest):
+    """A run whose validation loss falls from 9 to the one that is given."""
+    folder = make_run(root, "tokenformer", run, seed, optimizer={"lr": rate}, **rest)
+    rows = [(step, "valid", batch, 512, value) for step, value in ((0, 9.0), (200, loss)) for batch in range(2)]
+    write_csv(folder / "eval.csv", TABLES["eval.csv"].required, rows)
+    return folder
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A Tokenformer whose best rate is inside its grid, a Transformer whose best is the highest, and a lone run."""
+    root = tmp_path / "live" / "pilot"
+    for seed, shift in ((100, 0.0), (101, 0.1)):
+        for run, rate, loss in (("a", 1e-3, 4.2), ("b", 2e-3, 4.0), ("c", 4e-3, 4.1)):
+            with_rate(root, run, rate, loss + shift, seed, spec=model(projection=pattention(16)))
+            with_rate(root, f"linear-{run}", rate, 4.5 - 50 * rate + shift, seed)
+    with_rate(root, "alone", 1e-3, 3.0, 100, spec=model(layers=6))
+    return Results(root)
+
+
+def rates(results):
+    return searches(results, ("*",), study="tokenformer")
+
+
+def test_a_search_is_told_by_the_spec_alone():
+    spec = {"name": "a", "seed": 0, "optimizer": {"lr": 1.0}, "model": {"depth": {"kind": "identity"}}}
+    other = json.loads(json.dumps(spec)) | {"name": "b", "seed": 1}
+    assert families([spec, other], "optimizer.lr") == [-1, -1], "the same rate"
+    other["optimizer"]["lr"] = 2.0
+    assert families([spec, other, {"model": {}}], "optimizer.lr") == [0, 0, -1]
+    other["model"]["depth"] = {"kind": "dwa", "period": 1}
+    assert families([spec, other], "optimizer.lr") == [-1, -1], "another mixer too"
+    assert families([spec, other | {"optimizer": {"lr": 1.0}}], "model.depth") == [0, 0]
+    assert families([], "optimizer.lr") == []
+
+
+def test_the_lowest_mean_over_seeds_is_chosen(results):
+    rows = rates(results)
+    assert set(rows["family"]) == {"Tokenformer", "Transformer"}
+    means = rows[rows["part"] == "mean"].set_index(["family", "lr"])
+    assert means.loc[("Tokenformer", 2e-3), "loss_nats"] == pytest.approx(4.05)
+    assert list(means.index[means["chosen"]]) == [("Tokenformer", 2e-3), ("Transformer", 4e-3)]
+    assert (rows[rows["part"] == "seed"].groupby(["family", "lr"])["seed"].nunique() == 2).all()
+
+
+def test_a_rate_at_the_edge_of_its_grid_is_said(results, tmp_path):
+    assert at_the_edge(rates(results)) == ["Transformer (4 blocks, from scratch): 0.004, of 0.001 to 0.004"]
+    with_rate(results.root, "linear-d", 8e-3, 4.6, 100)
+    assert at_the_edge(rates(Results(results.root))) == []
+
+
+def test_a_rate_at_which_runs_diverge_bounds_the_grid_and_is_never_chosen(results):
+    with_rate(results.root, "linear-d", 8e-3, 1.0, 100, status="diverged", diverged_at_step=3)
+    rows = rates(Results(results.root))
+    assert at_the_edge(rows) == []
+    top = rows[(rows["lr"] == 8e-3) & (rows["part"] == "mean")].iloc[0]
+    assert (top["diverged"], top["chosen"], pd.isna(top["loss_nats"])) == (1, False, True)
+
+
+def test_a_run_that_stands_twice_counts_once(results):
+    with_rate(results.root, "the-same", 4e-3, 4.1, 100, spec=model(projection=pattention(16)))
+    rows = rates(Results(results.root))
+    assert len(rows[(rows["part"] == "seed") & (rows["family"] == "Tokenformer") & (rows["lr"] == 4e-3)]) == 2
+
+
+def test_models_of_one_name_are_told_apart_by_their_specs(tmp_path):
+    for run, rate, norm in (("a", 1e-3, "rmsnorm"), ("b", 2e-3, "rmsnorm"), ("c", 1e-3, "none"), ("d", 2e-3, "none")):
+        with_rate(tmp_path, run, rate, 4.0, spec=model() | {"norm": {"kind": norm}})
+        stage = grown("a") if norm == "rmsnorm" else {"init": "a"}
+        with_rate(tmp_path, f"stage-{run}", rate, 3.9, spec=model(projection=pattention(8)), **stage)
+    rows = rates(Results(tmp_path))
+    assert set(rows["family"]) == {
+        *("Transformer, rmsnorm", "Transformer, none"),
+        *("random keys, tau sqrt(n)", "Tokenformer, trained on"),
+    }
+    assert rows.groupby("family")["panel"].first().to_dict()["Tokenformer, trained on"] == "4 blocks, from a parent"
+
+
+def test_where_nothing_was_searched_there_is_no_figure(tmp_path, capsys):
+    make_run(tmp_path / "live" / "one", "tokenformer", "tokenformer-1")
+    written = draw_all(tmp_path / "live", tmp_path / "figures")
+    assert "tokenformer_rates" not in {path.stem for path in written}
+    assert "one: tokenformer_rates skipped" in capsys.readouterr().err
+    specs = [("tokenformer", run, {"name": run, "optimizer": {"lr": rate}}) for run, rate in (("a", 1.0), ("b", 2.0))]
+    assert catalogue()["tokenformer_rates"].chosen([*specs, ("decay", "a", {})]) == [0, 1]
+    assert catalogue()["tokenformer_rates"].chosen(specs[:1]) == []
+
+
+def test_the_foot_of_the_figure_says_it(results, tmp_path, monkeypatch):
+    notes = []
+    canvas = draw_one.__globals__["import_module"]("formerlab.report.rates").canvas
+    monkeypatch.setattr("formerlab.report.rates.canvas", lambda *a, **k: notes.extend(a[1]) or canvas(*a, **k))
+    draw_one("tokenformer_rates", results.root, tmp_path / "out")
+    assert any(note.startswith("At the edge of the grid") and "Transformer" in note for note in notes)
