@@ -227,7 +227,7 @@ def test_policies_that_cannot_evict_say_so(policy):
         PrunedCache(policy, 4)
 
 
-@pytest.mark.parametrize("policy", [Decay(), H2O(), StreamingLLM(positions="renumbered")], ids=repr)
+@pytest.mark.parametrize("policy", [Decay(), H2O(), StreamingLLM(positions="reindexed")], ids=repr)
 @pytest.mark.parametrize("ratio", [0.05, 0.4, 1.0])
 def test_a_ratio_is_a_share_of_the_prompt_as_in_a_simulation(policy, ratio, tokens):
     model = decoder(position=Rotary())

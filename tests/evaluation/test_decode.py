@@ -48,7 +48,7 @@ def test_bytes_are_those_of_the_tokens_held(rows):
         length, budget = int(row["length"]), row["budget"]
         held = {"1.0": length + 2, "0.25": {6: 2, 20: 5}[length], "4": 4}[budget]
         assert int(row["cache_bytes"]) == held * token * int(row["sequences"])
-        assert (int(row["book_bytes"]) > 0) == (row["policy"] in ("local", "decay"))
+        assert (int(row["metadata_bytes"]) > 0) == (row["policy"] in ("local", "decay"))
 
 
 @pytest.mark.parametrize("lengths", [(5, 1, 1), (1, 1, 1)])

@@ -55,7 +55,7 @@ SPEC = Decoder(
 STREAM = np.random.default_rng(2).integers(0, 30, 80).astype(np.uint16)
 STEPWISE = (
     Local(),
-    StreamingLLM(sink=2, positions="renumbered"),
+    StreamingLLM(sink=2, positions="reindexed"),
     H2O(),
     Decay(recent=0.5, sink=1),
     TOVA(),
@@ -73,9 +73,9 @@ SWEEP = PruneSweep(
     mask_windows=1,
     calibration_windows=1,
     score_windows=1,
-    picture_tokens=8,
-    once=(SnapKV(window=4), ExpectedAttention(), Knorm(), Decay()),
-    once_budgets=(0.4,),
+    mask_dump_tokens=8,
+    one_shot=(SnapKV(window=4), ExpectedAttention(), Knorm(), Decay()),
+    one_shot_budgets=(0.4,),
 )
 
 

@@ -81,9 +81,9 @@ def test_every_arm_sees_the_same_windows(out):
 
 def test_losses_are_those_of_each_policy_alone(out, model, stream):
     rows = read(out / "prune.csv")
-    arm = Configuration(Decay(alpha=0.0), 4)
+    configuration = Configuration(Decay(alpha=0.0), 4)
     windows = [int(row["window"]) for row in rows[:5]]
-    expected = window_losses(model, stream, 20, attend_for=arm.attend, windows=windows)
+    expected = window_losses(model, stream, 20, attend_for=configuration.attend, windows=windows)
     found = [row for row in rows if (row["policy"], row["alpha"], row["budget"]) == ("decay", "0.0", "4")]
     assert [float(row["loss_nats"]) for row in found] == pytest.approx([row.loss_nats for row in expected], abs=1e-5)
     assert [float(row["realised_budget"]) for row in found] == [0.2] * 5
@@ -207,7 +207,7 @@ def test_alpha_of_each_head_is_the_best_for_it(model, streams):
     assert {row[2] for row in rows} == {0.2}
 
 
-def test_pictures_show_what_each_query_sees(model, stream):
+def test_mask_dumps_show_what_each_query_sees(model, stream):
     rows = list(mask_dumps(model, stream, 20, 0, (0.2,)))
     assert len(rows) == 5 * 20
     for policy, *_, query, kept in rows:
@@ -240,7 +240,7 @@ def test_important_tokens_get_more_attention(model, stream):
     assert all(row[4] <= row[5] and 0 <= row[6] <= 1 for row in rows)
 
 
-def test_compression_once_spares_the_prompt(model, stream):
+def test_one_shot_compression_spares_the_prompt(model, stream):
     configurations = [Configuration(SnapKV(), 0.4), Configuration(Decay(), 1.0)]
     rows = list(one_shot_losses(model, stream, 20, [1, 3], configurations, batch=2))
     found = {(row[0], row[6]): row[8] for row in rows}

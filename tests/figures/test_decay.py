@@ -84,13 +84,13 @@ def test_decoding_is_compared_within_a_repetition(tmp_path):
         )
     ]
     write_csv(tmp_path / "decay/decode.csv", TABLES["decode.csv"].required, rows)
-    table = decoding(Results(tmp_path), "decay", ("*",)).set_index("arm")
+    table = decoding(Results(tmp_path), "decay", ("*",)).set_index("configuration")
     assert table.index.to_list() == ["Full", "Decay, alpha 0.2, 25 %"]
     assert table.loc["Full", "tokens_per_s"] == pytest.approx(4 / 0.02)
     ratios = table.loc["Decay, alpha 0.2, 25 %", ["speed_ratio_low", "speed_ratio", "speed_ratio_high"]]
     assert ratios.tolist() == pytest.approx([0.5, 0.5, 0.5])
     assert table["cache_share"].tolist() == [1.0, 0.25]
-    assert table["book_bytes"].tolist() == [0, 30]
+    assert table["metadata_bytes"].tolist() == [0, 30]
     assert decoding(Results(tmp_path), "decay", ("other",)).empty
 
 

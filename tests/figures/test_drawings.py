@@ -26,7 +26,7 @@ from fixtures.rows import (
 from formerlab.errors import UserError
 from formerlab.report.drawings import catalogue, declaration, draw_all, draw_one
 from formerlab.report.headline import headline
-from formerlab.report.pruning import arms, main_arms
+from formerlab.report.pruning import configurations, main_configurations
 from formerlab.report.runs import by_run, chain, held_out_losses, variant
 from formerlab.report.write import number, readable
 from formerlab.results.read import Results
@@ -193,7 +193,7 @@ def test_growth_shows_the_parents_level(place):
 
 def test_arms_are_paired_with_the_whole_cache(tmp_path):
     make_decay(tmp_path, (0, 1, 2))
-    table = arms(Results(tmp_path), "decay").set_index("arm")
+    table = configurations(Results(tmp_path), "decay").set_index("configuration")
     assert table.loc["Full", "increase_nats"] == 0
     h2o = table.loc["H2O"].set_index("budget")
     assert h2o.loc[0.1, "increase_nats"] == pytest.approx(0.1, abs=0.02)
@@ -206,7 +206,7 @@ def test_arms_are_paired_with_the_whole_cache(tmp_path):
 
 def test_the_main_arm_is_the_published_one(tmp_path):
     make_decay(tmp_path)
-    table = main_arms(arms(Results(tmp_path), "decay"))
+    table = main_configurations(configurations(Results(tmp_path), "decay"))
     decay = table[table["policy"] == "decay"]
     assert set(zip(decay["alpha"], decay["recent"], strict=True)) == {(0.2, 0.0)}
     assert set(decay["budget"]) == set(BUDGETS)

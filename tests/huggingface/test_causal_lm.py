@@ -119,7 +119,7 @@ def test_rows_of_a_padded_batch_are_what_they_are_alone(foreign):
 
 
 def test_rotated_keys_can_be_numbered_anew():
-    policy, text = StreamingLLM(sink=2, positions="renumbered"), tokens(2, 24)
+    policy, text = StreamingLLM(sink=2, positions="reindexed"), tokens(2, 24)
     for kind in ("llama", "cohere", "neox"):  # grouped heads, neighbouring channels, a quarter of the channels
         model = CausalLM(build(kind))
         with torch.no_grad():
@@ -134,7 +134,7 @@ def test_rotated_keys_can_be_numbered_anew():
 def test_the_last_token_of_a_renumbered_cache_is_where_a_short_text_has_it():
     """One layer: a sink and a window numbered anew are a text of sink and window."""
     model = CausalLM(build("llama", num_hidden_layers=1))
-    text, policy = tokens(1, 20), StreamingLLM(sink=2, positions="renumbered")
+    text, policy = tokens(1, 20), StreamingLLM(sink=2, positions="reindexed")
     with torch.no_grad():
         pruned = model(text, attend=Simulation(policy, 6, position=model.position))
         short = model(torch.cat((text[:, :2], text[:, 15:]), dim=1))
@@ -144,7 +144,7 @@ def test_the_last_token_of_a_renumbered_cache_is_where_a_short_text_has_it():
 def test_learned_positions_cannot_be_numbered_anew():
     model = CausalLM(build("opt"))
     with pytest.raises(UserError, match=r"cannot number the kept keys anew"):
-        Simulation(StreamingLLM(positions="renumbered"), 6, position=model.position)
+        Simulation(StreamingLLM(positions="reindexed"), 6, position=model.position)
 
 
 def test_a_model_without_positions_is_recognised():

@@ -53,7 +53,7 @@ def test_the_page_runs(place, task, monkeypatch, capsys):
     for command in COMMANDS:
         assert main(on_this_machine(command, task)) == 0, capsys.readouterr().err
     policies = (place / "results/huggingface/llama/prune_questions.csv").read_text()
-    assert "streaming_llm positions=renumbered" in policies
+    assert "streaming_llm positions=reindexed" in policies
     assert (place / "results/huggingface/tokenformer-150m/zeroshot.csv").is_file()
     capsys.readouterr()
     for example in EXAMPLES:

@@ -60,7 +60,7 @@ def test_greedy_tokens_are_those_of_our_own_eviction(kind, models):
     unpruned = generated(model, text)
     cases = [(Decay(alpha=0.2), 0.4), (H2O(), 6), (SnapKV(window=4), 0.4)]
     if kind != "opt":
-        cases += [(StreamingLLM(sink=2, positions="renumbered"), 0.4), (ExpectedAttention(sink=1), 6)]
+        cases += [(StreamingLLM(sink=2, positions="reindexed"), 0.4), (ExpectedAttention(sink=1), 6)]
     for policy, budget in cases:
         make = CompressedCache if isinstance(policy, SnapKV | ExpectedAttention) else PrunedCache
         own = own_tokens(wrapped, text, make(policy, budget, wrapped.position))

@@ -110,10 +110,10 @@ def test_the_verb_measures_draws_and_continues(tokenizer, tmp_path, monkeypatch,
         for file in name.split(", "):
             place = out / (f"accuracy_and_loss{file}" if file.startswith(".") else file)
             assert place.exists(), place
-    before = {path.name: path.stat().st_mtime_ns for path in (out / "arms").iterdir()}
+    before = {path.name: path.stat().st_mtime_ns for path in (out / "configurations").iterdir()}
     assert len(before) == 7 * 2  # questions and windows, the full cache and three policies at two budgets
     assert main(words) == 0, "what is finished is not computed again"
-    assert {path.name: path.stat().st_mtime_ns for path in (out / "arms").iterdir()} == before
+    assert {path.name: path.stat().st_mtime_ns for path in (out / "configurations").iterdir()} == before
     capsys.readouterr()
     assert main(["released", "tiny", "--prompt", " "]) == EXIT_USER_ERROR
     assert main(["released", "tiny", "--windows", "0"]) == EXIT_USER_ERROR

@@ -107,9 +107,9 @@ def test_the_published_experiment_is_one_command(kind, folders, task, tmp_path, 
     assert main([*map(str, words)]) == 0
     printed = capsys.readouterr().out.splitlines()
     rows = read(tmp_path / "prune_questions.csv")
-    arms = {(row["policy"], row["alpha"]) for row in rows}
-    assert arms == {("full", ""), ("h2o", "")} | {("decay", repr(alpha)) for alpha in alphas}
-    assert len(rows) == len(arms) * 10 * 2
+    configurations = {(row["policy"], row["alpha"]) for row in rows}
+    assert configurations == {("full", ""), ("h2o", "")} | {("decay", repr(alpha)) for alpha in alphas}
+    assert len(rows) == len(configurations) * 10 * 2
     assert {row["budget"] for row in rows if row["policy"] != "full"} == {"0.4"}
     assert all(float(row["realised_budget"]) < 0.7 for row in rows if row["policy"] == "decay")
     assert printed[0].split("\t") == ["policy", "alpha", "budget", "realised", "birds_local acc"]
@@ -117,7 +117,9 @@ def test_the_published_experiment_is_one_command(kind, folders, task, tmp_path, 
     assert printed[1].split("\t") == ["full", "", "1.0000", "1.0000", f"{sum(acc) / 10:.4f}"]
     before = (tmp_path / "prune_questions.csv").read_bytes()
     (tmp_path / "prune_questions.csv").unlink()
-    sorted((tmp_path / "arms").iterdir())[0].unlink()  # as if the sweep had been stopped before its last policy
+    sorted((tmp_path / "configurations").iterdir())[
+        0
+    ].unlink()  # as if the sweep had been stopped before its last policy
     assert main([*map(str, words[:-1]), "7"]) == 0
     assert (tmp_path / "prune_questions.csv").read_bytes() == before
 

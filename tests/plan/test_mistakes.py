@@ -439,6 +439,16 @@ MISTAKES = {
         small("zeroshot: [plain]"),
         f"{SCALE}: studies.small.zeroshot: is studies.small.measure.zeroshot now; write ",
     ),
+    "key of a former version": (
+        STUDY,
+        "measure: {prune: {picture_tokens: 8}}",
+        f"{STUDY}: small.measure.prune.picture_tokens: is mask_dump_tokens now; rename it",
+    ),
+    "value of a former version": (
+        STUDY,
+        "measure: {prune: {policies: [{kind: streaming_llm, positions: renumbered}]}}",
+        f"{STUDY}: small.measure.prune.policies.0.positions: Input should be 'kept' or 'reindexed' (got 'renumbered')",
+    ),
     "settings of single runs that are timed together": (
         STUDY,
         "measure: {speed: {runs: [plain], by_run: {plain: {repetitions: 9}}}}",

@@ -58,6 +58,13 @@ def _check_hidden(kind: type[Spec], layers: list[Layer], subject: str) -> None:
             check_values(kind, [Layer(layer.place, said)], subject, keys_too=False)
 
 
+RENAMED = {
+    "picture_tokens": "mask_dump_tokens",
+    "picture_budgets": "mask_dump_budgets",
+    "once": "one_shot",
+    "once_budgets": "one_shot_budgets",
+}
+"""Keys of former versions, with the name that each has now."""
 _OF_THE_WHOLE = frozenset(("missing", "value_error", "union_tag_not_found"))
 
 
@@ -138,6 +145,8 @@ def _reason(error: ErrorDetails, ways: dict[str, str]) -> str:
         return plain[kind]
     if kind == "extra_forbidden":
         name = str(error["loc"][-1])
+        if name in RENAMED:
+            return f"is {RENAMED[name]} now; rename it"
         near = [ways[name]] if name in ways else difflib.get_close_matches(name, ways, n=1)
         return f"unknown key (value {shown(value)})" + (f"; did you mean {near[0]}?" if near else "; remove it")
     if kind == "union_tag_invalid":

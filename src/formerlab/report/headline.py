@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pandas import DataFrame
 
-from formerlab.report.pruning import arms, main_arms
+from formerlab.report.pruning import configurations, main_configurations
 from formerlab.report.tables.denseformer import denseformer_table
 from formerlab.report.tables.tokenformer import tokenformer_table
 from formerlab.report.tables.transformer import transformer_bleu
@@ -16,7 +16,7 @@ _TRANSLATION = ["run", "sacrebleu", "exact_percent", "perplexity", "parameters",
 _TOKENFORMER = ["run", "parameters", "flops_cumulative", "loss_nats", "perplexity", "seeds"]
 _DENSEFORMER = ["run", "layers", "perplexity", "loss_minus_plain_nats", "interval", "seeds"]
 _VISION = ["run", "parameters", "top1_percent", "top1_points", "compared_with", "interval", "seeds"]
-_DECAY = ["run", "arm", "realised_budget", "perplexity", "increase_nats", "seeds"]
+_DECAY = ["run", "configuration", "realised_budget", "perplexity", "increase_nats", "seeds"]
 
 PUBLISHED_BUDGET = 0.4
 """Share of the tokens kept in the Decay article, Fig 4a and Table 2."""
@@ -43,12 +43,12 @@ def headline(root: Path, objection: Objection | None = None) -> str:
 
 def _decay(results: Results) -> DataFrame:
     """Return the policies at the published budget, or at the one nearest to it."""
-    table = arms(results, "decay")
+    table = configurations(results, "decay")
     if table.empty:
         return table
     pruned = table.loc[table["policy"] != "full", "budget"]
     nearest = min(pruned.unique(), key=lambda budget: abs(budget - PUBLISHED_BUDGET), default=None)
-    return main_arms(table[(table["policy"] == "full") | (table["budget"] == nearest)])
+    return main_configurations(table[(table["policy"] == "full") | (table["budget"] == nearest)])
 
 
 def _ours(table: DataFrame) -> bool:

@@ -1,4 +1,4 @@
-"""What figures and tables know of pruned caches: arms, and their loss paired with that of the whole cache."""
+"""What figures and tables know of pruned caches: configurations, and their loss paired with that of the whole cache."""
 
 from collections.abc import Sequence
 
@@ -16,12 +16,12 @@ _POLICIES = {kind: name.label for kind, name in names("policy").items()}
 NAMES = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES}
 """Policies in the order in which they are shown, with their labels; DynamicCache is that of transformers."""
 
-ARM = ["run", "policy", "alpha", "recent", "budget"]
+CONFIGURATION = ["run", "policy", "alpha", "recent", "budget"]
 PUBLISHED_ALPHA = 0.2
 """The alpha of the Decay article, Fig 4a."""
 
 
-def arms(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return one row per run, policy, alpha, recent share and budget, with its loss over all seeds and windows.
 
     `increase_nats` is the loss minus that of the whole cache on the same windows of the same model, with its 95 %
@@ -31,38 +31,38 @@ def arms(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFram
     """
     rows = results.rows("prune.csv", study, runs)
     if rows.empty:
-        return DataFrame(columns=["source", *ARM])
+        return DataFrame(columns=["source", *CONFIGURATION])
     table = pd.concat([_of_run(group) for _, group in rows.groupby("run", sort=False)], ignore_index=True)
     return ordered(table.assign(source="ours"))
 
 
 def ordered(table: DataFrame) -> DataFrame:
-    """Return the rows in the order in which policies are shown, with a name for each `arm`."""
+    """Return the rows in the order in which policies are shown, with a name for each `configuration`."""
     kinds = table["policy"].str.split().str[0]
     places = {policy: place for place, policy in enumerate(NAMES)}
-    table = table.assign(place=kinds.map(places).fillna(len(places)), arm=_labels(table))
+    table = table.assign(place=kinds.map(places).fillna(len(places)), configuration=_labels(table))
     table = table.sort_values(["run", "place", "policy", "alpha", "recent", "budget"], ignore_index=True)
     return table.drop(columns="place")
 
 
 def _of_run(rows: DataFrame) -> DataFrame:
-    """Compare every arm of a run with its whole cache, on the seeds and windows that all arms share."""
-    groups = list(rows.groupby(ARM, sort=False, dropna=False))
+    """Compare every configuration of a run with its whole cache, on the seeds and windows that all of them share."""
+    groups = list(rows.groupby(CONFIGURATION, sort=False, dropna=False))
     shared = set.intersection(*(set(zip(group["seed"], group["window"], strict=True)) for _, group in groups))
     seeds = sorted({seed for seed, _ in shared})
     rows = rows[[pair in shared for pair in zip(rows["seed"], rows["window"], strict=True)]]
-    rows = rows.sort_values([*ARM, "seed", "window"])
+    rows = rows.sort_values([*CONFIGURATION, "seed", "window"])
     table, losses = [], []
-    for key, group in rows.groupby(ARM, sort=False, dropna=False):
+    for key, group in rows.groupby(CONFIGURATION, sort=False, dropna=False):
         losses.append(group["loss_nats"].to_numpy().reshape(len(seeds), -1))
-        table.append(dict(zip(ARM, key, strict=True)) | {"realised_budget": group["realised_budget"].mean()})
+        table.append(dict(zip(CONFIGURATION, key, strict=True)) | {"realised_budget": group["realised_budget"].mean()})
         weights = group["tokens"].to_numpy(dtype=float)[: losses[-1].shape[1]]
     frame = DataFrame(table).assign(seeds=len(seeds), windows=len(weights))
     return _with_losses(frame, np.stack(losses), weights)
 
 
 def _with_losses(table: DataFrame, losses: NDArray[np.float64], weights: NDArray[np.float64]) -> DataFrame:
-    """Add means and paired intervals; `losses` are arms x seeds x windows, in nats."""
+    """Add means and paired intervals; `losses` are configurations x seeds x windows, in nats."""
     table["loss_nats"] = np.average(losses, axis=2, weights=weights).mean(axis=1)
     full = np.flatnonzero(table["policy"] == "full")
     if len(full):
@@ -81,7 +81,7 @@ def _with_losses(table: DataFrame, losses: NDArray[np.float64], weights: NDArray
 
 
 def _labels(table: DataFrame) -> list[str]:
-    """Return a name per arm: the policy, its alpha where it forgets, its recent share where the policy has several.
+    """Return a name per configuration: policy, its alpha where it forgets, its recent share where it has several.
 
     In the rows a policy is its kind, followed by what else differs from its defaults (`h2o variant=local_statistics`).
     """
@@ -102,20 +102,20 @@ def _option(option: str) -> str:
     return f"{value}, sees the future" if value == "global statistics" else value
 
 
-def main_arms(table: DataFrame) -> DataFrame:
-    """Return the rows of one arm per policy: the one at most budgets, then the alpha nearest the published one.
+def main_configurations(table: DataFrame) -> DataFrame:
+    """Return the rows of one configuration per policy: that at most budgets, then of the alpha nearest the published.
 
     Of several recent shares, that of the papers is taken: half of the budget for H2O, none for the others.
     """
     distance = (table["alpha"] - PUBLISHED_ALPHA).abs().fillna(0.0)
     wanted = np.where(table["policy"].str.startswith("h2o"), 0.5, 0.0)
     odd = (table["recent"] - wanted).abs().fillna(0.0)
-    counts = table.groupby(["run", "arm"])["budget"].transform("nunique")
+    counts = table.groupby(["run", "configuration"])["budget"].transform("nunique")
     ranked = table.assign(odd=odd, count=-counts, distance=distance).sort_values(
         ["odd", "count", "distance"], kind="stable"
     )
-    best = ranked.drop_duplicates(["run", "policy"])[["run", "arm"]]
-    return table.merge(best, on=["run", "arm"])
+    best = ranked.drop_duplicates(["run", "policy"])[["run", "configuration"]]
+    return table.merge(best, on=["run", "configuration"])
 
 
 def interval_notes(table: DataFrame) -> list[str]:
@@ -163,15 +163,18 @@ def decoding(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
         for name in ("tokens_per_s", "speed_ratio"):
             low, middle, high = np.quantile(group[name], (0.25, 0.5, 0.75))
             row |= {name: middle, f"{name}_low": low, f"{name}_high": high}
-        row |= {name: float(group[name].median()) for name in ("cache_bytes", "book_bytes", "cache_share")}
+        row |= {name: float(group[name].median()) for name in ("cache_bytes", "metadata_bytes", "cache_share")}
         table.append(row | {"repetitions": len(group)})
     found = ordered(DataFrame(table)).assign(source="ours")
-    found["arm"] = [_with_budget(arm, budget) for arm, budget in zip(found["arm"], found["budget"], strict=True)]
+    found["configuration"] = [
+        _with_budget(configuration, budget)
+        for configuration, budget in zip(found["configuration"], found["budget"], strict=True)
+    ]
     return found.sort_values(["run", "sequences", "length"], kind="stable", ignore_index=True)
 
 
-def _with_budget(arm: str, budget: float) -> str:
-    return arm if budget == 1.0 else f"{arm}, {size_of(budget)}"
+def _with_budget(configuration: str, budget: float) -> str:
+    return configuration if budget == 1.0 else f"{configuration}, {size_of(budget)}"
 
 
 def size_of(budget: float) -> str:
@@ -180,14 +183,14 @@ def size_of(budget: float) -> str:
 
 
 def measured(rows: DataFrame, metrics: Sequence[str]) -> DataFrame:
-    """Return a row per arm and metric, with the mean and its 95 % interval."""
+    """Return a row per configuration and metric, with the mean and its 95 % interval."""
     rows = rows[rows["metric"].isin(metrics)]
     if rows.empty:
-        return DataFrame(columns=["source", *ARM, "metric", "value"])
+        return DataFrame(columns=["source", *CONFIGURATION, "metric", "value"])
     table = []
-    for key, block in rows.groupby([*ARM, "metric"], sort=False, dropna=False):
+    for key, block in rows.groupby([*CONFIGURATION, "metric"], sort=False, dropna=False):
         grid = block.pivot_table("value", "seed", "window").dropna(axis=1).to_numpy()
         interval = over_examples(grid, resamples=2000)
-        cells = dict(zip([*ARM, "metric"], key, strict=True))
+        cells = dict(zip([*CONFIGURATION, "metric"], key, strict=True))
         table.append(cells | ends("value", interval) | {"seeds": interval.seeds, "windows": interval.examples})
     return ordered(DataFrame(table)).assign(source="ours")

@@ -8,7 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from formerlab.report.pruning import ARM, ordered
+from formerlab.report.pruning import CONFIGURATION, ordered
 from formerlab.results.read import Results
 from formerlab.statistics import RESAMPLES, bootstrap_means, mean_ends, standard_error
 
@@ -19,8 +19,8 @@ LOCAL = "_local"
 MEAN = "mean of the five suites"
 
 BARS = (
-    "Bars: 95 % interval of an accuracy over questions, and over seeds where there are several; arms answer the same "
-    "questions, so their differences are surer than the bars."
+    "Bars: 95 % interval of an accuracy over questions, and over seeds where there are several; all configurations "
+    "answer the same questions, so their differences are surer than the bars."
 )
 
 Grid = NDArray[np.float64]
@@ -48,20 +48,20 @@ def answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataF
 
 
 def grids(rows: DataFrame) -> tuple[DataFrame, dict[str, NDArray[np.float64]]]:
-    """Return the arms of one run, a row each, and for each task their answers: arms x seeds x examples.
+    """Return the configurations of a run, a row each, and by task their answers: configurations x seeds x examples.
 
-    Only examples that every arm and seed answered count, so that all comparisons are paired.
+    Only examples that every configuration and seed answered count, so that all comparisons are paired.
     """
-    arms = rows[ARM].drop_duplicates().reset_index(drop=True)
-    keys = arms.assign(place=range(len(arms)))
-    placed = rows.merge(keys, on=ARM)
+    configurations = rows[CONFIGURATION].drop_duplicates().reset_index(drop=True)
+    keys = configurations.assign(place=range(len(configurations)))
+    placed = rows.merge(keys, on=CONFIGURATION)
     found = {}
     for task, block in placed.groupby("task", sort=False):
         table = block.pivot_table("value", ["place", "seed"], "example").dropna(axis=1)
         seeds = table.index.get_level_values("seed").nunique()
-        if len(table) == len(arms) * seeds and table.shape[1]:
-            found[str(task)] = table.sort_index().to_numpy().reshape(len(arms), seeds, -1)
-    return arms, found
+        if len(table) == len(configurations) * seeds and table.shape[1]:
+            found[str(task)] = table.sort_index().to_numpy().reshape(len(configurations), seeds, -1)
+    return configurations, found
 
 
 def with_mean(replicates: dict[str, Grid]) -> dict[str, Grid]:
@@ -74,7 +74,7 @@ def with_mean(replicates: dict[str, Grid]) -> dict[str, Grid]:
 
 
 def accuracies(rows: DataFrame, against: str = "full", resamples: int = RESAMPLES) -> DataFrame:
-    """Return a row per run, arm and task: `accuracy` with its 95 % interval, and the paired difference to an arm.
+    """Return a row per run, configuration and task: `accuracy` with its 95 % interval, and a paired difference.
 
     `difference`, `difference_low` and `difference_high` are accuracy minus that of the policy `against` on the same
     questions of the same models. Intervals are over questions and seeds (`statistics.mean_ends`). Without rows of
@@ -82,18 +82,18 @@ def accuracies(rows: DataFrame, against: str = "full", resamples: int = RESAMPLE
     """
     tables = []
     for run, mine in rows.groupby("run", sort=False):
-        arms, found = grids(mine)
-        base = np.flatnonzero(arms["policy"] == against)
+        configurations, found = grids(mine)
+        base = np.flatnonzero(configurations["policy"] == against)
         each = {
             task: bootstrap_means(grid, resamples=resamples, random_seed=place)
             for place, (task, grid) in enumerate(found.items())
         }
         drawn = with_mean(each)
         means = with_mean({task: grid.mean(axis=2) for task, grid in found.items()})
-        budgets = mine.groupby(ARM, dropna=False)["realised_budget"].mean().reset_index()
+        budgets = mine.groupby(CONFIGURATION, dropna=False)["realised_budget"].mean().reset_index()
         for task, replicates in drawn.items():
             size = sum(found[name].shape[2] for name in found if task in (name, *_label_of(name)))
-            table = arms.assign(task=task, accuracy=means[task].mean(axis=1))
+            table = configurations.assign(task=task, accuracy=means[task].mean(axis=1))
             table["low"], table["high"] = mean_ends(means[task], replicates, size)
             ends: tuple[Any, ...] = (np.nan, np.nan, np.nan)
             if len(base):
@@ -101,9 +101,11 @@ def accuracies(rows: DataFrame, against: str = "full", resamples: int = RESAMPLE
                 ends = more.mean(axis=1), *mean_ends(more, replicates - replicates[:, base[:1]], size)
             for name, end in zip(("difference", "difference_low", "difference_high"), ends, strict=True):
                 table[name] = end
-            tables.append(table.assign(questions=size, seeds=mine["seed"].nunique(), run=run).merge(budgets, on=ARM))
+            tables.append(
+                table.assign(questions=size, seeds=mine["seed"].nunique(), run=run).merge(budgets, on=CONFIGURATION)
+            )
     if not tables:
-        return DataFrame(columns=["source", *ARM, "task", "accuracy"])
+        return DataFrame(columns=["source", *CONFIGURATION, "task", "accuracy"])
     return ordered(pd.concat(tables, ignore_index=True)).assign(source="ours")
 
 

@@ -126,7 +126,7 @@ def _missing(drawing: Drawing) -> str:
 def readable(table: DataFrame) -> DataFrame:
     """Return the table as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as `x ± se`.
 
-    Columns without any value are left out, and the policy, whose arm names it.
+    Columns without any value are left out, and the policy, whose configuration names it.
     """
     columns = {}
     for name in table.columns:

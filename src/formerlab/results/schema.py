@@ -53,7 +53,7 @@ COLUMNS = {
         Column("budget", "number", "entries of the cache (above 1), or their share of the sequence"),
         Column("realised_budget", "number", "share of the entries that was kept, as it came out"),
         Column("cache_bytes", "integer", "bytes of keys and values"),
-        Column("book_bytes", "integer", "bytes of scores and positions beside them"),
+        Column("metadata_bytes", "integer", "bytes of scores and positions beside them"),
         Column("kept", "integer", "weights that are left"),
         Column("value", "number"),
         Column("task", "text"),

@@ -47,7 +47,7 @@ class Stage:
         return (*self.tables, *self.files, self.record)
 
 
-ARM = "policy alpha recent budget"
+CONFIGURATION = "policy alpha recent budget"
 NGRAMS = "correct_1 correct_2 correct_3 correct_4 total_1 total_2 total_3 total_4"
 
 STAGES = {
@@ -79,7 +79,7 @@ STAGES = {
             {
                 "decode.csv": table(
                     "a repetition of decoding behind a prompt, the caches in turns",
-                    f"run {ARM} length sequences repetition place time_s cache_bytes book_bytes",
+                    f"run {CONFIGURATION} length sequences repetition place time_s cache_bytes metadata_bytes",
                 )
             },
             module="timing.decode",
@@ -137,17 +137,17 @@ STAGES = {
             {
                 "prune.csv": table(
                     "a window under a policy",
-                    f"{ARM} realised_budget window tokens loss_nats",
+                    f"{CONFIGURATION} realised_budget window tokens loss_nats",
                     value="loss_nats",
-                    by=ARM,
+                    by=CONFIGURATION,
                 ),
                 "prune_questions.csv": table(
                     "a question under a policy",
-                    f"{ARM} realised_budget task task_version example metric value choices?",
+                    f"{CONFIGURATION} realised_budget task task_version example metric value choices?",
                 ),
                 "prune_masks.csv": table(
                     "a measure of the keys kept in a window, on unpruned attention",
-                    f"{ARM} window metric value",
+                    f"{CONFIGURATION} window metric value",
                 ),
                 "prune_alphas.csv": table(
                     "the alpha that a way of choosing gives a head",
@@ -157,18 +157,18 @@ STAGES = {
                     "a test window under a choice",
                     "budget choice realised_budget window tokens loss_nats",
                 ),
-                "prune_pictures.csv": table(
+                "prune_mask_dumps.csv": table(
                     "the keys that a query sees in one head, a digit each",
-                    f"{ARM} layer head query",
+                    f"{CONFIGURATION} layer head query",
                     Column("kept", "text", "1 for every key that is seen, else 0"),
                 ),
-                "prune_scores.csv": table(
+                "prune_score_trajectories.csv": table(
                     "scores of a group of tokens after a query",
                     "group alpha query mean low high missed",
                 ),
-                "prune_once.csv": table(
-                    "a window whose first half was compressed once",
-                    f"{ARM} realised_budget prompt window tokens loss_nats",
+                "prune_one_shot.csv": table(
+                    "a window whose first half was compressed in one shot",
+                    f"{CONFIGURATION} realised_budget prompt window tokens loss_nats",
                 ),
             },
             module="pruning.prune",

@@ -49,14 +49,14 @@ class StreamingLLM(Window):
     kind: Literal["streaming_llm"] = "streaming_llm"
     sink: AnyCount = 4
     """First positions kept for ever, in entries; a smaller budget keeps only as many as fit."""
-    positions: Literal["kept", "renumbered"] = "kept"
-    """kept: where the tokens stand in the text, as a mask has it. renumbered: where the keys stand in the cache, so
+    positions: Literal["kept", "reindexed"] = "kept"
+    """kept: where the tokens stand in the text, as a mask has it. reindexed: where the keys stand in the cache, so
     that the sink follows the window (the paper's way, for positions that are rotations; learned ones cannot follow)."""
 
     @property
     def reindexes_positions(self) -> bool:
         """Whether the kept keys are numbered anew."""
-        return self.positions == "renumbered"
+        return self.positions == "reindexed"
 
     def reindexed_logits(
         self,

@@ -62,13 +62,13 @@ class PruneSweep(Measurement):
     """Budgets at which it is chosen; the alphas to choose from are those of `alphas`."""
     score_windows: AnyCount = 0
     """Windows in which scores are followed from query to query (Fig. 5 of the Decay article); 0 means none."""
-    picture_tokens: AnyCount = 0
+    mask_dump_tokens: AnyCount = 0
     """Tokens of the window whose masks are drawn (its Fig. 3); 0 means none."""
-    picture_budgets: tuple[Budget, ...] = (0.2,)
+    mask_dump_budgets: tuple[Budget, ...] = (0.2,)
     """Budgets of these masks."""
-    once: tuple[CachePolicy, ...] = ()
+    one_shot: tuple[CachePolicy, ...] = ()
     """Policies that compress a prompt once, the first half of each window: another mode, in a file of its own."""
-    once_budgets: tuple[Budget, ...] = (0.2, 0.4)
+    one_shot_budgets: tuple[Budget, ...] = (0.2, 0.4)
     """Their budgets, shares of the prompt."""
     batch: Count = 64
     """Sequences per forward pass."""
@@ -168,13 +168,15 @@ def _measured(
             chosen, losses = calibration.calibrated(model, streams, context, split, sweep.alphas, budget, batch=batch)
             files["prune_alphas.csv"] += [row for choice in chosen for row in choice.rows(budget)]
             files["prune_calibrated.csv"] += losses
-    if tokens := min(sweep.picture_tokens, context):
-        files["prune_pictures.csv"] = list(masks.mask_dumps(model, test, tokens, 0, sweep.picture_budgets))
+    if tokens := min(sweep.mask_dump_tokens, context):
+        files["prune_mask_dumps.csv"] = list(masks.mask_dumps(model, test, tokens, 0, sweep.mask_dump_budgets))
     followed = spread_windows(test, context, sweep.score_windows)
-    files["prune_scores.csv"] = list(score_trajectories.score_trajectories(model, test, context, followed, batch=batch))
-    if sweep.once:
-        compressed = [Configuration(policy, budget) for budget in sweep.once_budgets for policy in sweep.once]
-        files["prune_once.csv"] = list(one_shot_losses(model, test, context, windows, compressed, batch=batch))
+    files["prune_score_trajectories.csv"] = list(
+        score_trajectories.score_trajectories(model, test, context, followed, batch=batch)
+    )
+    if sweep.one_shot:
+        compressed = [Configuration(policy, budget) for budget in sweep.one_shot_budgets for policy in sweep.one_shot]
+        files["prune_one_shot.csv"] = list(one_shot_losses(model, test, context, windows, compressed, batch=batch))
     return files
 
 
@@ -219,7 +221,7 @@ def one_shot_losses(
     *,
     batch: int = 16,
 ) -> Iterator[tuple[Cell, ...]]:
-    """Yield the cells of prune_once.csv: the loss on the second half of windows, given the compressed first half.
+    """Yield the cells of prune_one_shot.csv: the loss on the second half of windows, given the compressed first half.
 
     The first half is the prompt; budgets are shares of it. A full cache, for comparison, comes first.
     """

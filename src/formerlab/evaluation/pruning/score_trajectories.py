@@ -67,7 +67,7 @@ def follow(attention: Square) -> Followed:
 def score_trajectories(
     model: DecoderModel, stream: Stream, context: int, windows: Sequence[int], *, batch: int = 16
 ) -> Iterator[tuple[Cell, ...]]:
-    """Yield the cells of prune_scores.csv: mean, 10 % and 90 % quantile of the scores of both groups at every query.
+    """Yield the cells of prune_score_trajectories.csv: mean, 10 % and 90 % quantile of both groups at every query.
 
     Over all windows, layers and heads. Position 0, whose attention is that of a sink, belongs to neither group.
     """

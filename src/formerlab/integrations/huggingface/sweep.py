@@ -78,7 +78,7 @@ class QuestionSweep(Spec):
         suites = [[name, suite.state() or suite.plain()] for name, suite in sorted(self.suites.items())]
         return [self.limit, self.leading_token, [_task(name) for name in self.tasks], *([suites] if suites else [])]
 
-    def arms(self) -> list[Configuration]:
+    def configurations(self) -> list[Configuration]:
         """Return the full cache and every policy, each once."""
         return PruneSweep(policies=self.policies, alphas=self.alphas).configurations(self.budgets)
 
@@ -109,9 +109,9 @@ def run_sweep(
 ) -> list[dict[str, Cell]]:
     """Write prune_questions.csv, prune_texts.csv and prune.json into `out`; return one row of means per configuration.
 
-    Pruning is simulated row by row, as if each sequence were fed token by token, with budgets of true lengths. What an
-    arm gave is kept in `out/arms`, so that a sweep that was stopped goes on; it counts while the model (`identity`),
-    what is asked and the code are the same. Raises UserError where a window exceeds the model's context.
+    Pruning is simulated row by row, as if each sequence were fed token by token, with budgets of true lengths. What a
+    configuration gave is kept in `out/configurations`, so that a sweep that was stopped goes on; it counts while the
+    model (`identity`), what is asked and the code are the same. Raises UserError where a window exceeds the context.
     """
     if sweep.texts and max(sweep.contexts) > (longest := loaded.model.spec.context):
         raise UserError(f"contexts: {max(sweep.contexts)} tokens exceed the model's context of {longest}")
@@ -121,25 +121,25 @@ def run_sweep(
     rows: list[Sequence[Cell]] = []
     losses: list[Sequence[Cell]] = []
     means: list[dict[str, Cell]] = []
-    arms = sweep.arms()
-    for number, arm in enumerate(arms, start=1):
-        label = f"{number} of {len(arms)}: {named(arm)}"
-        kept = _Kept(out / "arms", arm, about)
+    configurations = sweep.configurations()
+    for number, configuration in enumerate(configurations, start=1):
+        label = f"{number} of {len(configurations)}: {named(configuration)}"
+        kept = _Kept(out / "configurations", configuration, about)
         answers = kept.rows(
             sweep.asked(),
-            lambda arm=arm, label=label: _answers(loaded, sweep, arm, tasks, label),  # type: ignore[misc]
+            lambda configuration=configuration, label=label: _answers(loaded, sweep, configuration, tasks, label),  # type: ignore[misc]
         )
-        rows += [(*arm.cells(), *row) for row in answers]
+        rows += [(*configuration.cells(), *row) for row in answers]
         measured: Rows = []
         for text, context in product(streams, sweep.contexts):
             measured += kept.rows(
                 [text, fingerprint(streams[text].tolist()), sweep.windows, context],
-                lambda arm=arm, label=label, text=text, context=context: _losses(  # type: ignore[misc]
-                    loaded, sweep, arm, text, streams[text], context, label
+                lambda configuration=configuration, label=label, text=text, context=context: _losses(  # type: ignore[misc]
+                    loaded, sweep, configuration, text, streams[text], context, label
                 ),
             )
-        losses += [(*row[:2], *arm.cells(), *row[2:]) for row in measured]
-        means.append(_means(arm, answers, measured))
+        losses += [(*row[:2], *configuration.cells(), *row[2:]) for row in measured]
+        means.append(_means(configuration, answers, measured))
     write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, rows)
     write_rows(out / "prune_texts.csv", ("text", "context", *WINDOW_COLUMNS), losses)
     write_json(out / "prune.json", {"schema": 1, **about, "sweep": sweep.plain()})
@@ -175,23 +175,28 @@ def _ask(
     )
 
 
-def named(arm: Configuration) -> str:
+def named(configuration: Configuration) -> str:
     """Return a configuration as people speak of it, such as `decay 0.2 at 40 %`."""
-    policy, alpha, recent, budget = arm.cells()
-    if isinstance(arm.policy, Full):
+    policy, alpha, recent, budget = configuration.cells()
+    if isinstance(configuration.policy, Full):
         return "full"
-    name = f"{policy} {alpha:g}" if isinstance(arm.policy, Decay) and alpha is not None else str(policy)
-    name += f", {recent:.0%} recent" if isinstance(arm.policy, Decay) and recent else ""
+    name = f"{policy} {alpha:g}" if isinstance(configuration.policy, Decay) and alpha is not None else str(policy)
+    name += f", {recent:.0%} recent" if isinstance(configuration.policy, Decay) and recent else ""
     return f"{name} at {f'{budget:.0%}' if isinstance(budget, float) else f'{budget} entries'}"
 
 
 class _Kept:
     """What a configuration gave, kept on disk while model, question and code are the same."""
 
-    def __init__(self, folder: Path, arm: Configuration, about: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, configuration: Configuration, about: dict[str, Any]) -> None:
         modules = "formerlab.integrations.huggingface.load", "formerlab.integrations.huggingface.sweep"
-        self.folder, self.arm = folder, arm
-        self.known = [about, arm.policy.plain(), arm.budget, code_hash(*modules, specs=[arm.policy])]
+        self.folder, self.configuration = folder, configuration
+        self.known = [
+            about,
+            configuration.policy.plain(),
+            configuration.budget,
+            code_hash(*modules, specs=[configuration.policy]),
+        ]
 
     def rows(self, asked: Any, make: Callable[[], Rows]) -> Rows:
         """Return the rows of what is asked, from disk if there."""
@@ -200,22 +205,30 @@ class _Kept:
             known: Rows = read_json(path)["rows"]
             return known
         rows = make()
-        write_json(path, {"policy": self.arm.policy.plain(), "budget": self.arm.budget, "rows": rows})
+        write_json(
+            path, {"policy": self.configuration.policy.plain(), "budget": self.configuration.budget, "rows": rows}
+        )
         return rows
 
 
-def _answers(loaded: Loaded, sweep: QuestionSweep, arm: Configuration, tasks: Any, label: str) -> Rows:
+def _answers(loaded: Loaded, sweep: QuestionSweep, configuration: Configuration, tasks: Any, label: str) -> Rows:
     """Return (realised budget, task, version, example, metric, value, choices) of every example."""
     if tasks is None:
         return []
-    attend_for = partial(arm.attend, position=loaded.model.position)
+    attend_for = partial(configuration.attend, position=loaded.model.position)
     with Progress(None, label, unit="answer") as progress:
         scores = _ask(loaded, sweep, tasks, attend_for, progress)
     return [[score.realised_budget, *score[:6]] for score in scores]
 
 
 def _losses(
-    loaded: Loaded, sweep: QuestionSweep, arm: Configuration, text: str, stream: Stream, context: int, label: str
+    loaded: Loaded,
+    sweep: QuestionSweep,
+    configuration: Configuration,
+    text: str,
+    stream: Stream,
+    context: int,
+    label: str,
 ) -> Rows:
     """Return (text, context, realised budget, window, tokens, loss) of every window."""
     windows = spread_windows(stream, context, sweep.windows)
@@ -225,7 +238,7 @@ def _losses(
             stream,
             context,
             batch=max(1, min(sweep.batch, sweep.batch_tokens // context)),
-            attend_for=partial(arm.attend, position=loaded.model.position),
+            attend_for=partial(configuration.attend, position=loaded.model.position),
             windows=windows,
             progress=progress,
         )
@@ -238,9 +251,9 @@ def _encoded(loaded: Loaded, text: str) -> Stream:
     return np.array(loaded.tokenizer.encode(content, add_special_tokens=False).ids, dtype=np.int64)
 
 
-def _means(arm: Configuration, rows: Rows, losses: Rows) -> dict[str, Cell]:
+def _means(configuration: Configuration, rows: Rows, losses: Rows) -> dict[str, Cell]:
     """Return the configuration's name, its mean realised budget, and the means of metrics and losses."""
-    policy, alpha, _, budget = arm.cells()
+    policy, alpha, _, budget = configuration.cells()
     row: dict[str, Cell] = {"policy": policy, "alpha": alpha, "budget": budget}
     row |= {"realised": _mean([row[0] for row in rows] or [row[2] for row in losses])}
     row |= dict(task_means([row[1:] for row in rows]))

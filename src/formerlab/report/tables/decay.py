@@ -7,7 +7,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.drawings import Table
-from formerlab.report.pruning import ARM, PANELS, arms, decoding, measured, ordered
+from formerlab.report.pruning import CONFIGURATION, PANELS, configurations, decoding, measured, ordered
 from formerlab.report.published import DECAY, published
 from formerlab.report.questions import CHANCE, SUITES, accuracy_columns, answers, counted, title
 from formerlab.report.runs import ends
@@ -19,20 +19,20 @@ STUDY = "decay"
 
 
 _COLUMNS = (
-    *("source", "run", "arm", "policy", "alpha", "recent", "budget", "realised_budget"),
+    *("source", "run", "configuration", "policy", "alpha", "recent", "budget", "realised_budget"),
     *("perplexity", "loss_nats", "increase_nats", "increase_nats_low", "increase_nats_high", "seeds", "windows"),
 )
 
 
 def main(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run and arm."""
-    ours = arms(results, STUDY, runs)
+    """Return a row per run and configuration."""
+    ours = configurations(results, STUDY, runs)
     questions = results.rows("prune_questions.csv", STUDY, runs)
     if len(questions):
-        scored = accuracy_columns(counted(questions), ARM)
+        scored = accuracy_columns(counted(questions), CONFIGURATION)
         guessing = scored["run"] == CHANCE
-        arms_scored = scored[~guessing]
-        ours = ours.merge(arms_scored.drop(columns="seeds"), on=ARM, how="outer") if len(ours) else arms_scored
+        answered = scored[~guessing]
+        ours = ours.merge(answered.drop(columns="seeds"), on=CONFIGURATION, how="outer") if len(ours) else answered
         ours = pd.concat([ordered(ours), scored[guessing]], ignore_index=True)
     answers = [name for name in ours.columns if "(" in name or name == "questions"]
     return ours.reindex(columns=[*_COLUMNS, *answers])
@@ -45,7 +45,7 @@ def _published_main() -> DataFrame:
     wide = rows.pivot(index=["model", "setting"], columns="metric", values="value")
     wide = wide.reindex(pd.MultiIndex.from_frame(rows[["model", "setting"]].drop_duplicates()))[order]
     wide.columns = [f"{name} (published)" for name in order]
-    return wide.reset_index().rename(columns={"model": "run", "setting": "arm"})
+    return wide.reset_index().rename(columns={"model": "run", "setting": "configuration"})
 
 
 decay_table = Table(
@@ -69,8 +69,8 @@ RECENT = {"local": 1.0, "streaming_llm": 1.0, "full": None}
 
 
 def ratio(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per arm."""
-    ours = arms(results, STUDY, runs)
+    """Return a row per configuration."""
+    ours = configurations(results, STUDY, runs)
     kinds = ours["policy"].str.split().str[0]
     recent = kinds.map(RECENT).where(kinds.isin(RECENT), ours["recent"].fillna(0.0))
     ours = ours.assign(recent_share=recent * ours["budget"], selected_share=(1 - recent) * ours["budget"])
@@ -79,7 +79,7 @@ def ratio(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def _published_ratio() -> DataFrame:
     rows = [("Full", 1.0, None, None), ("H2O", 0.4, 0.2, 0.2), ("Decay", 0.4, 0.0, 0.4)]
-    table = DataFrame(rows, columns=["arm", "budget", "recent_share", "selected_share"])
+    table = DataFrame(rows, columns=["configuration", "budget", "recent_share", "selected_share"])
     return table.assign(run="OPT-2.7B, LLaMA-2-7B-chat")
 
 
@@ -95,7 +95,17 @@ decay_ratio_table = Table(
     ),
     ours=ratio,
     published=_published_ratio,
-    columns=("source", "run", "arm", "budget", "recent_share", "selected_share", "realised_budget", "seeds", "windows"),
+    columns=(
+        "source",
+        "run",
+        "configuration",
+        "budget",
+        "recent_share",
+        "selected_share",
+        "realised_budget",
+        "seeds",
+        "windows",
+    ),
 )
 
 
@@ -103,11 +113,11 @@ COSINES = {"distance_to_ideal": "cosine", "distance_to_ideal_without_first": "co
 
 
 def ideal(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run and arm."""
+    """Return a row per run and configuration."""
     rows = measured(results.rows("prune_masks.csv", STUDY, runs), list(PANELS))
     if rows.empty:
         return rows
-    keys = ["source", "run", "arm", "policy", "alpha", "recent", "budget", "seeds", "windows"]
+    keys = ["source", "run", "configuration", "policy", "alpha", "recent", "budget", "seeds", "windows"]
     found = rows[keys].drop_duplicates().reset_index(drop=True)
     for metric in PANELS:
         block = rows[rows["metric"] == metric]
@@ -124,7 +134,7 @@ def ideal(results: Results, runs: Sequence[str]) -> DataFrame:
 def _published_ideal() -> DataFrame:
     rows = published("A2SF (2407.20485)", "Table 2")
     rows = rows[rows["setting"].str.contains("average")]
-    table = DataFrame({"run": "LLaMA-2-7B", "arm": rows["model"], "cosine": rows["value"].astype(float)})
+    table = DataFrame({"run": "LLaMA-2-7B", "configuration": rows["model"], "cosine": rows["value"].astype(float)})
     return table.assign(budget=0.2)
 
 
@@ -135,7 +145,7 @@ decay_ideal_table = Table(
         "Cosine between the attention rows under each policy and the ideal ones, which keep of the past the keys of "
         "the largest unpruned attention, with and without position 0, whose attention decides the cosine alone; and "
         "where the kept keys stand: share of the first 40 % and 10 % of the positions so far, and mean position (0.4, "
-        "0.1 and 0.5 are even). All arms choose from the attention of the same unpruned pass. In brackets: 95 % "
+        "0.1 and 0.5 are even). All choose from the attention of the same unpruned pass. In brackets: 95 % "
         "interval over windows and seeds. Published: A2SF, Table 2, LLaMA-2-7B at 20 %."
     ),
     ours=ideal,
@@ -247,20 +257,20 @@ decay_tasks_table = Table(
 )
 
 
-def once(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run and arm."""
-    rows = results.rows("prune_once.csv", STUDY, runs)
+def one_shot(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run and configuration."""
+    rows = results.rows("prune_one_shot.csv", STUDY, runs)
     if rows.empty:
         return DataFrame()
     found = []
     for run, mine in rows.groupby("run", sort=False):
         grids = {
             key: block.pivot_table("loss_nats", "seed", "window").to_numpy()
-            for key, block in mine.groupby([*ARM, "realised_budget"], sort=False, dropna=False)
+            for key, block in mine.groupby([*CONFIGURATION, "realised_budget"], sort=False, dropna=False)
         }
         full = next((grid for key, grid in grids.items() if key[1] == "full"), None)
         for key, grid in grids.items():
-            row = dict(zip([*ARM, "realised_budget"], key, strict=True))
+            row = dict(zip([*CONFIGURATION, "realised_budget"], key, strict=True))
             row |= {"loss_nats": grid.mean(), "perplexity": np.exp(grid.mean())}
             if full is not None and key[1] != "full":
                 gap = over_examples(grid - full)
@@ -269,8 +279,8 @@ def once(results: Results, runs: Sequence[str]) -> DataFrame:
     return ordered(DataFrame(found))
 
 
-decay_once_table = Table(
-    reads=("prune_once.csv", "run.json"),
+decay_one_shot_table = Table(
+    reads=("prune_one_shot.csv", "run.json"),
     runs=("*",),
     caption=(
         "One-shot compression, as kvpress and SnapKV do it: the first half of each window is read as a prompt without "
@@ -279,9 +289,9 @@ decay_once_table = Table(
         "the easier task. Budgets are shares of the prompt. Loss minus Full is paired, with its 95 % interval over "
         "windows and seeds."
     ),
-    ours=once,
+    ours=one_shot,
     columns=(
-        *("source", "run", "arm", "policy", "budget", "realised_budget", "perplexity", "loss_nats"),
+        *("source", "run", "configuration", "policy", "budget", "realised_budget", "perplexity", "loss_nats"),
         *("increase_nats", "increase_nats_low", "increase_nats_high", "seeds", "windows"),
     ),
 )
@@ -294,7 +304,7 @@ def decode(results: Results, runs: Sequence[str]) -> DataFrame:
         return rows
     rows = rows[rows["length"] == rows.groupby(["run", "sequences"])["length"].transform("max")]
     rows = rows.rename(columns=lambda name: name.replace("tokens_per_s", "decoded_tokens_per_s"))
-    rows = rows.assign(cache_megabytes=rows["cache_bytes"] / 1e6, book_megabytes=rows["book_bytes"] / 1e6)
+    rows = rows.assign(cache_megabytes=rows["cache_bytes"] / 1e6, metadata_megabytes=rows["metadata_bytes"] / 1e6)
     return rows
 
 
@@ -304,16 +314,16 @@ decay_decode_table = Table(
     caption=(
         "Decoding behind the longest prompt that was measured, with whole and pruned caches. Ratio: speed over that "
         "of Full, our whole cache, in the same repetition; in brackets: quartiles of the repetitions, no confidence "
-        "interval. Cache: keys and values held, also as a share of Full's; book: scores and positions, which a pruned "
-        "cache keeps beside them. Measured alone on the machine, in turns, on an untrained model of the run's shape: "
+        "interval. Cache: keys and values held, also as a share of Full's; metadata: scores and positions, which a "
+        "pruned cache keeps beside them. Measured alone on the machine, in turns, on an untrained model of that shape: "
         "nothing learned matters to speed. A ratio on one machine says little about another, and one on a CPU nothing "
         "about a GPU."
     ),
     ours=decode,
     columns=(
-        *("source", "run", "sequences", "length", "arm", "policy"),
+        *("source", "run", "sequences", "length", "configuration", "policy"),
         *("decoded_tokens_per_s", "decoded_tokens_per_s_low", "decoded_tokens_per_s_high"),
         *("speed_ratio", "speed_ratio_low", "speed_ratio_high"),
-        *("cache_megabytes", "cache_share", "book_megabytes", "repetitions"),
+        *("cache_megabytes", "cache_share", "metadata_megabytes", "repetitions"),
     ),
 )

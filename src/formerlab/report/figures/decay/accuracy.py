@@ -17,11 +17,11 @@ from formerlab.report.style import GREY, canvas, look, mark_published
 from formerlab.results.read import Results
 
 STUDY = "decay"
-ARMS = ("Full", "H2O", "Decay", "Local")
+CONFIGURATIONS = ("Full", "H2O", "Decay", "Local")
 
 
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return the accuracies of four arms by task, and the published ones."""
+    """Return the accuracies of four configurations by task, and the published ones."""
     rows = answers(results, STUDY, runs)
     if rows.empty:
         return DataFrame()
@@ -38,8 +38,8 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def _published() -> DataFrame:
     rows = published(DECAY, "Fig 4a", "Table 2")
-    model, arm = rows["model"].str.partition(" ")[0], rows["model"].str.split().str[1]
-    table = DataFrame({"run": model, "series": arm, "task": rows["metric"].str.removesuffix("_acc")})
+    model, configuration = rows["model"].str.partition(" ")[0], rows["model"].str.split().str[1]
+    table = DataFrame({"run": model, "series": configuration, "task": rows["metric"].str.removesuffix("_acc")})
     return table.assign(accuracy=rows["value"].astype(float) / 100, source="published")
 
 
@@ -52,10 +52,10 @@ def draw(data: DataFrame) -> Figure:
     seeds = int(ours["seeds"].max())
     held = ours.loc[ours["budget"] != 1, "realised_budget"]
     realised = f"realised budgets {100 * held.min():.1f} to {100 * held.max():.1f} %" if len(held) else ""
-    size = f"Budget {100 * budget.iloc[0]:g} %" if len(budget) else "No pruned arm"
+    size = f"Budget {100 * budget.iloc[0]:g} %" if len(budget) else "No pruned configuration"
     notes = [
         f"{size}, {realised}; {n_seeds([seeds])}. Grey ticks: chance. {BARS}",
-        *missing_note(list(ours["series"]), list(ARMS)),
+        *missing_note(list(ours["series"]), list(CONFIGURATIONS)),
     ]
     widths = [max(2.6, 0.5 * rows["task"].nunique()) for _, rows in (*panels, *theirs)]
     figure, axes = canvas(widths, notes, height=2.7, right=1.35, columns=2)
@@ -79,7 +79,7 @@ def _draw(axes: Axes, rows: DataFrame) -> None:
         rows["task"].unique(), key=lambda task: (task not in order, order.index(task) if task in order else 0)
     )
     places = {task: place for place, task in enumerate(tasks)}
-    series = [name for name in ARMS if name in set(rows["series"])]
+    series = [name for name in CONFIGURATIONS if name in set(rows["series"])]
     for index, name in enumerate(series):
         points = rows[rows["series"] == name]
         x = points["task"].map(places) + 0.16 * (index - (len(series) - 1) / 2)

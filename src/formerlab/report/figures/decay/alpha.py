@@ -9,7 +9,7 @@ from pandas import DataFrame, Series, isna
 
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_directly, points_with_bars
-from formerlab.report.pruning import PUBLISHED_ALPHA, arms, interval_notes, main_arms
+from formerlab.report.pruning import PUBLISHED_ALPHA, configurations, interval_notes, main_configurations
 from formerlab.report.questions import BARS, accuracies, answers, chance, title
 from formerlab.report.runs import missing_note, n_seeds
 from formerlab.report.style import GREY, canvas, look, widen
@@ -53,7 +53,7 @@ def missing_levels(data: DataFrame) -> list[str]:
 
 def alpha_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return Decay at every alpha, without a recent window, and H2O and Full at the same budgets."""
-    table = arms(results, STUDY, runs)
+    table = configurations(results, STUDY, runs)
     decay = table[table["policy"] == "decay"]
     if decay.empty:
         return decay
@@ -61,7 +61,7 @@ def alpha_data(results: Results, runs: Sequence[str]) -> DataFrame:
     decay = decay[(decay["recent"] == least) | decay["recent"].isna()]
     several = decay.groupby(["run", "budget"])["alpha"].transform("nunique") > 1
     decay = decay[several]
-    others = main_arms(table[table["policy"].isin(["full", "h2o"])])
+    others = main_configurations(table[table["policy"].isin(["full", "h2o"])])
     others = others[(others["policy"] == "full") | others["budget"].isin(decay["budget"])]
     return pd.concat([others, decay], ignore_index=True) if len(decay) else decay
 

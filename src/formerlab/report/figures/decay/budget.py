@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_directly, points_with_bars
-from formerlab.report.pruning import NAMES, arms, interval_notes, main_arms
+from formerlab.report.pruning import NAMES, configurations, interval_notes, main_configurations
 from formerlab.report.runs import missing_note
 from formerlab.report.style import canvas, look, widen
 from formerlab.results.read import Results
@@ -20,10 +20,10 @@ POLICIES_BUDGET = ("local", "streaming_llm", "h2o", "spatten", "decay")
 
 
 def budget_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return one arm per policy of the article at every budget."""
-    table = arms(results, STUDY, runs)
+    """Return one configuration per policy of the article at every budget."""
+    table = configurations(results, STUDY, runs)
     table = table[table["policy"].isin(["full", *POLICIES_BUDGET])]
-    return table if table.empty else main_arms(table)
+    return table if table.empty else main_configurations(table)
 
 
 def draw_budget(data: DataFrame) -> Figure:
@@ -48,11 +48,13 @@ _WANTED = [NAMES[name] for name in ("full", "local", "h2o", "spatten", "decay")]
 def _draw_run(axes: Axes, rows: DataFrame) -> None:
     pruned = rows[rows["policy"] != "full"]
     labels = []
-    for arm, points in pruned.sort_values("realised_budget", kind="stable").groupby("arm", sort=False):
+    for configuration, points in pruned.sort_values("realised_budget", kind="stable").groupby(
+        "configuration", sort=False
+    ):
         kind = look(points["policy"].iloc[0])
         x, y = 100 * points["realised_budget"], points["increase_nats"]
         points_with_bars(axes, x, y, (points["increase_nats_low"], points["increase_nats_high"]), kind)
-        labels.append(Label(x.iloc[-1], y.iloc[-1], str(arm), kind.colour))
+        labels.append(Label(x.iloc[-1], y.iloc[-1], str(configuration), kind.colour))
     axes.axhline(0, color=look("full").colour, linestyle="--", linewidth=1)
     labels.append(Label(100 * pruned["realised_budget"].max(), 0, "Full (no pruning)", look("full").colour))
     # policies differ by orders of magnitude; near zero, where they cross it, the axis is linear
@@ -85,10 +87,10 @@ ARTICLE_ALONE = ("local", "spatten")
 
 
 def baselines_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return one arm per policy at every budget."""
-    table = arms(results, STUDY, runs)
+    """Return one configuration per policy at every budget."""
+    table = configurations(results, STUDY, runs)
     table = table[~table["policy"].isin(ARTICLE_ALONE)]
-    return table if table.empty else main_arms(table)
+    return table if table.empty else main_configurations(table)
 
 
 def draw_baselines(data: DataFrame) -> Figure:

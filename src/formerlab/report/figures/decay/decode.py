@@ -44,11 +44,11 @@ def draw(data: DataFrame) -> Figure:
 
 def _draw_speeds(axes: Axes, rows: DataFrame, lines: dict[float, str]) -> None:
     labels = []
-    for arm, points in rows.groupby("arm", sort=False):
+    for configuration, points in rows.groupby("configuration", sort=False):
         kind, y = look(points["policy"].iloc[0]), points["tokens_per_s"]
         ends = points["tokens_per_s_low"], points["tokens_per_s_high"]
         points_with_bars(axes, points["length"], y, ends, kind, linestyle=lines[points["budget"].iloc[0]])
-        labels.append(Label(points["length"].iloc[-1], y.iloc[-1], str(arm), kind.colour))
+        labels.append(Label(points["length"].iloc[-1], y.iloc[-1], str(configuration), kind.colour))
     axes.set_yscale("log")
     axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))  # 600, not 6 x 10^2
     axes.yaxis.set_major_formatter(LogFormatter())

@@ -20,7 +20,7 @@ WANTED = ("Ideal", "Local", "H2O", "Decay, alpha 0.2", "Decay, alpha 0.8")
 
 def masks_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return the masks of the first seed, a row per policy and query."""
-    rows = results.rows("prune_pictures.csv", STUDY, runs)
+    rows = results.rows("prune_mask_dumps.csv", STUDY, runs)
     if rows.empty:
         return DataFrame()
     rows = rows[rows["seed"] == rows["seed"].min()]
@@ -29,8 +29,10 @@ def masks_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def draw_masks(data: DataFrame) -> Figure:
     """Draw a row of panels per budget."""
-    kinds = data.drop_duplicates("arm").set_index("arm")["policy"].str.split().str[0]
-    others = [str(arm) for arm, kind in kinds.items() if kind not in ("ideal", "local", "h2o", "decay")]
+    kinds = data.drop_duplicates("configuration").set_index("configuration")["policy"].str.split().str[0]
+    others = [
+        str(configuration) for configuration, kind in kinds.items() if kind not in ("ideal", "local", "h2o", "decay")
+    ]
     names = [*(name for name in WANTED if name in kinds), *others]
     budgets = sorted(data["budget"].unique())
     panels = [(budget, name) for budget in budgets for name in names]
@@ -41,7 +43,7 @@ def draw_masks(data: DataFrame) -> Figure:
         [1.75] * len(panels), [*notes, *missing_note(names, list(WANTED))], height=1.75, right=0.3, columns=len(names)
     )
     for panel, (budget, name) in zip(axes, panels, strict=True):
-        rows = data[(data["budget"] == budget) & (data["arm"] == name)].sort_values("query")
+        rows = data[(data["budget"] == budget) & (data["configuration"] == name)].sort_values("query")
         seen = np.array([[int(cell) for cell in kept] for kept in rows["kept"]])
         colour = look(str(rows["policy"].iloc[0]).split()[0]).colour
         panel.imshow(seen, cmap=ListedColormap(["white", colour]), vmin=0, vmax=1, interpolation="nearest")
@@ -57,7 +59,7 @@ def draw_masks(data: DataFrame) -> Figure:
 
 
 decay_masks = Plot(
-    reads=("prune_pictures.csv", "run.json"),
+    reads=("prune_mask_dumps.csv", "run.json"),
     runs=("decoder",),
     caption=(
         "Which keys (across) each query (down) sees in one head of one trained decoder, at equal budgets; after Fig. "
@@ -75,7 +77,7 @@ LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova
 
 
 def bias_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return the mean of every measure for every arm, with its interval over windows and seeds."""
+    """Return the mean of every measure for every configuration, with its interval over windows and seeds."""
     rows = results.rows("prune_masks.csv", STUDY, runs)
     return measured(rows, list(PANELS))
 

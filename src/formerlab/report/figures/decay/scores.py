@@ -17,7 +17,7 @@ STUDY = "decay"
 
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return the mean over seeds of every group, alpha and query."""
-    rows = results.rows("prune_scores.csv", STUDY, runs)
+    rows = results.rows("prune_score_trajectories.csv", STUDY, runs)
     if rows.empty:
         return DataFrame()
     means = rows.groupby(["group", "alpha", "query"], as_index=False)[["mean", "low", "high", "missed"]].mean()
@@ -71,7 +71,7 @@ def _draw_misses(axes: Axes, rows: DataFrame) -> None:
 
 
 decay_scores = Plot(
-    reads=("prune_scores.csv", "run.json"),
+    reads=("prune_score_trajectories.csv", "run.json"),
     runs=("decoder",),
     caption=(
         "Attention to important and unimportant tokens, query by query, after Fig. 5 of the Decay article (an image "

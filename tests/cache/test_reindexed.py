@@ -9,7 +9,7 @@ from formerlab.layers import Learned, NoPosition, Rotary
 from formerlab.layers.position import PositionEncoding
 from formerlab.models import Decoder
 
-POLICY = StreamingLLM(sink=2, positions="renumbered")
+POLICY = StreamingLLM(sink=2, positions="reindexed")
 KEPT = StreamingLLM(sink=2)
 TIME, BUDGET = 25, 6
 
