@@ -21,10 +21,10 @@ BARS = (
 )
 
 
-def row_loop(q, k, v, entries, alpha):
+def row_loop(q, k, v, budget, alpha):
     """Decay on one sequence (heads, time, d_head), written as the papers' codes for OPT do it: rows of full width.
 
-    Every query takes the `entries` best earlier keys and itself, out of a mask of all keys; the mask is applied to the
+    Every query takes the `budget` best earlier keys and itself, out of a mask of all keys; the mask is applied to the
     whole matrix at the end.
     """
     import torch
@@ -34,13 +34,13 @@ def row_loop(q, k, v, entries, alpha):
     weights = torch.bmm(q * q.shape[-1] ** -0.5, k.transpose(1, 2))
     weights = weights + torch.full((time, time), least).triu(1)
     attention = torch.softmax(weights, -1, dtype=torch.float32).to(q.dtype)
-    ages = torch.arange(entries - 1, -1, -1).unsqueeze(1).to(q.dtype)
-    scores = (attention[:, :entries] * alpha**ages).sum(-2)
-    scores[:, entries:] = 0
+    ages = torch.arange(budget - 1, -1, -1).unsqueeze(1).to(q.dtype)
+    scores = (attention[:, :budget] * alpha**ages).sum(-2)
+    scores[:, budget:] = 0
     mask = torch.zeros_like(weights, dtype=torch.bool)
-    mask[:, :entries, :entries] = True
-    for now in range(entries, time):
-        _, best = scores.topk(entries, dim=-1)
+    mask[:, :budget, :budget] = True
+    for now in range(budget, time):
+        _, best = scores.topk(budget, dim=-1)
         seen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
         seen[:, now] = True
         mask[:, now] = seen
@@ -55,7 +55,7 @@ def variants(time, options):
     import torch
     from torch.nn import functional as F
 
-    from formerlab.cache import H2O, Decay, Simulation, entries
+    from formerlab.cache import H2O, Decay, Simulation, resolve_budget
     from formerlab.cache.engines import loop
     from formerlab.cache.engines.engine import load_compiled, load_fused
 
@@ -63,7 +63,7 @@ def variants(time, options):
     shape = options.batch, options.heads, time, options.d_head
     like = {"device": options.device, "dtype": getattr(torch, options.precision)}
     q, k, v = (torch.randn(shape, generator=generator, device="cpu").to(**like) for _ in range(3))
-    count = entries(options.budget, time)
+    count = resolve_budget(options.budget, time)
 
     def simulation(policy, engine):
         return lambda: Simulation(policy, options.budget, engine=engine)(0, q, k, v)

@@ -119,7 +119,7 @@ def test_the_spec_says_what_was_built(init, tau):
     assert grown.spec.params() == counted_params(grown)
     assert (grown.spec.projection.tokens, grown.spec.feedforward.tokens) == (7, 25)
     assert all(layer.tau == expected_tau[len(layer.keys)] for layer in pattentions(grown).values())
-    assert Decoder.model_validate(grown.spec.plain()) == grown.spec
+    assert Decoder.model_validate(grown.spec.to_dict()) == grown.spec
     again = grown.spec.build().double()
     again.load_state_dict(grown.state_dict())
     assert torch.equal(again(TOKENS), grown(TOKENS))

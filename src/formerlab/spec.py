@@ -37,13 +37,13 @@ class Spec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the spec as plain JSON values."""
         return self.model_dump(mode="json")
 
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits that change exactly when a value of the spec changes."""
-        return fingerprint(self.plain())
+        return fingerprint(self.to_dict())
 
     def parts(self) -> Iterator["Spec"]:
         """Yield this spec and every spec inside it."""

@@ -23,7 +23,7 @@ class Oracle:
     """Rules restated head by head with dictionaries, sharing no code with the package."""
 
     @staticmethod
-    def evict(heads: list[list[list[float]]], *, alpha: float, entries: int, recent: int, sink: int) -> list[set[int]]:
+    def evict(heads: list[list[list[float]]], *, alpha: float, budget: int, recent: int, sink: int) -> list[set[int]]:
         """Return what each query sees; `heads` are the logits [head][q][k] of the heads of one group."""
         scores: dict[int, float] = {}
         seen = []
@@ -32,7 +32,7 @@ class Oracle:
             seen.append(set(scores))
             attention = [softmax({k: head[q][k] for k in scores}) for head in heads]
             scores = {k: alpha * score + sum(row[k] for row in attention) for k, score in scores.items()}
-            if len(scores) > entries:
+            if len(scores) > budget:
                 candidates = [k for k in scores if sink <= k <= q - recent]
                 del scores[min(candidates, key=lambda k: (scores[k], k))]
         return seen
@@ -64,12 +64,12 @@ class Oracle:
         return [{k for k in range(q + 1) if k in hitters or k >= q - recent} for q in range(time)]
 
     @staticmethod
-    def cascade(layers: list[list[list[list[float]]]], *, entries: list[int]) -> list[list[set[int]]]:
+    def cascade(layers: list[list[list[list[float]]]], *, budget: list[int]) -> list[list[set[int]]]:
         """Return what each query sees under SpAtten, per layer; logits [layer][head][q][k], one budget per layer."""
         time = len(layers[0][0])
         alive, total = set(range(time)), dict.fromkeys(range(time), 0.0)
         result = []
-        for heads, passed in zip(layers, entries, strict=True):
+        for heads, passed in zip(layers, budget, strict=True):
             seen = [{k for k in range(q) if k in alive} | {q} for q in range(time)]
             for head in heads:
                 for q in range(time):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from formerlab.cache import H2O, Budget, Decay, StreamingLLM, entries
+from formerlab.cache import H2O, Budget, Decay, StreamingLLM, resolve_budget
 from formerlab.cache.budget import part
 from formerlab.errors import UserError
 
@@ -15,19 +15,19 @@ from formerlab.errors import UserError
     [(0.4, 16, 6), (0.5, 5, 3), (0.29, 50, 15), (0.4, 1, 0), (1.0, 7, 7), (1, 7, 1), (6, 3, 6), (0.025, 20, 1)],
 )
 def test_entries(budget, length, expected):
-    assert entries(budget, length) == expected
+    assert resolve_budget(budget, length) == expected
 
 
 @pytest.mark.parametrize("budget", [0, -1, 0.0, 1.5, True, float("nan")])
 def test_impossible_budgets_are_refused_with_the_value(budget):
     with pytest.raises(UserError, match=r"ratio \(a float in"):
-        entries(budget, 10)
+        resolve_budget(budget, 10)
 
 
 @settings(deadline=None, derandomize=True)
 @given(length=st.integers(1, 5000), percent=st.integers(1, 100))
 def test_a_ratio_rounds_to_the_nearest_count_and_a_half_goes_up(length, percent):
-    assert entries(percent / 100, length) == (2 * percent * length + 100) // 200
+    assert resolve_budget(percent / 100, length) == (2 * percent * length + 100) // 200
 
 
 @given(total=st.integers(0, 10_000))

@@ -23,8 +23,8 @@ from formerlab.cache import (
     SnapKV,
     SpAtten,
     StreamingLLM,
-    entries,
     pruned,
+    resolve_budget,
     simulate,
 )
 from formerlab.errors import UserError
@@ -172,7 +172,7 @@ def test_a_cache_grows_as_needed_and_no_further():
 
 @pytest.mark.parametrize("length", [128, 320])
 def test_memory_shrinks_to_the_share_that_is_kept(length):
-    budget = entries(0.4, length)
+    budget = resolve_budget(0.4, length)
     full, pruned = KVCache(), PrunedCache(Decay(), budget)
     x = torch.randn(1, 2, length, 8, generator=torch.Generator().manual_seed(0))
     assert full.bytes() == pruned.bytes() == 0
@@ -234,7 +234,7 @@ def test_a_ratio_is_a_share_of_the_prompt_as_in_a_simulation(policy, ratio, toke
     cache = PrunedCache(policy, ratio, model.position)
     simulation = Simulation(policy, ratio, position=model.position)
     assert (model(tokens, attend=cache) - model(tokens, attend=simulation)).abs().max() < 1e-10
-    count = PrunedCache(policy, entries(ratio, TIME), model.position)
+    count = PrunedCache(policy, resolve_budget(ratio, TIME), model.position)
     model(tokens, attend=count)
     assert torch.equal(*(model(tokens[:, :2], attend=one, start=TIME) for one in (cache, count)))
     assert cache.bytes() == count.bytes()
@@ -285,11 +285,11 @@ def test_realised_budget_is_the_share_held(policy, tokens):
     model = Toy(2, rotary=False)
     simulation = Simulation(policy, 0.4, [TIME, 11])
     model(tokens, attend=simulation)
-    assert simulation.realised_budget.tolist() == pytest.approx([entries(0.4, TIME) / TIME, 4 / 11])
+    assert simulation.realised_budget.tolist() == pytest.approx([resolve_budget(0.4, TIME) / TIME, 4 / 11])
     for budget in (1.0, TIME, TIME - 1):  # with one entry less than tokens, the last query sees all and evicts one
         simulation = Simulation(policy, budget)
         model(tokens, attend=simulation)
-        assert simulation.realised_budget.tolist() == pytest.approx([entries(budget, TIME) / TIME] * 2)
+        assert simulation.realised_budget.tolist() == pytest.approx([resolve_budget(budget, TIME) / TIME] * 2)
         observed = Simulation(policy, budget, observe=lambda layer, seen: None)
         model(tokens, attend=observed)
         assert observed.realised_budget.tolist() == pytest.approx(simulation.realised_budget.tolist())

@@ -24,7 +24,7 @@ from formerlab.cache import (
     SnapKV,
     SpAtten,
     StreamingLLM,
-    entries,
+    resolve_budget,
     simulate,
 )
 from formerlab.cache.engines.engine import Prompt
@@ -71,7 +71,7 @@ def test_the_prompt_is_unpruned_and_what_follows_sees_what_is_kept_and_each_othe
     full = attention(q, k) @ v.repeat_interleave(2, 1)
     assert torch.allclose(out[:, :, :20], full[:, :, :20], atol=1e-12)
     kept = cache.kept(0)
-    held = 20 if isinstance(policy, Full) else entries(0.4, 20)
+    held = 20 if isinstance(policy, Full) else resolve_budget(0.4, 20)
     assert kept.shape == (2, 2, held)
     mask = torch.zeros(2, 4, 30, 30, dtype=torch.bool)
     mask[:, :, 20:, 20:] = torch.ones(10, 10).tril().bool()

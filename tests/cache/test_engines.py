@@ -20,7 +20,7 @@ from formerlab.cache import (
     StreamingLLM,
     pruned,
 )
-from formerlab.cache import entries as count
+from formerlab.cache import resolve_budget as count
 from formerlab.cache.engines import engine, loop
 from formerlab.cache.engines.engine import Prompt
 from formerlab.cache.eviction import coefficients

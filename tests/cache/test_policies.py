@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from formerlab.cache import H2O, CachePolicy, Decay, Full, Ideal, Local, SpAtten, StreamingLLM, entries, simulate
+from formerlab.cache import H2O, CachePolicy, Decay, Full, Ideal, Local, SpAtten, StreamingLLM, resolve_budget, simulate
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import Layer, Policy, by_group, largest
 from formerlab.cache.prefill import OneShot
@@ -50,7 +50,7 @@ def test_the_union_is_the_registry():
     assert [policy.kind for policy in VARIANTS] == kinds.split()
     adapter = TypeAdapter(CachePolicy)
     for policy in VARIANTS + OFFICIAL:
-        assert adapter.validate_python(policy.plain()) == policy
+        assert adapter.validate_python(policy.to_dict()) == policy
     with pytest.raises(ValidationError, match="'full', 'local', 'streaming_llm', 'h2o', 'spatten', 'decay'"):
         adapter.validate_python({"kind": "h20"})
     with pytest.raises(ValidationError):
@@ -136,11 +136,11 @@ def test_eviction_follows_the_independent_account(oracle, time, groups, budget, 
     policy = Decay(alpha=alpha, recent=recent, sink=sink)
     _, visible = simulate(policy, logits, budget, groups=groups, lengths=lengths)
     for row, length in enumerate(lengths):
-        total = entries(budget, length)
+        total = resolve_budget(budget, length)
         first, last = policy.protected(total)
         for start in range(0, 4, groups):
             heads = [logits[row, head, :length, :length].tolist() for head in range(start, start + groups)]
-            expected = oracle.evict(heads, alpha=alpha, entries=total, recent=last, sink=first)
+            expected = oracle.evict(heads, alpha=alpha, budget=total, recent=last, sink=first)
             for head in range(start, start + groups):
                 assert [set(line.nonzero().flatten().tolist()) for line in visible[row, head, :length]] == expected
 
@@ -160,7 +160,7 @@ def test_official_h2o_follows_the_independent_account(oracle, time, budget, rece
     ):
         _, visible = simulate(H2O(recent=recent, variant=variant), logits, budget, lengths=lengths)
         for row, length in enumerate(lengths):
-            total = entries(budget, length)
+            total = resolve_budget(budget, length)
             window = int(recent * total + 1e-9)
             for head in range(2):
                 expected = account(logits[row, head, :length, :length].tolist(), heavy=total - window, recent=window)
@@ -178,7 +178,7 @@ def test_spatten_follows_the_independent_account(oracle, budgets):
     ]
     for row, length in enumerate(lengths):
         rows = [logits[row, :, :length, :length].tolist() for logits in stack]
-        account = oracle.cascade(rows, entries=[entries(budget, length) for budget in budgets])
+        account = oracle.cascade(rows, budget=[resolve_budget(budget, length) for budget in budgets])
         for visible, expected in zip(results, account, strict=True):
             assert [set(line.nonzero().flatten().tolist()) for line in visible[row, 1, :length]] == expected
 
@@ -186,13 +186,13 @@ def test_spatten_follows_the_independent_account(oracle, budgets):
 def test_window_policies_are_limits_of_the_score_rule():
     logits = random_logits()
     for budget in (1, 4, 7, 0.4):
-        for limit, window in (
+        for local, window in (
             (Decay(recent=1.0), Local()),
             (Decay(recent=1.0, sink=3), StreamingLLM(sink=3)),
             (H2O(recent=1.0), Local()),
             (Decay(alpha=1.0, recent=0.5), H2O()),
         ):
-            assert torch.equal(simulate(limit, logits, budget)[1], simulate(window, logits, budget)[1])
+            assert torch.equal(simulate(local, logits, budget)[1], simulate(window, logits, budget)[1])
 
 
 @pytest.mark.parametrize("policy", [Local(), StreamingLLM(sink=2)], ids=repr)
@@ -224,8 +224,8 @@ def test_age_bias():
 
     def ratio(alpha, time):
         layer = Layer(torch.zeros(1, 1, 1, time, time), [time], [time])
-        *_, (_, slots) = Decay(alpha=alpha).walk(layer)
-        return (slots.scores[0, 0, 0] / slots.scores[0, 0, time - 1]).item()
+        *_, (_, state) = Decay(alpha=alpha).walk(layer)
+        return (state.scores[0, 0, 0] / state.scores[0, 0, time - 1]).item()
 
     assert ratio(1.0, 512) > 3 * ratio(1.0, 128)
     assert ratio(0.8, 512) == pytest.approx(5, rel=0.05)
@@ -286,9 +286,9 @@ def test_a_group_keeps_one_set_chosen_by_its_sum(policy):
 def test_scores_of_half_precision_logits_are_summed_in_single_precision():
     """In bfloat16 the sum would stop growing at 256 times the smallest step."""
     layer = Layer(torch.zeros(1, 1, 1, 300, 300, dtype=torch.bfloat16), [300], [300])
-    *_, (_, slots) = H2O().walk(layer)
-    assert slots.scores.dtype == torch.float32
-    assert slots.scores[0, 0, 0].item() == pytest.approx(sum(1 / n for n in range(1, 301)), rel=1e-5)
+    *_, (_, state) = H2O().walk(layer)
+    assert state.scores.dtype == torch.float32
+    assert state.scores[0, 0, 0].item() == pytest.approx(sum(1 / n for n in range(1, 301)), rel=1e-5)
     logits = random_logits(dtype=torch.bfloat16)
     probabilities, visible = simulate(Decay(), logits, 4)
     assert probabilities.dtype == torch.bfloat16
@@ -302,7 +302,9 @@ def test_a_lacking_input_is_named():
         needs = ("keys",)
 
         def visible(self, layer):
-            return largest(layer.keys.norm(dim=-1), layer.entries[:, None])[:, :, None].expand_as(layer.logits[:, :, 0])
+            return largest(layer.keys.norm(dim=-1), layer.budget_tensor[:, None])[:, :, None].expand_as(
+                layer.logits[:, :, 0]
+            )
 
     with pytest.raises(ValueError, match="Longest needs keys"):
         simulate(Longest(), random_logits(), 3)

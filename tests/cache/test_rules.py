@@ -26,7 +26,7 @@ def test_tova_is_the_last_row_of_all_heads_together(budget, oracle):
     logits = draw(2, 4, TIME, TIME)
     seen = seen_by(TOVA(), logits, budget, groups=2)
     for row in range(2):
-        expected = oracle.evict(logits[row].tolist(), alpha=0.0, entries=budget, recent=1, sink=0)
+        expected = oracle.evict(logits[row].tolist(), alpha=0.0, budget=budget, recent=1, sink=0)
         assert seen[row] == [expected] * 4
 
 
@@ -39,7 +39,7 @@ def test_heads_that_choose_together(policy, oracle):
         for row in range(2):
             for head in range(0, 4, size):
                 heads = logits[row, head : head + size].tolist()
-                expected = oracle.evict(heads, alpha=alpha, entries=6, recent=recent, sink=0)
+                expected = oracle.evict(heads, alpha=alpha, budget=6, recent=recent, sink=0)
                 assert seen[row][head : head + size] == [expected] * size
 
 

@@ -23,12 +23,12 @@ def as_layer(logits, budget, groups=1):
 
 def steps(policy: Eviction, logits, budget, groups=1, head=0):
     """Return what each query saw and the scores before the eviction that follows, {position: score} per query."""
-    books = []
-    for _, slots in policy.walk(as_layer(logits, budget, groups)):
-        filled = slots.filled[0, head]
-        positions, scores = slots.positions[0, head][filled].tolist(), slots.scores[0, head][filled].tolist()
-        books.append(dict(zip(positions, scores, strict=True)))
-    return books
+    states = []
+    for _, state in policy.walk(as_layer(logits, budget, groups)):
+        filled = state.filled[0, head]
+        positions, scores = state.positions[0, head][filled].tolist(), state.scores[0, head][filled].tolist()
+        states.append(dict(zip(positions, scores, strict=True)))
+    return states
 
 
 def seen(policy, logits, budget, **inputs):
@@ -38,17 +38,17 @@ def seen(policy, logits, budget, **inputs):
 
 def check_trace(policy, trace, values, logits, budget):
     probabilities, _ = simulate(policy, logits, budget)
-    books = steps(policy, logits, budget)
+    states = steps(policy, logits, budget)
     out = probabilities[0, 0] @ torch.tensor(values, dtype=torch.float64)
     for q, row in enumerate(trace):
-        assert sorted(books[q]) == row["attended"]
-        assert books[q] == pytest.approx({int(k): s for k, s in row["score"].items()}, abs=1e-6)
+        assert sorted(states[q]) == row["attended"]
+        assert states[q] == pytest.approx({int(k): s for k, s in row["score"].items()}, abs=1e-6)
         for k in range(5):
             assert probabilities[0, 0, q, k].item() == pytest.approx(row["p"].get(str(k), 0.0), abs=1e-6)
         assert out[q].item() == pytest.approx(row["out"], abs=1e-6)
         if q + 1 < len(trace):
-            assert sorted(set(books[q + 1]) - {q + 1}) == row["cache"]
-            assert set(books[q]) - set(books[q + 1]) == {row["evict"]} - {None}
+            assert sorted(set(states[q + 1]) - {q + 1}) == row["cache"]
+            assert set(states[q]) - set(states[q + 1]) == {row["evict"]} - {None}
 
 
 @pytest.mark.parametrize("name", TRACES)
@@ -149,23 +149,23 @@ def test_fixture_16(name, vectors, fixture_logits):
     groups = len(case["result"][0]["heads"])
     _, visible = simulate(policy, fixture_logits, 0.4, groups=groups)
     for key_head, expected in enumerate(case["result"]):
-        books = steps(policy, fixture_logits, 6, groups, key_head)
-        final = dict(books[-1])
+        states = steps(policy, fixture_logits, 6, groups, key_head)
+        final = dict(states[-1])
         candidates = [k for k in final if k <= 15 - case["recent"]]
         del final[min(candidates, key=final.__getitem__)]
         assert sorted(final) == expected["final_cache"]
         assert final == pytest.approx({int(k): s for k, s in expected["final_scores"].items()}, abs=1e-6)
         for head in expected["heads"]:
             assert visible[0, head, 15].nonzero().flatten().tolist() == expected["last_row_attended"]
-        assert gap(books, case["heavy"] + case["recent"], case["recent"]) == pytest.approx(
+        assert gap(states, case["heavy"] + case["recent"], case["recent"]) == pytest.approx(
             expected["min_gap"], abs=1e-6
         )
 
 
-def gap(books, budget, recent):
+def gap(states, budget, recent):
     """Return the smallest difference of the two lowest candidates over all evictions; 9 where there is no choice."""
     smallest = 9.0
-    for q, scores in enumerate(books):
+    for q, scores in enumerate(states):
         candidates = sorted(score for k, score in scores.items() if k <= q - recent)
         if len(scores) > budget and len(candidates) > 1:
             smallest = min(smallest, candidates[1] - candidates[0])

@@ -7,7 +7,7 @@ from importlib.resources import files
 import pytest
 
 from formerlab.evaluation.exact import CHECKS
-from formerlab.report.claims.book import VERSION_HASHES, read_claims
+from formerlab.report.claims.registry import VERSION_HASHES, read_claims
 
 BOOK = read_claims()
 

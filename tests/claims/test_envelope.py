@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formerlab.report.claims.arms import Arm, ClaimArms
-from formerlab.report.claims.book import read_claims
 from formerlab.report.claims.envelope import flops_at_loss
 from formerlab.report.claims.evidence import Evidence
+from formerlab.report.claims.registry import read_claims
 from formerlab.report.claims.rows import Rows
 from formerlab.report.claims.verdict import judge
 from formerlab.results.read import Results

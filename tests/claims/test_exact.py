@@ -3,8 +3,8 @@
 import pytest
 
 from formerlab.evaluation.exact import CHECKS
-from formerlab.report.claims.book import read_claims
 from formerlab.report.claims.evidence import Evidence
+from formerlab.report.claims.registry import read_claims
 from formerlab.report.claims.verdict import judge
 
 BOOK = read_claims()

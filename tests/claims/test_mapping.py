@@ -7,7 +7,7 @@ import pytest
 from formerlab.errors import UserError
 from formerlab.plan.claim_arms import read_arms
 from formerlab.plan.claim_coverage import missing_arms
-from formerlab.report.claims.book import read_claims
+from formerlab.report.claims.registry import read_claims
 
 ROOT = Path(__file__).parents[2]
 SCALES = ("smoke", "laptop", "overnight", "workstation", "paper")

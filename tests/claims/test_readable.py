@@ -12,8 +12,8 @@ from formerlab.errors import UserError
 from formerlab.plan.claim_arms import read_arms
 from formerlab.plan.claim_coverage import missing_arms
 from formerlab.report.claims.arms import Arm, ClaimArms
-from formerlab.report.claims.book import read_claims
 from formerlab.report.claims.readable import counts, markdown, readme_block
+from formerlab.report.claims.registry import read_claims
 from formerlab.report.claims.table import frame, read_withdrawn, verdicts, write_claims
 from formerlab.results.read import Results
 

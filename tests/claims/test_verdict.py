@@ -8,10 +8,10 @@ import pytest
 from formerlab.errors import UserError
 from formerlab.evaluation.translation.bleu import corpus_bleu
 from formerlab.report.claims.arms import Arm, ClaimArms
-from formerlab.report.claims.book import Claim, read_claims
 from formerlab.report.claims.bootstrap import Examples, paired_difference
 from formerlab.report.claims.evidence import Evidence
 from formerlab.report.claims.quantity import MissingRowsError, Seeds
+from formerlab.report.claims.registry import Claim, read_claims
 from formerlab.report.claims.verdict import holm, judge, judge_all, p_value, standing
 from formerlab.statistics import resampled
 

@@ -114,7 +114,7 @@ def test_prepared_data_outlive_their_source(tmp_path: Path) -> None:
     source, out = folder(tmp_path / "source"), tmp_path / "out"
     prepare("text", folder_data(source), out, processes=1)
     before = files(out)
-    before.pop("contents.json")
+    before.pop("file_hashes.json")
     shutil.rmtree(source)
     prepare("text", folder_data(source), out, processes=1)
     with pytest.raises(UserError, match=r"source\.paths: no file at"):
@@ -206,7 +206,7 @@ def test_a_failure_leaves_nothing_half(source: Path, tmp_path: Path, changes: di
     with pytest.raises(UserError, match=message):
         prepare("text", folder_data(source, **changes), tmp_path, processes=1)
     assert not (tmp_path / "manifest.json").exists()
-    assert set(files(tmp_path)) <= {"tokenizer.json", "contents.json"}
+    assert set(files(tmp_path)) <= {"tokenizer.json", "file_hashes.json"}
 
 
 def test_no_old_manifest_vouches_for_new_files(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +334,7 @@ def test_what_cannot_be_divided_is_refused_before_anything_is_tokenised(tmp_path
     for source in (Files(paths=(str(lines),)), Files(train=(str(lines),), documents="line")):
         with pytest.raises(UserError, match=r"^data: text: (none of 1 documents is left|no document is left)"):
             prepare("text", folder_data(tmp_path, source=source), tmp_path / "out", processes=1)
-        assert set(files(tmp_path / "out")) <= {"contents.json"}
+        assert set(files(tmp_path / "out")) <= {"file_hashes.json"}
 
 
 def test_files_named_for_every_split_need_no_division(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import Look
 from formerlab.training.load import load_model
 from formerlab.training.run import Run
-from formerlab.training.settings import Settings
+from formerlab.training.runtime_config import RuntimeConfig
 from formerlab.training.stage import train_stage
 
 RUN = Run(
@@ -38,7 +38,7 @@ def place(tmp_path_factory):
     """Return a folder with prepared digits and a finished run, which lie as in a tree of results."""
     place = tmp_path_factory.mktemp("classify")
     prepare("digits", ImageData(keep=0.05, keep_held_out=0.3), place / "data" / "images", processes=1)
-    train_stage(RUN, place / "data" / "images", place / RUN.id, parent=None, settings=Settings())
+    train_stage(RUN, place / "data" / "images", place / RUN.id, parent=None, runtime=RuntimeConfig())
     (place / "run").symlink_to(place / RUN.id)
     return place
 

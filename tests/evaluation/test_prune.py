@@ -165,8 +165,8 @@ def test_windows_longer_than_the_context_are_refused(model, streams, tmp_path):
 
 
 def test_the_sweep_survives_its_plain_form():
-    assert PruneSweep.model_validate(SWEEP.plain()) == SWEEP
-    assert [type(budget) for budget in PruneSweep.model_validate(SWEEP.plain()).budgets] == [float, int]
+    assert PruneSweep.model_validate(SWEEP.to_dict()) == SWEEP
+    assert [type(budget) for budget in PruneSweep.model_validate(SWEEP.to_dict()).budgets] == [float, int]
 
 
 def test_the_mean_position_of_an_even_choice_is_the_middle():

@@ -38,7 +38,7 @@ def finished(tmp_path_factory):
     folder = root / "study/run/seed0"
     folder.mkdir(parents=True)
     save_file(run.model.build(seed=0).state_dict(), folder / "weights.safetensors")
-    record = {"id": run.id, "spec": run.plain(), "weights_sha256": sha256(folder / "weights.safetensors")}
+    record = {"id": run.id, "spec": run.to_dict(), "weights_sha256": sha256(folder / "weights.safetensors")}
     (folder / "run.json").write_text(json.dumps(record | {"status": "finished"}))
     return folder
 

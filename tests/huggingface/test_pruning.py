@@ -126,7 +126,7 @@ def test_a_cache_holds_its_budget(models):
 @pytest.mark.parametrize("position", [Rotary(fraction=0.5), Learned()], ids=lambda position: position.kind)
 def test_our_own_models_in_transformers_are_pruned_too(position):
     spec = Decoder(vocabulary=290, layers=2, width=16, heads=2, context=48, embedding_std=0.5, position=position)
-    model = FormerlabForCausalLM(FormerlabConfig(spec=spec.plain())).double().eval()
+    model = FormerlabForCausalLM(FormerlabConfig(spec=spec.to_dict())).double().eval()
     text, mask = padded()
     with prune(model, Decay(), 0.4):
         together = generated(model, text, attention_mask=mask)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from formerlab.cache import H2O, TOVA, Decay, Knorm, Local, StreamingLLM
-from formerlab.cache import entries as count
+from formerlab.cache import resolve_budget as count
 from formerlab.cache.engines import engine, loop
 from formerlab.cache.engines.engine import Prompt
 from formerlab.layers.score import SMALLEST_NORM, l2_gelu

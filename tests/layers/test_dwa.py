@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from formerlab.kernels import weighted_sum as nary
+from formerlab.kernels import weighted_sum
 from formerlab.layers import DepthWeightedAverage
 from formerlab.layers.initial import initialise
 
@@ -88,8 +88,8 @@ def choose(monkeypatch):
     def choose(mixer, path):
         mixer.fused = path != "loop"
         if path == "eager":
-            monkeypatch.setattr(nary, "_kernel", lambda: None)
-        elif path == "native" and nary.path() != "native":
+            monkeypatch.setattr(weighted_sum, "_kernel", lambda: None)
+        elif path == "native" and weighted_sum.path() != "native":
             pytest.skip("no C++ compiler")
         return mixer
 

@@ -123,7 +123,7 @@ def test_runs_of_scale_paper_train_the_published_models(study):
     sources = read_sources(Path(__file__).parents[2], {"scale": "paper", "studies": [study], "seeds": [0]})
     runs = {run.name: run.model for run in resolve_study(study, sources)}
     for run, name in RUNS[study].items():
-        ours, theirs = PUBLISHED[name].plain(), runs[run].plain()
+        ours, theirs = PUBLISHED[name].to_dict(), runs[run].to_dict()
         for spec in (ours, theirs):
             spec["feedforward"].pop("hidden", None)  # said, or four times the width; the counts tell
             spec.pop("drop_path", None)  # of the recipe

@@ -41,7 +41,7 @@ def test_resolved_specs_are_runs_that_say_everything(plan):
     for name, job in plan["train"].items():
         run = Run.model_validate(job["spec"])
         assert (run.id, run.init_id, run.fingerprint()) == (name, job["init"], job["spec_hash"])
-        assert run.plain() == job["spec"]
+        assert run.to_dict() == job["spec"]
 
 
 def test_costs_are_the_closed_forms(plan):

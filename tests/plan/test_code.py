@@ -173,7 +173,7 @@ def test_helpers_of_helpers_count(package):
 
 
 def test_the_registered_claims_count_for_their_verdicts(package):
-    modules = code.closure(["formerlab.report.claims.book"], frozenset())
+    modules = code.closure(["formerlab.report.claims.registry"], frozenset())
     assert "report/claims/claims.yaml" in code.files_of(modules)
     before, path = code.hash_of(modules), package.root / "report/claims/claims.yaml"
     path.write_text(path.read_text() + "\n")

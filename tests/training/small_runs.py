@@ -15,7 +15,7 @@ from formerlab.plan import loaded
 from formerlab.tasks import LanguageModeling
 from formerlab.training.optimizer import AdamW
 from formerlab.training.run import Run
-from formerlab.training.settings import Settings
+from formerlab.training.runtime_config import RuntimeConfig
 from formerlab.training.stage import train_stage
 from formerlab.training.stop import StopRequest
 
@@ -50,7 +50,7 @@ def small(**changes: object) -> Run:
 
 def write_plan(run: Run, data: Path, folder: Path, **job: object) -> Path:
     """Write a plan of one run, whose results go into `folder`/results; return its file."""
-    job = {"spec": run.plain(), "spec_hash": run.fingerprint(), "code": "code", "data": "text", "init": None, **job}
+    job = {"spec": run.to_dict(), "spec_hash": run.fingerprint(), "code": "code", "data": "text", "init": None, **job}
     manifest = json.loads((data / "manifest.json").read_text())
     prepared = {"recipe": "recipe", "source": "source_fingerprint", "code": "code_hash"}
     prepared = {key: manifest[said] for key, said in prepared.items()}
@@ -70,7 +70,7 @@ def write_plan(run: Run, data: Path, folder: Path, **job: object) -> Path:
 
 def trained(run: Run, data: Path, out: Path, parent: Path | None = None, **settings: object) -> dict:
     """Train a run to its end and return its record."""
-    train_stage(run, data, out, parent=parent, settings=Settings(code_hash="code", **settings))
+    train_stage(run, data, out, parent=parent, runtime=RuntimeConfig(code_hash="code", **settings))
     return json.loads((out / "run.json").read_text())
 
 

@@ -81,7 +81,7 @@ def test_the_fields_are_those_of_the_documentation(record):
 
 def test_who_it_is(record):
     assert (record["id"], record["study"], record["run"], record["seed"]) == ("study/run/seed3", "study", "run", 3)
-    assert record["spec"] == RUN.plain()
+    assert record["spec"] == RUN.to_dict()
     assert record["spec_hash"] == RUN.fingerprint()
     assert record["status"] == "finished"
 

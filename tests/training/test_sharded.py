@@ -19,7 +19,7 @@ from formerlab.training import processes
 from formerlab.training.checkpoint import PARTS, REST, load_checkpoint, previous, save_checkpoint
 from formerlab.training.finish import CHECKPOINT
 from formerlab.training.optimizer import AdamW
-from formerlab.training.settings import SHARDED, Settings
+from formerlab.training.runtime_config import SHARDED, RuntimeConfig
 from formerlab.training.stage import train_stage
 from formerlab.training.stop import StopRequest
 
@@ -53,12 +53,12 @@ def one_of_three(rank, ports, data, folder):
 
 def train_until(last, first, run, data, out):
     if last is None:
-        train_stage(run, data, out, parent=None, settings=Settings(code_hash="code"))
+        train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
         return
     checks = iter(range(first, last + 1))
     stop = patch.object(StopRequest, "__call__", lambda self: "a test" if next(checks) == last else None)
     with stop, pytest.raises(StoppedEarly, match=f"after step {last} of 12"):
-        train_stage(run, data, out, parent=None, settings=Settings(code_hash="code"))
+        train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
     assert (out / CHECKPOINT).is_dir() == (os.environ["WORLD_SIZE"] != "1")
 
 

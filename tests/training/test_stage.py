@@ -33,7 +33,7 @@ def test_the_test_rows_are_the_final_models(finished, data):
 
 
 def test_run_yaml_is_the_whole_spec(finished):
-    assert yaml.safe_load((finished / "run.yaml").read_text()) == RUN.plain()
+    assert yaml.safe_load((finished / "run.yaml").read_text()) == RUN.to_dict()
 
 
 def test_weights_are_float32_by_the_models_names(finished):

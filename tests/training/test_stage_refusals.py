@@ -9,14 +9,14 @@ from small_runs import RUN, bits, interrupted, small, trained
 from formerlab.errors import UserError
 from formerlab.training import stage
 from formerlab.training.finish import FILES
-from formerlab.training.settings import Settings
+from formerlab.training.runtime_config import RuntimeConfig
 
 CHANGES = {"spec": (small(optimizer={"lr": 0.02}), "code"), "code": (RUN, "new code")}
 """Another run in the same folder: its spec and its code."""
 
 
 def train(run, code, data, out, **settings):
-    stage.train_stage(run, data, out, parent=None, settings=Settings(code_hash=code, **settings))
+    stage.train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash=code, **settings))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from formerlab.errors import StoppedEarly
 from formerlab.growth.tokens import Growth
 from formerlab.layers import Pattention
 from formerlab.training.loop import Hooks, train
-from formerlab.training.settings import Settings
+from formerlab.training.runtime_config import RuntimeConfig
 from formerlab.training.stage import train_stage
 from formerlab.training.state import State
 from formerlab.training.stop import StopRequest
@@ -86,11 +86,11 @@ def trained(run, data, out, device, parent=None, stop_at=None, **settings):
     checks = count()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StopRequest, "__call__", lambda self: "a test" if next(checks) == stop_at else None)
-        settings = Settings(code_hash="code", device=device, **settings)
+        runtime = RuntimeConfig(code_hash="code", device=device, **settings)
         if stop_at is not None:
             with pytest.raises(StoppedEarly):
-                train_stage(run, data, out, parent=parent, settings=settings)
-        train_stage(run, data, out, parent=parent, settings=settings)
+                train_stage(run, data, out, parent=parent, runtime=runtime)
+        train_stage(run, data, out, parent=parent, runtime=runtime)
     return out
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from formerlab.cache.budget import Budget, entries
+from formerlab.cache.budget import Budget, resolve_budget
 from formerlab.cache.compressed import CompressedCache
 from formerlab.cache.kv import KVCache
 from formerlab.cache.measures import distance_to_ideal, early_share
@@ -65,6 +65,6 @@ __all__ = [
     "StreamingLLM",
     "distance_to_ideal",
     "early_share",
-    "entries",
+    "resolve_budget",
     "simulate",
 ]

@@ -16,7 +16,7 @@ Budget = Annotated[int, Field(ge=1, le=10**7)] | Annotated[float, Field(gt=0, le
 """A count of entries (int) or a share of the sequence's own length (float): 1 is one entry, 1.0 is everything."""
 
 
-def entries(budget: int | float, length: int) -> int:
+def resolve_budget(budget: int | float, length: int) -> int:
     """Return the entries that a budget allows a sequence of `length` tokens: a ratio gives round_half_up(ratio length).
 
     The ratio is taken as the decimal number that it prints as, so that 0.29 of 50 is 14.5 and rounds up to 15, where

@@ -5,7 +5,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.budget import Budget, entries
+from formerlab.cache.budget import Budget, resolve_budget
 from formerlab.cache.engines.engine import Prompt
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.kv import KVCache
@@ -31,7 +31,7 @@ class CompressedCache:
     """
 
     def __init__(self, policy: Policy, budget: Budget, position: PositionEncoding | None = None) -> None:
-        entries(budget, 1)  # refuse an impossible budget here
+        resolve_budget(budget, 1)  # refuse an impossible budget here
         if not (isinstance(policy, OneShot) or (isinstance(policy, Eviction) and policy.is_online)):
             raise UserError(f"{policy!r} cannot compress a prompt: it masks whole sequences; run it as a Simulation")
         if policy.reindexes_positions:
@@ -60,9 +60,9 @@ class CompressedCache:
             raise UserError(f"{self.policy!r}: query heads share key heads; use scope='group' or 'layer'")
         assert isinstance(self.policy, OneShot | Eviction)
         batch, _, time, _ = q.shape
-        prompt = Prompt(q, k, v, [entries(self.budget, time)] * batch, [time] * batch, layer)
+        prompt = Prompt(q, k, v, [resolve_budget(self.budget, time)] * batch, [time] * batch, layer)
         chosen = kept(self.policy, prompt, self.position)
-        return places(chosen, min(self.policy.limit(prompt.entries[0]), time)).expand(-1, k.shape[1], -1)
+        return places(chosen, min(self.policy.capacity(prompt.budgets[0]), time)).expand(-1, k.shape[1], -1)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
         """Put the sequence `rows[i]` in the place of sequence i, as beam search does; some come twice, some go."""

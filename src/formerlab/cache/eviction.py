@@ -15,8 +15,8 @@ from formerlab.kernels.cache_state import EMPTY, CacheState, Chosen, Positions, 
 
 Attention = Float[Tensor, "batch key_heads groups slots"]
 Keys = Float[Tensor, "batch key_heads slots d_head"]
-Entry = Float[Tensor, "batch sets 1"]
-LastQueries = Int[Tensor, "batch sets time_plus_1"]
+InitialScores = Float[Tensor, "batch head_groups 1"]
+LastQueries = Int[Tensor, "batch head_groups time_plus_1"]
 Columns = Float[Tensor, "batch key_heads groups time columns"]
 
 
@@ -33,14 +33,14 @@ class Rows(NamedTuple):
     read."""
     probabilities: Columns | None
     """Zeros, which become what each query gives to each position."""
-    entry: Float[Tensor, "#batch sets all"] | None
+    initial_scores: Float[Tensor, "#batch head_groups all"] | None
     """The scores with which all keys of the sequences enter; none means 0."""
     keys: Keys | None
     """All keys, for policies that look at them."""
 
 
 class Eviction(Policy):
-    """A policy that evicts at most one key per step, separately in every set of heads that choose together.
+    """A policy that evicts at most one key per step, separately in every head group that choose together.
 
     For q = 0, 1, ...: (1) the cache takes in q; (2) p = softmax over the keys it holds, evicted ones gone from the
     denominator; (3) S[k] = score(S[k], p[k]); (4) if it holds more than the budget, the key of the lowest S among
@@ -58,25 +58,25 @@ class Eviction(Policy):
 
     @abstractmethod
     def score(self, past: Scores, attention: Scores) -> Scores:
-        """Return the scores after a step: `past` before it, `attention` received in it, summed over a set's heads."""
+        """Return the scores after a step: `past` before it, `attention` received in it, summed over a head group."""
 
     @abstractmethod
-    def protected(self, entries: int) -> tuple[int, int]:
-        """Return how many first and how many last positions are not evicted; together at most `entries`."""
+    def protected(self, budget: int) -> tuple[int, int]:
+        """Return how many first and how many last positions are not evicted; together at most `budget`."""
 
-    def limit(self, entries: int) -> int:
-        """Return the keys that may stay between steps under a budget of `entries`."""
-        return entries
+    def capacity(self, budget: int) -> int:
+        """Return the keys that may stay between steps under a budget of `budget`."""
+        return budget
 
     def initial_scores(
-        self, positions: Int[Tensor, " time"], sets: int, keys: Keys | None, layer: int
-    ) -> Float[Tensor, "#batch sets time"] | None:
+        self, positions: Int[Tensor, " time"], head_groups: int, keys: Keys | None, layer: int
+    ) -> Float[Tensor, "#batch head_groups time"] | None:
         """Return the scores with which keys enter the cache; none means 0."""
         return None
 
-    def eviction_priority(self, slots: CacheState, keys: Keys | None, now: int) -> Scores:
+    def eviction_priority(self, state: CacheState, keys: Keys | None, now: int) -> Scores:
         """Return what decides the eviction after query `now`: the scores, unless the keys held are compared."""
-        return slots.scores
+        return state.scores
 
     def reduce_over_heads(self, heads: Attention) -> Scores:
         """Sum over the heads that choose together."""
@@ -84,38 +84,40 @@ class Eviction(Policy):
             return heads.sum((1, 2)).unsqueeze(1)
         return heads.sum(2) if heads.shape[2] > 1 else heads.squeeze(2)
 
-    def empty_state(self, entries: Sequence[int], key_heads: int, capacity: int, scores: Tensor) -> CacheState:
-        """Return empty books for sequences of the given budgets, with the type and device of `scores`."""
-        limits = [min(self.limit(budget), EMPTY) for budget in entries]
-        bounds = zip(limits, *zip(*(self.protected(budget) for budget in entries), strict=True), strict=True)
-        shape = len(entries), 1 if self.scope == "layer" else key_heads, capacity
+    def empty_state(self, budgets: Sequence[int], key_heads: int, capacity: int, scores: Tensor) -> CacheState:
+        """Return the empty state of sequences of the given budgets, with the type and device of `scores`."""
+        capacities = [min(self.capacity(budget), EMPTY) for budget in budgets]
+        bounds = zip(capacities, *zip(*(self.protected(budget) for budget in budgets), strict=True), strict=True)
+        shape = len(budgets), 1 if self.scope == "layer" else key_heads, capacity
         positions = torch.full(shape, EMPTY, dtype=torch.int32, device=scores.device)
         held, sink, recent = (_count(counts, scores.device) for counts in zip(*bounds, strict=True))
-        return CacheState(positions, scores.new_zeros(shape), held, sink, recent, least=min(limits), most=max(limits))
+        return CacheState(
+            positions, scores.new_zeros(shape), held, sink, recent, least=min(capacities), most=max(capacities)
+        )
 
-    def rescore(self, slots: CacheState, attention: Attention, own: Chosen, entry: Entry | None) -> None:
-        """Score a query's attention to the first slots; `own` is the slot of its key, `entry` the score it enters with.
+    def rescore(self, state: CacheState, attention: Attention, own: Chosen, initial: InitialScores | None) -> None:
+        """Score a query's attention to the first slots; `own` is the slot of its key, `initial` its score until then.
 
         The other slots are empty.
         """
-        if entry is None:
-            slots.scores.scatter_(-1, own, 0.0)
+        if initial is None:
+            state.scores.scatter_(-1, own, 0.0)
         else:
-            slots.scores.scatter_(-1, own, entry)
+            state.scores.scatter_(-1, own, initial)
         received = self.reduce_over_heads(attention)
-        if received.shape == slots.scores.shape:
-            slots.scores = self.score(slots.scores, received)
+        if received.shape == state.scores.shape:
+            state.scores = self.score(state.scores, received)
         else:
-            first = slots.scores[..., : received.shape[-1]]
+            first = state.scores[..., : received.shape[-1]]
             first.copy_(self.score(first, received))
 
-    def _before_evictions(self, rows: Rows, slots: CacheState) -> Float[Tensor, "queries batch key_heads groups slots"]:
+    def _before_evictions(self, rows: Rows, state: CacheState) -> Float[Tensor, "queries batch key_heads groups slots"]:
         """Return the attention of the queries that see all keys before them, and take it to the probabilities.
 
         Keys lie in the slots in their order as long as none has gone.
         """
         start, shape = rows.start, rows.logits.shape
-        end = max(start, min(slots.least + 1, start + shape[3]))
+        end = max(start, min(state.least + 1, start + shape[3]))
         width = min(max(end, VECTOR), shape[-1])
         later = torch.ones(end - start, width, dtype=torch.bool, device=rows.logits.device).triu(start + 1)
         logits = rows.logits[:, :, :, : end - start, :width]
@@ -124,34 +126,34 @@ class Eviction(Policy):
             rows.probabilities[:, :, :, : end - start, :end] = attention
         return attention.movedim(3, 0)
 
-    def over(self, rows: Rows, slots: CacheState, last: LastQueries) -> Iterator[int]:
+    def over(self, rows: Rows, state: CacheState, last: LastQueries) -> Iterator[int]:
         """Take the queries in turn; yield each one's position after scoring, before the eviction.
 
         In the end `last` notes the last query that sees each key where one was evicted; its final column takes what is
         no key.
         """
-        shape, entry = rows.logits.shape, None
+        shape, initial = rows.logits.shape, None
         evicted: list[Positions] = []
-        whole = self._before_evictions(rows, slots)
-        places = torch.arange(slots.positions.shape[-1], device=last.device).expand(slots.positions.shape)
+        whole = self._before_evictions(rows, state)
+        places = torch.arange(state.positions.shape[-1], device=last.device).expand(state.positions.shape)
         for row in range(shape[3]):
             query = rows.start + row
             if row < len(whole):
-                slots.vacant = places[..., query : query + 1]
-            own = slots.admit(query)
-            if rows.entry is not None:
-                entry = rows.entry[..., query : query + 1].expand(own.shape)
+                state.vacant = places[..., query : query + 1]
+            own = state.admit(query)
+            if rows.initial_scores is not None:
+                initial = rows.initial_scores[..., query : query + 1].expand(own.shape)
             if row < len(whole):
-                self.rescore(slots, whole[row], own, entry)
+                self.rescore(state, whole[row], own, initial)
             else:
-                column = slots.positions.clamp(max=shape[-1] - 1).long()
+                column = state.positions.clamp(max=shape[-1] - 1).long()
                 index = column[:, :, None].expand(-1, shape[1], shape[2], -1)
                 attention = rows.logits[:, :, :, row].gather(-1, index).softmax(-1)
-                self.rescore(slots, attention, own, entry)
+                self.rescore(state, attention, own, initial)
                 if rows.probabilities is not None:
                     rows.probabilities[:, :, :, row].scatter_(-1, index, attention)
             yield query
-            gone = slots.evict(query, self.eviction_priority(slots, _held(rows.keys, slots.positions), query))
+            gone = state.evict(query, self.eviction_priority(state, _held(rows.keys, state.positions), query))
             if gone is not None:
                 evicted.append(gone.clamp(max=last.shape[-1] - 1))
         if evicted:
@@ -160,28 +162,30 @@ class Eviction(Policy):
             last.scatter_(-1, positions, queries.expand(positions.shape))
 
     def walk(self, layer: Layer, last: LastQueries | None = None) -> Iterator[tuple[int, CacheState]]:
-        """Yield (q, books) for every query q in turn: after scoring, before the eviction.
+        """Yield (q, state) for every query q in turn: after scoring, before the eviction.
 
-        The books then hold what q sees. They are changed in place: read, do not keep. `last` is filled as by `over`.
+        The state then holds what q sees. It is changed in place: read, do not keep. `last` is filled as by `over`.
         """
         key_heads, time = layer.logits.shape[1], layer.logits.shape[3]
         precise = layer.logits.to(torch.promote_types(layer.logits.dtype, torch.float32))
-        slots = self.empty_state(layer.budgets, key_heads, min(max(map(self.limit, layer.budgets)), time) + 1, precise)
-        last = slots.positions.new_zeros(*slots.positions.shape[:2], time + 1) if last is None else last
-        keys = layer.keys if "keys" in self.needs else None
-        entry = self.initial_scores(
-            torch.arange(time, device=precise.device), slots.positions.shape[1], keys, layer.index
+        state = self.empty_state(
+            layer.budgets, key_heads, min(max(map(self.capacity, layer.budgets)), time) + 1, precise
         )
-        entry = None if entry is None else entry.to(precise.dtype)
-        rows = Rows(0, F.pad(precise, (0, 1), value=-torch.inf), None, entry, keys)
-        for query in self.over(rows, slots, last):
-            yield query, slots
+        last = state.positions.new_zeros(*state.positions.shape[:2], time + 1) if last is None else last
+        keys = layer.keys if "keys" in self.needs else None
+        initial = self.initial_scores(
+            torch.arange(time, device=precise.device), state.positions.shape[1], keys, layer.index
+        )
+        initial = None if initial is None else initial.to(precise.dtype)
+        rows = Rows(0, F.pad(precise, (0, 1), value=-torch.inf), None, initial, keys)
+        for query in self.over(rows, state, last):
+            yield query, state
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
         """Return the keys that each query finds in the cache, its own included."""
         batch, key_heads, _, time, _ = layer.logits.shape
-        sets = 1 if self.scope == "layer" else key_heads
-        last = torch.full((batch, sets, time + 1), time, dtype=torch.int32, device=layer.logits.device)
+        head_groups = 1 if self.scope == "layer" else key_heads
+        last = torch.full((batch, head_groups, time + 1), time, dtype=torch.int32, device=layer.logits.device)
         for _ in self.walk(layer, last):
             pass
         now = torch.arange(time, device=last.device)[:, None]
@@ -189,7 +193,7 @@ class Eviction(Policy):
 
 
 def _held(
-    keys: Float[Tensor, "batch key_heads time d_head"] | None, positions: Int[Tensor, "batch sets slots"]
+    keys: Float[Tensor, "batch key_heads time d_head"] | None, positions: Int[Tensor, "batch head_groups slots"]
 ) -> Float[Tensor, "batch key_heads slots d_head"] | None:
     """Return the keys in the slots; those of empty slots mean nothing."""
     if keys is None:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from formerlab.cache.budget import Budget, entries
+from formerlab.cache.budget import Budget, resolve_budget
 from formerlab.cache.policies.policy import largest, on_device, true_lengths
 from formerlab.cache.simulation import Square, SquareMask
 
@@ -50,7 +50,7 @@ def distance_to_ideal(
     """
     batch, _, time, _ = probabilities.shape
     numbers, device = true_lengths(lengths, batch, time), probabilities.device
-    true, counts = on_device(numbers, device), on_device([entries(budget, length) for length in numbers], device)
+    true, counts = on_device(numbers, device), on_device([resolve_budget(budget, length) for length in numbers], device)
     past = torch.ones(time, time, dtype=torch.bool, device=device).tril(-1)
     best = largest(full_probabilities.masked_fill(~past, -torch.inf), counts[:, None, None]) & past
     itself = torch.eye(time, dtype=torch.bool, device=past.device)

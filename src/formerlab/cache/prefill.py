@@ -13,7 +13,7 @@ from formerlab.cache.policies.policy import Layer, Policy, by_group, largest
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding
 
-Importance = Float[Tensor, "batch sets time"]
+Importance = Float[Tensor, "batch head_groups time"]
 QUERIES = 128  # whose attention is held at a time
 
 
@@ -25,12 +25,12 @@ class OneShot(Policy):
         """Return the score of each key of a prompt, whose sequences all have the same length and budget."""
 
     @abstractmethod
-    def protected(self, entries: int) -> tuple[int, int]:
-        """Return how many first and how many last positions are kept in any case; together at most `entries`."""
+    def protected(self, budget: int) -> tuple[int, int]:
+        """Return how many first and how many last positions are kept in any case; together at most `budget`."""
 
-    def limit(self, entries: int) -> int:
+    def capacity(self, budget: int) -> int:
         """Return the keys that are kept."""
-        return entries
+        return budget
 
     def check_stepwise(self) -> NoReturn:
         """Raise UserError."""
@@ -46,15 +46,15 @@ class OneShot(Policy):
 
 def kept(
     policy: OneShot | Eviction, prompt: Prompt, position: PositionEncoding | None
-) -> Bool[Tensor, "batch sets time"]:
+) -> Bool[Tensor, "batch head_groups time"]:
     """Mark the keys that a policy keeps of a prompt: those it protects, then those of the largest importance."""
-    time, count = prompt.k.shape[2], prompt.entries[0]
+    time, count = prompt.k.shape[2], prompt.budgets[0]
     importance = policy.importance(prompt, position) if isinstance(policy, OneShot) else accumulated(policy, prompt)
     sink, recent = policy.protected(min(count, time))
     place = torch.arange(time, device=importance.device)
     importance = importance.masked_fill((place < sink) | (place >= time - recent), torch.inf)
     return largest(
-        importance, torch.full(importance.shape[:-1], min(policy.limit(count), time), device=importance.device)
+        importance, torch.full(importance.shape[:-1], min(policy.capacity(count), time), device=importance.device)
     )
 
 
@@ -70,21 +70,21 @@ def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
     decay, gain = rule
     time, key_heads = prompt.k.shape[2], prompt.k.shape[1]
     like = prompt.k.new_empty(0, dtype=torch.promote_types(prompt.k.dtype, torch.float32))
-    slots = policy.empty_state(prompt.entries, key_heads, time, like)
-    slots.positions.copy_(torch.arange(time, device=slots.positions.device))
-    entry = policy.initial_scores(
-        torch.arange(time, device=prompt.k.device), slots.positions.shape[1], prompt.k, prompt.layer
+    state = policy.empty_state(prompt.budgets, key_heads, time, like)
+    state.positions.copy_(torch.arange(time, device=state.positions.device))
+    initial = policy.initial_scores(
+        torch.arange(time, device=prompt.k.device), state.positions.shape[1], prompt.k, prompt.layer
     )
-    age = torch.arange(time, 0, -1, device=prompt.k.device, dtype=slots.scores.dtype)
-    if entry is not None:
-        slots.scores += entry * decay**age
+    age = torch.arange(time, 0, -1, device=prompt.k.device, dtype=state.scores.dtype)
+    if initial is not None:
+        state.scores += initial * decay**age
     for start in range(0, time, QUERIES):
         end = min(start + QUERIES, time)
         if gain * decay ** (time - end):  # what the last of them adds
             weights = gain * decay ** (age[start:end] - 1)
             rows = attention_rows(prompt, start, end)
-            slots.scores += policy.reduce_over_heads((rows * weights[:, None].to(rows.dtype)).sum(3))
-    return policy.eviction_priority(slots, prompt.k, time - 1)
+            state.scores += policy.reduce_over_heads((rows * weights[:, None].to(rows.dtype)).sum(3))
+    return policy.eviction_priority(state, prompt.k, time - 1)
 
 
 def attention_rows(prompt: Prompt, start: int, end: int) -> Float[Tensor, "batch key_heads groups queries time"]:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from formerlab.cache.budget import Budget, entries
+from formerlab.cache.budget import Budget, resolve_budget
 from formerlab.cache.engines.engine import Prompt, choose, load_compiled
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import Policy, places
@@ -55,7 +55,7 @@ class PrunedCache:
     def __init__(
         self, policy: Policy, budget: Budget, position: PositionEncoding | None = None, *, length: int | None = None
     ) -> None:
-        entries(budget, 1)  # refuse an impossible budget here
+        resolve_budget(budget, 1)  # refuse an impossible budget here
         policy.check_stepwise()
         if not (isinstance(policy, Eviction) and policy.is_online):
             raise UserError(
@@ -99,18 +99,18 @@ class PrunedCache:
     def _settle(self, length: int) -> None:
         """Take the budget as a count of entries, at least one."""
         self._settled = True
-        self._entries = max(1, entries(self.budget, length))
-        self._limit = self.policy.limit(self._entries)
-        self._sink = self.policy.protected(self._entries)[0] if self.policy.reindexes_positions else 0
+        self._budget = max(1, resolve_budget(self.budget, length))
+        self._capacity = self.policy.capacity(self._budget)
+        self._sink = self.policy.protected(self._budget)[0] if self.policy.reindexes_positions else 0
 
     def _read(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Take in a whole prompt by simulation, and keep what survives it."""
         batch, time = q.shape[0], q.shape[2]
-        prompt = Prompt(q, k, v, [self._entries] * batch, [time] * batch, layer)
+        prompt = Prompt(q, k, v, [self._budget] * batch, [time] * batch, layer)
         out, last, scores = choose(self.policy, prompt)(self.policy, prompt)
         if self.policy.reindexes_positions:  # the same keys, seen from elsewhere
-            out = Simulation(self.policy, self._entries, position=self.position)(layer, q, k, v)
-        kept = places(last >= time, min(self._limit, time))
+            out = Simulation(self.policy, self._budget, position=self.position)(layer, q, k, v)
+        kept = places(last >= time, min(self._capacity, time))
         store = self._empty(kept.shape[-1], k, v)
         store.fill(kept, k, v, scores)
         held = self._layers[layer] = self._layer(store)
@@ -119,39 +119,41 @@ class PrunedCache:
         return out
 
     def _empty(self, held: int, k: KeyHeads, v: KeyHeads) -> Store:
-        capacity = min(max(held + 1, ROOM), self._limit + 1)
-        return Store.empty(self.policy, [self._entries] * k.shape[0], capacity, k, v)
+        capacity = min(max(held + 1, ROOM), self._capacity + 1)
+        return Store.empty(self.policy, [self._budget] * k.shape[0], capacity, k, v)
 
     def _layer(self, store: Store) -> _Layer:
         step = None
         if store.keys.device.type == "cpu" and store.keys.numel() >= WORTHWHILE:
             compiled = load_compiled()
             if compiled is not None and compiled.supports(self.policy, store.keys):
-                step = compiled.Step(self.policy, store, [self._entries] * store.keys.shape[0])
+                step = compiled.Step(self.policy, store, [self._budget] * store.keys.shape[0])
         return _Layer(store, step)
 
     def _step(self, layer: int, held: _Layer, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         now, store = held.length, held.store
-        needed = min(now, self._limit) + 1
+        needed = min(now, self._capacity) + 1
         if needed > store.capacity:
-            store.grow(min(max(needed, 2 * store.capacity), self._limit + 1))
+            store.grow(min(max(needed, 2 * store.capacity), self._capacity + 1))
             held.step = self._layer(store).step
         if now < self._sink:
             held.sink.append(k)
-        if self._sink and now > self._limit and self.position is not None:
-            store.replace_first(rotated(torch.cat(held.sink, 2), now - self._limit, self.position))
+        if self._sink and now > self._capacity and self.position is not None:
+            store.replace_first(rotated(torch.cat(held.sink, 2), now - self._capacity, self.position))
         held.length += 1
-        entry = self._entry(layer, store, k, now)
+        initial = self._initial_scores(layer, store, k, now)
         if held.step is not None:
-            return held.step(q, k, v, now, entry)
-        return store.advance(self.policy, q, k, v, now, entry)
+            return held.step(q, k, v, now, initial)
+        return store.advance(self.policy, q, k, v, now, initial)
 
-    def _entry(self, layer: int, store: Store, k: KeyHeads, now: int) -> Float[Tensor, "batch sets 1"] | None:
+    def _initial_scores(
+        self, layer: int, store: Store, k: KeyHeads, now: int
+    ) -> Float[Tensor, "batch head_groups 1"] | None:
         if type(self.policy).initial_scores is Eviction.initial_scores:
             return None
-        sets = store.slots.positions.shape[1]
-        entry = self.policy.initial_scores(torch.full((1,), now, device=k.device), sets, k, layer)
-        return None if entry is None else entry.to(store.slots.scores.dtype).expand(k.shape[0], sets, 1)
+        head_groups = store.state.positions.shape[1]
+        initial = self.policy.initial_scores(torch.full((1,), now, device=k.device), head_groups, k, layer)
+        return None if initial is None else initial.to(store.state.scores.dtype).expand(k.shape[0], head_groups, 1)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
         """Put the sequence `rows[i]` in the place of sequence i, as beam search does; some come twice, some go."""
@@ -167,12 +169,12 @@ class PrunedCache:
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
         """Return the positions that the layer holds, ascending."""
         held = self._layers[layer]
-        positions = held.store.slots.positions.sort(-1).values[..., : min(held.length, self._limit)]
+        positions = held.store.state.positions.sort(-1).values[..., : min(held.length, self._capacity)]
         return positions.expand(-1, held.store.keys.shape[1], -1)
 
     def bytes(self) -> int:
         """Bytes of the keys and values held between steps."""
-        held = ((layer.store, min(layer.length, self._limit)) for layer in self._layers.values())
+        held = ((layer.store, min(layer.length, self._capacity)) for layer in self._layers.values())
         return sum(_bytes(store.keys[:, :, :count], store.values[..., :count]) for store, count in held)
 
     def allocated_bytes(self) -> int:
@@ -181,8 +183,8 @@ class PrunedCache:
 
     def metadata_bytes(self) -> int:
         """Bytes of the scores and positions, which come on top of keys and values."""
-        books = (layer.store.slots for layer in self._layers.values())
-        return sum(_bytes(slots.scores, slots.positions) for slots in books)
+        states = (layer.store.state for layer in self._layers.values())
+        return sum(_bytes(state.scores, state.positions) for state in states)
 
 
 def _bytes(*tensors: Tensor) -> int:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.budget import Budget, entries
+from formerlab.cache.budget import Budget, resolve_budget
 from formerlab.cache.engines.engine import Engine, Prompt, choose
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import Layer, Policy, State, by_group, masked_softmax, on_device, true_lengths
@@ -49,8 +49,8 @@ def simulate(
     """Return the attention probabilities under a policy, and what each query could see.
 
     `logits` are causal attention logits; entries of later keys are ignored. `budget` is a count of entries (int) or a
-    ratio of each sequence's true length (float), see `entries`. `lengths` are the true lengths in a right-padded batch
-    (default: no padding); padding is neither seen nor counted, and its rows are zero. `groups` is the number of query
+    ratio of each sequence's true length (float), see `resolve_budget`. `lengths` are the true lengths in a right-padded
+    batch (default: no padding); padding is neither seen nor counted, and its rows are zero. `groups` are the query
     heads per key head: heads i groups, ..., (i + 1) groups - 1 share key head i. `keys` and `values` are for policies
     that look at them, `layer` counts the layers from 0. `state` carries what passes from layer to layer (SpAtten): give
     the same dict, empty at first, to every layer in turn; it is written to. Policies that number the kept keys anew see
@@ -69,7 +69,7 @@ def simulate(
     if groups < 1 or logits.shape[1] % groups:
         raise ValueError(f"groups={groups} does not divide the {logits.shape[1]} heads of the logits")
     true = true_lengths(lengths, logits.shape[0], logits.shape[-1])
-    budgets = [entries(budget, length) for length in true]
+    budgets = [resolve_budget(budget, length) for length in true]
     if isinstance(policy, Eviction) and policy.scope == "head":
         keys, values = (x if x is None else x.repeat_interleave(groups, 1) for x in (keys, values))
         groups = 1
@@ -105,7 +105,7 @@ class Simulation:
         position: PositionEncoding | None = None,
         engine: Engine | None = None,
     ) -> None:
-        entries(budget, 1)  # refuse an impossible budget here
+        resolve_budget(budget, 1)  # refuse an impossible budget here
         policy.check_stepwise()
         self.policy = policy
         self.budget = budget
@@ -136,8 +136,8 @@ class Simulation:
         self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads, lengths: list[int]
     ) -> tuple[Heads, Float[Tensor, " batch"]]:
         assert isinstance(self.policy, Eviction)
-        counts = [entries(self.budget, length) for length in lengths]
-        if all(self.policy.limit(count) >= length for count, length in zip(counts, lengths, strict=True)):
+        counts = [resolve_budget(self.budget, length) for length in lengths]
+        if all(self.policy.capacity(count) >= length for count, length in zip(counts, lengths, strict=True)):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
             return out, q.new_ones(len(lengths), dtype=torch.float64)
         narrow = q.device.type == "cpu" and q.dtype.itemsize == 2  # of which the compiled engine knows nothing
@@ -156,7 +156,7 @@ class Simulation:
         groups = q.shape[1] // k.shape[1]
         queries = by_group(q * q.shape[-1] ** -0.5, groups)
         logits = queries @ k.unsqueeze(2).transpose(-1, -2)
-        budgets = [entries(self.budget, length) for length in lengths]
+        budgets = [resolve_budget(self.budget, length) for length in lengths]
         if self.position is not None:
             logits = self.policy.reindexed_logits(logits, queries, k, budgets, self.position)
         flat = logits.flatten(1, 2)
@@ -189,6 +189,6 @@ class Simulation:
 def _realised(policy: Policy, visible: SquareMask, budgets: list[int], lengths: list[int]) -> Float[Tensor, " batch"]:
     true = on_device(lengths, visible.device)
     last = visible[torch.arange(len(lengths), device=true.device), :, true - 1].sum(-1)
-    limits = [min(policy.limit(count), length) for count, length in zip(budgets, lengths, strict=True)]
-    held = torch.where(last == true[:, None], on_device(limits, true.device)[:, None], last - 1)
+    held_at_most = [min(policy.capacity(count), length) for count, length in zip(budgets, lengths, strict=True)]
+    held = torch.where(last == true[:, None], on_device(held_at_most, true.device)[:, None], last - 1)
     return held.double().mean(1) / true

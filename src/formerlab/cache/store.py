@@ -1,4 +1,4 @@
-"""Keys and values in slots, with their books: what a cache holds of one layer, and one block of queries on it."""
+"""Keys and values in slots, with their state: what a cache holds of one layer, and one block of queries on it."""
 
 from dataclasses import dataclass
 
@@ -23,10 +23,10 @@ class Store:
     keys: Float[Tensor, "batch key_heads slots d_head"]
     values: Float[Tensor, "batch key_heads d_head slots"]
     """Channel by channel: both products of attention then sum over what lies side by side."""
-    slots: CacheState
+    state: CacheState
 
     @staticmethod
-    def empty(policy: Eviction, entries: list[int], capacity: int, k: KeyHeads, v: KeyHeads) -> "Store":
+    def empty(policy: Eviction, budgets: list[int], capacity: int, k: KeyHeads, v: KeyHeads) -> "Store":
         """Return a store of at least `capacity` slots."""
         batch, key_heads, _, d_head = k.shape
         capacity = -(-capacity // LANES) * LANES
@@ -34,7 +34,7 @@ class Store:
         return Store(
             k.new_zeros(batch, key_heads, capacity, d_head),
             v.new_zeros(batch, key_heads, v.shape[-1], capacity),
-            policy.empty_state(entries, key_heads, capacity, scores),
+            policy.empty_state(budgets, key_heads, capacity, scores),
         )
 
     @property
@@ -47,42 +47,46 @@ class Store:
         capacity = -(-capacity // LANES) * LANES
         room = capacity - self.capacity
         self.keys, self.values = F.pad(self.keys, (0, 0, 0, room)), F.pad(self.values, (0, room))
-        self.slots.grow(capacity)
+        self.state.grow(capacity)
 
     def fill(
-        self, kept: Int[Tensor, "batch sets kept"], k: KeyHeads, v: KeyHeads, scores: Float[Tensor, "batch sets time"]
+        self,
+        kept: Int[Tensor, "batch head_groups kept"],
+        k: KeyHeads,
+        v: KeyHeads,
+        scores: Float[Tensor, "batch head_groups time"],
     ) -> None:
         """Take over the tokens of a prompt at the positions `kept`, which an empty store has slots for."""
         count = kept.shape[-1]
         index = kept.expand(-1, k.shape[1], -1)[..., None]
         self.keys[:, :, :count] = k.gather(2, index.expand(-1, -1, -1, k.shape[3]))
         self.values[..., :count] = v.gather(2, index.expand(-1, -1, -1, v.shape[3])).transpose(-1, -2)
-        self.slots.positions[..., :count] = kept
-        self.slots.scores[..., :count] = scores.gather(-1, kept)
+        self.state.positions[..., :count] = kept
+        self.state.scores[..., :count] = scores.gather(-1, kept)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
         """Put the sequence `rows[i]` in the place of sequence i, in the same memory."""
-        for held in (self.keys, self.values, self.slots.positions, self.slots.scores):
+        for held in (self.keys, self.values, self.state.positions, self.state.scores):
             held.copy_(held[rows])
-        if self.slots.vacant is not None:
-            self.slots.vacant = self.slots.vacant[rows]
+        if self.state.vacant is not None:
+            self.state.vacant = self.state.vacant[rows]
 
     def replace_first(self, keys: KeyHeads) -> None:
         """Write other keys in the place of those at the first positions."""
-        first = self.slots.positions.topk(keys.shape[2], largest=False).indices.expand(-1, keys.shape[1], -1)
+        first = self.state.positions.topk(keys.shape[2], largest=False).indices.expand(-1, keys.shape[1], -1)
         self.keys.scatter_(2, first[..., None].expand_as(keys), keys)
 
-    def advance(self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, now: int, entry: Scores | None) -> Heads:
+    def advance(self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, now: int, initial: Scores | None) -> Heads:
         """Take in the token at position `now`, for which there must be an empty slot; return what its query finds."""
-        taken = self.slots.admit(now)
+        taken = self.state.admit(now)
         into = taken.expand(-1, k.shape[1], -1)
         self.keys.scatter_(2, into[..., None].expand_as(k), k)
         self.values.scatter_(3, into[:, :, None].expand(-1, -1, v.shape[3], -1), v.transpose(-1, -2))
         queries, keys = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]), self.keys.unsqueeze(2)
         logits = (queries @ keys.transpose(-1, -2)).squeeze(3)
-        empty = ~self.slots.filled.unsqueeze(2)
-        logits = logits.to(self.slots.scores.dtype).masked_fill(empty, -torch.inf)
+        empty = ~self.state.filled.unsqueeze(2)
+        logits = logits.to(self.state.scores.dtype).masked_fill(empty, -torch.inf)
         attention = logits.softmax(-1)
-        policy.rescore(self.slots, attention, taken, entry)
-        self.slots.evict(now, policy.eviction_priority(self.slots, self.keys, now))
+        policy.rescore(self.state, attention, taken, initial)
+        self.state.evict(now, policy.eviction_priority(self.state, self.keys, now))
         return (attention.unsqueeze(3).to(v.dtype) @ self.values.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)

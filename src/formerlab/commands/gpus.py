@@ -20,7 +20,7 @@ from formerlab.commands.torchrun import torchrun
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.plan.locate import read_plan
 from formerlab.results.notes import read_note
-from formerlab.training.settings import SHARDED
+from formerlab.training.runtime_config import SHARDED
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = "FORMERLAB_GPU_LOCKS"
@@ -58,16 +58,16 @@ def _gpu_count() -> int:
 
 def _lock(names: list[str], count: int, held: ExitStack) -> list[str]:
     """Return the names of `count` GPUs, locked; all or none, so that two jobs never wait for each other."""
-    folder, said = _lock_folder(), False
+    folder, announced = _lock_folder(), False
     while True:
         with ExitStack() as trying:
             free = list(islice((name for name in names if _try(folder, name, trying)), count))
             if len(free) == count:
                 held.push(trying.pop_all())
                 return free
-        if not said:
+        if not announced:
             print(f"waiting for {count} of the GPUs {', '.join(names)}: other jobs have them", file=sys.stderr)
-            said = True
+            announced = True
         time.sleep(0.5)
 
 

@@ -18,13 +18,13 @@ def seconds_left() -> float | None:
         return None
     words = ["squeue", "--noheader", f"--jobs={job}", "--format=%L"]
     try:
-        said = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+        output = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return parse_left(said)
+    return parse_left(output)
 
 
-def parse_left(said: str) -> float | None:
+def parse_left(output: str) -> float | None:
     """Return the seconds in squeue's days-hours:minutes:seconds; nothing for words such as UNLIMITED."""
-    found = LEFT.fullmatch(said)
+    found = LEFT.fullmatch(output)
     return None if found is None else float(sum(UNITS_S[unit] * int(n) for unit, n in found.groupdict("0").items()))

@@ -54,12 +54,12 @@ def data(arguments: argparse.Namespace) -> None:
 def train(arguments: argparse.Namespace) -> None:
     """Train one run of the plan."""
     from formerlab.training.run import Run
-    from formerlab.training.settings import Settings
+    from formerlab.training.runtime_config import RuntimeConfig
     from formerlab.training.stage import train_stage
 
     plan = load_plan(arguments)
     job = job_of(plan, "train", arguments.id)
-    settings = Settings(
+    runtime = RuntimeConfig(
         threads=plan["threads"],
         device=plan["device"],
         time_limit_s=min((s for s in (arguments.time_limit, seconds_left()) if s is not None), default=None),
@@ -87,7 +87,7 @@ def train(arguments: argparse.Namespace) -> None:
         if job.get("equal_time"):
             steps, matched = _steps_of_equal_time(plan, job)
             run = run.model_copy(update={"steps": steps})
-        train_stage(run, Path(plan["data"][job["data"]]["out"]), out, parent=parent, settings=settings)
+        train_stage(run, Path(plan["data"][job["data"]]["out"]), out, parent=parent, runtime=runtime)
         if matched and first:
             write_json(out / "run.json", read_json(out / "run.json") | matched)
 
@@ -101,5 +101,5 @@ def _steps_of_equal_time(plan: dict[str, Any], job: dict[str, Any]) -> tuple[int
     ratio = time_ratio(rows, equal)
     steps = steps_of_equal_time(planned, ratio)
     print(f"a step of {equal.arm} takes {ratio:.4f} of one of {equal.reference}: {steps} steps", file=sys.stderr)
-    note = equal.plain() | {"time_ratio": ratio, "arm_steps": planned, "rows_sha256": sha256(rows)}
+    note = equal.to_dict() | {"time_ratio": ratio, "arm_steps": planned, "rows_sha256": sha256(rows)}
     return steps, {"equal_time": note | {"spec_hash": job["spec_hash"]}}

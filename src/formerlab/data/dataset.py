@@ -80,8 +80,8 @@ class DataSource(Spec, ABC):
         rules = []
         for split, share in (("test", shares.test), ("valid", shares.valid)):
             theirs = getattr(self, split)
-            said = self.named_as.format(theirs) if theirs else f"{split} {self.division}, {share:g}"
-            rules.append(f"{split}: {said}" if theirs else said)
+            rule = self.named_as.format(theirs) if theirs else f"{split} {self.division}, {share:g}"
+            rules.append(f"{split}: {rule}" if theirs else rule)
         return "; ".join(rules)
 
     def licence_notice(self) -> str:
@@ -98,7 +98,7 @@ def source_fingerprint(data: DataSpec, cache: Path | None = None) -> str | None:
 
     Needs no network. Files are told by their contents and their names below their common folder: touching them or
     moving them together changes nothing. `cache` names a file that saves reading unchanged files again; the data
-    stage keeps its own in `contents.json`.
+    stage keeps its own in `file_hashes.json`.
     """
     state: str | None = data.source.state(cache)
     tokenizer = getattr(data, "tokenizer", None)

@@ -9,7 +9,7 @@ from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json
 from formerlab.progress import Progress
 
-FILE_HASHES = "contents.json"
+FILE_HASHES = "file_hashes.json"
 """Beside a manifest: the SHA-256 of the source's files while they are not touched."""
 
 Stamp = tuple[int, int]

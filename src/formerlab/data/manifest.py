@@ -63,7 +63,7 @@ def write_manifest(
     manifest = {
         "schema": SCHEMA,
         "name": name,
-        "spec": data.plain(),
+        "spec": data.to_dict(),
         **provenance,
         **content,
         "split_rule": data.source.split_rule(data.shares),

@@ -144,7 +144,7 @@ def grown_spec(parent: Growable, child: Growable, growth: Growth) -> Growable:
     """
     free = TOKEN_KEYS if growth.method == "tokens" else WIDTH_KEYS
     what = "growth only adds Pattention tokens" if growth.method == "tokens" else f"{growth.method} only adds width"
-    for key, old, new in _differences(parent.plain(), child.plain(), free):
+    for key, old, new in _differences(parent.to_dict(), child.to_dict(), free):
         raise UserError(f"cannot grow {key}={old} into {key}={new}: {what}; make them equal")
     if growth.method == "tokens":
         grown: Growable = _with_tau(parent, child, growth.tau)
@@ -160,7 +160,7 @@ def continued_spec(parent: SomeModel, child: SomeModel) -> SomeModel:
 
     Raises UserError where the wanted spec differs in more than initial values.
     """
-    for key, old, new in _differences(parent.plain(), child.plain(), INITIAL | {"tau"}):
+    for key, old, new in _differences(parent.to_dict(), child.to_dict(), INITIAL | {"tau"}):
         raise UserError(f"cannot go on from {key}={old} with {key}={new}; make them equal, or add the key growth")
     return parent
 

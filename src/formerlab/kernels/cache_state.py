@@ -1,4 +1,4 @@
-"""The books of a cache: which position lies in which slot, and its score."""
+"""The state of a cache: which position lies in which slot, and its score."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,15 @@ from torch.nn import functional as F
 EMPTY = 2**30
 """The position of an empty slot: later than any query, so it is neither seen nor a candidate."""
 
-Scores = Float[Tensor, "batch sets slots"]
-Positions = Int[Tensor, "batch sets slots"]
+Scores = Float[Tensor, "batch head_groups slots"]
+Positions = Int[Tensor, "batch head_groups slots"]
 Counts = Int[Tensor, "batch 1 1"]
-Chosen = Int[Tensor, "batch sets 1"]
+Chosen = Int[Tensor, "batch head_groups 1"]
 
 
 @dataclass
 class CacheState:
-    """What the heads of one layer hold. A set is kept by one query head, by those of a key head, or by the whole layer.
+    """What the heads of one layer hold. A head group, a query head or those of a key head or all, keeps the same keys.
 
     There are more slots than keys that may stay. A key that is evicted leaves its slot empty, and the next one takes
     it: one write, nothing is moved. The order of slots means nothing, since keys carry their positions with them.
@@ -28,36 +28,36 @@ class CacheState:
     """Position of the token in each slot, or EMPTY."""
     scores: Scores
     """Score of the token in each slot; that of an empty slot means nothing."""
-    entries: int | Counts
+    capacity: int | Counts
     """Keys that may stay between steps: of every sequence, or of all."""
     sink: int | Counts
     """First positions that are never evicted."""
     recent: int | Counts
     """Last positions that are not evicted yet."""
     least: int
-    """Smallest of the entries."""
+    """Smallest of the capacities."""
     most: int
-    """Largest of the entries."""
+    """Largest of the capacities."""
     vacant: Chosen | None = None
-    """An empty slot of every set, where it is known."""
+    """An empty slot of every head group, where it is known."""
 
     @property
-    def filled(self) -> Bool[Tensor, "batch sets slots"]:
+    def filled(self) -> Bool[Tensor, "batch head_groups slots"]:
         """Slots that hold a key."""
         return self.positions != EMPTY
 
     def admit(self, position: int) -> Chosen:
-        """Put the key at a position into an empty slot of every set, and say which that is."""
+        """Put the key at a position into an empty slot of every head group, and say which that is."""
         slot = self.positions.argmax(-1, keepdim=True) if self.vacant is None else self.vacant
         self.positions.scatter_(-1, slot, position)
         self.vacant = None
         return slot
 
-    def evict(self, now: int, rank: Scores) -> Chosen | None:
-        """Empty the slot of the lowest rank in every set that holds more than its entries; of equals the oldest goes.
+    def evict(self, now: int, priority: Scores) -> Chosen | None:
+        """Empty the slot of the lowest priority in every head group beyond its capacity; of equals the oldest goes.
 
         Candidates are the positions sink <= k <= now - recent, the query's own among them if recent is 0. Returns the
-        positions that were there (EMPTY where a set has room left), or nothing where all sets have.
+        positions that were there (EMPTY where a head group has room left), or nothing where all have.
         """
         if now < self.least:
             return None
@@ -65,10 +65,10 @@ class CacheState:
             protected = self.positions > now - self.recent
             if not isinstance(self.sink, int) or self.sink:
                 protected |= self.positions < self.sink
-            rank = rank.masked_fill(protected, torch.inf)
-        slot = self.positions.masked_fill(rank > rank.amin(-1, keepdim=True), EMPTY).argmin(-1, keepdim=True)
+            priority = priority.masked_fill(protected, torch.inf)
+        slot = self.positions.masked_fill(priority > priority.amin(-1, keepdim=True), EMPTY).argmin(-1, keepdim=True)
         if now < self.most:
-            full = torch.as_tensor(now >= self.entries, device=slot.device)
+            full = torch.as_tensor(now >= self.capacity, device=slot.device)
             slot = slot.where(full, self.positions.argmax(-1, keepdim=True))
         gone = self.positions.gather(-1, slot)
         self.positions.scatter_(-1, slot, EMPTY)

@@ -1,19 +1,19 @@
 """Triton kernel of step-by-step eviction over whole sequences: the engine of a simulation on a GPU.
 
-For q = 0, 1, ... of a sequence, in each set of heads that choose together (`cache/eviction.py`, Decay article, eq. 5):
+For q = 0, 1, ... of a sequence, in each head group (`cache/eviction.py`, Decay article, eq. 5):
 
     p[k] = softmax over the keys held of q k^T / sqrt(d_head)        out[q] = sum over k of p[k] v[k]
-    S[k] <- decay S[k] + gain sum over the set's heads of p[k]       the key of the lowest S leaves a full cache
+    S[k] <- decay S[k] + gain sum over the head group of p[k]        the key of the lowest S leaves a full cache
 
-One program works on one sequence and one set. The positions and scores of the keys held stay in its registers. Queries
-come in blocks of 16: a block meets the held keys and its own in one product, which reads each of them once; then the
-rule acts row by row on the logits; then the probabilities meet the values. Sums are float32 whatever the tensors are,
+One program works on a sequence and a head group. The positions and scores of the keys held stay in its registers.
+Queries come in blocks of 16: a block meets the held keys and its own in one product, which reads each of them once;
+then the rule acts row by row on the logits; then the probabilities meet the values. Sums are float32 for all tensors,
 so logits in half precision are not rounded, as `cache/engines/loop.py`, the reference, rounds them.
 
-Memory, besides `out`: a program notes 16 logits per slot and head of its set and one position per slot, 4 bytes each,
+Memory, besides `out`: a program notes 16 logits per slot and head of its group and one position per slot, 4 bytes each,
 where slots are the next power of two above budget + 16. Time: the products of T queries with budget + 16 keys, which
 full attention has with T / 2 keys on average, and T times four sums or minima over the slots, one after another, which
-take longer than the products; sequences and sets run side by side.
+take longer than the products; sequences and head groups run side by side.
 
 `cache/engines/on_gpu.py` starts it. With TRITON_INTERPRET=1, set before this module is imported, the same code runs on
 the CPU.
@@ -46,13 +46,13 @@ def launch(slots: int, d_head: int) -> dict[str, int]:
 @triton.jit
 def evict(  # noqa: ANN201
     q, q_batch, q_head, q_time, k, k_batch, k_head, k_time, v, v_batch, v_head, v_time, out, out_batch, out_head,
-    out_time, entry, last, final, logits, books, bounds, decay, gain, scale, sets, number, share, time, d_head,
+    out_time, initial, last, final, logits, noted, bounds, decay, gain, scale, head_groups, number, share, time, d_head,
     enters: tl.constexpr, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """Simulate eviction over whole sequences; a program for each sequence and set."""
+    """Simulate eviction over whole sequences; a program for each sequence and head group."""
     program = tl.program_id(0).to(tl.int64)
-    batch, head = program // sets, program % sets * number
-    length, limit = tl.load(bounds + 4 * batch), tl.load(bounds + 4 * batch + 1)
+    batch, head = program // head_groups, program % head_groups * number
+    length, capacity = tl.load(bounds + 4 * batch), tl.load(bounds + 4 * batch + 1)
     sink, recent = tl.load(bounds + 4 * batch + 2), tl.load(bounds + 4 * batch + 3)
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head // share * k_head
@@ -61,7 +61,7 @@ def evict(  # noqa: ANN201
     last += program * time
     final += program * time
     logits += program * number * block * slots
-    books += program * slots
+    noted += program * slots
     slot = tl.arange(0, slots)
     positions = tl.full([slots], NOBODY, tl.int32)
     scores = tl.zeros([slots], tl.float32)
@@ -72,10 +72,10 @@ def evict(  # noqa: ANN201
         order = tl.cumsum(vacant.to(tl.int32), 0)
         positions = tl.where(vacant & (order <= rows), start + order - 1, positions)
         used = tl.minimum(start + block, slots)
-        tl.store(books + slot, positions)
+        tl.store(noted + slot, positions)
         tl.debug_barrier()  # what a thread has written, the other threads of the program see only behind one
         first = q + start * q_time
-        _meet(first, q_head, q_time, k, k_head, k_time, logits, books, scale, number, share, rows, used, d_head,
+        _meet(first, q_head, q_time, k, k_head, k_time, logits, noted, scale, number, share, rows, used, d_head,
               slots, channels, block, chunk)  # fmt: skip
         tl.debug_barrier()
         for i in range(rows):
@@ -88,18 +88,18 @@ def evict(  # noqa: ANN201
                 p = weight / tl.sum(weight, 0)
                 tl.store(line, p)
                 received += p
-            own = tl.load(entry + program * time + now) if enters else 0.0
+            own = tl.load(initial + program * time + now) if enters else 0.0
             scores = decay * tl.where(positions == now, own, scores) + gain * received
             # Of the lowest scores the oldest goes. Nothing is below what is not a number, so something always goes.
             candidate = (positions >= sink) & (positions <= now - recent)
             lowest = tl.min(tl.where(candidate, scores, float("inf")), 0)
             gone = tl.min(tl.where(candidate & ~(scores > lowest), positions, NOBODY), 0)
-            if now >= limit:
+            if now >= capacity:
                 tl.store(last + gone, now, mask=gone != NOBODY)
                 positions = tl.where(positions == gone, NOBODY, positions)
         tl.debug_barrier()
         first = out + start * out_time
-        _collect(first, out_head, out_time, v, v_head, v_time, logits, books, number, share, rows, used, d_head,
+        _collect(first, out_head, out_time, v, v_head, v_time, logits, noted, number, share, rows, used, d_head,
                  slots, channels, block, chunk)  # fmt: skip
         tl.debug_barrier()
     tl.store(final + positions, scores, mask=positions != NOBODY)
@@ -107,7 +107,7 @@ def evict(  # noqa: ANN201
 
 @triton.jit
 def _meet(
-    q, q_head, q_time, k, k_head, k_time, logits, books, scale, number, share, rows, used, d_head,
+    q, q_head, q_time, k, k_head, k_time, logits, noted, scale, number, share, rows, used, d_head,
     slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
     """Write the logits of a block of queries and the keys in the slots."""
@@ -116,7 +116,7 @@ def _meet(
         mine = q + member * q_head + row[:, None] * q_time + channel[None, :]
         queries = tl.load(mine, mask=(row < rows)[:, None] & (channel < d_head)[None, :], other=0.0)
         for first in range(0, used, chunk):
-            at = tl.load(books + first + column)
+            at = tl.load(noted + first + column)
             held = (at != NOBODY)[:, None] & (channel < d_head)[None, :]
             place = at[:, None].to(tl.int64) * k_time + channel[None, :]
             keys = tl.load(k + member // share * k_head + place, mask=held, other=0.0)
@@ -126,7 +126,7 @@ def _meet(
 
 @triton.jit
 def _collect(
-    out, out_head, out_time, v, v_head, v_time, logits, books, number, share, rows, used, d_head,
+    out, out_head, out_time, v, v_head, v_time, logits, noted, number, share, rows, used, d_head,
     slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
     """Write the outputs of a block of queries, whose probabilities stand where its logits were."""
@@ -134,7 +134,7 @@ def _collect(
     for member in range(number):
         total = tl.zeros([block, channels], tl.float32)
         for first in range(0, used, chunk):
-            at = tl.load(books + first + column)
+            at = tl.load(noted + first + column)
             held = (at != NOBODY)[:, None] & (channel < d_head)[None, :]
             place = at[:, None].to(tl.int64) * v_time + channel[None, :]
             values = tl.load(v + member // share * v_head + place, mask=held, other=0.0)

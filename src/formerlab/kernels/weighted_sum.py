@@ -51,7 +51,7 @@ def path() -> str:
 
 @functools.cache
 def _kernel() -> ctypes._CFuncPtr | None:
-    library = compiled("nary", BFLOAT16 + SOURCE)
+    library = compiled("weighted_sum", BFLOAT16 + SOURCE)
     logging.getLogger(__name__).info("weighted sums: %s", "eager" if library is None else "native kernel")
     if library is None:
         return None

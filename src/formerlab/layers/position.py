@@ -184,11 +184,11 @@ class RotaryEncoding(PositionEncoding):
         """Rotate the first channels of every head; the rest passes unchanged."""
         cosine, sine = (table[start : start + x.shape[2]] for table in (self.cosine, self.sine))
         if torch.compiler.is_compiling():  # the compiler derives and fuses the gradient itself
-            return self.turned(x, cosine, sine)
-        turned: Tensor = _Rotation.apply(x, cosine, sine, self, False)  # type: ignore[no-untyped-call]
-        return turned
+            return self.rotate_pairs(x, cosine, sine)
+        rotated: Tensor = _Rotation.apply(x, cosine, sine, self, False)  # type: ignore[no-untyped-call]
+        return rotated
 
-    def turned(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def rotate_pairs(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """Return (a cos - b sin, a sin + b cos) in place of every pair (a, b)."""
         out = x * cosine.to(x.dtype)
         (a, b), (first, second) = self._pairs(x), self._pairs(out)
@@ -212,7 +212,7 @@ class _Rotation(torch.autograd.Function):
         ctx.encoding, ctx.back = encoding, back
         if rotary_cpu.fits(x, cosine):
             return rotary_cpu.rotate(x, cosine, sine, interleaved=encoding.interleaved, back=back)
-        return encoding.turned(x, cosine, -sine if back else sine)
+        return encoding.rotate_pairs(x, cosine, -sine if back else sine)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:

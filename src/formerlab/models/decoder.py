@@ -117,7 +117,7 @@ class Decoder(Spec):
         """Elementwise FLOPs of the depth mixer in the forward pass of one sequence; not part of `flops`."""
         return time * self.depth.flops(self.layers, self.width)
 
-    def activation_words(self) -> int:
+    def activation_elements(self) -> int:
         """Return an estimate of the numbers kept per token for the backward pass: the logits twice, and the blocks.
 
         Logits are kept in their own type and in float32.

@@ -143,7 +143,7 @@ def parse_released(text: str, **changes: Any) -> ReleasedModel:
     `changes` are fields to set where they are not none. Raises UserError for what they do not allow.
     """
     if text in RELEASED and not Path(text).is_dir():
-        fields: dict[str, Any] = RELEASED[text].plain()
+        fields: dict[str, Any] = RELEASED[text].to_dict()
     elif text.startswith(HUB):
         fields = {"kind": "hub", "name": text.removeprefix(HUB)}
     elif text.endswith(".gguf"):

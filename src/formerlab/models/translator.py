@@ -132,7 +132,7 @@ class Translator(Spec):
         pairs = source * source + target * target + target * source
         return 2 * self.layers * self.heads * (self.key_width + self.value_width) * pairs
 
-    def activation_words(self) -> int:
+    def activation_elements(self) -> int:
         """Return an estimate of the numbers kept per token of a sentence pair for the backward pass."""
         inner = inner_elements(self.width, self.feedforward)
         return self.layers * (28 * self.width + 2 * inner) + 2 * self.vocabulary

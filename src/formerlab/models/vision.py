@@ -120,7 +120,7 @@ class VisionTransformer(Spec):
         """Return the token-token part of `flops`: 4 layers width tokens^2."""
         return 4 * self.layers * self.width * self.context**2
 
-    def activation_words(self) -> int:
+    def activation_elements(self) -> int:
         """Return an estimate of the numbers kept per image for the backward pass: the logits twice, and the blocks."""
         block = activation_elements(self.width, self.projection, self.feedforward, self.depth)
         return self.context * self.layers * block + 2 * self.classes

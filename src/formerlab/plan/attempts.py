@@ -54,9 +54,9 @@ def killed_for_memory(job: str | None) -> bool:
         return False
     words = ["scontrol", "--details", "--oneliner", "show", "job", job]
     try:
-        said = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout
+        output = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return False
-    state = re.search(r"\bJobState=(\w+)", said)
-    killed = re.search(r"\b(Derived)?ExitCode=\d+:9\b", said)
+    state = re.search(r"\bJobState=(\w+)", output)
+    killed = re.search(r"\b(Derived)?ExitCode=\d+:9\b", output)
     return state is not None and (state[1] == "OUT_OF_MEMORY" or (state[1] == "FAILED" and killed is not None))

@@ -49,7 +49,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
     train = {run.id: _train_job(run, data, scale, hardware, keep_optimizer=run.id in parents) for run in runs}
     for run_id, job in train.items():
-        job["equal_time"] = equal[run_id].plain() if run_id in equal else None
+        job["equal_time"] = equal[run_id].to_dict() if run_id in equal else None
     _set_priorities(train)
     used = {name for run in runs for name in chain(run.data, scale.data)}
     plan: dict[str, Any] = {
@@ -67,7 +67,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "studies": {name: _study(name, sources, train) for name in config.studies},
         "data": {name: job for name, job in data.items() if name in used},
         **timed,
-        "suites": {name: {"spec": suite.plain(), "state": suite.state()} for name, suite in scale.suites.items()},
+        "suites": {name: {"spec": suite.to_dict(), "state": suite.state()} for name, suite in scale.suites.items()},
         "train": train,
     }
     for name, stage in MEASURED.items():
@@ -104,7 +104,7 @@ def _data_job(data: DataSpec, out: str, root: Path) -> dict[str, Any]:
         "code": code_hash(data.stage, specs=[data]),
         "source": _source(data, root / out),
     }
-    return {"spec": data.plain(), "out": out, "version": fingerprint(identity)} | identity
+    return {"spec": data.to_dict(), "out": out, "version": fingerprint(identity)} | identity
 
 
 def _source(data: DataSpec, out: Path) -> str | None:
@@ -120,7 +120,7 @@ def _train_job(run: Run, data: Tree, scale: Scale, hardware: Hardware, *, keep_o
         "study": run.study,
         "run": run.name,
         "seed": run.seed,
-        "spec": run.plain(),
+        "spec": run.to_dict(),
         "spec_hash": run.fingerprint(),
         "code": code_hash("formerlab.training.stage", specs=[run]),
         "data": run.data,
@@ -154,10 +154,10 @@ def _study(name: str, sources: Sources, train: Tree) -> dict[str, Any]:
 def _claims(sources: Sources) -> dict[str, str]:
     """Return what decides the verdicts, beside the rows."""
     parts: list[Study | StudyScale] = [*sources.studies.values(), *sources.scale.studies.values()]
-    arms = [{name: claim.plain() for name, claim in part.claims.items()} for part in parts]
+    arms = [{name: claim.to_dict() for name, claim in part.claims.items()} for part in parts]
     return {
         "code": code_hash(
-            "formerlab.report.claims.table", "formerlab.report.claims.book", "formerlab.report.claims.arms"
+            "formerlab.report.claims.table", "formerlab.report.claims.registry", "formerlab.report.claims.arms"
         ),
         "arms": fingerprint(arms),
     }

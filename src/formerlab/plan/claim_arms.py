@@ -7,7 +7,7 @@ from formerlab.plan.layers import Layer
 from formerlab.plan.read import parse
 from formerlab.plan.schema import Study, StudyScale
 from formerlab.report.claims.arms import ClaimArms
-from formerlab.report.claims.book import Claim, read_claims
+from formerlab.report.claims.registry import Claim, read_claims
 from formerlab.yaml_files import read_yaml
 
 

@@ -8,7 +8,7 @@ from formerlab.plan.claim_arms import read_arms
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.sources import read_sources
 from formerlab.report.claims.arms import Arm
-from formerlab.report.claims.book import Claim, read_claims
+from formerlab.report.claims.registry import Claim, read_claims
 from formerlab.report.claims.verdict import standing
 
 SCALES = ("smoke", "laptop", "overnight", "workstation", "paper")

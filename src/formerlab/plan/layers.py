@@ -32,8 +32,8 @@ def merge(base: Tree, over: Tree) -> Tree:
     """
     if _replaces(base, over):
         return over
-    said = {key for key, value in over.items() if not isinstance(value, dict)}
-    lost = {key for keys in ALTERNATIVES if keys & said for other in ALTERNATIVES - {keys} for key in other}
+    given = {key for key, value in over.items() if not isinstance(value, dict)}
+    lost = {key for keys in ALTERNATIVES if keys & given for other in ALTERNATIVES - {keys} for key in other}
     merged = {key: value for key, value in base.items() if key not in lost}
     for key, value in over.items():
         below = merged.get(key)
@@ -55,13 +55,13 @@ def laid(layers: list[Layer]) -> list[Tree]:
     return list(itertools.accumulate((layer.tree for layer in layers), merge))
 
 
-def hidden(said: Tree, below: Tree, final: Tree) -> Tree:
-    """Return what a layer says and the `final` tree does not, with the kinds of what it is said of.
+def hidden(given: Tree, below: Tree, final: Tree) -> Tree:
+    """Return what a layer says and the `final` tree does not, with the kinds of what it speaks of.
 
     `below` is what the layer makes together with those below it.
     """
     found: Tree = {}
-    for key, value in said.items():
+    for key, value in given.items():
         mine, above = below.get(key), final.get(key)
         if not isinstance(value, dict) or not isinstance(mine, dict):
             found |= {} if key in final and above == value else {key: value}

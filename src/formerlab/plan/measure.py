@@ -127,7 +127,7 @@ def _job(
         return None
     suites = {name: suite for name, suite in scale.suites.items() if settings.asks(name)}
     job: Tree = {
-        "settings": settings.plain(),
+        "settings": settings.to_dict(),
         "code": code_hash(stage.import_path, specs=[settings, run.model, *suites.values()]),
         "suites": _states(folder / stage.record, suites, planned),
     }
@@ -162,9 +162,9 @@ def _timing_jobs(stage: Stage, runs: list[Run], sources: Sources) -> Iterator[tu
             yield (
                 study,
                 {
-                    "settings": settings.plain(),
+                    "settings": settings.to_dict(),
                     "runs": [run.id for run in timed],
-                    "configuration": fingerprint([settings.plain(), parts]),
+                    "configuration": fingerprint([settings.to_dict(), parts]),
                     "code": code_hash(stage.import_path, specs=[settings, *specs]),
                     "memory_bytes": settings.memory_bytes(timed),
                 },
@@ -173,4 +173,4 @@ def _timing_jobs(stage: Stage, runs: list[Run], sources: Sources) -> Iterator[tu
 
 def deciding(run: Run, settings: Timing | type[Timing]) -> Tree:
     """Return what of a run decides what a stage times."""
-    return {key: value for key, value in run.plain().items() if key in settings.decides}
+    return {key: value for key, value in run.to_dict().items() if key in settings.decides}

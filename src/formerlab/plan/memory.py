@@ -50,7 +50,7 @@ def activation_elements(run: Run) -> int:
     Where blocks are computed again, they are those of one block and the inputs of all, a tenth of what a block keeps
     at most (models/activation_memory.py).
     """
-    words = run.model.activation_words()
+    words = run.model.activation_elements()
     if not run.checkpoint_activations:
         return words
     logits = 2 * getattr(run.model, "vocabulary", 0)

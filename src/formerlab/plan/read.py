@@ -54,8 +54,8 @@ def check_values(
 def _check_hidden(kind: type[Spec], layers: list[Layer], subject: str) -> None:
     trees = laid(layers)
     for layer, below in zip(layers, trees, strict=True):
-        if said := hidden(layer.tree, below, trees[-1]):
-            check_values(kind, [Layer(layer.place, said)], subject, keys_too=False)
+        if given := hidden(layer.tree, below, trees[-1]):
+            check_values(kind, [Layer(layer.place, given)], subject, keys_too=False)
 
 
 RENAMED = {
@@ -89,9 +89,9 @@ def _laid(layers: list[Layer], subject: str) -> Tree:
     for index, layer in enumerate(layers):
         if (path := clash(trees[index], layer.tree)) is not None:
             key = ".".join((subject, *path) if subject else path)
-            said, below = shown(at(layer.tree, path)), shown(at(trees[index], path))
+            given, below = shown(at(layer.tree, path)), shown(at(trees[index], path))
             raise UserError(
-                f"{layer.place}: {key}: {said} does not go with {below} of {place_of(layers[:index], path)}; "
+                f"{layer.place}: {key}: {given} does not go with {below} of {place_of(layers[:index], path)}; "
                 "write a value in both, or keys in both"
             )
     return trees[-1]

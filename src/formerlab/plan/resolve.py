@@ -146,7 +146,7 @@ def _parse_run(study: str, name: str, layers: list[Layer], scale: Scale) -> Run:
         raise UserError(f"{place_of(layers, ('data',))}: {subject}.data: no data set {data!r} at this scale{near}")
     known, place = scale.data[data].known(task if isinstance(task, dict) else {}), study_place(study)
     named = Layer(place, {"study": study, "name": name} | known)
-    run = parse(Run, [named, *layers, Layer(place, _unsaid(known, tree))], subject)
+    run = parse(Run, [named, *layers, Layer(place, _not_given(known, tree))], subject)
     if (absurd := too_large(run)) is not None:
         key, reason = absurd
         raise UserError(f"{place_of(layers, (key, *_largest(tree.get(key))))}: {subject}.{key}: {reason}")
@@ -177,13 +177,13 @@ def _largest(tree: Any) -> tuple[str, ...]:
     return max(found, key=lambda path: found[path], default=())
 
 
-def _unsaid(known: Tree, tree: Tree) -> Tree:
+def _not_given(known: Tree, tree: Tree) -> Tree:
     """Return what the data know of a run where the run itself is silent."""
     inner = {key: tree.get(key) for key in known}
     return {
-        key: {name: value for name, value in known[key].items() if name not in (said or {})}
-        for key, said in inner.items()
-        if said is None or isinstance(said, dict)
+        key: {name: value for name, value in known[key].items() if name not in (given or {})}
+        for key, given in inner.items()
+        if given is None or isinstance(given, dict)
     }
 
 

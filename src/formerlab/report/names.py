@@ -42,12 +42,14 @@ def names(part: str) -> dict[str, Name]:
     found = {}
     for name in classes:
         if (module := modules.get(name) or "").startswith("formerlab."):
-            said = _said(PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py"), name)
-            found[said["kind"]] = Name(said.get("label", said["kind"].replace("_", " ")), said.get("look"))
+            constants = _class_constants(PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py"), name)
+            found[constants["kind"]] = Name(
+                constants.get("label", constants["kind"].replace("_", " ")), constants.get("look")
+            )
     return found
 
 
-def _said(path: Path, name: str) -> dict[str, Any]:
+def _class_constants(path: Path, name: str) -> dict[str, Any]:
     """Return the literal values in the body of a class."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name == name:

@@ -103,11 +103,11 @@ def _names(firsts: Sequence[dict[str, Any]]) -> list[str]:
             alike = [number for number, other in enumerate(places) if other == place]
             if len({str(values[number]) for number in alike}) > 1:
                 for number in alike:
-                    names[number] += f", {_said(key, values[number])}"
+                    names[number] += f", {_value_label(key, values[number])}"
     return names
 
 
-def _said(key: str, value: Any) -> str:
+def _value_label(key: str, value: Any) -> str:
     return value if isinstance(value, str) else f"{key.rpartition('.')[2].replace('_', ' ')} {value}"
 
 

@@ -13,7 +13,7 @@ Halves = Int[ndarray, "examples"]
 Answers = Float[ndarray, "seeds examples"]
 
 
-class Judged(NamedTuple):
+class Selected(NamedTuple):
     """The answers of one task, each under the alpha that the other half of the questions chose."""
 
     own: Answers
@@ -30,7 +30,7 @@ def half_of(example: str) -> int:
     return hashlib.blake2b(example.encode()).digest()[0] % 2
 
 
-def judged(grids: Mapping[str, Grid], halves: Mapping[str, Halves]) -> dict[str, Judged]:
+def two_fold_selection(grids: Mapping[str, Grid], halves: Mapping[str, Halves]) -> dict[str, Selected]:
     """Return by task its answers under the chosen alphas; every model (seed) chooses for itself.
 
     Tasks of which all examples fall into one half are left out.
@@ -38,7 +38,7 @@ def judged(grids: Mapping[str, Grid], halves: Mapping[str, Halves]) -> dict[str,
     grids = {task: grid for task, grid in grids.items() if len(set(halves[task])) == 2}
     seeds = min((grid.shape[1] for grid in grids.values()), default=0)
     result = {
-        task: Judged(np.zeros((seeds, grid.shape[2])), np.zeros((seeds, grid.shape[2])), [], [])
+        task: Selected(np.zeros((seeds, grid.shape[2])), np.zeros((seeds, grid.shape[2])), [], [])
         for task, grid in grids.items()
     }
     for seed in range(seeds):

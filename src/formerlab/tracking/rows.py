@@ -182,8 +182,8 @@ def _means(stage: str, rows: DataFrame, table: Table) -> dict[str, float]:
     groups = rows.groupby(list(table.by), dropna=False) if table.by else [((), rows)] * bool(len(rows))
     found = {}
     for key, group in groups:
-        said = [(name, value) for name, value in zip(table.by, key, strict=True) if value == value]
-        parts = [str(value) if types[name] == "text" else f"{name} {value:g}" for name, value in said]
+        labels = [(name, value) for name, value in zip(table.by, key, strict=True) if value == value]
+        parts = [str(value) if types[name] == "text" else f"{name} {value:g}" for name, value in labels]
         parts += [] if table.value == "value" else [table.value]
         weights = group["tokens"] if "tokens" in types else None
         found[_name("/".join([stage, *parts]))] = float(np.average(group[table.value], weights=weights))

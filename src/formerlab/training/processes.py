@@ -20,7 +20,7 @@ from formerlab.errors import UserError
 from formerlab.layers.norm import LayerNormLayer, RMSNormLayer
 from formerlab.tasks.task import Share
 from formerlab.training.run import Run
-from formerlab.training.settings import SHARDED
+from formerlab.training.runtime_config import SHARDED
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from formerlab.tasks.task import Place
 from formerlab.training import processes, provenance
 from formerlab.training.cost import matmul_flops_per_s, model_flops_utilisation, peak_memory_bytes
 from formerlab.training.run import Run
-from formerlab.training.settings import Settings
+from formerlab.training.runtime_config import RuntimeConfig
 from formerlab.training.state import State
 
 SCHEMA = 1
@@ -25,7 +25,7 @@ Record = dict[str, Any]
 def record_of(
     run: Run,
     state: State,
-    settings: Settings,
+    runtime: RuntimeConfig,
     manifest: Record,
     parent: Record | None,
     diverged: int | None,
@@ -36,7 +36,7 @@ def record_of(
     `manifest` is that of the data, `parent` the record of the run that this one grew from, `data` what
     the task loaded to train on.
     """
-    device = torch.device(settings.device)
+    device = torch.device(runtime.device)
     chain = readings(parent)
     read = reading_of(run, state.step, manifest["fingerprint"], data, chain)
     tokens = read.tokens
@@ -50,12 +50,12 @@ def record_of(
         "seed": run.seed,
         "status": "finished" if diverged is None else "diverged",
         "diverged_at_step": diverged,
-        "spec": run.plain(),
+        "spec": run.to_dict(),
         "spec_hash": run.fingerprint(),
-        "code_hash": settings.code_hash,
+        "code_hash": runtime.code_hash,
         "data": {key: manifest[key] for key in ("name", "fingerprint")},
         "init": parent and {key: parent[key] for key in ("id", "weights_sha256")},
-        "read": [reading.plain() for reading in (*chain, read)],
+        "read": [reading.to_dict() for reading in (*chain, read)],
         "parameters": run.model.params(),
         "parameters_non_embedding": run.model.params(embedding=False),
         "tokens": tokens,
@@ -67,7 +67,7 @@ def record_of(
         "peak_memory_bytes": peak_memory_bytes(device),
         "model_flops_utilisation": model_flops_utilisation(flops, time_s, rate, processes.count()) if time_s else None,
         "matmul_flops_per_s": rate,
-        "threads": settings.threads,
+        "threads": runtime.threads,
         "processes": processes.count(),
         "device": provenance.device_name(device),
         "host": provenance.host(),

@@ -60,8 +60,8 @@ class Run(Spec):
         if not isinstance(values, dict):
             return values
         usual = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}, "optimizer": {"kind": "adamw"}}
-        said = {key: values[key] for key in usual if isinstance(values.get(key), dict)}
-        return values | {key: usual[key] | value for key, value in said.items()}
+        given = {key: values[key] for key in usual if isinstance(values.get(key), dict)}
+        return values | {key: usual[key] | value for key, value in given.items()}
 
     @property
     def id(self) -> str:

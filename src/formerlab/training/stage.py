@@ -18,13 +18,13 @@ from formerlab.training.finish import CHECKPOINT, WEIGHTS, explain_divergence, t
 from formerlab.training.loop import Hooks, train
 from formerlab.training.record import next_place, readings, record_of
 from formerlab.training.run import Run
-from formerlab.training.settings import Settings
+from formerlab.training.runtime_config import RuntimeConfig
 from formerlab.training.start import identity, initial_state, is_finished, record_of_parent, resume
 from formerlab.training.state import State
 from formerlab.training.stop import StopRequest
 
 
-def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, settings: Settings) -> None:
+def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime: RuntimeConfig) -> None:
     """Train `run` on the prepared data in `data`, from the finished run in `parent` where it grows; leave all in `out`.
 
     Where `out` holds this very run, finished, nothing is done.
@@ -36,27 +36,27 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, setting
     StoppedEarly
         When a signal came or the time limit is near; the work is saved and the same call continues.
     """
-    with StopRequest(settings.time_limit_s, settings.margin_s) as stop, processes.joined(settings.device) as device:
+    with StopRequest(runtime.time_limit_s, runtime.margin_s) as stop, processes.joined(runtime.device) as device:
         # Check.
-        processes.check_sharding(run, keep_optimizer=settings.keep_optimizer)
+        processes.check_sharding(run, keep_optimizer=runtime.keep_optimizer)
         manifest, ancestor = read_manifest(data), record_of_parent(run, parent)
-        belongs_to = identity(run.fingerprint(), manifest, settings.code_hash, ancestor)
+        belongs_to = identity(run.fingerprint(), manifest, runtime.code_hash, ancestor)
         with processes.first_in_turn():
-            finished = is_finished(run, out, belongs_to, settings)
+            finished = is_finished(run, out, belongs_to, runtime)
         if finished:
             return
 
         # Start.
-        clock = time.monotonic() - settings.before_s
+        clock = time.monotonic() - runtime.before_s
         provenance.git_state()  # remembered from here on: files may be edited while a run trains
-        torch.set_num_threads(settings.threads)
+        torch.set_num_threads(runtime.threads)
         keep_memory()
         path, state = out / CHECKPOINT, initial_state(run, parent, ancestor, device)
-        resume(path, state, belongs_to, settings.on_mismatch)
+        resume(path, state, belongs_to, runtime.on_mismatch)
         clock -= state.wall_time_s
         if processes.rank() == 0:
             (out / "run.json").unlink(missing_ok=True)  # no old record speaks for new files
-            write_text(out / "run.yaml", yaml.safe_dump(run.plain(), sort_keys=False))
+            write_text(out / "run.yaml", yaml.safe_dump(run.to_dict(), sort_keys=False))
 
         # Take the steps.
         def save(state: State) -> None:
@@ -65,7 +65,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, setting
 
         examples = run.task.load(data, "train")
         begins = next_place(readings(ancestor), manifest["fingerprint"])
-        hooks = Hooks(save, stop, settings.checkpoint_seconds)
+        hooks = Hooks(save, stop, runtime.checkpoint_seconds)
         diverged = train(run, state, examples, run.task.load(data, "valid"), hooks, begins)
 
         # Finish.
@@ -75,8 +75,8 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, setting
         if diverged is not None:
             explain_divergence(run, diverged, path)
         final = write_results(run, state, data, out, diverged)
-        write_weights(out, state, keep_optimizer=settings.keep_optimizer)
+        write_weights(out, state, keep_optimizer=runtime.keep_optimizer)
         state.wall_time_s = time.monotonic() - clock
-        record = record_of(run, state, settings, manifest, ancestor, diverged, examples)
+        record = record_of(run, state, runtime, manifest, ancestor, diverged, examples)
         write_json(out / "run.json", record | {"weights_sha256": sha256(out / WEIGHTS), "final": final})
         tidy(out, record["status"])

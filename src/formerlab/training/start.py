@@ -16,7 +16,7 @@ from formerlab.training.checkpoint import differences, load_checkpoint, load_ten
 from formerlab.training.finish import FILES, SUPERSEDED, WEIGHTS, tidy
 from formerlab.training.record import Record, load_record
 from formerlab.training.run import Run
-from formerlab.training.settings import Settings
+from formerlab.training.runtime_config import RuntimeConfig
 from formerlab.training.state import State
 
 
@@ -44,7 +44,7 @@ def identity(spec_hash: str, data: Record, code_hash: str, init: Record | None) 
     return found if init is None else found | {"init": init["weights_sha256"]}
 
 
-def is_finished(run: Run, out: Path, belongs_to: dict[str, str], settings: Settings) -> bool:
+def is_finished(run: Run, out: Path, belongs_to: dict[str, str], runtime: RuntimeConfig) -> bool:
     """Say whether `out` holds this very run, whole; another one is replaced only if the settings say so."""
     path = out / "run.json"
     if not path.exists():
@@ -53,11 +53,11 @@ def is_finished(run: Run, out: Path, belongs_to: dict[str, str], settings: Setti
     found = identity(record["spec_hash"], record["data"], record["code_hash"], record["init"])
     if differing := differences(found, belongs_to):
         reason = f"{path}: result of another run ({differing})"
-        if settings.on_mismatch != "restart":
+        if runtime.on_mismatch != "restart":
             raise UserError(f"{reason}; replace it with --on-mismatch restart")
         print(f"training anew: {reason}", file=sys.stderr)
         return False
-    names = (*FILES, OPTIMIZER) if settings.keep_optimizer else FILES
+    names = (*FILES, OPTIMIZER) if runtime.keep_optimizer else FILES
     damaged = [name for name in names if not (out / name).exists()]
     if not damaged and sha256(out / WEIGHTS) != record["weights_sha256"]:
         damaged = [WEIGHTS]

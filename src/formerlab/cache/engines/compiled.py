@@ -29,16 +29,21 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     """Simulate eviction over whole sequences."""
     q, k, v = (x.detach() for x in (prompt.q, prompt.k, prompt.v))
     batch, heads, time, d_head = q.shape
-    sets = 1 if policy.scope == "layer" else k.shape[1]
+    head_groups = 1 if policy.scope == "layer" else k.shape[1]
     out = v.new_empty(batch, time, heads, d_head).transpose(1, 2)
-    last = torch.full((batch, sets, time), time, dtype=torch.int32)
-    scores = v.new_zeros(batch, sets, time)
-    entry = policy.initial_scores(torch.arange(time), sets, k, prompt.layer)
-    entry = v.new_empty(batch, sets, 0) if entry is None else entry.to(v.dtype).expand(batch, sets, time).contiguous()
-    most = min(max(policy.limit(budget) for budget in prompt.entries), time)
+    last = torch.full((batch, head_groups, time), time, dtype=torch.int32)
+    scores = v.new_zeros(batch, head_groups, time)
+    initial = policy.initial_scores(torch.arange(time), head_groups, k, prompt.layer)
+    initial = (
+        v.new_empty(batch, head_groups, 0)
+        if initial is None
+        else initial.to(v.dtype).expand(batch, head_groups, time).contiguous()
+    )
+    most = min(max(policy.capacity(budget) for budget in prompt.budgets), time)
     pruned_attention_cpu.whole_sequences(
-        _threads(batch * sets), _rule(policy, d_head), _bounds(policy, prompt.entries), np.array(prompt.lengths), most,
-        *(x.numpy() for x in (q, k, v, out)), *(_flat(x) for x in (entry, last, scores)),
+        _threads(batch * head_groups), _rule(policy, d_head), _bounds(policy, prompt.budgets),
+        np.array(prompt.lengths), most,
+        *(x.numpy() for x in (q, k, v, out)), *(_flat(x) for x in (initial, last, scores)),
     )  # fmt: skip
     return Pruned(out, last, scores)
 
@@ -46,27 +51,27 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
 class Step:
     """One token after another in a cache's own buffers; to be made anew when these grow."""
 
-    def __init__(self, policy: Eviction, store: Store, entries: list[int]) -> None:
+    def __init__(self, policy: Eviction, store: Store, budgets: list[int]) -> None:
         batch, _, capacity, d_head = store.keys.shape
-        sets = store.slots.positions.shape[1]
-        self._units = batch * sets
+        head_groups = store.state.positions.shape[1]
+        self._units = batch * head_groups
         self._held = (
             store.keys.view(self._units, -1, capacity, d_head).numpy(),
             store.values.view(self._units, -1, d_head, capacity).numpy(),
-            _flat(store.slots.positions),
-            _flat(store.slots.scores),
+            _flat(store.state.positions),
+            _flat(store.state.scores),
         )
-        self._rule, self._bounds = _rule(policy, d_head), _bounds(policy, entries)
+        self._rule, self._bounds = _rule(policy, d_head), _bounds(policy, budgets)
         self._none = np.empty((self._units, 0), self._held[3].dtype)
         self._large = 2 * store.keys.numel() >= LARGE
 
-    def __call__(self, q: Heads, k: KeyHeads, v: KeyHeads, now: int, entry: Scores | None) -> Heads:
+    def __call__(self, q: Heads, k: KeyHeads, v: KeyHeads, now: int, initial: Scores | None) -> Heads:
         """Take in the token at position `now`; return what it finds."""
         out = q.new_empty(q.shape)
-        initial = self._none if entry is None else _flat(entry.contiguous())
+        first = self._none if initial is None else _flat(initial.contiguous())
         tensors = (x.numpy() for x in (q, k, v, out))
         parts = _threads(self._units if self._large else 1)
-        pruned_attention_cpu.one_token(parts, self._rule, self._bounds, *tensors, initial, *self._held, now)
+        pruned_attention_cpu.one_token(parts, self._rule, self._bounds, *tensors, first, *self._held, now)
         return out
 
 
@@ -74,12 +79,12 @@ def _rule(policy: Eviction, d_head: int) -> Array:
     return np.array([*(coefficients(policy) or (0.0, 0.0)), d_head**-0.5])
 
 
-def _bounds(policy: Eviction, entries: list[int]) -> Array:
-    return np.array([(min(policy.limit(budget), EMPTY), *policy.protected(budget)) for budget in entries])
+def _bounds(policy: Eviction, budgets: list[int]) -> Array:
+    return np.array([(min(policy.capacity(budget), EMPTY), *policy.protected(budget)) for budget in budgets])
 
 
-def _flat(x: Float[Tensor, "batch sets time"] | Int[Tensor, "batch sets time"]) -> Array:
-    """Return the rows of all sets, on the same memory."""
+def _flat(x: Float[Tensor, "batch head_groups time"] | Int[Tensor, "batch head_groups time"]) -> Array:
+    """Return the rows of all head groups, on the same memory."""
     rows: Array = x.flatten(0, 1).numpy()
     return rows
 

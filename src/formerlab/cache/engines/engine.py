@@ -28,7 +28,7 @@ class Prompt:
     q: Heads
     k: KeyHeads
     v: KeyHeads
-    entries: list[int]
+    budgets: list[int]
     """Budget of each sequence."""
     lengths: list[int]
     """True length of each sequence."""
@@ -37,7 +37,7 @@ class Prompt:
     def of(self, rows: slice) -> "Prompt":
         """Return some of the sequences."""
         q, k, v = self.q[rows], self.k[rows], self.v[rows]
-        return Prompt(q, k, v, self.entries[rows], self.lengths[rows], self.layer)
+        return Prompt(q, k, v, self.budgets[rows], self.lengths[rows], self.layer)
 
     def for_scope(self, scope: Literal["head", "group", "layer"]) -> "Prompt":
         """Give every query head keys of its own where each chooses alone."""
@@ -52,9 +52,9 @@ class Pruned(NamedTuple):
 
     out: Heads
     """softmax(q k^T / sqrt(d_head)) v over the keys that each query finds; rows of padding mean nothing."""
-    last: Int[Tensor, "batch sets time"]
+    last: Int[Tensor, "batch head_groups time"]
     """The last query that sees each key; no smaller than a sequence's length where the key is still held at its end."""
-    scores: Float[Tensor, "batch sets time"]
+    scores: Float[Tensor, "batch head_groups time"]
     """Scores of the keys held at the end of a sequence without padding."""
 
 
@@ -80,8 +80,8 @@ def work(policy: Eviction, prompt: Prompt) -> int:
     """Return the pairs of query and held key."""
     heads = prompt.q.shape[1]
     return heads * sum(
-        length * min(policy.limit(entries), length)
-        for entries, length in zip(prompt.entries, prompt.lengths, strict=True)
+        length * min(policy.capacity(budget), length)
+        for budget, length in zip(prompt.budgets, prompt.lengths, strict=True)
     )
 
 

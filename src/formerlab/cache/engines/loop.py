@@ -36,23 +36,23 @@ def _simulate(policy: Eviction, prompt: Prompt) -> Pruned:
     torch.mul(k, k.shape[3] ** -0.5, out=keys[:, :, :time])
     keys[:, :, time] = 0
     precise = torch.promote_types(q.dtype, torch.float32)
-    capacity = max(min(max(policy.limit(budget) for budget in prompt.entries), time) + 1, VECTOR)
-    slots = policy.empty_state(prompt.entries, k.shape[1], capacity, q.new_empty(0, dtype=precise))
-    batch, sets, _ = slots.positions.shape
-    last = torch.full((batch, sets, time + 1), time, dtype=torch.int32, device=q.device)
-    entry = policy.initial_scores(torch.arange(time, device=q.device), sets, k, prompt.layer)
-    entry = None if entry is None else entry.to(precise)
+    capacity = max(min(max(policy.capacity(budget) for budget in prompt.budgets), time) + 1, VECTOR)
+    state = policy.empty_state(prompt.budgets, k.shape[1], capacity, q.new_empty(0, dtype=precise))
+    batch, head_groups, _ = state.positions.shape
+    last = torch.full((batch, head_groups, time + 1), time, dtype=torch.int32, device=q.device)
+    initial = policy.initial_scores(torch.arange(time, device=q.device), head_groups, k, prompt.layer)
+    initial = None if initial is None else initial.to(precise)
     looked_at = k if "keys" in policy.needs else None
     out: list[Tensor] = []
     for first in range(0, time, QUERIES):
         end = min(first + QUERIES, time)
         logits = (q[:, :, :, first:end] @ keys[:, :, None, : end + 1].transpose(-1, -2)).to(precise)
         logits[..., -1] = -torch.inf
-        rows = Rows(first, logits, torch.zeros_like(logits), entry, looked_at)
-        for _ in policy.over(rows, slots, last):
+        rows = Rows(first, logits, torch.zeros_like(logits), initial, looked_at)
+        for _ in policy.over(rows, state, last):
             pass
         assert rows.probabilities is not None
         out.append(rows.probabilities[..., :-1].to(v.dtype) @ v[..., :end, :])
-    scores = slots.scores.new_zeros(batch, sets, time + 1)
-    scores.scatter_(-1, slots.positions.clamp(max=time).long(), slots.scores)
+    scores = state.scores.new_zeros(batch, head_groups, time + 1)
+    scores.scatter_(-1, state.positions.clamp(max=time).long(), state.scores)
     return Pruned((out[0] if len(out) == 1 else torch.cat(out, 3)).flatten(1, 2), last[..., :time], scores[..., :time])

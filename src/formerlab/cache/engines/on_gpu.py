@@ -19,31 +19,31 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     """Simulate eviction over whole sequences."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (prompt.q, prompt.k, prompt.v))
     batch, heads, time, d_head = q.shape
-    sets = 1 if policy.scope == "layer" else k.shape[1]
+    head_groups = 1 if policy.scope == "layer" else k.shape[1]
     out = torch.empty_like(q)
-    last = torch.full((batch, sets, time), time, dtype=torch.int32, device=q.device)
-    scores = q.new_zeros(batch, sets, time, dtype=torch.float32)
-    entry = _entry(policy, prompt, sets)
-    pairs = zip(prompt.lengths, prompt.entries, strict=True)
-    bounds = [(n, min(policy.limit(entries), EMPTY), *policy.protected(entries)) for n, entries in pairs]
-    slots = pruned_attention.slots_for(min(max(limit for _, limit, *_ in bounds), time))
-    share, number = heads // k.shape[1], heads // sets
-    logits = q.new_empty(batch * sets, number, pruned_attention.BLOCK, slots, dtype=torch.float32)
-    books = q.new_empty(batch * sets, slots, dtype=torch.int32)
+    last = torch.full((batch, head_groups, time), time, dtype=torch.int32, device=q.device)
+    scores = q.new_zeros(batch, head_groups, time, dtype=torch.float32)
+    initial = _initial_scores(policy, prompt, head_groups)
+    pairs = zip(prompt.lengths, prompt.budgets, strict=True)
+    bounds = [(n, min(policy.capacity(budget), EMPTY), *policy.protected(budget)) for n, budget in pairs]
+    slots = pruned_attention.slots_for(min(max(capacity for _, capacity, *_ in bounds), time))
+    share, number = heads // k.shape[1], heads // head_groups
+    logits = q.new_empty(batch * head_groups, number, pruned_attention.BLOCK, slots, dtype=torch.float32)
+    noted = q.new_empty(batch * head_groups, slots, dtype=torch.int32)
     decay, gain = coefficients(policy) or (0.0, 0.0)
     tensors = [item for x in (q, k, v, out) for item in (x, *x.stride()[:3])]
-    numbers = decay, gain, d_head**-0.5, sets, number, share, time, d_head
-    limits = torch.tensor(bounds, dtype=torch.int32).to(q.device, non_blocking=True)
-    made = entry, last, scores, logits, books, limits
-    pruned_attention.evict[(batch * sets,)](
-        *tensors, *made, *numbers, entry is not None, **pruned_attention.launch(slots, d_head)
+    numbers = decay, gain, d_head**-0.5, head_groups, number, share, time, d_head
+    bound_table = torch.tensor(bounds, dtype=torch.int32).to(q.device, non_blocking=True)
+    made = initial, last, scores, logits, noted, bound_table
+    pruned_attention.evict[(batch * head_groups,)](
+        *tensors, *made, *numbers, initial is not None, **pruned_attention.launch(slots, d_head)
     )
     return Pruned(out, last, scores)
 
 
-def _entry(policy: Eviction, prompt: Prompt, sets: int) -> Tensor | None:
+def _initial_scores(policy: Eviction, prompt: Prompt, head_groups: int) -> Tensor | None:
     """Return the scores with which keys enter the cache, if any but 0."""
     batch, _, time, _ = prompt.q.shape
     with torch.autocast(prompt.q.device.type, enabled=False):
-        entry = policy.initial_scores(torch.arange(time, device=prompt.q.device), sets, prompt.k, prompt.layer)
-    return None if entry is None else entry.float().expand(batch, sets, time).contiguous()
+        initial = policy.initial_scores(torch.arange(time, device=prompt.q.device), head_groups, prompt.k, prompt.layer)
+    return None if initial is None else initial.float().expand(batch, head_groups, time).contiguous()

@@ -26,13 +26,13 @@ class Decay(Eviction):
     recent: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the budget reserved for the most recent tokens, rounded down; the article reserves none."""
     sink: AnyCount = 0
-    """First positions kept for ever, in entries (the `streaming_budget` of A2SF's code)."""
+    """First positions kept for ever, in tokens (the `streaming_budget` of A2SF's code)."""
 
     def score(self, past: Scores, attention: Scores) -> Scores:
         """Return alpha S + p."""
         return self.alpha * past + attention
 
-    def protected(self, entries: int) -> tuple[int, int]:
+    def protected(self, budget: int) -> tuple[int, int]:
         """Protect the sink and the recent share, as far as they fit."""
-        sink = min(self.sink, entries)
-        return sink, min(part(self.recent, entries), entries - sink)
+        sink = min(self.sink, budget)
+        return sink, min(part(self.recent, budget), budget - sink)

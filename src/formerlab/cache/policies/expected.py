@@ -30,7 +30,7 @@ class ExpectedAttention(OneShot):
     future: Size = 512
     """Positions after the prompt that queries are expected at."""
     sink: AnyCount = 4
-    """First positions kept in any case, in entries; their queries are not counted."""
+    """First positions kept in any case, in tokens; their queries are not counted."""
     epsilon: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Added to the expected attention, so that the value's norm counts even where none is expected."""
 
@@ -55,9 +55,9 @@ class ExpectedAttention(OneShot):
         importance = expected * v[:, :, sink:].norm(dim=-1)
         return torch.nn.functional.pad(importance, (sink, 0))
 
-    def protected(self, entries: int) -> tuple[int, int]:
+    def protected(self, budget: int) -> tuple[int, int]:
         """Keep the sink."""
-        return min(self.sink, entries), 0
+        return min(self.sink, budget), 0
 
 
 def rotations(

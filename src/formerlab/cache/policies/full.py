@@ -22,12 +22,12 @@ class Full(Eviction):
         """Nothing is ever chosen."""
         return past
 
-    def protected(self, entries: int) -> tuple[int, int]:
+    def protected(self, budget: int) -> tuple[int, int]:
         """Nothing needs protection."""
         return 0, 0
 
-    def limit(self, entries: int) -> int:
-        """Without limit."""
+    def capacity(self, budget: int) -> int:
+        """Without end."""
         return sys.maxsize
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:

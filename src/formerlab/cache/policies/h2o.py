@@ -48,9 +48,9 @@ class H2O(Eviction):
         """Return S + p."""
         return past + attention
 
-    def protected(self, entries: int) -> tuple[int, int]:
+    def protected(self, budget: int) -> tuple[int, int]:
         """Protect the recent share."""
-        return 0, part(self.recent, entries)
+        return 0, part(self.recent, budget)
 
     def visible(self, layer: Layer) -> Mask:
         """Return the mask of the variant."""
@@ -58,7 +58,7 @@ class H2O(Eviction):
             return super().visible(layer)
         windows = [self.protected(budget)[1] for budget in layer.budgets]
         recent = on_device(windows, layer.logits.device)[:, None, None]
-        heavy = layer.entries[:, None, None] - recent
+        heavy = layer.budget_tensor[:, None, None] - recent
         now = torch.arange(layer.logits.shape[-1], device=layer.logits.device)
         band = (now[:, None] - now <= recent)[:, None]
         hitters = _local_hitters if self.variant == "local_statistics" else _global_hitters

@@ -20,12 +20,12 @@ class Ideal(Policy):
     look: ClassVar[tuple[str, str]] = ("#56B4E9", "d")
     kind: Literal["ideal"] = "ideal"
 
-    def limit(self, entries: int) -> int:
+    def capacity(self, budget: int) -> int:
         """Return the keys that a query sees besides itself."""
-        return entries
+        return budget
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
         """Return the largest of each row."""
         earlier = layer.causal.tril(-1)
         attention = layer.attention(layer.causal).masked_fill(~earlier, -torch.inf)
-        return largest(attention, layer.entries[:, None, None]) & earlier
+        return largest(attention, layer.budget_tensor[:, None, None]) & earlier

@@ -10,7 +10,7 @@ from formerlab.kernels.cache_state import CacheState, Scores
 
 
 class KeyDiff(Eviction):
-    """The key most like the mean direction goes: rank = -cos(k, mean over the held keys of k / ||k||_2).
+    """The key most like the mean direction goes: priority = -cos(k, mean over the held keys of k / ||k||_2).
 
     arXiv:2504.15364, section 3. The paper compresses after every block of 128 tokens of a prompt; step by step, the
     block is one token, and the mean is taken over the keys that the cache then holds. Cosines are rounded to 16 binary
@@ -22,20 +22,20 @@ class KeyDiff(Eviction):
     kind: Literal["keydiff"] = "keydiff"
     needs = ("keys",)
 
-    def eviction_priority(self, slots: CacheState, keys: Keys | None, now: int) -> Scores:
+    def eviction_priority(self, state: CacheState, keys: Keys | None, now: int) -> Scores:
         """Return how unlike the others each key is."""
         if keys is None:
             raise ValueError("KeyDiff needs keys")
         direction = F.normalize(keys, dim=-1)
-        held = torch.where((slots.positions <= now).unsqueeze(-1), direction, 0.0)
+        held = torch.where((state.positions <= now).unsqueeze(-1), direction, 0.0)
         anchor = F.normalize(held.sum(2, keepdim=True), dim=-1)
         likeness = ((direction * anchor).sum(-1) * 2**16).round() / 2**16
-        return self.reduce_over_heads(-likeness.unsqueeze(2)).to(slots.scores.dtype)
+        return self.reduce_over_heads(-likeness.unsqueeze(2)).to(state.scores.dtype)
 
     def score(self, past: Scores, attention: Scores) -> Scores:
         """Attention plays no part."""
         return past
 
-    def protected(self, entries: int) -> tuple[int, int]:
+    def protected(self, budget: int) -> tuple[int, int]:
         """Protect nothing."""
         return 0, 0

@@ -22,8 +22,8 @@ class Knorm(Eviction):
     needs = ("keys",)
 
     def initial_scores(
-        self, positions: Int[Tensor, " time"], sets: int, keys: Keys | None, layer: int
-    ) -> Float[Tensor, "#batch sets time"] | None:
+        self, positions: Int[Tensor, " time"], head_groups: int, keys: Keys | None, layer: int
+    ) -> Float[Tensor, "#batch head_groups time"] | None:
         """Return -||k||_2."""
         if keys is None:
             raise ValueError("Knorm needs keys")
@@ -34,6 +34,6 @@ class Knorm(Eviction):
         """Attention plays no part."""
         return past
 
-    def protected(self, entries: int) -> tuple[int, int]:
+    def protected(self, budget: int) -> tuple[int, int]:
         """Protect nothing."""
         return 0, 0

@@ -29,7 +29,7 @@ class Layer:
     logits: Logits
     """Attention logits q k^T / sqrt(d_head); those of later keys are never read."""
     budgets: Sequence[int]
-    """Budget of each sequence, in entries held between steps."""
+    """Budget of each sequence, in tokens held between steps."""
     lengths: Sequence[int]
     """True length of each sequence; what comes after is padding."""
     index: int = 0
@@ -40,7 +40,7 @@ class Layer:
     """What passes from layer to layer: one dict for all layers of a forward pass, empty before the first."""
 
     @property
-    def entries(self) -> Int[Tensor, " batch"]:
+    def budget_tensor(self) -> Int[Tensor, " batch"]:
         """The budgets, to compute with."""
         return on_device(self.budgets, self.logits.device)
 
@@ -95,8 +95,8 @@ class Policy(Spec, ABC):
     def check_stepwise(self) -> None:
         """Raise UserError where the policy has no rule for single steps."""
 
-    def limit(self, entries: int) -> int:
-        """Return the keys that may stay between steps under a budget; without limit where the mask alone says it."""
+    def capacity(self, budget: int) -> int:
+        """Return the keys that may stay between steps under a budget; without end where the mask alone says it."""
         return sys.maxsize
 
     @abstractmethod

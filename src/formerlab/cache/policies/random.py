@@ -17,7 +17,7 @@ LOW = 2**32 - 1
 class Random(Eviction):
     """S[k] uniform in [0, 1), drawn when the key enters, so that every set of `budget` keys is equally likely.
 
-    A baseline of key pruning since H2O (arXiv:2306.14048). The draw is a function of (seed, layer, set of heads,
+    A baseline of key pruning since H2O (arXiv:2306.14048). The draw is a function of (seed, layer, head group,
     position): simulation and cache draw alike, and so do all sequences.
     """
 
@@ -28,10 +28,10 @@ class Random(Eviction):
     """Seed of the draw."""
 
     def initial_scores(
-        self, positions: Int[Tensor, " time"], sets: int, keys: Keys | None, layer: int
-    ) -> Float[Tensor, "#batch sets time"] | None:
+        self, positions: Int[Tensor, " time"], head_groups: int, keys: Keys | None, layer: int
+    ) -> Float[Tensor, "#batch head_groups time"] | None:
         """Return the draws."""
-        heads = torch.arange(sets, device=positions.device)[:, None]
+        heads = torch.arange(head_groups, device=positions.device)[:, None]
         bits = _scrambled(_scrambled(positions.long() ^ mixed_seed("cache", self.seed, layer)) + heads * 0x9E3779B9)
         return (bits >> 8).unsqueeze(0) / 2**24
 
@@ -39,7 +39,7 @@ class Random(Eviction):
         """Attention plays no part."""
         return past
 
-    def protected(self, entries: int) -> tuple[int, int]:
+    def protected(self, budget: int) -> tuple[int, int]:
         """Protect nothing."""
         return 0, 0
 

@@ -30,12 +30,12 @@ class SnapKV(OneShot):
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
         """Return the pooled attention of the window; that of the window's own keys does not count."""
         time = prompt.k.shape[2]
-        window = self.protected(min(prompt.entries[0], time))[1]
+        window = self.protected(min(prompt.budgets[0], time))[1]
         observed = attention_rows(prompt, time - window, time)[..., : time - window].mean(3)
         pool = F.avg_pool1d if self.pooling == "mean" else F.max_pool1d
         smooth = pool(observed.flatten(1, 2), self.kernel, stride=1, padding=self.kernel // 2)
         return F.pad(smooth.view_as(observed).mean(2), (0, window))
 
-    def protected(self, entries: int) -> tuple[int, int]:
+    def protected(self, budget: int) -> tuple[int, int]:
         """Keep the window."""
-        return 0, min(entries, max(1, min(self.window, entries // 2)))
+        return 0, min(budget, max(1, min(self.window, budget // 2)))

@@ -36,6 +36,6 @@ class SpAtten(Policy):
         visible = ((alive[:, None] & layer.causal) | itself)[:, None]
         received = layer.attention(visible).sum((1, 2))
         state["score"] = state["score"] + received if "score" in state else received
-        passed = largest(state["score"].masked_fill(~alive, -torch.inf), layer.entries)
+        passed = largest(state["score"].masked_fill(~alive, -torch.inf), layer.budget_tensor)
         state["alive"] = passed & alive
         return visible.expand(-1, layer.logits.shape[1], -1, -1)

@@ -22,6 +22,6 @@ class TOVA(Eviction):
         """Return p."""
         return attention
 
-    def protected(self, entries: int) -> tuple[int, int]:
+    def protected(self, budget: int) -> tuple[int, int]:
         """Protect the newest key."""
-        return 0, min(1, entries)
+        return 0, min(1, budget)

@@ -16,16 +16,16 @@ class Window(Eviction):
     """Keep `sink` first positions and give the rest of the budget to the most recent; whatever falls out is gone."""
 
     sink: AnyCount = 0
-    """First positions kept for ever, in entries; a smaller budget keeps only as many as fit."""
+    """First positions kept for ever, in tokens; a smaller budget keeps only as many as fit."""
 
     def score(self, past: Scores, attention: Scores) -> Scores:
         """Attention plays no part: there is never more than one candidate."""
         return past
 
-    def protected(self, entries: int) -> tuple[int, int]:
+    def protected(self, budget: int) -> tuple[int, int]:
         """Protect all but the one key that leaves the window."""
-        sink = min(self.sink, entries)
-        return sink, entries - sink
+        sink = min(self.sink, budget)
+        return sink, budget - sink
 
 
 class Local(Window):
@@ -48,7 +48,7 @@ class StreamingLLM(Window):
     look: ClassVar[tuple[str, str]] = ("#009E73", "P")
     kind: Literal["streaming_llm"] = "streaming_llm"
     sink: AnyCount = 4
-    """First positions kept for ever, in entries; a smaller budget keeps only as many as fit."""
+    """First positions kept for ever, in tokens; a smaller budget keeps only as many as fit."""
     positions: Literal["kept", "reindexed"] = "kept"
     """kept: where the tokens stand in the text, as a mask has it. reindexed: where the keys stand in the cache, so
     that the sink follows the window (the paper's way, for positions that are rotations; learned ones cannot follow)."""

@@ -23,7 +23,7 @@ def save_folder(model: DecoderModel, tokenizer: Tokenizer | None, out: Path, *, 
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file())):
         raise UserError(f"{out}: exists and is no Hugging Face folder; give --out another name")
     with torch.device("meta"):  # a shell without memory of its own
-        shell = FormerlabForCausalLM(FormerlabConfig(spec=model.spec.plain(), dtype=model.embedding.dtype))
+        shell = FormerlabForCausalLM(FormerlabConfig(spec=model.spec.to_dict(), dtype=model.embedding.dtype))
     shell.decoder = model
     if end_of_text is not None:
         shell.generation_config.eos_token_id = shell.generation_config.pad_token_id = end_of_text

@@ -29,7 +29,7 @@ class FormerlabConfig(PreTrainedConfig):  # type: ignore[misc]
     def __init__(self, spec: dict[str, Any] | None = None, **others: Any) -> None:
         """Take a plain spec of a `Decoder` (default: its default); sizes among `others` follow from it."""
         decoder = Decoder.model_validate(spec or {})
-        self.spec = decoder.plain()
+        self.spec = decoder.to_dict()
         sizes = {
             "vocab_size": decoder.vocabulary,
             "hidden_size": decoder.width,

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from formerlab.cache import Budget, CompressedCache, Full, KVCache, PrunedCache, entries
+from formerlab.cache import Budget, CompressedCache, Full, KVCache, PrunedCache, resolve_budget
 from formerlab.cache.policies.policy import Policy
 from formerlab.cache.prefill import OneShot
 from formerlab.errors import UserError
@@ -120,7 +120,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         self, policy: Policy, budget: Budget, position: PositionEncoding | None, context: int | None = None
     ) -> None:
         super().__init__(layers=[])
-        entries(budget, 1)  # refuse an impossible budget here
+        resolve_budget(budget, 1)  # refuse an impossible budget here
         self.policy, self.budget, self.position, self.context = policy, budget, position, context
         self._rows: list[_Rows] = []
         self._padding: list[int] = []

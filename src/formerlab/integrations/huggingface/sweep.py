@@ -75,7 +75,7 @@ class QuestionSweep(Spec):
 
     def asked(self) -> list[Any]:
         """Return what tells these questions from others."""
-        suites = [[name, suite.state() or suite.plain()] for name, suite in sorted(self.suites.items())]
+        suites = [[name, suite.state() or suite.to_dict()] for name, suite in sorted(self.suites.items())]
         return [self.limit, self.leading_token, [_task(name) for name in self.tasks], *([suites] if suites else [])]
 
     def configurations(self) -> list[Configuration]:
@@ -142,7 +142,7 @@ def run_sweep(
         means.append(_means(configuration, answers, measured))
     write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, rows)
     write_rows(out / "prune_texts.csv", ("text", "context", *WINDOW_COLUMNS), losses)
-    write_json(out / "prune.json", {"schema": 1, **about, "sweep": sweep.plain()})
+    write_json(out / "prune.json", {"schema": 1, **about, "sweep": sweep.to_dict()})
     return means
 
 
@@ -193,7 +193,7 @@ class _Kept:
         self.folder, self.configuration = folder, configuration
         self.known = [
             about,
-            configuration.policy.plain(),
+            configuration.policy.to_dict(),
             configuration.budget,
             code_hash(*modules, specs=[configuration.policy]),
         ]
@@ -206,7 +206,7 @@ class _Kept:
             return known
         rows = make()
         write_json(
-            path, {"policy": self.configuration.policy.plain(), "budget": self.configuration.budget, "rows": rows}
+            path, {"policy": self.configuration.policy.to_dict(), "budget": self.configuration.budget, "rows": rows}
         )
         return rows
 

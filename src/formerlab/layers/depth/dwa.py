@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from formerlab.layers.depth.fused_dwa import Gathered, Layout
+from formerlab.layers.depth.fused_dwa import FusedHistory, Layout
 from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream
 from formerlab.spec import Layers
 
@@ -97,15 +97,15 @@ class DepthWeightedAverageLayer(Mixer):
         alpha: Tensor = self.alphas[str(destination)]
         return alpha
 
-    def begin(self, x: Stream) -> "Gathered | list[Stream]":
+    def begin(self, x: Stream) -> "FusedHistory | list[Stream]":
         """Keep X_0."""
         if self.fused and self.layout.table and not torch.compiler.is_compiling():
-            return Gathered(self.layout, torch.cat([self.row(i) for i in self.layout.table]), x)
+            return FusedHistory(self.layout, torch.cat([self.row(i) for i in self.layout.table]), x)
         return [x]
 
-    def mix(self, index: int, x: Stream, history: "Gathered | list[Stream]") -> Stream:
+    def mix(self, index: int, x: Stream, history: "FusedHistory | list[Stream]") -> Stream:
         """Return Y_index and keep X_index."""
-        if isinstance(history, Gathered):
+        if isinstance(history, FusedHistory):
             return history.mix(index, x)
         history.append(x)
         return self._loop(index, x, history) if index in self.layout.table else x

@@ -47,7 +47,7 @@ class Layout:
         return self.readers[source][-1][0]
 
 
-class Gathered:
+class FusedHistory:
     """The history of one forward pass."""
 
     def __init__(self, layout: Layout, weights: Flat, x: Stream) -> None:
@@ -156,7 +156,9 @@ class Column(Function):
     """The node of X_j: Y_j on the way forward, dX_j and the products of its weights on the way back."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Stream, signal: Signal, history: Gathered, index: int) -> tuple[Stream, Signal]:
+    def forward(
+        ctx: FunctionCtx, x: Stream, signal: Signal, history: FusedHistory, index: int
+    ) -> tuple[Stream, Signal]:
         """Return Y_index and the next signal."""
         ctx.gather, ctx.index = history.gather, index  # type: ignore[attr-defined]
         ctx.save_for_backward(x if history.gather.learns else None)  # type: ignore[arg-type]

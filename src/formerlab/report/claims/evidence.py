@@ -5,9 +5,9 @@ from typing import Any, TypeVar
 
 from formerlab.errors import UserError
 from formerlab.report.claims.arms import Arm
-from formerlab.report.claims.book import Claim, Protocol
 from formerlab.report.claims.bootstrap import paired_difference
 from formerlab.report.claims.quantity import MissingRowsError, Paired, Seeds
+from formerlab.report.claims.registry import Claim, Protocol
 from formerlab.report.claims.rows import Rows
 
 Numbers = Mapping[str, float]

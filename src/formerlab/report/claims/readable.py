@@ -7,7 +7,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report import pages
-from formerlab.report.claims.book import read_claims
+from formerlab.report.claims.registry import read_claims
 from formerlab.report.claims.table import frame, word_of
 from formerlab.report.claims.verdict import Verdict
 
@@ -27,12 +27,12 @@ RULES = (
 
 def history() -> str:
     """Return what later versions of the registered claims changed, and what was known by then."""
-    book = read_claims()
+    registry = read_claims()
     notes = [
         f"Version {change.version} ({change.date}) changed or added what is marked so; known by then: {change.known}."
-        for change in book.changes
+        for change in registry.changes
     ]
-    return " ".join([f"The registered claims are version {book.version}.", *notes])
+    return " ".join([f"The registered claims are version {registry.version}.", *notes])
 
 
 def markdown(found: list[Verdict], scale: str) -> str:
@@ -138,7 +138,7 @@ def pipes(table: DataFrame) -> str:
 
 
 def _groups(found: list[Verdict]) -> list[tuple[str, list[Verdict]]]:
-    """Return headline claims, then the others by kind and paper, in the order of the book."""
+    """Return headline claims, then the others by kind and paper, in the order of the registry."""
     groups = [("Headline claims", [verdict for verdict in found if verdict.claim.headline])]
     others = [verdict for verdict in found if not verdict.claim.headline]
     for kind, meaning in KINDS.items():

@@ -13,7 +13,7 @@ from formerlab.report.claims import envelope
 from formerlab.report.claims.arms import Arm, ClaimArms
 from formerlab.report.claims.bootstrap import Examples
 from formerlab.report.claims.quantity import MissingRowsError, Seeds
-from formerlab.report.two_fold import half_of, judged
+from formerlab.report.two_fold import half_of, two_fold_selection
 from formerlab.results.read import Results
 
 RUN_KEYS = ("flops", "flops_cumulative", "training_time_s")
@@ -105,7 +105,7 @@ class Rows:
             return replace(each[0], groups=tuple(stack.mean(axis=0) for stack in stacks))
         names = each[0].names
         halves = {task: np.array([half_of(example) for example in names[task]]) for task in names}
-        found = judged({task: stack[..., 0] for task, stack in zip(names, stacks, strict=True)}, halves)
+        found = two_fold_selection({task: stack[..., 0] for task, stack in zip(names, stacks, strict=True)}, halves)
         groups = tuple(getattr(one, arm.chosen)[:, :, None] for one in found.values())
         return replace(each[0], groups=groups, names={task: names[task] for task in found})
 

@@ -9,9 +9,9 @@ from pandas import DataFrame
 from formerlab.errors import UserError, near_misses
 from formerlab.files import replacing, write_text
 from formerlab.report.claims.arms import ClaimArms
-from formerlab.report.claims.book import Claim, ClaimRegistry, read_claims
 from formerlab.report.claims.evidence import Numbers
 from formerlab.report.claims.judgement import ItemVerdict
+from formerlab.report.claims.registry import Claim, ClaimRegistry, read_claims
 from formerlab.report.claims.rows import Rows
 from formerlab.report.claims.verdict import Verdict, judge_all
 from formerlab.results.measures import CLAIMS
@@ -32,7 +32,7 @@ COLUMNS = (
 
 def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> list[Verdict]:
     """Return the verdicts at the scale of `results`; `arms` are those that each study maps, by claim."""
-    book, path = read_claims(), results.root / EXACT
+    registry, path = read_claims(), results.root / EXACT
     numbers = {} if path.exists() and results.leaves_out(EXACT, CLAIMS) else read_exact(path)
 
     def rows_of(claim: Claim) -> Rows | None:
@@ -40,8 +40,8 @@ def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> l
         return None if mapped is None else Rows(results, claim.study, mapped)
 
     return judge_all(
-        ordered(book),
-        book.protocol,
+        ordered(registry),
+        registry.protocol,
         results.scale,
         rows_of,
         lambda claim: numbers.get(claim.id, {}),
@@ -67,9 +67,9 @@ def read_withdrawn(root: Path) -> dict[str, str]:
     return found
 
 
-def ordered(book: ClaimRegistry) -> list[Claim]:
+def ordered(registry: ClaimRegistry) -> list[Claim]:
     """Return the claims, headline claims first."""
-    return sorted(book.claims, key=lambda claim: not claim.headline)
+    return sorted(registry.claims, key=lambda claim: not claim.headline)
 
 
 def read_exact(path: Path) -> dict[str, Numbers]:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from formerlab.report.claims.book import Claim, Protocol
 from formerlab.report.claims.evidence import Evidence, Numbers
 from formerlab.report.claims.judgement import ItemVerdict, Judgement, Outcome
+from formerlab.report.claims.registry import Claim, Protocol
 from formerlab.report.claims.rows import Rows
 
 Standing = Literal["judged", "provisional", "indicative"]

@@ -11,7 +11,7 @@ from formerlab.report.pruning import CONFIGURATION, PANELS, configurations, deco
 from formerlab.report.published import DECAY, published
 from formerlab.report.questions import CHANCE, SUITES, accuracy_columns, answers, counted, title
 from formerlab.report.runs import ends
-from formerlab.report.two_fold import Grid, Halves, half_of, judged
+from formerlab.report.two_fold import Grid, Halves, half_of, two_fold_selection
 from formerlab.results.read import Results
 from formerlab.statistics import bootstrap_means, interval_over, over_examples
 
@@ -214,7 +214,7 @@ def tasks(results: Results, runs: Sequence[str]) -> DataFrame:
         found_grids = {str(task): _grid(block) for task, block in group.groupby("task", sort=False)}
         pairs = {task: pair for task, pair in found_grids.items() if pair is not None}
         grids, halves = ({task: pair[part] for task, pair in pairs.items()} for part in (0, 1))
-        answered = judged(grids, halves)
+        answered = two_fold_selection(grids, halves)
         for task, (own, common, *places) in answered.items():
             gain = over_examples(own - common)
             row = {"run": run, "budget": budget, "task": title(task)}

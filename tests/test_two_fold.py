@@ -2,19 +2,19 @@
 
 import numpy as np
 
-from formerlab.report.two_fold import half_of, judged
+from formerlab.report.two_fold import half_of, two_fold_selection
 
 
 def test_alpha_per_task_is_judged_where_it_was_not_chosen():
     halves = {task: np.arange(8) % 2 for task in ("a", "b")}
     grids = {"a": np.zeros((2, 1, 8)), "b": np.zeros((2, 1, 8))}
     grids["a"][0] = grids["b"][1] = 1.0  # each task has an alpha that is always right
-    found = judged(grids, halves)
+    found = two_fold_selection(grids, halves)
     assert [found[task].own.mean() for task in "ab"] == [1.0, 1.0]
     assert sorted(found[task].common.mean() for task in "ab") == [0.0, 1.0]
     noise = np.zeros((2, 1, 8))
     noise[0, 0, halves["a"] == 0] = noise[1, 0, halves["a"] == 1] = 1.0  # each alpha is right on one half only
-    alone = judged({"a": noise}, halves)["a"]
+    alone = two_fold_selection({"a": noise}, halves)["a"]
     assert alone.own.mean() == 0.0  # what looked best on one half is wrong on the other
     assert sorted(alone.own_places) == [0, 1]
 

@@ -7,7 +7,7 @@ SHARDED = "FORMERLAB_SHARDED"
 
 
 @dataclass(frozen=True)
-class Settings:
+class RuntimeConfig:
     """What a run's results do not depend on, given the number of threads and the kind of device."""
 
     threads: int = 1

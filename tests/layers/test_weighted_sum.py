@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from formerlab.kernels import weighted_sum as nary
+from formerlab.kernels import weighted_sum
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -18,20 +18,20 @@ def test_sums_and_products_are_those_of_the_formula(dtype, count, size):
     x, direct, weights = torch.randn(size).to(dtype), torch.randn(size).to(dtype), torch.randn(count).tolist()
     exact = [t.double() for t in tensors]
     expected = sum(w * t for w, t in zip(weights, exact, strict=True))
-    torch.testing.assert_close(nary.weighted_sum(tensors, weights), expected.to(dtype), atol=1e-5, rtol=1e-2)
+    torch.testing.assert_close(weighted_sum.weighted_sum(tensors, weights), expected.to(dtype), atol=1e-5, rtol=1e-2)
     for given in (direct, None):
-        total, products = nary.weighted_sum_and_products(tensors, weights, x, given)
+        total, products = weighted_sum.weighted_sum_and_products(tensors, weights, x, given)
         plus = 0 if given is None else given.double()
         torch.testing.assert_close(total, (expected + plus).to(dtype), atol=1e-5, rtol=1e-2)
         wanted = [(t * x.double()).sum().item() for t in exact]
         assert products == pytest.approx(wanted, rel=1e-4, abs=1e-3)
-    assert nary.weighted_sum_and_products(tensors, weights, None, direct)[1] == []
+    assert weighted_sum.weighted_sum_and_products(tensors, weights, None, direct)[1] == []
 
 
 def test_weights_may_be_tensors_as_on_an_accelerator(monkeypatch):
-    monkeypatch.setattr(nary, "_kernel", lambda: None)
+    monkeypatch.setattr(weighted_sum, "_kernel", lambda: None)
     tensors, weights = [torch.randn(5) for _ in range(3)], torch.randn(3)
-    total, products = nary.weighted_sum_and_products(tensors, list(weights.unbind()), tensors[0], tensors[1])
+    total, products = weighted_sum.weighted_sum_and_products(tensors, list(weights.unbind()), tensors[0], tensors[1])
     torch.testing.assert_close(total, torch.einsum("n,ne->e", weights, torch.stack(tensors)) + tensors[1])
     torch.testing.assert_close(torch.tensor(products), torch.stack(tensors) @ tensors[0])
 
@@ -39,18 +39,18 @@ def test_weights_may_be_tensors_as_on_an_accelerator(monkeypatch):
 @pytest.mark.parametrize("special", [float("inf"), float("-inf"), float("nan"), 3.0e38, 1e-40, -0.0, 1.00390625])
 def test_bfloat16_is_rounded_as_pytorch_rounds(special):
     values = torch.tensor([special, 1.0, 0.33])
-    total = nary.weighted_sum([values.bfloat16(), values.bfloat16()], [0.7, 0.6])
+    total = weighted_sum.weighted_sum([values.bfloat16(), values.bfloat16()], [0.7, 0.6])
     wide = values.bfloat16().float()
     torch.testing.assert_close(total, (0.7 * wide + 0.6 * wide).bfloat16(), equal_nan=True)
 
 
 def test_the_sum_does_not_depend_on_the_number_of_threads():
     tensors, weights = [torch.randn(70_000) for _ in range(5)], torch.randn(5).tolist()
-    one = nary.weighted_sum_and_products(tensors, weights, tensors[0], None)
+    one = weighted_sum.weighted_sum_and_products(tensors, weights, tensors[0], None)
     torch.set_num_threads(2)
-    two = nary.weighted_sum_and_products(tensors, weights, tensors[0], None)
+    two = weighted_sum.weighted_sum_and_products(tensors, weights, tensors[0], None)
     assert torch.equal(one[0], two[0])
-    if nary.path() == "native":
+    if weighted_sum.path() == "native":
         assert one[1] == two[1]
 
 
@@ -60,20 +60,20 @@ def test_the_sum_does_not_depend_on_the_number_of_threads():
     ids=["strided", "half", "meta"],
 )
 def test_the_kernel_is_not_given_what_it_cannot_read(tensor):
-    assert not nary._fits([tensor], tensor.dtype)
-    assert nary._fits([torch.randn(4, 4)], torch.float32)
-    assert not nary._fits([torch.randn(4, 4), torch.randn(4, 4).bfloat16()], torch.float32)
-    assert nary.weighted_sum([tensor, tensor], [1.0, 2.0]).shape == (4, 4)
+    assert not weighted_sum._fits([tensor], tensor.dtype)
+    assert weighted_sum._fits([torch.randn(4, 4)], torch.float32)
+    assert not weighted_sum._fits([torch.randn(4, 4), torch.randn(4, 4).bfloat16()], torch.float32)
+    assert weighted_sum.weighted_sum([tensor, tensor], [1.0, 2.0]).shape == (4, 4)
 
 
 def test_the_way_taken_is_logged(caplog, monkeypatch):
-    monkeypatch.setattr(nary, "compiled", lambda name, source: None)
-    nary._kernel.cache_clear()
-    nary.path.cache_clear()
+    monkeypatch.setattr(weighted_sum, "compiled", lambda name, source: None)
+    weighted_sum._kernel.cache_clear()
+    weighted_sum.path.cache_clear()
     try:
         with caplog.at_level(logging.INFO):
-            assert nary.path() == "eager"
+            assert weighted_sum.path() == "eager"
         assert "weighted sums: eager" in caplog.text
     finally:
-        nary._kernel.cache_clear()
-        nary.path.cache_clear()
+        weighted_sum._kernel.cache_clear()
+        weighted_sum.path.cache_clear()
