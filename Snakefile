@@ -6,7 +6,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from formerlab.errors import UserError
-from formerlab.results.measures import CLAIMS
+from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, STAGES, TIMED
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import VARIABLE, ensure_plan, given_beyond_file, read_plan

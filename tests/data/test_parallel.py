@@ -8,10 +8,9 @@ import pyarrow
 import pytest
 
 from formerlab.data import Files
-from formerlab.data.pairs.hub_pairs import HubPairs
-from formerlab.data.pairs.line_pairs import read_pairs
 from formerlab.data.pairs.phrases import Phrases
 from formerlab.data.pairs.prepare import prepare
+from formerlab.data.pairs.sources import HubPairs, read_pairs
 from formerlab.data.pairs.streams import load_pairs
 from formerlab.data.registry import data_spec
 from formerlab.data.splitting import SPLITS, Shares

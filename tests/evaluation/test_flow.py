@@ -9,7 +9,7 @@ import torch
 from formerlab.evaluation.language.flow import Flow, flow
 from formerlab.layers import DepthWeightedAverage
 from formerlab.models import Decoder
-from formerlab.results.measures import COSINE, PRUNED
+from formerlab.results.schema import COSINE, PRUNED
 from formerlab.tasks import LanguageModeling
 from formerlab.training.run import Run
 

@@ -12,7 +12,7 @@ from formerlab.evaluation.timing.speed import Speed, measure
 from formerlab.evaluation.timing.timing import peak_bytes
 from formerlab.layers import DepthWeightedAverage
 from formerlab.models import Decoder
-from formerlab.results.measures import DECODE, FORWARD, TRAINING
+from formerlab.results.schema import DECODE, FORWARD, TRAINING
 from formerlab.results.stages import TABLES
 from formerlab.results.write import write_rows
 from formerlab.tasks import LanguageModeling

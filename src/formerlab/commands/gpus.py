@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from formerlab.commands.context import find_plan, job_of
-from formerlab.commands.torchrun import torchrun
+from formerlab.commands.slurm import torchrun
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.plan.locate import read_plan
 from formerlab.results.notes import read_note

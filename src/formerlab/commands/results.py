@@ -12,8 +12,8 @@ from formerlab.files import write_json
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import ensure_plan, read_plan
 from formerlab.plan.status import failed_syncs
-from formerlab.results.measures import CLAIMS
 from formerlab.results.notes import noted
+from formerlab.results.schema import CLAIMS
 
 if TYPE_CHECKING:
     from formerlab.results.read import Objection

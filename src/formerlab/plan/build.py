@@ -9,22 +9,21 @@ from formerlab.data.registry import source_state
 from formerlab.files import read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
-from formerlab.plan.cost import run_cost, totals
+from formerlab.plan.cost import forecast, run_cost, totals
 from formerlab.plan.equal_time import match_times
-from formerlab.plan.forecast import forecast
 from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.judge import RECORDS
 from formerlab.plan.layers import Tree
 from formerlab.plan.measure import measure_jobs, timing_jobs
+from formerlab.plan.memory import processes_of
 from formerlab.plan.own_files import check_files
-from formerlab.plan.processes import processes_of
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.schema import Scale, Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources
 from formerlab.plan.tokenizers import chain, tokenizer_of
 from formerlab.report.drawings import Drawing, catalogue
 from formerlab.report.names import UNIONS, names
-from formerlab.results.measures import CLAIMS
+from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, STAGES, TIMED
 from formerlab.spec import fingerprint
 from formerlab.training.run import Run

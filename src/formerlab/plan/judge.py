@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_text
 from formerlab.plan.layers import at
-from formerlab.results.measures import UNPLANNED
+from formerlab.results.schema import UNPLANNED
 from formerlab.results.stages import OPTIMIZER, STAGES, TIMED
 
 RECORDS = {stage.name: stage.record for stage in STAGES.values()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from formerlab.plan.judge import RECORDS, Judge
 from formerlab.progress import short
-from formerlab.results.measures import CLAIMS
+from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, TIMED
 
 BESIDES = ("data", *TIMED, *MEASURED, "draw")

@@ -10,8 +10,8 @@ from pandas import DataFrame
 
 from formerlab.report.published import DENSEFORMER, published
 from formerlab.report.runs import by_run, ends, held_out_losses, paired_difference
-from formerlab.results.measures import DECODE, FORWARD, TRAINING
 from formerlab.results.read import Results
+from formerlab.results.schema import DECODE, FORWARD, TRAINING
 
 PUBLISHED_SEQUENCES = 64.0
 """Sequences of a full forward pass in Tables 1 and 6 of arXiv:2402.02622."""

@@ -15,8 +15,8 @@ from formerlab import __version__
 from formerlab.errors import UserError
 from formerlab.files import beside, read_json, remove_abandoned, replacing
 from formerlab.results.exported import write_study
-from formerlab.results.measures import CLAIMS, UNPLANNED
 from formerlab.results.read import TRAINED, Objection, Results, read_rows
+from formerlab.results.schema import CLAIMS, UNPLANNED
 
 Rows = dict[str, dict[str, DataFrame]]
 Stages = dict[str, dict[str, Any]]

@@ -18,6 +18,15 @@ class Column(NamedTuple):
     """Unit, or what a value says; nothing where the name says it."""
 
 
+TRAINING, FORWARD, DECODE = "training_step", "forward", "decode"
+"""Measures of speed.csv."""
+COSINE, PRUNED = "cosine_with_embedding", "pruned_loss_nats"
+"""Measures of flow.csv."""
+CLAIMS = "claims"
+"""The one job of the stage `exact`."""
+UNPLANNED = "not in the plan"
+"""Why rows of a run are left out that nobody asked for."""
+
 COLUMNS = {
     column.name: column
     for column in (
@@ -42,7 +51,7 @@ COLUMNS = {
         Column("source", "integer", "block whose output is mixed in; 0 is the embedding"),
         Column("weight", "number"),
         Column("run", "text"),
-        Column("measure", "text", "what is measured (`results/measures.py`)"),
+        Column("measure", "text", "what is measured, by a name of `results/schema.py`"),
         Column("repetition", "integer"),
         Column("place", "number", "of a run in its repetition; of a measure over depth, block or share"),
         Column("sequences", "integer", "sequences at a time"),

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from formerlab.data.pairs.source import Pair, PairSource
+from formerlab.data.pairs.sources import Pair, PairSource
 from formerlab.data.splitting import Split
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint

@@ -16,7 +16,7 @@ import numpy as np
 from formerlab.data.dataset import source_fingerprint
 from formerlab.data.file_hashes import FILE_HASHES
 from formerlab.data.manifest import current_manifest, load_all, made_from, tell, write_manifest
-from formerlab.data.pairs.source import Pair
+from formerlab.data.pairs.sources import Pair
 from formerlab.data.pairs.spec import ParallelData
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.encoding import Encoded, stream_type

@@ -5,9 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from formerlab.data.dataset import DataSpec
-from formerlab.data.pairs.hub_pairs import HubPairs
-from formerlab.data.pairs.line_pairs import LinePairs
 from formerlab.data.pairs.phrases import Phrases
+from formerlab.data.pairs.sources import HubPairs, LinePairs
 from formerlab.data.text.tokenizer import BytePairs, TokenizerFile
 from formerlab.spec import Count, Size
 

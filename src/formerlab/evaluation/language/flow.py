@@ -22,7 +22,7 @@ from formerlab.evaluation.measurement import Measured, Measurement, Reading
 from formerlab.layers.depth.dwa import DepthWeightedAverageLayer
 from formerlab.layers.depth.identity import History, Mixer, Stream
 from formerlab.models.decoder import DecoderModel
-from formerlab.results.measures import COSINE, PRUNED
+from formerlab.results.schema import COSINE, PRUNED
 from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 
 from formerlab.errors import UserError
-from formerlab.results.measures import TRAINING
+from formerlab.results.schema import TRAINING
 from formerlab.spec import Spec
 
 

@@ -21,7 +21,7 @@ from formerlab.evaluation.timing.timing import Timing, peak_bytes, precision, ra
 from formerlab.kernels import weighted_sum
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
-from formerlab.results.measures import DECODE, FORWARD, TRAINING
+from formerlab.results.schema import DECODE, FORWARD, TRAINING
 from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count

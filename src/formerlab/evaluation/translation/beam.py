@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from formerlab.layers.multihead import Heads
+from formerlab.layers.attention import AnyHeads
 from formerlab.models.translator_model import TranslatorModel
 
 LOOK = 8
@@ -73,7 +73,7 @@ class TranslatorCache:
         self._stores = [[like.new_empty(rows, spec.heads, length, size) for size in sizes] for _ in range(spec.layers)]
         self.length = 0
 
-    def extend(self, layer: int, k: Heads, v: Heads) -> tuple[Heads, Heads]:
+    def extend(self, layer: int, k: AnyHeads, v: AnyHeads) -> tuple[AnyHeads, AnyHeads]:
         """Append the newest token of every hypothesis; return all tokens of this layer so far."""
         stores, end = self._stores[layer], self.length + k.shape[2]
         for store, new in zip(stores, (k, v), strict=True):

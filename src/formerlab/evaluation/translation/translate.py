@@ -14,7 +14,7 @@ from formerlab.evaluation.measurement import Measured, Measurement
 from formerlab.evaluation.translation.beam import Hypothesis, beam_search
 from formerlab.evaluation.translation.bleu import METRICS, signature, statistics
 from formerlab.files import write_text
-from formerlab.layers.multihead import MultiHead
+from formerlab.layers.attention import MultiHead
 from formerlab.models.translator_model import TranslatorModel
 from formerlab.progress import Progress
 from formerlab.results.stages import TABLES

@@ -10,12 +10,11 @@ from formerlab.errors import UserError, near_misses
 from formerlab.files import replacing, write_text
 from formerlab.report.claims.arms import ClaimArms
 from formerlab.report.claims.evidence import Numbers
-from formerlab.report.claims.judgement import ItemVerdict
 from formerlab.report.claims.registry import Claim, ClaimRegistry, read_claims
 from formerlab.report.claims.rows import Rows
-from formerlab.report.claims.verdict import Verdict, judge_all
-from formerlab.results.measures import CLAIMS
+from formerlab.report.claims.verdict import ItemVerdict, Verdict, judge_all
 from formerlab.results.read import Results
+from formerlab.results.schema import CLAIMS
 from formerlab.results.write import write_rows
 from formerlab.yaml_files import read_yaml
 

@@ -19,8 +19,8 @@ from formerlab.report.depth import (
 )
 from formerlab.report.drawings import Table
 from formerlab.report.runs import TRANSFORMER, by_run, ends, held_out_losses, paired_difference, variant
-from formerlab.results.measures import DECODE, FORWARD, TRAINING
 from formerlab.results.read import Results
+from formerlab.results.schema import DECODE, FORWARD, TRAINING
 
 STUDY = "denseformer"
 

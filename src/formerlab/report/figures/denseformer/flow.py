@@ -11,8 +11,8 @@ from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_directly
 from formerlab.report.runs import ends, n_seeds, variant
 from formerlab.report.style import canvas, look, widen
-from formerlab.results.measures import COSINE, PRUNED
 from formerlab.results.read import Results
+from formerlab.results.schema import COSINE, PRUNED
 from formerlab.statistics import student
 
 STUDY = "denseformer"

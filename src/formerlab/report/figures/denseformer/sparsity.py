@@ -13,8 +13,8 @@ from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_directly, points_with_bars
 from formerlab.report.runs import n_seeds
 from formerlab.report.style import BLUE, GREY, ORANGE, PUBLISHED_GROUND, Look, canvas, widen
-from formerlab.results.measures import TRAINING
 from formerlab.results.read import Results
+from formerlab.results.schema import TRAINING
 
 STUDY = "denseformer"
 

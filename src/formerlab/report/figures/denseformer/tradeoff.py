@@ -12,8 +12,8 @@ from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_directly
 from formerlab.report.runs import count_notes
 from formerlab.report.style import GREY, canvas, look, loss_axis, mark_published, widen
-from formerlab.results.measures import FORWARD
 from formerlab.results.read import Results
+from formerlab.results.schema import FORWARD
 
 STUDY = "denseformer"
 

@@ -1,19 +1,43 @@
-"""Sentence pairs from files whose lines correspond."""
+"""Where sentence pairs come from: files of lines, or the Hugging Face hub."""
 
 import lzma
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
+from formerlab.data.dataset import DataSource
 from formerlab.data.file_hashes import file_hashes
-from formerlab.data.pairs.source import Pair, PairSource
-from formerlab.data.splitting import SPLITS, Split
+from formerlab.data.hub import HubSource
+from formerlab.data.splitting import SPLITS, Shares, Split, digest
 from formerlab.data.text.readers import opened
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
+
+Pair = tuple[str, str]
+"""A sentence and its translation."""
+
+
+class PairSource(DataSource, ABC):
+    """Where pairs of a sentence and its translation come from."""
+
+    @abstractmethod
+    def read(self, split: Split) -> Iterator[Pair]:
+        """Yield the pairs of a split as the source has them, in a fixed order.
+
+        Raises UserError for what is missing or does not fit.
+        """
+
+    def pairs(self, split: Split, shares: Shares) -> Iterator[Pair]:
+        """Yield the pairs of a split; those divided by a hash of their source sentence, so that equal ones meet."""
+        if split not in self.divided():
+            return self.read(split)
+        found = self.read("train")
+        return (pair for pair in found if shares.split(digest(pair[0]), self.divided()) == split)
+
 
 TwoFiles = tuple[str, str]
 """The file of the source language and that of the target language."""
@@ -101,3 +125,33 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _path(name: str) -> Path:
     return Path(name).expanduser()
+
+
+class HubPairs(HubSource, PairSource):
+    """A translation data set of the hub, whose rows hold a mapping of language to sentence, such as wmt/wmt14."""
+
+    division: ClassVar[str] = "by a hash of the source sentence"
+
+    kind: Literal["hub"] = "hub"
+    source: str
+    """Language to translate from."""
+    target: str
+    """Language to translate into."""
+    valid: str | None = "validation"
+    """Its split for validation; null takes pairs from `train` by a hash."""
+    test: str | None = "test"
+    """Its split for the test; null takes pairs from `train` by a hash."""
+    column: str = "translation"
+    """The column that holds the pair."""
+
+    def read(self, split: Split) -> Iterator[Pair]:
+        """Yield the rows of a split."""
+        for row in self.rows(getattr(self, split)):
+            try:
+                pair = row[self.column]
+                yield pair[self.source], pair[self.target]
+            except (KeyError, TypeError):
+                raise UserError(
+                    f"hub {self.name}: a row has no {self.column}.{self.source} and {self.column}.{self.target} but "
+                    f"{', '.join(row)}; set source.column, source.source or source.target"
+                ) from None
