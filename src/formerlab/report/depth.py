@@ -16,10 +16,10 @@ from formerlab.results.schema import DECODE, FORWARD, TRAINING
 PUBLISHED_SEQUENCES = 64.0
 """Sequences of a full forward pass in Tables 1 and 6 of arXiv:2402.02622."""
 
-SETTINGS = ("small-batch", "long-context", "books", "modern", "late", "no-decay", "equal-time")
+SETTINGS = ("small-batch", "long-context", "long", "books", "modern", "late", "no-decay", "equal-time")
 """Beginnings of the names of runs that differ from the main ones in more than depth and mixer."""
 
-_OWN_PLAIN = ("small-batch", "long-context", "books", "modern")
+_OWN_PLAIN = ("small-batch", "long-context", "long", "books", "modern")
 """Settings that have a plain Transformer of their own; the others are compared with that of the main ones."""
 
 METHODS = {"student": "over seeds", "bootstrap": "over windows, these two models only", "none": "none"}
@@ -40,17 +40,26 @@ def setting(run: str) -> str:
 
 
 def plains(records: DataFrame) -> dict[str, str]:
-    """Return, by run, the plain Transformer of the same depth, data, batch, backbone and learning rate, if any."""
+    """Return, by run, the plain Transformer of the same depth, data, batch and backbone, if any.
+
+    Of several it is the one with the run's learning rate. Where each has a rate of its own, found for it, there is one.
+    """
     plain: dict[tuple[str, ...], str] = {}
     for record in records[records["spec.model.depth.kind"] == "identity"].to_dict("records"):
         if setting(record["run"]) in ("main", *_OWN_PLAIN):
-            plain.setdefault(_like(record), record["run"])
-    return {row["run"]: plain[_like(row)] for row in records.to_dict("records") if _like(row) in plain}
+            for key in (_like(record), _like(record)[:2]):
+                plain.setdefault(key, record["run"])
+    partners: dict[str, str] = {}
+    for row in records.to_dict("records"):
+        key = _like(row)
+        partner = plain.get(key) or (None if key[0] == "modern" else plain.get(key[:2]))
+        partners |= {row["run"]: partner} if partner else {}
+    return partners
 
 
 def _like(record: Mapping[Hashable, Any]) -> tuple[str, ...]:
     where, layers = setting(record["run"]), str(record["spec.model.layers"])
-    return (where, layers, str(record.get("spec.optimizer.lr"))) if where in _OWN_PLAIN else ("main", layers)
+    return where if where in _OWN_PLAIN else "main", layers, str(record.get("spec.optimizer.lr"))
 
 
 def gains(results: Results, study: str, runs: Sequence[str]) -> DataFrame:

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame, Series
 
 from formerlab.report.marks import Label, label_directly, points_with_bars
-from formerlab.report.runs import ends, n_seeds, variant
+from formerlab.report.runs import GROWN, ends, n_seeds, variant
 from formerlab.report.siblings import families
 from formerlab.report.style import BLUE, GREEN, ORANGE, PURPLE, SKY, Look, canvas, look, widen
 from formerlab.results.read import Results, flatten
@@ -34,7 +34,7 @@ def searches(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     `loss_nats` is the validation loss at the last step; a run that diverged has none. `chosen` marks the best rate of a
     family, and `inside` says whether the family has a lower and a higher one.
     """
-    losses = _last_losses(results, study, runs)
+    losses = last_losses(results, study, runs)
     records = [record for record in results.records() if record["id"] in losses]
     found = families([record["spec"] for record in records], RATE)
     frames = []
@@ -43,14 +43,14 @@ def searches(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
         frames.append((members[0], _family(members, losses)))
     names = _names([first for first, _ in frames])
     rows = [
-        {"source": "ours", "panel": _panel(first), "family": name} | row
+        {"source": "ours", "panel": _panel(first), "family": name, "variant": _variant(first)} | row
         for (first, rows), name in zip(frames, names, strict=True)
         for row in rows
     ]
     return DataFrame(rows)
 
 
-def _last_losses(results: Results, study: str, runs: Sequence[str]) -> dict[str, float]:
+def last_losses(results: Results, study: str, runs: Sequence[str]) -> dict[str, float]:
     """Return the validation loss at the last step by run id, NaN where the run diverged."""
     rows = results.rows("eval.csv", study, runs)
     rows = rows[(rows["split"] == "valid") & (rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max"))]
@@ -86,14 +86,14 @@ def _panel(record: dict[str, Any]) -> str:
     return f"{layers:.0f} blocks, {start}" if layers else start
 
 
+def _variant(record: dict[str, Any]) -> str:
+    return variant({key: value for key, value in flatten({"spec": record["spec"]}).items()})
+
+
 def _names(firsts: Sequence[dict[str, Any]]) -> list[str]:
     """Return what a reader calls each family, by what tells it from others of its panel."""
     flat = [flatten({"spec": record["spec"]}) for record in firsts]
-    names = [variant({key: value for key, value in one.items()}) for one in flat]
-    names = [
-        f"{name}, trained on" if record["init"] and not record["spec"].get("growth") else name.removeprefix("grown: ")
-        for name, record in zip(names, firsts, strict=True)
-    ]
+    names = [_variant(record).removeprefix(f"{GROWN}: ") for record in firsts]
     known = [*TOLD, *(key.removeprefix("spec.") for key in dict.fromkeys(key for one in flat for key in one))]
     own = ("study", "name", "seed", RATE)
     for key in (key for key in known if key not in own):
@@ -152,7 +152,7 @@ def _diverged(means: DataFrame) -> list[str]:
 def _draw_panel(axes: Axes, rows: DataFrame) -> None:
     labels, taken = [], set[Look]()
     for name, group in rows.groupby("family", sort=False):
-        own = look(_kind(str(name)))
+        own = look(str(group["variant"].iloc[0]))
         kind = next((one for one in (own, *_SPARE) if one not in taken), own)
         taken.add(kind)
         seeds, means = group[group["part"] == "seed"], group[(group["part"] == "mean") & group["loss_nats"].notna()]
@@ -176,11 +176,6 @@ def _draw_panel(axes: Axes, rows: DataFrame) -> None:
     axes.set_ylabel("validation loss at the end (nats)")
     widen(axes, 0.0)
     label_directly(axes, labels)
-
-
-def _kind(name: str) -> str:
-    """Return the variant in the name of a family, which may say more."""
-    return f"grown: {name}" if " keys, " in name else name.partition(", ")[0]
 
 
 def _ends(means: DataFrame) -> tuple[Series, Series]:

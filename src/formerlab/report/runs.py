@@ -14,6 +14,8 @@ from formerlab.statistics import Interval, over_examples, paired_student, studen
 TRANSFORMER, TOKENFORMER = (names("projection")[kind].label for kind in ("linear", "pattention"))
 DENSEFORMER = "DenseFormer"
 GROWN = "grown"
+TRAINED_ON = "trained on"
+"""What starts from another run and has not grown."""
 
 WIDER = {"net2net_pad": "Net2Net by padding", "net2net": "Net2Net", "hypercloning": "HyperCloning"}
 """Growth in width."""
@@ -30,7 +32,8 @@ def variant(record: Mapping[Hashable, Any]) -> str:
     if isinstance(record.get("spec.growth.keys"), str):
         return f"{GROWN}: {_growth(record)}"
     mixer = called("mixer", record, "spec.model.depth.")
-    return mixer or called("projection", record, "spec.model.projection.") or TRANSFORMER
+    name = mixer or called("projection", record, "spec.model.projection.") or TRANSFORMER
+    return f"{name}, {TRAINED_ON}" if isinstance(record.get("spec.init"), str) else name
 
 
 def _growth(record: Mapping[Hashable, Any]) -> str:

@@ -64,6 +64,8 @@ _LOOKS = {
     "grown: zero keys, tau kept, optimizer carried": Look(SKY, ">"),
     "grown: random keys, tau sqrt(n), old tokens frozen": Look("#8C564B", "X"),
     "grown: zero keys, tau kept, old tokens frozen": Look(GREY, "p"),
+    "Tokenformer, trained on": Look(BLUE, "*"),
+    "Transformer, trained on": Look(BLACK, "*"),
     "DenseFormer 1x1": Look(BLUE, "s"),
     "DenseFormer 4x1": Look(SKY, "v"),
     "DenseFormer 4x5": Look(VERMILION, "^"),

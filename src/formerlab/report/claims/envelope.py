@@ -8,7 +8,7 @@ metrics: flops_ratio_at_equal_loss).
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pandas import DataFrame
 
 from formerlab.report.claims.quantity import MissingRowsError, NoValueError
@@ -17,13 +17,18 @@ SIZES = LENGTHS = 3
 """The fewest sizes, and of each the fewest lengths of training, that make an envelope."""
 
 
-def flops_at_loss(loss: float, flops: ArrayLike, losses: ArrayLike) -> float:
-    """Return the FLOPs at which the envelope of runs reaches a loss; NaN beyond its ends."""
+def on_envelope(flops: ArrayLike, losses: ArrayLike) -> NDArray[np.intp]:
+    """Return the places of the runs on the envelope, which no cheaper run equals, the cheapest first."""
     costs, found = np.asarray(flops, dtype=float), np.asarray(losses, dtype=float)
     order = np.lexsort((found, costs))
-    costs, found = costs[order], found[order]
-    best_before = np.concatenate([[np.inf], np.minimum.accumulate(found)[:-1]])
-    costs, found = np.log(costs[found < best_before][::-1]), found[found < best_before][::-1]
+    best_before = np.concatenate([[np.inf], np.minimum.accumulate(found[order])[:-1]])
+    return order[found[order] < best_before]
+
+
+def flops_at_loss(loss: float, flops: ArrayLike, losses: ArrayLike) -> float:
+    """Return the FLOPs at which the envelope of runs reaches a loss; NaN beyond its ends."""
+    places = on_envelope(flops, losses)[::-1]
+    costs, found = np.log(np.asarray(flops, dtype=float)[places]), np.asarray(losses, dtype=float)[places]
     if not found[0] <= loss <= found[-1]:
         return math.nan
     above = np.searchsorted(found, loss)

@@ -119,9 +119,15 @@ class Rows:
         candidates = [name for name in names if fnmatchcase(name, arm.best_of or "")]
         if not candidates:
             raise MissingRowsError(f"no finished run {arm.best_of}")
-        best: str = min(candidates, key=lambda name: float(np.mean(list(self._last_valid(name).values.values()))))
+        best: str = min(candidates, key=lambda name: (self._diverged(name), self._validation(name)))
         self.used.add(best)
         return best
+
+    def _validation(self, run: str) -> float:
+        return float(np.mean(list(self._last_valid(run).values.values())))
+
+    def _diverged(self, run: str) -> bool:
+        return bool((self.results.runs(self.study, [run])["status"] == "diverged").any())
 
     def _recorded(self, run: str, key: str) -> Seeds:
         """Return a number of run.json."""

@@ -12,7 +12,8 @@ from formerlab.report.formulas import Shape, published_shapes, shape_of
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.questions import CHANCE, accuracy_columns
-from formerlab.report.runs import TOKENFORMER, TRANSFORMER, add_perplexity, by_run, held_out_losses
+from formerlab.report.runs import TOKENFORMER, TRAINED_ON, TRANSFORMER, add_perplexity, by_run, held_out_losses
+from formerlab.report.scaling import against_envelope, scaling_laws
 from formerlab.report.tokenformer import (
     FIRST,
     METHODS,
@@ -27,7 +28,7 @@ from formerlab.report.tokenformer import (
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
-FAMILIES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-")
+FAMILIES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-", "trained-on-", "envelope-")
 """Beginnings of the names of the runs that the study is about; the others have tables of their own."""
 
 
@@ -252,6 +253,8 @@ def ablation(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def _choices(record: dict[Any, Any]) -> dict[str, Any]:
+    if not isinstance(record["spec.growth.keys"], str):
+        return {"run": record["run"], "keys": f"none, {TRAINED_ON}"}
     old = record.get("spec.growth.old_tokens")
     slower = isinstance(old, float) and old == old  # NaN where no run of the table says anything
     return {
@@ -265,15 +268,16 @@ def _choices(record: dict[Any, Any]) -> dict[str, Any]:
 
 tokenformer_ablation = Table(
     reads=("eval.csv", "test.csv", "run.json"),
-    runs=("tokenformer-1", "grown-random-*-2", "grown-zero-*-2"),
+    runs=("tokenformer-1", "grown-random-*-2", "grown-zero-*-2", "trained-on-2", "trained-on-tokens-2"),
     caption=(
         "Ways to grow, at the end of the first stage, all from the same parent on the same batches (Tokenformer, "
-        "arXiv:2410.23168, sections 3.3 and 4.1). Start minus parent: validation loss before the first step, minus "
-        "the parent's at its end; it is zero where growth keeps the function. Loss minus published: held-out loss "
-        "minus that of the published recipe (random keys, tau = sqrt(n), fresh optimizer, all tokens trained); below "
-        "zero is better. In brackets: 95 % Student t interval over seeds, differences paired by seed; none with one "
-        "seed. The paper has no such comparison; its author reports that frozen old tokens end slightly higher but "
-        "train more stably (issue 15)."
+        "arXiv:2410.23168, sections 3.3 and 4.1), and the parent itself trained on: for the stage's FLOPs (trained- "
+        "on-2) and for its tokens (trained-on-tokens-2). Start minus parent: validation loss before the first step, "
+        "minus the parent's at its end; it is zero where growth keeps the function. Loss minus published: held-out "
+        "loss minus that of the published recipe (random keys, tau = sqrt(n), fresh optimizer, all tokens trained); "
+        "below zero is better. In brackets: 95 % Student t interval over seeds, differences paired by seed; none with "
+        "one seed. The paper has no such comparison; its author reports that frozen old tokens end slightly higher "
+        "but train more stably (issue 15)."
     ),
     ours=ablation,
 )
@@ -356,19 +360,28 @@ def modern(results: Results, runs: Sequence[str]) -> DataFrame:
         return DataFrame()
     rates = losses.drop_duplicates("run").set_index("run")["spec.optimizer.lr"]
     points = by_run(losses)
-    points["arm"] = points["run"].str.partition("-")[0]
+    points["arm"] = points["run"].str.rpartition("-")[0]  # long-matched, where the budget is a longer one
     curves = by_step(results, runs)
     points["validation"] = [np.mean(list(at_step(curves, run, None).values())) for run in points["run"]]
     best = points.loc[points.groupby("arm")["validation"].idxmin()].set_index("arm")["run"].to_dict()
     rows = []
     for row in points.sort_values(["arm", "loss_nats"]).to_dict("records"):
         run, arm = str(row["run"]), str(row["arm"])
-        keys = ("parameters_non_embedding", "flops", "loss_nats", "loss_nats_low", "loss_nats_high", "perplexity")
+        ours = re.sub("modern|classic", "matched", arm)
+        keys = (
+            "parameters_non_embedding",
+            "tokens",
+            "flops",
+            "loss_nats",
+            "loss_nats_low",
+            "loss_nats_high",
+            "perplexity",
+        )
         line = {"run": run, "learning_rate": rates[run], "best": "best" if best[arm] == run else ""}
         line |= {key: row[key] for key in keys}
-        if best[arm] == run and arm != "matched" and "matched" in best:
+        if best[arm] == run and arm != ours and ours in best:
             line |= ends_over_seeds(
-                "tokenformer_minus_best_nats", minus(held_out(losses, best["matched"]), held_out(losses, run))
+                "tokenformer_minus_best_nats", minus(held_out(losses, best[ours]), held_out(losses, run))
             )
         rows.append(line | {"seeds": row["seeds"], "diverged": row["diverged"] or None})
     return DataFrame(rows)
@@ -376,15 +389,52 @@ def modern(results: Results, runs: Sequence[str]) -> DataFrame:
 
 tokenformer_modern = Table(
     reads=("eval.csv", "test.csv", "run.json"),
-    runs=("modern-*", "classic-*", "matched-*"),
+    runs=("modern-*", "classic-*", "matched-*", "long-modern-*", "long-classic-*", "long-matched-*"),
     caption=(
         "A Tokenformer from scratch (matched) beside a Transformer with RMSNorm, SwiGLU and full rotary positions "
         "(modern) and one with LayerNorm, GeLU, biases and the Tokenformer's positions (classic): equal parameters "
-        "but for the embedding, equal tokens, the same three learning rates. Tokenformer minus best: the "
-        "Tokenformer's held-out loss at its own best rate minus this arm's at its best, paired by seed, with its 95 % "
-        "Student t interval over seeds; above zero, the Tokenformer is worse. Public reports by third parties have it "
-        "0.024 nats (perplexity 15.86 against 15.49, 124M) and 0.15 bits per byte (17M, feed-forward only) above a "
-        "modern Transformer. The rate is chosen by the validation loss at the last step, for all arms alike."
+        "but for the embedding, equal tokens, the same three learning rates; runs whose names begin with long have "
+        "seen more tokens. Tokenformer minus best: the Tokenformer's held-out loss at its own best rate minus this "
+        "arm's at its best, paired by seed, with its 95 % Student t interval over seeds; above zero, the Tokenformer "
+        "is worse. Public reports by third parties have it 0.024 nats (perplexity 15.86 against 15.49, 124M) and 0.15 "
+        "bits per byte (17M, feed-forward only) above a modern Transformer. The rate is chosen by the validation loss "
+        "at the last step, for all arms alike."
     ),
     ours=modern,
+)
+
+
+tokenformer_envelope = Table(
+    reads=("test.csv", "run.json"),
+    runs=("*",),
+    needs=("envelope-*",),
+    caption=(
+        "What grown models, and parents that were trained on, cost beside Transformers from scratch (Tokenformer, "
+        "arXiv:2410.23168). FLOPs ratio: a run's cumulative FLOPs, its ancestors' included, by those at which the "
+        "lower envelope of nine Transformers from scratch (three sizes, three lengths, every one with its own full "
+        "schedule) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half the cost. A value "
+        "per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope says nothing."
+    ),
+    ours=against_envelope,
+    columns=(
+        *("source", "run", "variant", "parent", "parameters_non_embedding", "tokens", "tokens_cumulative", "flops"),
+        *("flops_cumulative", "loss_nats", "loss_nats_low", "loss_nats_high", "flops_ratio", "flops_ratio_low"),
+        *("flops_ratio_high", "envelope", "seeds"),
+    ),
+)
+
+
+tokenformer_laws = Table(
+    reads=("test.csv", "run.json"),
+    runs=("envelope-*",),
+    caption=(
+        "Power laws of the held-out loss of Transformers from scratch: loss = constant times FLOPs to the exponent, "
+        "on the runs of the lower envelope; and loss = constant times parameters and tokens, each to its exponent, on "
+        "all runs. In brackets: 95 % Student t interval of least squares on logarithms, over the points and not over "
+        "seeds: it says how well the law fits. Deviation: of the loss from the law, standard deviation. Best offset: "
+        "the irreducible loss with which the points would fit best; its p is that of the F test against none, so the "
+        "plain law is kept unless p is small. Larger models over wider ranges have exponents of -0.050, -0.076 and "
+        "-0.095 (Kaplan et al., arXiv:2001.08361)."
+    ),
+    ours=scaling_laws,
 )

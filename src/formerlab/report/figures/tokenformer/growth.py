@@ -59,14 +59,14 @@ def _draw_stage(axes: Axes, curves: DataFrame, title: str) -> list[Label]:
 
 tokenformer_growth = Plot(
     reads=("eval.csv", "test.csv", "run.json"),
-    runs=("tokenformer-1", "grown-random-*-2", "grown-zero-*-2"),
+    runs=("tokenformer-1", "grown-random-*-2", "grown-zero-*-2", "trained-on-2", "trained-on-tokens-2"),
     caption=(
         "Validation loss of the first stage after growth, by how the new keys start, whether tau keeps its value, "
         "whether the optimizer's moments are carried over and whether old tokens are trained (Tokenformer, "
         "arXiv:2410.23168, section 3.3 and Appendix B). The grey line is the loss of the parent at the end of its own "
-        "training. To see: only zero keys with tau kept start on the grey line, because only they keep the function; "
-        "who is lowest at the end, enlarged on the right, is another question. The paper prints no values for its "
-        "curves."
+        "training; the blue curve is that parent trained on. To see: only zero keys with tau kept start on the grey "
+        "line, because only they keep the function; who is lowest at the end, enlarged on the right, is another "
+        "question. The paper prints no values for its curves."
     ),
     data=growth_data,
     draw=draw_growth,

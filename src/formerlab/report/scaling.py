@@ -1,0 +1,196 @@
+"""How loss falls with compute, tokens and parameters, and what grown models cost beside models from scratch.
+
+The laws are plain power laws, fitted by least squares to logarithms: FLOPs to the runs on the lower envelope,
+parameters and tokens together to all runs. Their intervals are Student's t over the points, so they speak of how far
+the points lie from the law, not of seeds. An irreducible loss (Hoffmann et al., arXiv:2203.15556, eq. 10) is one more
+unknown, which nine points seldom tell from none: beside each law stands the one that would fit best, and the p of the F
+test for it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from numpy.typing import ArrayLike
+from pandas import DataFrame
+from scipy import special
+
+from formerlab.report.claims.envelope import flops_ratio, of_seed, on_envelope
+from formerlab.report.claims.quantity import NoValueError
+from formerlab.report.runs import by_run, chain, ends, held_out_losses, parent
+from formerlab.results.read import Results
+from formerlab.statistics import CONFIDENCE, student
+
+STUDY = "tokenformer"
+ENVELOPE = "envelope-"
+"""Beginning of the names of the Transformers from scratch, each with a full schedule of its own."""
+FLOPS, TOKENS, PARAMETERS = "flops_cumulative", "tokens", "parameters_non_embedding"
+
+
+class Law(NamedTuple):
+    """A power law, loss = exp(constant) * product of x ** exponent."""
+
+    constant: float
+    exponents: Float[np.ndarray, " x"]
+    half: Float[np.ndarray, " x"]
+    """Half of each exponent's 95 % interval."""
+    points: int
+    deviation: float
+    """Standard deviation of ln loss from the law."""
+    offset_nats: float
+    """The irreducible loss with which the points would fit best."""
+    offset_p: float
+    """How often so much better a fit happens where there is none, by the F test."""
+
+    def at(self, *x: ArrayLike) -> Float[np.ndarray, " points"]:
+        """Return the loss of the law."""
+        logarithms = [exponent * np.log(one) for exponent, one in zip(self.exponents, x, strict=True)]
+        return np.asarray(np.exp(self.constant + np.sum(np.broadcast_arrays(*logarithms), axis=0)))
+
+
+def power_law(losses: ArrayLike, *x: ArrayLike) -> Law | None:
+    """Return the law of losses (nats) over one or several quantities; nothing where points are too few."""
+    found = np.asarray(losses, dtype=float)
+    design = np.column_stack([np.ones_like(found), *(np.log(np.asarray(one, dtype=float)) for one in x)])
+    free = len(found) - design.shape[1]
+    if free < 1 or np.linalg.matrix_rank(design) < design.shape[1]:
+        return None
+    solution, rest = _least_squares(design, np.log(found), np.ones_like(found))
+    spread = np.sqrt(np.diag(np.linalg.inv(design.T @ design)) * rest / free)
+    half = special.stdtrit(free, (1 + CONFIDENCE) / 2) * spread[1:]
+    # To first order an error of ln(loss - offset) is one of ln loss times (loss - offset) / loss.
+    offsets = np.linspace(0, 0.99, 100) * found.min()
+    rests = [_least_squares(design, np.log(found - offset), (found - offset) / found)[1] for offset in offsets]
+    best = int(np.argmin(rests))
+    better = (rest - rests[best]) / rests[best] * (free - 1) if rests[best] > 0 else np.inf
+    p = float(special.fdtrc(1, free - 1, max(0.0, better))) if free > 1 else np.nan
+    return Law(solution[0], solution[1:], half, len(found), float(np.sqrt(rest / free)), float(offsets[best]), p)
+
+
+def _least_squares(
+    design: Float[np.ndarray, "points unknowns"], y: Float[np.ndarray, " points"], weight: Float[np.ndarray, " points"]
+) -> tuple[Float[np.ndarray, " unknowns"], float]:
+    solution, *_ = np.linalg.lstsq(design * weight[:, None], y * weight, rcond=None)
+    return solution, float(np.sum((weight * (y - design @ solution)) ** 2))
+
+
+def from_scratch(losses: DataFrame) -> DataFrame:
+    """Return a row per run of the envelope, by size and length; `lowest` marks those on the lower envelope."""
+    points = by_run(losses[losses["run"].str.startswith(ENVELOPE)])
+    lowest = set(on_envelope(points[FLOPS], points["loss_nats"]))
+    points["lowest"] = [place in lowest for place in range(len(points))]
+    return points.sort_values([PARAMETERS, TOKENS], ignore_index=True)
+
+
+def laws(points: DataFrame) -> dict[str, Law | None]:
+    """Return the law of FLOPs, and the one of parameters and tokens together."""
+    lowest = points[points["lowest"]]
+    return {
+        "flops": power_law(lowest["loss_nats"], lowest[FLOPS]),
+        "size and tokens": power_law(points["loss_nats"], points[PARAMETERS], points[TOKENS]),
+    }
+
+
+def scaling_laws(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per exponent."""
+    losses = held_out_losses(results, STUDY, runs)
+    if losses.empty:
+        return DataFrame()
+    found, rows = laws(from_scratch(losses)), []
+    for law, number, name in (
+        ("flops", 0, "FLOPs, lower envelope"),
+        ("size and tokens", 0, "parameters without embedding, at equal tokens"),
+        ("size and tokens", 1, "tokens, at equal parameters"),
+    ):
+        fit = found[law]
+        if fit is not None:
+            middle, half = float(fit.exponents[number]), float(fit.half[number])
+            row = {"loss_against": name, "exponent": middle, "exponent_low": middle - half}
+            row |= {"exponent_high": middle + half, "points": fit.points, "deviation_percent": 100 * fit.deviation}
+            rows.append(row | {"best_offset_nats": fit.offset_nats, "offset_p": fit.offset_p})
+    return DataFrame(rows)
+
+
+def chains(losses: DataFrame) -> DataFrame:
+    """Return a row per run that starts from another on the data of the envelope, and per ancestor of one.
+
+    `parent` is the run it starts from, `tokens_cumulative` counts its ancestors' tokens too.
+    """
+    data = set(losses.loc[losses["run"].str.startswith(ENVELOPE), "data.fingerprint"])
+    if "init.id" not in losses:
+        return DataFrame()
+    started = losses.loc[losses["init.id"].notna() & losses["data.fingerprint"].isin(data), "run"].unique()
+    if not len(started):
+        return DataFrame()
+    names = dict.fromkeys(name for run in started for name in chain(losses, run))
+    points = by_run(losses[losses["run"].isin(names)])
+    tokens = points.set_index("run")["tokens"]
+    points["parent"] = [parent(losses, run) for run in points["run"]]
+    points["tokens_cumulative"] = [tokens[chain(losses, run)].sum() for run in points["run"]]
+    return points
+
+
+def against_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run of a chain: its cost, and by what models from scratch need for its loss.
+
+    `flops_ratio` is claims.yaml's flops_ratio_at_equal_loss, a value per seed, with Student's interval over seeds.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    points = chains(losses) if len(losses) else DataFrame()
+    if points.empty:
+        return points
+    scratch = losses[losses["run"].str.startswith(ENVELOPE)]
+    by_cost: list[dict[str, Any]] = points.sort_values(FLOPS).to_dict("records")  # type: ignore[assignment]
+    rows: list[dict[str, Any]] = []
+    for row in by_cost:
+        own = losses[losses["run"] == row["run"]]
+        ratios = [_ratio(scratch, *one) for one in zip(own["seed"], own[FLOPS], own["loss_nats"], strict=True)]
+        known = not np.isnan(ratios).any()
+        row["envelope"] = None if known else "beyond its ends"
+        rows.append(row | ends("flops_ratio", student(ratios if known else [])))
+    return DataFrame(rows)
+
+
+def _ratio(scratch: DataFrame, seed: int, cost: float, loss: float) -> float:
+    try:
+        return flops_ratio(cost, loss, of_seed(scratch, seed))
+    except NoValueError:
+        return np.nan
+
+
+def scaling(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return what the figure shows; `part` is `scratch`, `seed`, `chain`, or `law` for points of a fitted line."""
+    losses = held_out_losses(results, STUDY, runs)
+    if losses.empty or not losses["run"].str.startswith(ENVELOPE).any():
+        return DataFrame()
+    points, grown = from_scratch(losses), chains(losses)
+    seeds = losses[losses["run"].isin({*points["run"], *(grown["run"] if len(grown) else ())})]
+    columns = ["run", "seed", "variant", "loss_nats", FLOPS, TOKENS, PARAMETERS]
+    parts = {"scratch": points, "chain": grown, "seed": seeds[columns], "law": _lines(points)}
+    frames = [frame.assign(source="ours", part=part) for part, frame in parts.items() if len(frame)]
+    table = pd.concat(frames, ignore_index=True)
+    return table if len(grown) else table.assign(parent=None)
+
+
+def _lines(points: DataFrame) -> DataFrame:
+    """Return the fitted lines: over FLOPs, over tokens for each size, over parameters for each length."""
+    found, rows = laws(points), []
+    if (law := found["flops"]) is not None:
+        x = np.geomspace(*_ends(points[FLOPS]), 30)
+        rows.append(DataFrame({"law": "flops", FLOPS: x, "loss_nats": law.at(x)}))
+    if (law := found["size and tokens"]) is not None:
+        for size, at_size in points.groupby(PARAMETERS):
+            x = np.array(_ends(at_size[TOKENS]))
+            losses = law.at(float(str(size)), x)
+            rows.append(DataFrame({"law": "tokens", TOKENS: x, PARAMETERS: size, "loss_nats": losses}))
+        for length, of_length in points.groupby(TOKENS):
+            x = np.array(_ends(of_length[PARAMETERS]))
+            losses = law.at(x, float(str(length)))
+            rows.append(DataFrame({"law": "size", TOKENS: length, PARAMETERS: x, "loss_nats": losses}))
+    return pd.concat(rows, ignore_index=True) if rows else DataFrame()
+
+
+def _ends(values: "pd.Series[float]") -> tuple[float, float]:
+    return float(values.min()), float(values.max())

@@ -1,0 +1,144 @@
+"""Laws, envelopes and budgets, on made-up rows whose answers are known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from fixtures.rows import dwa, grown, make_run, make_tokenformer, model, tokenformer, transformer, write_csv
+
+from formerlab.report.claims.arms import Arm, ClaimArms
+from formerlab.report.claims.rows import Rows
+from formerlab.report.depth import gains
+from formerlab.report.drawings import declaration, draw_one
+from formerlab.report.scaling import against_envelope, power_law, scaling_laws
+from formerlab.results.read import Results
+from formerlab.results.stages import TABLES
+
+pytestmark = pytest.mark.xdist_group("drawings")
+
+SIZES, LENGTHS = np.meshgrid([1e5, 4e5, 9e5], [1e6, 4e6, 1.6e7])
+SIZES, LENGTHS = SIZES.ravel(), LENGTHS.ravel()
+
+
+def exact(root, study, run, seed, held_out, **rest):
+    """A run of which every held-out window, and the validation at its end, has the loss that is given."""
+    folder = make_run(root, study, run, seed, **rest)
+    write_csv(folder / "test.csv", TABLES["test.csv"].required, [(0, 64, held_out)])
+    write_csv(folder / "eval.csv", TABLES["eval.csv"].required, [(200, "valid", 0, 64, held_out)])
+    return folder
+
+
+def test_a_power_law_is_found_again():
+    law = power_law(9 * SIZES**-0.076 * LENGTHS**-0.095, SIZES, LENGTHS)
+    assert law.exponents == pytest.approx([-0.076, -0.095])
+    assert law.half == pytest.approx([0, 0], abs=1e-9)
+    assert law.at(2e5, 2e6) == pytest.approx(9 * 2e5**-0.076 * 2e6**-0.095)
+    assert power_law([3.0, 2.0], [1.0, 2.0]) is None, "two points lie on any line"
+    assert power_law([3.0, 2.9, 2.8], [1.0, 1.0, 1.0]) is None, "one size has no slope"
+
+
+def test_intervals_of_exponents_hold_the_truth_as_often_as_they_say():
+    random, held = np.random.default_rng(0), 0
+    for _ in range(400):
+        noise = np.exp(random.normal(0, 0.01, 9))
+        law = power_law(9 * SIZES**-0.05 * LENGTHS**-0.05 * noise, SIZES, LENGTHS)
+        held += abs(law.exponents[0] + 0.05) <= law.half[0]
+    assert held / 400 == pytest.approx(0.95, abs=0.03)
+
+
+def test_an_irreducible_loss_is_found_where_there_is_one_and_missed_where_there_is_none():
+    flops = np.geomspace(1e12, 1e16, 9)
+    noise = np.exp(np.random.default_rng(1).normal(0, 1e-3, 9))
+    bent = power_law((2 + 500 * flops**-0.2) * noise, flops)
+    assert bent.offset_nats == pytest.approx(2, abs=0.1)
+    assert bent.offset_p < 1e-6
+    straight = power_law(500 * flops**-0.2 * noise, flops)
+    assert straight.offset_p > 0.05
+
+
+def test_the_laws_of_runs_are_those_of_their_means(tmp_path):
+    make_tokenformer(tmp_path, (0,))
+    rows = scaling_laws(Results(tmp_path), ("envelope-*",)).set_index("loss_against")
+    assert rows.loc["parameters without embedding, at equal tokens", "exponent"] == pytest.approx(-0.05, abs=0.01)
+    assert rows.loc["tokens, at equal parameters", "exponent"] == pytest.approx(-0.04, abs=0.01)
+    assert list(rows["points"])[1:] == [9, 9]
+
+
+def with_chain(root):
+    """An envelope with loss = 4 (FLOPs / 1e12)^-0.1, and a chain and a control at half its cost."""
+    for size in (1, 2, 4):
+        for length in (1, 2, 4):
+            cost = size * length * 1e12
+            rest = {"parameters": size * 1000, "parameters_non_embedding": size * 900, "tokens": length * 1000}
+            loss = 4 * (cost / 1e12) ** -0.1
+            exact(root, "tokenformer", f"envelope-{size}-{length}", 0, loss, flops=cost, **rest, **transformer(1))
+    for seed in (0, 1, 2):
+        exact(root, "tokenformer", "tokenformer-1", seed, 3.9, flops=1e12, tokens=500, **tokenformer(1))
+        for run, how in (("grown-random-sqrt-2", grown("tokenformer-1")), ("trained-on-2", {"init": "tokenformer-1"})):
+            rest = tokenformer(2) | how | {"flops": 1e12, "inherited": 1e12, "tokens": 100}
+            exact(root, "tokenformer", run, seed, 4 * 4**-0.1 if how.get("growth") else 2.0, **rest)
+
+
+def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
+    with_chain(tmp_path)
+    results = Results(tmp_path)
+    rows = against_envelope(results, ("*",)).set_index("run")
+    assert rows.loc["grown-random-sqrt-2", "flops_ratio"] == pytest.approx(0.5)
+    assert rows.loc["grown-random-sqrt-2", "tokens_cumulative"] == 600
+    assert rows.loc["trained-on-2", "variant"] == "Tokenformer, trained on"
+    assert rows.loc["trained-on-2", "envelope"] == "beyond its ends"
+    assert np.isnan(rows.loc["trained-on-2", "flops_ratio"])
+    arm = Arm(run="grown-random-sqrt-2", envelope="envelope-*")
+    judged = Rows(results, "tokenformer", ClaimArms(arms={"grown": arm})).value(arm, "flops_ratio_at_equal_loss")
+    assert list(judged.values.values()) == pytest.approx([0.5] * 3), "as the claim is judged"
+
+
+def test_runs_on_other_data_are_no_part_of_the_chains(tmp_path):
+    with_chain(tmp_path)
+    other = {"data": {"name": "second", "fingerprint": "another"}, **tokenformer(1, init="tokenformer-1")}
+    exact(tmp_path, "tokenformer", "continued-tokenformer-ungrown", 0, 3.5, **other)
+    assert "continued-tokenformer-ungrown" not in set(against_envelope(Results(tmp_path), ("*",))["run"])
+
+
+def test_the_figure_is_drawn_without_a_chain_and_from_too_few_runs(tmp_path):
+    for seed in (0, 1):
+        exact(tmp_path, "tokenformer", "envelope-1-short", seed, 3.0)
+    assert draw_one("tokenformer_scaling", tmp_path, tmp_path / "out")
+    rows = pd.read_csv(tmp_path / "out/tokenformer_scaling.csv")
+    assert set(rows["part"]) == {"scratch", "seed"}
+
+
+def test_each_budget_compares_the_best_rates_by_validation(tmp_path):
+    for seed in (0, 1):
+        for budget, gap in (("", 0.3), ("long-", 0.1)):
+            tokens = 800 if budget else 100
+            exact(tmp_path, "tokenformer", f"{budget}modern-low", seed, 3.0, tokens=tokens)
+            exact(tmp_path, "tokenformer", f"{budget}modern-high", seed, 3.5, tokens=tokens)
+            exact(tmp_path, "tokenformer", f"{budget}matched-low", seed, 3.0 + gap, **tokenformer(2, tokens=tokens))
+            diverged = exact(
+                tmp_path, "tokenformer", f"{budget}matched-high", seed, 1.0, tokens=tokens, status="diverged"
+            )
+            assert diverged.exists()
+    draw_one("tokenformer_gap", tmp_path, tmp_path / "out")
+    rows = pd.read_csv(tmp_path / "out/tokenformer_gap.csv").query("part == 'mean'")
+    assert dict(zip(rows["tokens"], rows["difference_nats"], strict=True)) == pytest.approx({100: 0.3, 800: 0.1})
+    arm = Arm(best_of="matched-*")
+    judged = Rows(Results(tmp_path), "tokenformer", ClaimArms(arms={"ours": arm})).value(arm, "loss_nats")
+    assert list(judged.values.values()) == [3.3, 3.3], "a claim takes no rate at which the run diverged either"
+
+
+def test_a_longer_run_is_compared_with_a_plain_one_as_long(tmp_path):
+    for name, loss, spec in (
+        *(("plain-8", 4.0, model(8)), ("dwa-1x1-8", 3.9, model(8, depth=dwa(1, 1)))),
+        *(("long-plain-8", 3.0, model(8)), ("long-dwa-1x1-8", 2.95, model(8, depth=dwa(1, 1)))),
+    ):
+        rate = {"lr": 0.002 if name == "long-dwa-1x1-8" else 0.005}
+        tokens = 800 if name.startswith("long") else 100
+        for seed in (0, 1):
+            exact(tmp_path, "denseformer", name, seed, loss, spec=spec, optimizer=rate, tokens=tokens)
+    found = gains(Results(tmp_path), "denseformer", ("*",)).set_index("run")
+    assert found.loc["dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["plain-8", pytest.approx(0.1)]
+    assert found.loc["long-dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["long-plain-8", pytest.approx(0.05)]
+    drawn = declaration("denseformer_gain").data(Results(tmp_path), ("*",))
+    means = drawn[drawn["part"] == "mean"]
+    assert list(means["tokens"]) == [100, 800]
+    assert list(means["difference_nats"]) == pytest.approx([0.1, 0.05])
