@@ -158,6 +158,8 @@ NOT_RUN = {
     "python -m formerlab readme": "see make readme",
     "python -m formerlab exact": "15 core-seconds; tests/claims/test_exact.py runs every check of it",
     "python -m formerlab plan --shell > all.sh": "the whole DAG; tests/test_commands.py runs such a script",
+    "python -m formerlab data text --scale laptop": "the data of the demo, half a minute; see reproduce",
+    "python -m formerlab reproduce": "tests/test_reproduce.py does it with runs of a small project",
     "python -m formerlab speed denseformer --scale overnight": "times models for minutes on an idle machine",
     "python -m formerlab prune-folder": "OPT and LLaMA: network, a GPU; tests/huggingface runs it on small models",
     "python -m formerlab import-tokenformer": "a released checkpoint: network; tests/huggingface makes a small one",

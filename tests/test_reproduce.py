@@ -1,0 +1,149 @@
+"""A committed run that is made again: equal to the bit, refused, or how far it is from what it was."""
+
+import json
+import shutil
+from contextlib import chdir, redirect_stderr
+from io import StringIO
+from types import SimpleNamespace
+
+import pytest
+from fixtures.project import Project
+from fixtures.rows import make_run
+
+from formerlab import errors
+from formerlab.__main__ import main
+from formerlab.commands.context import VARIABLE
+from formerlab.plan import locate
+from formerlab.results.read import Results, read_run
+from formerlab.results.reproduce import differences, report
+
+LINES = "\n".join(
+    f"the {n} cats sat on {n * 7 % 11} mats and the {n * 3 % 5} dogs ran to an old house" for n in range(300)
+)
+
+
+def here(words, *, cwd, **_):
+    """Stand in for the process that makes a plan: starting one takes seconds."""
+    with redirect_stderr(StringIO()) as stderr, chdir(cwd):
+        return SimpleNamespace(returncode=main(words[3:]), stderr=stderr.getvalue())
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A small project whose runs were trained and exported."""
+    root = tmp_path_factory.mktemp("exported")
+    (root / "lines.txt").write_text(LINES)
+    project = Project(root)
+    source = f"{{kind: files, paths: ['{root / 'lines.txt'}'], documents: line, packages: null}}"
+    split = "valid_share: 0.1, test_share: 0.1, questions: 0"
+    project.lay_over(project.scale, f"seeds: [0]\ndata: {{text: {{source: {source}, {split}}}}}")
+    project.lay_over(project.scale, "studies: {small: {only: [parent, child], measure: {prune: {runs: []}}}}")
+    project.lay_over(project.study, "measure: {prune: {runs: []}, zeroshot: {runs: []}}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.delenv(VARIABLE, raising=False)
+        patch.setattr(locate, "subprocess", SimpleNamespace(run=here))
+        for words in (
+            ["data", "text", "--processes", "1"],
+            ["train", "small/parent/seed0"],
+            ["train", "small/child/seed0"],
+        ):
+            assert main(words) == 0
+        assert main(["export"]) == 0
+    return root
+
+
+@pytest.fixture
+def project(exported, tmp_path, monkeypatch):
+    """A copy of it, without what was trained."""
+    shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "results/live/smoke/small")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(locate, "subprocess", SimpleNamespace(run=here))
+    return tmp_path
+
+
+def refused(capsys, *words):
+    capsys.readouterr()
+    assert main(["reproduce", *words]) == errors.EXIT_USER_ERROR
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("error: ").rstrip("\n")
+
+
+def test_a_grown_run_is_made_again_to_the_bit_after_its_parent(project, capsys):
+    assert main(["reproduce", "small/child/seed0"]) == 0
+    captured = capsys.readouterr()
+    assert "small/parent/seed0, from which small/child/seed0 starts, is made again first" in captured.err
+    assert captured.out.startswith("small/child/seed0: equal to the bit: train.csv (3 rows), eval.csv (")
+    assert captured.out.rstrip().endswith("and the weights")
+    made = project / "results/reproduced/smoke/small/child/seed0/run.json"
+    before = made.stat().st_mtime_ns
+    assert main(["reproduce", "small/child/seed0"]) == 0
+    assert made.stat().st_mtime_ns == before, "what is made is only compared"
+    assert not (project / "results/live/smoke/small").exists()
+
+
+def test_the_weights_of_a_live_parent_are_taken_where_they_are_those(project, exported, capsys):
+    shutil.copytree(exported / "results/live/smoke/small/parent", project / "results/live/smoke/small/parent")
+    assert main(["reproduce", "small/child/seed0", "--out", "again"]) == 0
+    assert not (project / "again/small/parent").exists()
+
+
+def test_what_was_interrupted_goes_on(project, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("formerlab.training.stage.write_results", interrupted)
+        assert main(["reproduce", "small/parent/seed0"]) == errors.EXIT_STOPPED_EARLY
+    assert "run the same command again" in capsys.readouterr().err
+    assert main(["reproduce", "small/parent/seed0"]) == 0
+
+
+def test_other_code_is_refused_unless_said_otherwise(project, capsys, monkeypatch):
+    monkeypatch.setattr("formerlab.plan.code.code_hash", lambda *_, **__: "0" * 16)
+    line = refused(capsys, "small/parent/seed0")
+    assert line.startswith("small/parent/seed0: the code that trains it is another by now (")
+    assert line.endswith("or compare all the same with --other code")
+    assert main(["reproduce", "small/parent/seed0", "--other", "code"]) == 0
+
+
+def test_other_data_are_refused_unless_said_otherwise(project, capsys):
+    manifest = project / "results/live/smoke/data/text/manifest.json"
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(content | {"fingerprint": "0123456789abcdef"}))
+    line = refused(capsys, "small/parent/seed0")
+    assert line.startswith(f"small/parent/seed0: read other data (text {content['fingerprint']}, now 0123456789abcdef)")
+    assert main(["reproduce", "small/parent/seed0", "--other", "data"]) == 0, "the texts are the same after all"
+    manifest.unlink()
+    assert refused(capsys, "small/parent/seed0").endswith("first python -m formerlab data text --scale smoke")
+
+
+def test_what_is_not_committed_is_named(project, capsys):
+    assert "no run 'small/parnt/seed0'; did you mean small/parent/seed0" in refused(capsys, "small/parnt/seed0")
+    shutil.rmtree(project / "results/cached")
+    assert refused(capsys, "small/parent/seed0").endswith("--scale names another")
+
+
+def test_how_far_rows_are_is_said_column_by_column(tmp_path):
+    for place, device in (("a", "one"), ("b", "another")):
+        make_run(tmp_path / place, "tokenformer", "transformer-1", device=device)
+    test = tmp_path / "b/tokenformer/transformer-1/seed0/test.csv"
+    header, first, *rest = test.read_text().splitlines()
+    window, tokens, loss = first.split(",")
+    test.write_text("\n".join([header, f"{window},{tokens},{float(loss) * 1.5!r}", *rest[:-1]]) + "\n")
+    results = [Results(tmp_path / place) for place in "ab"]
+    records = [read_run(tmp_path / place / "tokenformer/transformer-1/seed0/run.json") for place in "ab"]
+    found = differences(*results, records[0])
+    far = {one.column: one for one in found if one.file == "test.csv"}
+    assert far["loss_nats"].largest == pytest.approx(float(loss) / 2)
+    assert far["loss_nats"].relative == pytest.approx(1 / 3)
+    assert (far["loss_nats"].rows, far["loss_nats"].equal) == ("40 and 39", 38)
+    text, equal = report(*records, found)
+    assert not equal
+    assert "equal to the bit: train.csv, eval.csv, the weights" in text
+    assert text.endswith("committed, then here:\n  device: one, another")
+    text, equal = report(records[0], records[0], differences(results[0], results[0], records[0]))
+    assert equal
