@@ -7,8 +7,8 @@ from snakemake.exceptions import WorkflowError
 
 from formerlab.errors import UserError
 from formerlab.results.schema import CLAIMS
-from formerlab.results.stages import MEASURED, STAGES, TIMED
-from formerlab.plan.judge import Judge
+from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
+from formerlab.plan.judge import Judge, made_runs
 from formerlab.plan.locate import VARIABLE, ensure_plan, given_beyond_file, read_plan
 
 # Jobs work from the very plan that they were submitted with, however long they wait and whatever is edited meanwhile:
@@ -55,7 +55,7 @@ include: "workflow/rules/common.smk"
 rule all:
     input:
         [file for job in PLAN["draw"].values() for file in job["outputs"]],
-        records("train", *MEASURED, *TIMED),
+        records(*MAKING, *MEASURED, *TIMED),
         f"{FIGURES}/claims.csv",
         f"{FIGURES}/runs.csv",
         f"{RESULTS}/mlflow.json",

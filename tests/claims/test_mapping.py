@@ -10,7 +10,7 @@ from formerlab.plan.claim_coverage import missing_arms
 from formerlab.report.claims.registry import read_claims
 
 ROOT = Path(__file__).parents[2]
-SCALES = ("smoke", "laptop", "overnight", "workstation", "paper")
+SCALES = ("smoke", "laptop", "overnight", "pretrained", "workstation", "paper")
 
 
 @pytest.mark.parametrize("scale", SCALES)

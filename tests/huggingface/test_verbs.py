@@ -18,7 +18,7 @@ from formerlab.integrations.huggingface import load
 from formerlab.integrations.huggingface.export import load_folder
 from formerlab.integrations.huggingface.load import load_any
 from formerlab.integrations.huggingface.neox import load_released
-from formerlab.models.released import Folder
+from formerlab.released import Folder
 
 
 def refused(capsys, *words):

@@ -276,7 +276,8 @@ MISTAKES = {
     "unknown scale": (
         CONFIG,
         "scale: laptopp",
-        f"{CONFIG}: scale: Input should be 'smoke', 'laptop', 'overnight', 'workstation' or 'paper' (got 'laptopp')",
+        f"{CONFIG}: scale: Input should be 'smoke', 'laptop', 'overnight', 'pretrained', 'workstation' or 'paper' "
+        "(got 'laptopp')",
     ),
     "missing scale": (CONFIG, "scale: paper", "workflow/scales/paper.yaml: no such file; did you mean smoke.yaml?"),
     "unknown data": (
@@ -457,7 +458,7 @@ MISTAKES = {
     "measurement of another kind of model": (
         STUDY,
         "measure: {translate: {runs: [plain]}}",
-        f"{STUDY}: small.measure.translate.runs: 'plain' trains model.kind=decoder; name runs of a translator",
+        f"{STUDY}: small.measure.translate.runs: 'plain' has model.kind=decoder; name runs of a translator",
     ),
     "pattern of translations": (
         STUDY,

@@ -18,7 +18,7 @@ rule exact:
 rule claims:
     input:
         f"{RESULTS}/exact.csv",
-        records("train", *MEASURED, *TIMED),
+        records(*MAKING, *MEASURED, *TIMED),
     output:
         f"{FIGURES}/claims.md",
         report(

@@ -1,9 +1,13 @@
 # What the rules ask the plan, and the judge.
 
+import re
+
 from snakemake.jobs import Job
 
 from formerlab.plan.attempts import Attempts
+from formerlab.plan.judge import made_run
 
+ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
 JUDGE = Judge(PLAN)
 ATTEMPTS = Attempts(JUDGE.folder)
 # Within a cluster job nothing is judged: it was submitted because it is to run.
@@ -14,6 +18,11 @@ STALE_LIST = JUDGE.write_stale(ROOT / ".formerlab/stale") if STALE else None
 def name_of(wildcards):
     """Return the name of a job within its stage: a run, a study, a data set."""
     return str(wildcards[0]) if len(wildcards) else CLAIMS
+
+
+def one_of(units):
+    """Return a pattern for the names of some runs or studies, and for nothing else."""
+    return "|".join(map(re.escape, units)) or "(?!)"
 
 
 def records(*stages):
@@ -57,7 +66,8 @@ def measured(wildcards):
 
 def manifest(wildcards):
     """Return the data set that the run reads."""
-    return [f"{RESULTS}/data/{PLAN['train'][wildcards.id]['data']}/manifest.json"]
+    data = made_run(PLAN, wildcards.id)["data"]
+    return [f"{RESULTS}/data/{data}/manifest.json"]
 
 
 def tokenizer(wildcards):
@@ -67,11 +77,12 @@ def tokenizer(wildcards):
 
 
 def model(wildcards):
-    """Return the record and the weights of a finished run."""
-    return [
-        f"{RESULTS}/{wildcards.id}/{name}"
-        for name in ("run.json", "weights.safetensors")
+    """Return the record and the weights of a finished run; those of a released model lie elsewhere."""
+    names = ["run.json"] if wildcards.id in PLAN["load"] else [
+        "run.json",
+        "weights.safetensors",
     ]
+    return [f"{RESULTS}/{wildcards.id}/{name}" for name in names]
 
 
 def all_cores(wildcards):
@@ -103,8 +114,10 @@ def memory(stage, first):
 
 
 def common_memory(wildcards):
-    """Return the host memory of a job that the scale's own says all about."""
-    return 2 * PLAN["memory_mb"]
+    """Return the host memory of a job that the scale's own says all about, and of a released model its weights."""
+    job = PLAN["load"].get(wildcards.get("id"))
+    held = job["cost"]["memory_bytes"] // 2**20 if job else 0
+    return 2 * PLAN["memory_mb"] + held
 
 
 def training_memory(wildcards):

@@ -42,7 +42,7 @@ for name, job in PLAN["draw"].items():
 # Every finished run with what it cost and what it came from.
 rule runs:
     input:
-        expand(f"{RESULTS}/{{id}}/run.json", id=PLAN["train"]),
+        expand(f"{RESULTS}/{{id}}/run.json", id=made_runs(PLAN)),
     output:
         report(
             f"{FIGURES}/runs.html",

@@ -1,7 +1,5 @@
 # What the table of stages (src/formerlab/results/stages.py) measures: a rule for each stage.
 
-ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
-
 # Of a trained model: questions, cache policies, translations, ...
 for name, stage in MEASURED.items():
 

@@ -6,7 +6,7 @@ from formerlab.plan.status import failed_syncs
 
 rule track:
     input:
-        records("train", *MEASURED),
+        records(*MAKING, *MEASURED),
         f"{FIGURES}/claims.csv",
         [file for job in PLAN["draw"].values() for file in job["outputs"]],
     output:

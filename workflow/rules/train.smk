@@ -1,3 +1,26 @@
+# One training run, or a released model in its place. They leave files of the same names, for different runs.
+
+
+rule load:
+    input:
+        reading("load", manifest),
+    output:
+        multiext(f"{RESULTS}/{{id}}/", *STAGES["load"].written),
+    wildcard_constraints:
+        id=one_of(PLAN["load"]),
+    log:
+        f"{LOGS}/load/{{id}}.log",
+    priority: 1000000
+    threads: PLAN["threads"]
+    resources:
+        mem_mb=memory("load", common_memory),
+        runtime=minutes("load"),
+        gpu=ON_A_GPU,
+    shell:
+        "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
+        "python -m formerlab load {wildcards.id} 2>&1 | tee -i {log}"
+
+
 # One training run. Its checkpoint lies beside its outputs, undeclared, so that a failed or stopped job goes on with it.
 
 
@@ -6,6 +29,8 @@ rule train:
         reading("train", parent, manifest, measured),
     output:
         multiext(f"{RESULTS}/{{id}}/", *STAGES["train"].written),
+    wildcard_constraints:
+        id=one_of(PLAN["train"]),
     log:
         f"{LOGS}/train/{{id}}.log",
     priority: lambda wildcards: PLAN["train"][wildcards.id]["priority"]

@@ -11,7 +11,7 @@ from formerlab.results.write import write_rows
 
 if TYPE_CHECKING:
     from formerlab.integrations.huggingface.load import Loaded
-    from formerlab.models.released import ReleasedModel
+    from formerlab.released import ReleasedModel
 
 
 def add_parsers(verbs: Any) -> None:
@@ -111,7 +111,7 @@ def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _source(arguments: argparse.Namespace) -> "ReleasedModel":
-    from formerlab.models.released import parse_released
+    from formerlab.released import parse_released
 
     return parse_released(arguments.model, dtype=arguments.dtype, context=arguments.context)
 

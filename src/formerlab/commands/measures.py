@@ -6,15 +6,20 @@ import time
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from formerlab.commands.as_planned import as_planned
 from formerlab.commands.context import add_verb, job_of, load_plan
 from formerlab.commands.gpus import own_gpus
 from formerlab.files import read_json, sha256, write_json, write_text
+from formerlab.plan.judge import made_run
 from formerlab.results.notes import noted
+from formerlab.results.read import is_released
 from formerlab.results.stages import MEASURED, TIMED, Stage
 from formerlab.results.write import write_rows
+
+if TYPE_CHECKING:
+    from formerlab.training.released import AnyRun
 
 SCHEMA = 1
 
@@ -36,7 +41,6 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
 
     from formerlab.evaluation.measurement import Measured
     from formerlab.kernels.native import keep_memory
-    from formerlab.training.load import load_model
     from formerlab.training.run import Run
 
     plan = load_plan(arguments)
@@ -50,12 +54,13 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
             _write_nothing(stage, folder)
         else:
             module = import_module(stage.import_path)
+            model, run = _load(folder, plan["device"]) if stage.models else (None, Run.model_validate(record["spec"]))
             measured = Measured(
-                run=Run.model_validate(record["spec"]),
-                model=load_model(folder)[0].to(plan["device"]) if stage.models else None,
+                run=run,
+                model=model,
                 device=plan["device"],
                 folder=folder,
-                data=Path(plan["data"][plan["train"][arguments.id]["data"]]["out"]),
+                data=Path(plan["data"][made_run(plan, arguments.id)["data"]]["out"]),
                 label=f"{stage.name} {arguments.id}",
                 suites={name: plan["suites"][name] | {"state": state} for name, state in job["suites"].items()},
                 notes=notes,
@@ -70,6 +75,18 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
         }
         asked = {key: job[key] for key in ("settings", "suites")}
         write_json(folder / stage.record, sources | asked | notes)
+
+
+def _load(folder: Path, device: str) -> tuple[Any, "AnyRun"]:
+    """Return the model of a finished run on its device, and the run."""
+    if is_released(read_json(folder / "run.json")):
+        from formerlab.integrations.huggingface.released_run import load_released_run
+
+        return load_released_run(folder, device)
+    from formerlab.training.load import load_model
+
+    model, run = load_model(folder)
+    return model.to(device), run
 
 
 def _write_nothing(stage: Stage, folder: Path) -> None:

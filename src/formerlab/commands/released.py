@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
     from formerlab.integrations.huggingface.load import computes_in_bfloat16, load_any
     from formerlab.integrations.huggingface.sample import write_sample
     from formerlab.integrations.huggingface.sweep import read_sweep, run_sweep
-    from formerlab.models.released import parse_released
+    from formerlab.released import parse_released
 
     start = time.perf_counter()
     for name in ("questions", "windows", "tokens"):

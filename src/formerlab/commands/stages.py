@@ -1,4 +1,4 @@
-"""The verbs that make results: data, train."""
+"""The verbs that make results: data, train, load."""
 
 import argparse
 import os
@@ -16,6 +16,7 @@ from formerlab.commands.gpus import on_several, own_gpus
 from formerlab.commands.slurm import seconds_left
 from formerlab.files import read_json, sha256, write_json
 from formerlab.results.notes import noted
+from formerlab.results.stages import STAGES
 
 
 def add_parsers(verbs: Any) -> None:
@@ -37,6 +38,9 @@ def add_parsers(verbs: Any) -> None:
         default="refuse",
         help="what to do with the results or the checkpoint of another spec, data or code; default: refuse",
     )
+
+    parser = add_verb(verbs, "load", load, STAGES["load"].text)
+    parser.add_argument("id", help="run, such as decay/released-smollm2-135m-instruct/seed0")
 
 
 def data(arguments: argparse.Namespace) -> None:
@@ -90,6 +94,19 @@ def train(arguments: argparse.Namespace) -> None:
         train_stage(run, Path(plan["data"][job["data"]]["out"]), out, parent=parent, runtime=runtime)
         if matched and first:
             write_json(out / "run.json", read_json(out / "run.json") | matched)
+
+
+def load(arguments: argparse.Namespace) -> None:
+    """Load the released model of one run of the plan."""
+    from formerlab.integrations.huggingface.released_run import load_stage
+    from formerlab.training.released import ReleasedRun
+
+    plan = load_plan(arguments)
+    job = job_of(plan, "load", arguments.id)
+    out = Path(plan["results"], arguments.id)
+    with noted("load", out), as_planned(plan, "load", arguments.id), own_gpus(plan["device"]):
+        run, data = ReleasedRun.model_validate(job["spec"]), Path(plan["data"][job["data"]]["out"])
+        load_stage(run, data, out, device=plan["device"], threads=plan["threads"], code_hash=job["code"])
 
 
 def _steps_of_equal_time(plan: dict[str, Any], job: dict[str, Any]) -> tuple[int, dict[str, Any]]:

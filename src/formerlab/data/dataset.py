@@ -1,12 +1,17 @@
 """What every kind of data set answers, and every source of one."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
+from formerlab.data.file_hashes import file_hashes
 from formerlab.data.splitting import SPLITS, Shares, Split
+from formerlab.data.text.released_tokenizer import ReleasedTokenizer
 from formerlab.data.text.tokenizer import TokenizerFile
+from formerlab.errors import UserError
 from formerlab.files import sha256
+from formerlab.released import WEIGHTS, ReleasedModel
 from formerlab.spec import Spec, fingerprint
 
 
@@ -16,7 +21,7 @@ class DataSpec(Spec, ABC):
     stage: ClassVar[str]
     """Module with `prepare(name, data, out, *, code_hash, processes)`, which writes everything below `out` and the
     manifest last."""
-    outside_recipe: ClassVar[dict[str, Any]] = {"source": True, "tokenizer": {"path"}}
+    outside_recipe: ClassVar[dict[str, Any]] = {"source": True, "tokenizer": {"path", "source"}}
     """Settings that `recipe` leaves out: places, and the source, which has a recipe of its own."""
     source: Any
     valid_share: float
@@ -102,7 +107,27 @@ def source_fingerprint(data: DataSpec, cache: Path | None = None) -> str | None:
     """
     state: str | None = data.source.state(cache)
     tokenizer = getattr(data, "tokenizer", None)
+    if state is not None and isinstance(tokenizer, ReleasedTokenizer) and tokenizer.source is not None:
+        known = files_state(tokenizer.source, cache and cache.with_name(f".{tokenizer.model}.json"), weights=False)
+        return known and fingerprint([state, known])
     if state is None or not isinstance(tokenizer, TokenizerFile):
         return state
     path = Path(tokenizer.path).expanduser()
     return fingerprint([state, sha256(path)]) if path.is_file() else None
+
+
+def files_state(model: ReleasedModel, cache: Path | None = None, *, weights: bool = True) -> str | None:
+    """Return 64 hexadecimal digits that change when the files of a released model do; None where they are not here.
+
+    They are the SHA-256 of the file where there is one. Without `weights` files that hold nothing else are left out.
+    `cache` names a file that saves reading unchanged files again.
+    """
+    try:
+        files = [path for path in model.files() if weights or path.suffix not in WEIGHTS or path.suffix == ".gguf"]
+        hashes = file_hashes(files, cache)
+    except (UserError, OSError):
+        return None
+    if len(hashes) == 1:
+        return next(iter(hashes.values()))
+    named = "".join(f"{path.name} {digest}\n" for path, digest in sorted(hashes.items()))
+    return hashlib.sha256(named.encode()).hexdigest()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Spec
-from formerlab.training.run import Run
+from formerlab.training.released import AnyRun
 
 QUESTION_TOKENS = 4 * 3 * 64
 """Tokens that one question of each of the three embedded tasks costs: its choices, each with its context."""
@@ -29,7 +29,7 @@ class Reading(NamedTuple):
 class Measurement(Spec):
     """Settings of a measurement of finished runs."""
 
-    def of(self, run: Run, *, questions: bool) -> Self | None:
+    def of(self, run: AnyRun, *, questions: bool) -> Self | None:
         """Return the settings for one run, nothing where there is nothing to measure.
 
         `questions` says whether its data, or the scale, have any. Raises UserError where settings and run do not go
@@ -43,7 +43,7 @@ class Measurement(Spec):
         del suite
         return False
 
-    def reading(self, run: Run, questions: int) -> Reading | None:
+    def reading(self, run: AnyRun, questions: int) -> Reading | None:
         """Return what is read of a run whose data have so many questions; nothing where nobody can say."""
         del run, questions
         return None
@@ -53,7 +53,7 @@ class Measurement(Spec):
 class Measured:
     """A finished run while a stage measures it."""
 
-    run: Run
+    run: AnyRun
     model: Any
     """The final model on its device, in evaluation mode; None where the stage names no kind of model."""
     device: str

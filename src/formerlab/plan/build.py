@@ -3,21 +3,21 @@
 from pathlib import Path
 from typing import Any
 
-from formerlab.data.dataset import DataSpec
+from formerlab.data.dataset import DataSpec, files_state
 from formerlab.data.file_hashes import FILE_HASHES
 from formerlab.data.registry import source_state
 from formerlab.files import read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
-from formerlab.plan.cost import forecast, run_cost, totals
+from formerlab.plan.cost import forecast, loading_cost, run_cost, totals
 from formerlab.plan.equal_time import match_times
 from formerlab.plan.hardware import Hardware, choose, hardware_table
-from formerlab.plan.judge import RECORDS
+from formerlab.plan.judge import RECORDS, made_runs, maker
 from formerlab.plan.layers import Tree
 from formerlab.plan.measure import measure_jobs, timing_jobs
 from formerlab.plan.memory import processes_of
 from formerlab.plan.own_files import check_files
-from formerlab.plan.resolve import resolve_study
+from formerlab.plan.resolve import resolve_released, resolve_study
 from formerlab.plan.schema import Scale, Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources
 from formerlab.plan.tokenizers import chain, tokenizer_of
@@ -26,6 +26,7 @@ from formerlab.report.names import UNIONS, names
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, STAGES, TIMED
 from formerlab.spec import fingerprint
+from formerlab.training.released import AnyRun, ReleasedRun
 from formerlab.training.run import Run
 
 SCHEMA = 1
@@ -41,6 +42,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     results, figures = f"{config.results}/live/{config.scale}", f"{config.figures}/live/{config.scale}"
     data = _data_jobs(sources, root, f"{results}/data")
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
+    released = [run for name in config.studies for run in resolve_released(name, sources)]
     timed = {name: timing_jobs(stage, runs, sources) for name, stage in TIMED.items()}
     runs, equal = match_times(runs, timed["speed"], sources)
     table = hardware_table(sources.config_layers)
@@ -50,7 +52,9 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     for run_id, job in train.items():
         job["equal_time"] = equal[run_id].to_dict() if run_id in equal else None
     _set_priorities(train)
-    used = {name for run in runs for name in chain(run.data, scale.data)}
+    load = {run.id: _load_job(run, data, hardware, root / results) for run in released}
+    every: list[AnyRun] = [*runs, *released]
+    used = {name for run in every for name in chain(run.data, scale.data)}
     plan: dict[str, Any] = {
         "schema": SCHEMA,
         "scale": config.scale,
@@ -63,14 +67,15 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "runtime_minutes": scale.runtime_minutes,
         "hardware": scale.hardware,
         "tracking_uri": config.tracking_uri or "",
-        "studies": {name: _study(name, sources, train) for name in config.studies},
+        "studies": {name: _study(name, sources, train | load) for name in config.studies},
         "data": {name: job for name, job in data.items() if name in used},
         **timed,
         "suites": {name: {"spec": suite.to_dict(), "state": suite.state()} for name, suite in scale.suites.items()},
         "train": train,
+        "load": load,
     }
     for name, stage in MEASURED.items():
-        plan[name] = measure_jobs(stage, runs, sources, hardware, plan["suites"], root / results)
+        plan[name] = measure_jobs(stage, every, sources, hardware, plan["suites"], root / results)
     check_files(data, plan, sources)
     plan["draw"] = _drawings(plan)
     plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.evaluation.exact")}}
@@ -80,7 +85,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     hashes = {job["code"] for stage in RECORDS for job in plan[stage].values()}
     plan["code"] = {code: list(HASHED[code]) for code in sorted(hashes)}
     plan["sources"] = loaded.AT_START
-    plan["totals"] = totals([job["cost"] for job in train.values()])
+    plan["totals"] = totals([job["cost"] for job in made_runs(plan).values()])
     plan["forecast"] = forecast(runs, scale, table)
     return plan
 
@@ -131,6 +136,22 @@ def _train_job(run: Run, data: Tree, scale: Scale, hardware: Hardware, *, keep_o
     }
 
 
+def _load_job(run: ReleasedRun, data: Tree, hardware: Hardware, results: Path) -> dict[str, Any]:
+    return {
+        "study": run.study,
+        "run": run.name,
+        "seed": run.seed,
+        "spec": run.plain(),
+        "spec_hash": run.fingerprint(),
+        "code": code_hash("formerlab.integrations.huggingface.released_run", specs=[run]),
+        "data": run.data,
+        "data_version": data[run.data]["version"],
+        "weights": files_state(run.model.source, results / ".released" / f"{run.model.name}.json"),
+        "init": None,
+        "cost": loading_cost(run, hardware),
+    }
+
+
 def _set_priorities(train: Tree) -> None:
     """Give every run the predicted seconds until the last of its descendants ends: long chains start first."""
     longest: dict[str, int] = {}
@@ -165,16 +186,16 @@ def _claims(sources: Sources) -> dict[str, str]:
 def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the figures and tables that have something to read, each with the files that it reads."""
     jobs = {}
-    trained = list(plan["train"].values())
-    runs = [(job["study"], job["run"], job["spec"]) for job in trained]
+    made = list(made_runs(plan).values())
+    runs = [(job["study"], job["run"], job["spec"]) for job in made]
     named = fingerprint([[kind, *name] for part in UNIONS for kind, name in names(part).items()])
     for name, drawing in catalogue().items():
-        read = [trained[place] for place in drawing.chosen(runs)]
+        read = [made[place] for place in drawing.chosen(runs)]
         inputs = [path for job in read for path in _inputs(drawing, job, plan)]
         if inputs:  # rows of a study rather than of a run
             files = [f"{stage}.csv" for stage in TIMED if drawing.study in plan[stage]]
             inputs += [f"{plan['results']}/{drawing.study}/{file}" for file in files if file in drawing.reads]
-        if inputs:
+        if any(not path.endswith("/run.json") for path in inputs) or set(drawing.reads) == {"run.json"}:
             jobs[name] = {
                 "kind": drawing.kind,
                 "study": drawing.study,
@@ -199,7 +220,7 @@ def _runs_behind(drawing: Drawing, read: list[Tree], plan: dict[str, Any]) -> li
 def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:
     """Return the files of a run that a drawing reads."""
     run_id = _id(job)
-    written = set(STAGES["train"].written)
+    written = set(STAGES[maker(plan, run_id)].written)
     for name, stage in MEASURED.items():
         written.update(stage.tables if run_id in plan[name] else ())
     if not plan["prune"].get(run_id, {"settings": {}})["settings"].get("questions"):

@@ -5,13 +5,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from formerlab.plan.claim_arms import read_arms
-from formerlab.plan.resolve import resolve_study
+from formerlab.plan.resolve import resolve_released, resolve_study
 from formerlab.plan.sources import read_sources
 from formerlab.report.claims.arms import Arm
 from formerlab.report.claims.registry import Claim, read_claims
 from formerlab.report.claims.verdict import standing
 
-SCALES = ("smoke", "laptop", "overnight", "workstation", "paper")
+SCALES = ("smoke", "laptop", "overnight", "pretrained", "workstation", "paper")
 
 
 def missing_arms(root: Path, scale: str) -> dict[str, list[str]]:
@@ -19,7 +19,8 @@ def missing_arms(root: Path, scale: str) -> dict[str, list[str]]:
     claims = [claim for claim in read_claims().claims if claim.kind == "measured"]
     studies = sorted({claim.study for claim in claims})
     sources = read_sources(root, {"scale": scale, "studies": studies})
-    runs = {study: {run.name for run in resolve_study(study, sources)} for study in studies}
+    both = resolve_study, resolve_released
+    runs = {study: {run.name for resolve in both for run in resolve(study, sources)} for study in studies}
     mapped = read_arms(root, scale)
     found = {}
     for claim in claims:

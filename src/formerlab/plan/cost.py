@@ -10,6 +10,7 @@ from formerlab.plan.memory import BYTES_WEIGHT, enough, gpus_of, memory_bytes, p
 from formerlab.plan.schema import Scale
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.task import TRAINING_PASSES
+from formerlab.training.released import AnyRun, Pretrained, ReleasedRun
 from formerlab.training.run import Run
 
 CHECKPOINT_WORDS = 3 * 3
@@ -37,8 +38,26 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware) -> Cost:
     }
 
 
-def forward_flops(run: Run) -> int:
-    """Return the FLOPs of a token, forward, averaged over a training step."""
+def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
+    """Return what reading a released model and its loss on held-out text cost, in the form of `run_cost`."""
+    cost = forward_cost(run, Reading(run.tokens), hardware)
+    stored = BYTES_WEIGHT // 2 if run.model.source.dtype in ("float16", "bfloat16") else BYTES_WEIGHT
+    return {
+        "parameters": run.model.params(),
+        "parameters_non_embedding": run.model.params(embedding=False),
+        "tokens": 0,
+        "flops": 0,
+        "evaluation_flops": cost["flops"],
+        "memory_bytes": int(hardware.memory_base_mb * 2**20) + run.model.params() * stored,
+        "disk_bytes": 0,
+        "hours": cost["hours"],
+    }
+
+
+def forward_flops(run: AnyRun) -> int:
+    """Return the FLOPs of a token, forward, averaged over a training step, or over a window."""
+    if isinstance(run, ReleasedRun):
+        return run.forward_flops
     return run.flops // (TRAINING_PASSES * run.tokens)
 
 
@@ -63,17 +82,23 @@ def hours(run: Run, scale: Scale, hardware: Hardware) -> float:
     return (hardware.start_s + products + parts / run.task.part_tokens * around) / 3600
 
 
-def blocks(model: Model) -> int:
+def blocks(model: Model | Pretrained) -> int:
     """Return the number of blocks of a model."""
     return int(getattr(model, "layers", 0))
 
 
-def forward_cost(run: Run, reading: Reading, hardware: Hardware) -> Cost:
+def forward_cost(run: AnyRun, reading: Reading, hardware: Hardware) -> Cost:
     """Return FLOPs and hours of what a measurement reads, roughly."""
     flops = reading.tokens * forward_flops(run)
     steps = reading.cached * blocks(run.model)
-    seconds = hardware.start_s + flops / hardware.flops_per_s("float32") + steps * hardware.cache_us / 1e6
+    seconds = hardware.start_s + flops / hardware.flops_per_s(_precision(run)) + steps * hardware.cache_us / 1e6
     return {"tokens": reading.tokens, "flops": flops, "hours": seconds / 3600}
+
+
+def _precision(run: AnyRun) -> str:
+    """Return the type of products in a measurement: our own models compute in float32."""
+    narrow = isinstance(run, ReleasedRun) and run.model.source.dtype in ("float16", "bfloat16")
+    return "bfloat16" if narrow else "float32"
 
 
 def totals(costs: list[Cost]) -> Cost:

@@ -14,11 +14,13 @@ from formerlab.evaluation.timing.equal_time import EqualTime
 from formerlab.models import Model
 from formerlab.plan.measure import settings_of
 from formerlab.plan.schema import Config, Scale, Study, StudyScale, Which
-from formerlab.plan.sources import RUN_KEYS
+from formerlab.plan.sources import RELEASED_KEYS, RUN_KEYS
+from formerlab.released import ReleasedModel
 from formerlab.results.stages import MEASURED, TIMED
 from formerlab.spec import Spec, variants
 from formerlab.tasks import Task
 from formerlab.training.optimizer import Optimizer
+from formerlab.training.released import ReleasedRun
 from formerlab.training.run import Run
 
 Schema = dict[str, Any]
@@ -39,6 +41,7 @@ EQUAL_TIME = {
 PARTS = {
     "runs": ("PartOfRun",),
     "data": tuple(kind.__name__ for kind in variants(Data)),
+    "released": tuple(kind.__name__ for kind in variants(ReleasedModel)),
 }
 """What the values of a mapping are, by its key."""
 ANNOTATIONS = ("title", "description", "default")
@@ -46,7 +49,16 @@ ANNOTATIONS = ("title", "description", "default")
 
 def json_schema() -> Schema:
     """Return one schema with a definition for each kind of file; the schema itself is that of config.yaml."""
-    fields: Any = {name: (field.annotation, field) for name, field in Run.model_fields.items() if name in RUN_KEYS}
+    of_kinds: list[tuple[type[Spec], frozenset[str]]] = [
+        (Run, RUN_KEYS),
+        (ReleasedRun, RELEASED_KEYS - Run.model_fields.keys()),
+    ]
+    fields: Any = {
+        name: (field.annotation, field)
+        for kind, keys in of_kinds
+        for name, field in kind.model_fields.items()
+        if name in keys
+    }
     part = create_model("PartOfRun", __base__=Spec, __doc__="Some keys of a run.", **fields)
     settings = {name: settings_of(stage) for name, stage in (TIMED | MEASURED).items()}
     described: tuple[type[Spec], ...] = (Config, Scale, Study, part, EqualTime, Which, *settings.values())

@@ -15,7 +15,7 @@ from formerlab.errors import UserError
 from formerlab.files import read_json, write_text
 from formerlab.plan.layers import at
 from formerlab.results.schema import UNPLANNED
-from formerlab.results.stages import OPTIMIZER, STAGES, TIMED
+from formerlab.results.stages import MAKING, MEASURED, OPTIMIZER, STAGES, TIMED
 
 RECORDS = {stage.name: stage.record for stage in STAGES.values()}
 """The record of each stage, which it writes last; parents stand before what is made from them."""
@@ -34,6 +34,22 @@ READABLE = {
     "equal_time.rows_sha256": "measured speed",
     "weights_sha256": "weights",
 }
+
+
+def maker(plan: dict[str, Any], run: str) -> str:
+    """Return the stage that makes a run: the one whose jobs name it, else training."""
+    return next((stage for stage in MAKING if run in plan[stage]), "train")
+
+
+def made_run(plan: dict[str, Any], run: str) -> dict[str, Any]:
+    """Return the job that makes a run."""
+    job: dict[str, Any] = plan[maker(plan, run)][run]
+    return job
+
+
+def made_runs(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the jobs that make the runs of a plan, by id."""
+    return {run: job for stage in MAKING for run, job in plan[stage].items()}
 
 
 class Verdict(NamedTuple):
@@ -94,6 +110,7 @@ class Judge:
 
     def objection(self, stage: str, name: str) -> str:
         """Return why rows are not those of the plan; nothing where they are."""
+        stage = maker(self.plan, name) if stage in MAKING else stage
         if name not in self.plan[stage]:
             return UNPLANNED
         verdict = self.verdict(stage, name)
@@ -106,10 +123,10 @@ class Judge:
         if stage == "data":
             above = self.plan["data"][name]["tokenizer"]
             return [("data", above)] if above else []
-        if stage != "train":
-            return [("train", name)]
-        job = self.plan["train"][name]
-        bases = [("data", job["data"]), *([("train", job["init"])] if job["init"] else [])]
+        if stage in MEASURED:
+            return [(maker(self.plan, name), name)]
+        job = self.plan[stage][name]
+        bases = [("data", job["data"]), *([("train", job["init"])] if job.get("init") else [])]
         return [*bases, *([("speed", job["study"])] if job.get("equal_time") else [])]
 
     def folder(self, stage: str, name: str) -> Path:
@@ -132,7 +149,7 @@ class Judge:
         expected = self._expected(stage, name)
         wrong = {READABLE[key] for key, value in expected.items() if value not in (None, at(record, key.split(".")))}
         reasons = [f"changed since: {', '.join(sorted(wrong))}"] if wrong else []
-        if stage == "train" and self.plan[stage][name]["keep_optimizer"] and not (path.parent / OPTIMIZER).exists():
+        if self.plan[stage][name].get("keep_optimizer") and not (path.parent / OPTIMIZER).exists():
             reasons.append(f"no {OPTIMIZER}, which another run goes on with")
         bases = {base: self.verdict(*base) for base in self.bases(stage, name)}
         reasons += [f"{base[1]} is {verdict.state}" for base, verdict in bases.items() if not verdict.current]
@@ -151,15 +168,16 @@ class Judge:
             return {"code_hash": job["code"]}
         if stage in TIMED:
             return {"code_hash": job["code"], "configuration": job["configuration"]}
-        if stage != "train":
+        if stage in MEASURED:
             asked = {key: job[key] for key in ("settings", "suites") if job.get(key)}
-            return {"code_hash": job["code"], "weights_sha256": self._says("train", name, "weights_sha256")} | asked
-        expected = {"spec_hash": job["spec_hash"], "code_hash": job["code"]}
+            weights = self._says(maker(self.plan, name), name, "weights_sha256")
+            return {"code_hash": job["code"], "weights_sha256": weights} | asked
+        expected = {"spec_hash": job["spec_hash"], "code_hash": job["code"], "weights_sha256": job.get("weights")}
         if job.get("equal_time"):  # the record's own spec has the steps that equal time bought
             expected["equal_time.spec_hash"] = expected.pop("spec_hash")
             expected["equal_time.rows_sha256"] = self._says("speed", job["study"], "rows_sha256")
         expected["data.fingerprint"] = self._says("data", job["data"], "fingerprint")
-        if job["init"]:
+        if job.get("init"):
             expected["init.weights_sha256"] = self._says("train", job["init"], "weights_sha256")
         return expected
 

@@ -4,7 +4,7 @@ What is measured of which runs is the key `measure` of a study and, laid over it
 settings, beside `runs`, the patterns of run names, and `by_run`, settings that differ for some of them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -25,6 +25,7 @@ from formerlab.plan.schema import WHICH, Which
 from formerlab.plan.sources import Sources
 from formerlab.results.stages import Stage
 from formerlab.spec import Spec, fingerprint
+from formerlab.training.released import AnyRun, ReleasedRun
 from formerlab.training.run import Run
 
 Jobs = dict[str, Any]
@@ -91,7 +92,7 @@ def _asked(stage: Stage, sources: Sources) -> dict[str, Asked]:
 
 
 def measure_jobs(
-    stage: Stage, runs: list[Run], sources: Sources, hardware: Hardware, suites: dict[str, Any], results: Path
+    stage: Stage, runs: Sequence[AnyRun], sources: Sources, hardware: Hardware, suites: dict[str, Any], results: Path
 ) -> Jobs:
     """Return the finished runs that a stage measures, each with settings, code hash and cost.
 
@@ -108,14 +109,12 @@ def measure_jobs(
 
 
 def _job(
-    asked: Asked, run: Run, sources: Sources, hardware: Hardware, planned: dict[str, Any], folder: Path
+    asked: Asked, run: AnyRun, sources: Sources, hardware: Hardware, planned: dict[str, Any], folder: Path
 ) -> Tree | None:
     stage, scale = asked.stage, sources.scale
     if stage.models and run.model.kind not in stage.models:
         kinds = " or ".join(stage.models)
-        raise UserError(
-            f"{asked.place('runs')}: {run.name!r} trains model.kind={run.model.kind}; name runs of a {kinds}"
-        )
+        raise UserError(f"{asked.place('runs')}: {run.name!r} has model.kind={run.model.kind}; name runs of a {kinds}")
     data = scale.data[run.data]
     own: Measurement = asked.settings_of(run.name)
     try:
@@ -128,11 +127,16 @@ def _job(
     suites = {name: suite for name, suite in scale.suites.items() if settings.asks(name)}
     job: Tree = {
         "settings": settings.to_dict(),
-        "code": code_hash(stage.import_path, specs=[settings, run.model, *suites.values()]),
+        "code": code_hash(stage.import_path, *_loaded_by(run), specs=[settings, run.model, *suites.values()]),
         "suites": _states(folder / stage.record, suites, planned),
     }
     reading = settings.reading(run, int(getattr(data, "questions", 0) or 0))
     return job if reading is None else job | {"cost": forward_cost(run, reading, hardware)}
+
+
+def _loaded_by(run: AnyRun) -> tuple[str, ...]:
+    """Return the module that loads a released model: what it does with the weights decides what is measured."""
+    return ("formerlab.integrations.huggingface.released_run",) if isinstance(run, ReleasedRun) else ()
 
 
 def _states(record: Path, names: Iterable[str], planned: dict[str, Any]) -> dict[str, str | None]:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from formerlab.data import TokenizerFile
+from formerlab.data.text.released_tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError
 from formerlab.plan.layers import place_of
 from formerlab.plan.sources import Sources
@@ -15,7 +16,7 @@ from formerlab.results.stages import MEASURED
 
 
 def check_files(data: dict[str, Any], plan: dict[str, Any], sources: Sources) -> None:
-    """Refuse names and patterns, given by the user, that no file has: of data sets and of suites.
+    """Refuse names and patterns, given by the user, that no file has: of data sets, released models and suites.
 
     `data` are the jobs of all data sets of the scale.
     """
@@ -25,6 +26,9 @@ def check_files(data: dict[str, Any], plan: dict[str, Any], sources: Sources) ->
             _search(("data", name, "source"), spec.source.search, f"data.{name}: ", sources)
             if isinstance(tokenizer := getattr(spec, "tokenizer", None), TokenizerFile):
                 _search(("data", name, "tokenizer"), tokenizer.load, f"data.{name}.tokenizer: ", sources)
+            if isinstance(tokenizer, ReleasedTokenizer):
+                model = sources.scale.released[tokenizer.model]
+                _search(("released", tokenizer.model), model.files, f"released.{tokenizer.model}: ", sources)
     asking = [job["suites"] for stage in MEASURED for job in plan[stage].values()]
     for name, suite in sources.scale.suites.items():
         if not any(suites.get(name) for suites in asking):

@@ -13,7 +13,7 @@ from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.memory import memory_bytes
 from formerlab.plan.show import aligned
 from formerlab.plan.sources import Sources
-from formerlab.results.read import Results
+from formerlab.results.read import Results, is_released
 from formerlab.results.write import write_rows
 from formerlab.training.run import Run
 
@@ -39,7 +39,7 @@ def compare(results: Path, sources: Sources, baseline: float) -> list[Row]:
     `baseline`, that of the imports. A ratio is measured over predicted.
     """
     hardware = choose(hardware_table(sources.config_layers), sources.scale.hardware)
-    records = Results(results).records()
+    records = [record for record in Results(results).records() if not is_released(record)]
     if not records:
         raise UserError(f"{results}: no finished run; run the DAG for this scale first")
     return [_row(record, sources, hardware, baseline) for record in records]

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from formerlab.data import TextData
 from formerlab.data.dataset import DataSpec
+from formerlab.data.text.released_tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses
 from formerlab.evaluation.timing.equal_time import EqualTime
 from formerlab.growth.tokens import continued_spec, growable, grown_spec
@@ -27,11 +29,14 @@ from formerlab.plan.schema import Scale, StudyScale
 from formerlab.plan.sources import RUN_KEYS, Sources, study_place
 from formerlab.plan.tokenizers import same_tokenizer
 from formerlab.results.stages import MEASURED, TIMED
+from formerlab.training.released import ReleasedRun
 from formerlab.training.run import Run
 
 Layers = list[Layer]
 EQUAL = "equal_time"
 """The key of a run that is no part of its spec: the steps follow from it."""
+RELEASED = "released"
+"""The key of a run that names a released model in place of training."""
 _PATTERNS: tuple[tuple[str, ...], ...] = tuple(
     ("measure", stage, key) for stage in (*MEASURED, *TIMED) for key in ("runs", "by_run")
 )
@@ -39,7 +44,7 @@ _PATTERNS: tuple[tuple[str, ...], ...] = tuple(
 
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
-    """Return the runs of a study, parents before children, with one run per seed.
+    """Return the runs that a study trains, parents before children, with one run per seed.
 
     Runs that the scale leaves out are checked too, key by key: at another scale they will be there.
     """
@@ -47,6 +52,7 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
     at_scale = scale.studies.get(name, StudyScale())
     layers = _run_layers(name, sources)
     _check_patterns(name, list(layers), sources)
+    layers = {run: own for run, own in layers.items() if not _names_released(own)}
     kept = [run for run in layers if any(fnmatchcase(run, pattern) for pattern in at_scale.only)]
     runs = {run: _parse_run(name, run, layers[run], scale) for run in kept}
     for run in layers.keys() - runs.keys():
@@ -55,6 +61,61 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
     grown = _grow(name, _with_parents_first(name, runs, layers), scale.data, layers)
     seeds = sources.config.seeds or at_scale.seeds or scale.seeds
     return [run.model_copy(update={"seed": seed}) for run in grown for seed in seeds]
+
+
+def resolve_released(name: str, sources: Sources) -> list[ReleasedRun]:
+    """Return the runs of a study that take a released model as it is.
+
+    Raises UserError for a model that the scale does not have, data of other tokens, and windows that it cannot read.
+    """
+    only = sources.scale.studies.get(name, StudyScale()).only
+    layers = {run: own for run, own in _run_layers(name, sources).items() if _names_released(own)}
+    kept = [run for run in layers if any(fnmatchcase(run, pattern) for pattern in only)]
+    for run in layers.keys() - set(kept):
+        named = Layer(study_place(name), {"study": name, "name": run})
+        check_values(ReleasedRun, [named, *layers[run]], f"{name}.runs.{run}")
+    return [_parse_released(name, run, layers[run], sources.scale) for run in kept]
+
+
+def _names_released(layers: Layers) -> bool:
+    return merge_layers(layers).get(RELEASED) is not None
+
+
+def _parse_released(study: str, name: str, layers: Layers, scale: Scale) -> ReleasedRun:
+    subject = f"{study}.runs.{name}"
+    tree = merge_layers(layers)
+    model, data = tree[RELEASED], tree.get("data", ReleasedRun.model_fields["data"].default)
+    for key, value, known, what in (
+        (RELEASED, model, scale.released, "released model"),
+        ("data", data, scale.data, "data set"),
+    ):
+        if not isinstance(value, str) or value not in known:
+            near = near_misses(str(value), list(known))
+            raise UserError(f"{place_of(layers, (key,))}: {subject}.{key}: no {what} {value!r} at this scale{near}")
+    source = scale.released[model]
+    try:
+        sizes = source.known_sizes()
+    except UserError as error:
+        raise UserError(f"{place_of(layers, (RELEASED,))}: released.{model}: {error}; or state its sizes") from None
+    longest = min(sizes.context, source.context or sizes.context)
+    known = sizes.plain() | {"context": longest, "kind": "released", "name": model, "source": source.plain()}
+    named = {"study": study, "name": name, "model": known}
+    run = parse(ReleasedRun, [Layer(study_place(study), named), *layers], subject)
+    tokenizer = spec.tokenizer if isinstance(spec := scale.data[data], TextData) else None
+    if not isinstance(tokenizer, ReleasedTokenizer) or tokenizer.model != model:
+        raise UserError(
+            f"{place_of(layers, ('data',))}: {subject}.data: {data!r} is not in the tokens of {model!r}; give that "
+            f"data set tokenizer: {{kind: released, model: {model}}}"
+        )
+    if run.context > longest:
+        raise UserError(
+            f"{place_of(layers, ('context',))}: {subject}.context: {run.context} exceeds the {longest} tokens that "
+            f"{model!r} reads; lower it"
+        )
+    if run.dtype is None:
+        return run
+    narrowed = run.model.model_copy(update={"source": source.model_copy(update={"dtype": run.dtype})})
+    return run.model_copy(update={"model": narrowed})
 
 
 def equal_times(name: str, sources: Sources) -> dict[str, EqualTime]:
@@ -80,7 +141,13 @@ def _run_layers(name: str, sources: Sources) -> dict[str, list[Layer]]:
                 raise UserError(f"{mine[0].place}: runs.{template}: gives a second run {run!r}; remove one")
             matching = [p for p in patterns if p != template and fnmatchcase(run, p)]
             patterned = [layer for pattern in matching for layer in sources.at_scale(name, "runs", pattern)]
-            result[run] = [*common, *own, *patterned, *at_this_scale, *_overrides_of(name, run, sources)]
+            special = [*own, *patterned, *at_this_scale]
+            result[run] = [*common, *special, *_overrides_of(name, run, sources)]
+            if _names_released(special):  # what is said of all runs is said of training, but for the data
+                mine = part(sources.overrides, name, "runs", run)
+                of_all = [*common, *part(sources.overrides, name)]
+                data = [Layer(layer.place, {"data": layer.tree["data"]}) for layer in of_all if "data" in layer.tree]
+                result[run] = [*data, *special, *mine]
     _check_overridden(name, list(result), sources)
     return result
 
@@ -106,7 +173,8 @@ def _instances(study: Layers, scale: Layers, template: str) -> list[tuple[str, L
         return [(template, study, scale)]
     points = [] if grid is None else grid_points(place, template, grid)
     if not points:
-        check_values(Run, [*study, *scale], f"runs.{template}", names)
+        kind = ReleasedRun if _names_released([*study, *scale]) else Run
+        check_values(kind, [*study, *scale], f"runs.{template}", names)
 
     def filled(layers: Layers, point: Tree) -> Layers:
         return [_filled(layer, template, point) for layer in layers]

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from formerlab.data.registry import Data
 from formerlab.errors import near_misses
 from formerlab.evaluation.language.suites import Suite, check_names
+from formerlab.released import ReleasedModel
 from formerlab.report.claims.arms import ClaimArms
 from formerlab.results.stages import MEASURED, TIMED
 from formerlab.spec import Seed, Spec
@@ -59,7 +60,7 @@ Folder = Annotated[str, AfterValidator(_folder)]
 Processors = Annotated[int, Field(gt=0, le=10**4)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_distinct)]
 Studies = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_distinct)]
-ScaleName = Literal["smoke", "laptop", "overnight", "workstation", "paper"]
+ScaleName = Literal["smoke", "laptop", "overnight", "pretrained", "workstation", "paper"]
 
 
 class Config(Spec):
@@ -79,6 +80,8 @@ class Config(Spec):
     """Your own data: keys laid over the scale's data sets of the same name."""
     suites: dict[Name, dict[str, Any]] = {}
     """Your own question suites: keys laid over the scale's suites of the same name."""
+    released: dict[Name, dict[str, Any]] = {}
+    """Your own released models: keys laid over the scale's models of the same name."""
     results: Folder = "results"
     """Folder of the result tree."""
     figures: Folder = "figures"
@@ -171,8 +174,10 @@ class Scale(Spec):
     """Data sets by name."""
     suites: Annotated[dict[Name, Suite], AfterValidator(check_names)] = {}
     """Question suites by name, beside the embedded questions; zero-shot jobs answer all, sweeps those they name."""
+    released: dict[Name, ReleasedModel] = {}
+    """Released models by name, for runs that name one in place of training."""
     defaults: dict[str, Any] = {}
-    """Keys of every run."""
+    """Keys of every run that is trained."""
     studies: dict[Name, StudyScale] = {}
     """What differs by study."""
 

@@ -5,7 +5,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from formerlab.plan.judge import RECORDS, Judge
+from formerlab.plan.judge import RECORDS, Judge, made_runs
 from formerlab.progress import short
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, TIMED
@@ -17,11 +17,11 @@ COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "hours", "s
 
 
 def table(plan: dict[str, Any]) -> str:
-    """Return every training run with its predicted cost, and the totals per study."""
+    """Return every run with its predicted cost, and the totals per study."""
     lines = [f"scale {plan['scale']}: {plan['description']}", ""]
     rows: list[tuple[str, ...]] = [COLUMNS]
     for name, study in plan["studies"].items():
-        jobs = {run_id: job for run_id, job in plan["train"].items() if job["study"] == name}
+        jobs = {run_id: job for run_id, job in made_runs(plan).items() if job["study"] == name}
         rows += [(run_id, *_cells(job["cost"]), job["init"] or "") for run_id, job in jobs.items()]
         total = study["totals"]
         rows.append((f"= {name}: {total['runs']} runs", "", *_cells(total)[1:], ""))
@@ -30,7 +30,15 @@ def table(plan: dict[str, Any]) -> str:
     lines += ["", *_hardware(plan), ""]
     others = ", ".join(f"{len(plan[stage])} {stage}" for stage in BESIDES)
     lines.append(f"besides: {others} jobs; memory of a total is that of its largest run")
+    lines += [f"{stage} reads {text}" for stage in MEASURED if (text := _measuring(plan[stage]))]
     return "\n".join(lines)
+
+
+def _measuring(jobs: dict[str, Any]) -> str:
+    """Return the predicted cost of the jobs of a stage that measures, as far as anybody can say."""
+    costs = [job["cost"] for job in jobs.values() if "cost" in job]
+    tokens, flops, hours = (sum(cost[key] for cost in costs) for key in ("tokens", "flops", "hours"))
+    return f"{short(tokens)} tokens: {flops:.2e} FLOPs, {hours:.3g} hours" if costs else ""
 
 
 def _hardware(plan: dict[str, Any]) -> list[str]:

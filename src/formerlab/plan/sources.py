@@ -13,10 +13,14 @@ from formerlab.plan.read import fields_of, parse
 from formerlab.plan.schema import Config, Scale, Study
 from formerlab.plan.tokenizers import with_vocabularies
 from formerlab.results.stages import MEASURED, TIMED
+from formerlab.training.released import ReleasedRun
 from formerlab.training.run import Run
 from formerlab.yaml_files import read_yaml
 
-RUN_KEYS = frozenset(Run.model_fields) - {"study", "name", "seed"}
+_OF_THE_PLACE = {"study", "name", "seed"}
+RELEASED_KEYS = frozenset(ReleasedRun.model_fields) - _OF_THE_PLACE - {"model"}
+"""What a run says of a released model."""
+RUN_KEYS = (frozenset(Run.model_fields) - _OF_THE_PLACE) | RELEASED_KEYS
 CONFIG_KEYS = frozenset(Config.model_fields) - {"overlay", "set"}
 """Keys of config.yaml that an override may give; `scale` with a mapping below it means the file of the scale."""
 
@@ -101,9 +105,12 @@ def _check_folders(root: Path, config: Config, layers: list[Layer]) -> None:
 
 
 def _scale_layers(root: Path, config: Config, layers: list[Layer], overrides: list[Layer]) -> list[Layer]:
-    """Return the file of the scale, on it the data and suites of the configuration, then the overrides of the file."""
+    """Return the file of the scale, on it data, suites and models of the configuration, then overrides of the file."""
     place = f"workflow/scales/{config.scale}.yaml"
-    mine = [Layer(layer.place, {k: layer.tree[k] for k in ("data", "suites") if layer.tree.get(k)}) for layer in layers]
+    mine = [
+        Layer(layer.place, {k: layer.tree[k] for k in ("data", "suites", "released") if layer.tree.get(k)})
+        for layer in layers
+    ]
     return [Layer(place, read_yaml(root, place)), *mine, *_named(part(overrides, "scale"), "scale")]
 
 
@@ -118,7 +125,7 @@ def _read_scale(layers: list[Layer]) -> Scale:
             _refuse_moved(part([of_study], name), f"studies.{name}.")
     place = layers[0].place
     scale = parse(Scale, [Layer(place, {"data": silent} if silent else {}), *layers])
-    return scale.model_copy(update={"data": with_vocabularies(scale.data, place)})
+    return scale.model_copy(update={"data": with_vocabularies(scale.data, place, scale.released)})
 
 
 def _study_layers(root: Path, name: str, overrides: list[Layer]) -> list[Layer]:

@@ -4,16 +4,20 @@ from collections.abc import Mapping
 
 from formerlab.data import TextData, TokenizerFile, TokenizerOf
 from formerlab.data.dataset import DataSpec
+from formerlab.data.text.released_tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses
+from formerlab.released import ReleasedModel
 
 DataSets = Mapping[str, DataSpec]
 
 
-def with_vocabularies(data: DataSets, place: str) -> DataSets:
+def with_vocabularies(data: DataSets, place: str, released: Mapping[str, ReleasedModel]) -> DataSets:
     """Return the data sets, each after the one whose tokenizer it takes and with the vocabulary of that one.
 
-    Raises UserError where that one does not exist, has another vocabulary, or takes its tokenizer from the first.
+    One that takes the tokenizer of a released model has that model's place and vocabulary. Raises UserError where what
+    gives the tokenizer does not exist, has another vocabulary, or takes its tokenizer from the first.
     """
+    data = {name: _of_released(name, spec, released, place) for name, spec in data.items()}
     filled: dict[str, DataSpec] = {}
     for name in data:
         for borrower in reversed(_checked_chain(name, data, place)):
@@ -38,8 +42,25 @@ def same_tokenizer(one: str, other: str, data: DataSets) -> bool:
     first, second = (chain(name, data)[-1] for name in (one, other))
     specs = [data[name] for name in (first, second)]
     named = [spec.tokenizer for spec in specs if isinstance(spec, TextData)]
-    files = [tokenizer for tokenizer in named if isinstance(tokenizer, TokenizerFile)]
-    return first == second or (len(files) == 2 and files[0] == files[1])
+    fixed = [tokenizer for tokenizer in named if isinstance(tokenizer, TokenizerFile | ReleasedTokenizer)]
+    return first == second or (len(fixed) == 2 and fixed[0] == fixed[1])
+
+
+def _of_released(name: str, spec: DataSpec, released: Mapping[str, ReleasedModel], place: str) -> DataSpec:
+    if not isinstance(spec, TextData) or not isinstance(spec.tokenizer, ReleasedTokenizer):
+        return spec
+    key, model = f"{place}: data.{name}.tokenizer", spec.tokenizer.model
+    if model not in released:
+        raise UserError(f"{key}.model: no released model {model!r} at this scale{near_misses(model, list(released))}")
+    try:
+        vocabulary = released[model].known_sizes().vocabulary
+    except UserError as error:
+        raise UserError(f"{place}: released.{model}: {error}; or state its sizes") from None
+    if spec.tokenizer.vocabulary not in (None, vocabulary):
+        stated = spec.tokenizer.vocabulary
+        raise UserError(f"{key}.vocabulary: {stated}, but released model {model!r} has {vocabulary}; leave it out")
+    filled = spec.tokenizer.model_copy(update={"vocabulary": vocabulary, "source": released[model]})
+    return spec.model_copy(update={"tokenizer": filled})
 
 
 def _checked_chain(name: str, data: DataSets, place: str) -> list[str]:

@@ -21,6 +21,22 @@ PUBLISHED_ALPHA = 0.2
 """The alpha of the Decay article, Fig 4a."""
 
 
+RELEASED_RUNS = "released-"
+"""How the runs of released models begin that are measured in full."""
+
+
+def one_model(rows: DataFrame) -> DataFrame:
+    """Return the rows of the one run that a picture of a single model shows: a released model before one of ours."""
+    runs = sorted(rows["run"].unique(), key=lambda run: not str(run).startswith(RELEASED_RUNS))
+    return rows[rows["run"] == runs[0]] if runs else rows
+
+
+def model_notes(rows: DataFrame) -> list[str]:
+    """Return a note that names a released model, where rows of one are shown."""
+    named = [str(run) for run in rows["run"].unique() if str(run).startswith(RELEASED_RUNS)]
+    return [f"Model: {', '.join(name.removeprefix(RELEASED_RUNS) for name in named)}."] if named else []
+
+
 def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return one row per run, policy, alpha, recent share and budget, with its loss over all seeds and windows.
 

@@ -15,7 +15,7 @@ from formerlab import __version__
 from formerlab.errors import UserError
 from formerlab.files import beside, read_json, remove_abandoned, replacing
 from formerlab.results.exported import write_study
-from formerlab.results.read import TRAINED, Objection, Results, read_rows
+from formerlab.results.read import Objection, Results, always_written, read_rows
 from formerlab.results.schema import CLAIMS, UNPLANNED
 
 Rows = dict[str, dict[str, DataFrame]]
@@ -98,10 +98,11 @@ def _read(results: Results, study: str, records: Sequence[dict[str, Any]]) -> tu
     """Read every file of rows by file and owner, and the records of stages by owner and stage."""
     rows: Rows = defaultdict(dict)
     stages: Stages = defaultdict(dict)
-    for owner in [*(record["id"] for record in records), study]:
+    needed = {record["id"]: always_written(record) for record in records}
+    for owner in [*needed, study]:
         folder = results.root / owner
-        if owner != study and (absent := [name for name in TRAINED if not (folder / name).exists()]):
-            raise UserError(f"{folder / absent[0]}: missing, although the run is finished; train it again")
+        if absent := [name for name in needed.get(owner, ()) if not (folder / name).exists()]:
+            raise UserError(f"{folder / absent[0]}: missing, although the run is finished; make it again")
         for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
             if path.name == RUN or results.leaves_out(path.name, owner):
                 continue

@@ -23,6 +23,8 @@ SCHEMA = 1
 
 TRAINED = ("train.csv", "timing.csv", "eval.csv", "test.csv")
 """Files that training writes before run.json; without one of them a finished run is damaged."""
+LOADED = ("test.csv",)
+"""The same of a released model."""
 
 # From pandas 3.1 on floats are always read exactly, and asking for it is deprecated.
 _EXACT_FLOATS: dict[str, Any] = (
@@ -99,9 +101,9 @@ class Results:
             frame = self._rows_of(name, name_of_run)
             if frame is not None:
                 frames += [frame.assign(study=study_name, run=run, seed=seed)] if len(frame) else []
-            elif name in TRAINED:
+            elif name in always_written(self.record_of(name_of_run)):
                 path = self.root / name_of_run / name
-                raise UserError(f"{path}: missing, although the run is finished; delete the folder and train again")
+                raise UserError(f"{path}: missing, although the run is finished; delete the folder and make it again")
         if not frames:
             return DataFrame(columns=[*_KEYS, *_required(name)])
         return pd.concat(frames, ignore_index=True)[[*_KEYS, *frames[0].columns.drop(_KEYS)]]
@@ -128,6 +130,10 @@ class Results:
             self._records = sorted(records, key=lambda record: (record["study"], record["run"], record["seed"]))
             self._flat = {record["id"]: flatten(record) for record in records}
         return self._records
+
+    def record_of(self, run: str) -> dict[str, Any]:
+        """Return the content of the run.json of a run, by its id."""
+        return next(record for record in self.all_records() if record["id"] == run)
 
     def left_out(self, study: str = "*", runs: Sequence[str] = ("*",)) -> list[str]:
         """Return what was asked for so far and left out, each with the reason."""
@@ -170,6 +176,17 @@ class Results:
         if path not in self._frames:
             self._frames[path] = read_rows(path)
         return self._frames[path]
+
+
+def always_written(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the files of rows without which the finished run of a record is damaged."""
+    return LOADED if is_released(record) else TRAINED
+
+
+def is_released(record: Mapping[str, Any]) -> bool:
+    """Say whether a run.json is that of a released model, which nobody here trained."""
+    model = record["spec"].get("model") if isinstance(record["spec"], Mapping) else None
+    return isinstance(model, Mapping) and model.get("kind") == "released"
 
 
 def has_runs(root: Path) -> bool:

@@ -48,6 +48,10 @@ class Stage:
 
 
 CONFIGURATION = "policy alpha recent budget"
+TEST = table(
+    "a non-overlapping window of the held-out stream (a sentence, an image), final weights",
+    "window tokens loss_nats label? prediction? rank? confidence?",
+)
 NGRAMS = "correct_1 correct_2 correct_3 correct_4 total_1 total_2 total_3 total_4"
 
 STAGES = {
@@ -102,16 +106,21 @@ STAGES = {
                     "a batch of the fixed validation stream at a step",
                     "step split batch tokens loss_nats top1? top5?",
                 ),
-                "test.csv": table(
-                    "a non-overlapping window of the held-out stream (a sentence, an image), final weights",
-                    "window tokens loss_nats label? prediction? rank? confidence?",
-                ),
+                "test.csv": TEST,
                 "depth.csv": table(
                     "a learned mixing weight at an evaluation (DenseFormer runs)",
                     "step? destination source weight",
                 ),
             },
             ("run.yaml", "weights.safetensors"),
+            record="run.json",
+        ),
+        Stage(
+            "load",
+            "load a released model in place of training one, and measure its loss on the held-out text",
+            "run",
+            {"test.csv": TEST},
+            ("run.yaml",),
             record="run.json",
         ),
         Stage(
@@ -128,7 +137,7 @@ STAGES = {
             },
             module="language.answers",
             settings="Zeroshot",
-            models=("decoder",),
+            models=("decoder", "released"),
         ),
         Stage(
             "prune",
@@ -173,7 +182,7 @@ STAGES = {
             },
             module="pruning.prune",
             settings="PruneSweep",
-            models=("decoder",),
+            models=("decoder", "released"),
         ),
         Stage(
             "flow",
@@ -239,10 +248,13 @@ TIMED = {name: stage for name, stage in STAGES.items() if stage.module and stage
 MEASURED = {name: stage for name, stage in STAGES.items() if stage.module and stage.unit == "run"}
 """Those that measure a finished run."""
 
+MAKING = {name: stage for name, stage in STAGES.items() if stage.record == STAGES["train"].record}
+"""Those that make a run: what measures it does not ask by which it was made."""
+
 TABLES = {file: found for stage in STAGES.values() for file, found in stage.tables.items()}
 """Every file of rows, by name."""
-WRITER = {file: stage.name for stage in STAGES.values() for file in stage.written}
-"""The stage that writes a file."""
+WRITER = {file: stage.name for stage in reversed(STAGES.values()) for file in stage.written}
+"""The stage that writes a file; for what several do, the first of them (`MAKING`: the judge knows which it was)."""
 
 OPTIMIZER = "optimizer.pt"
 """What `train` writes beside its files where another run goes on with the optimizer."""

@@ -43,8 +43,13 @@ def _git(folder: Path, *words: str) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
+    return {"python": platform.python_version()} | versions_of(*PACKAGES)
+
+
+def versions_of(*packages: str) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -14,6 +14,7 @@ from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.deduplicator import Deduplicator, batches, training_sample, without_documents
 from formerlab.data.text.encoding import Encoding, encode, stream_type
 from formerlab.data.text.questions import FOLDER, write_questions
+from formerlab.data.text.released_tokenizer import ReleasedTokenizer
 from formerlab.data.text.source import Corpus
 from formerlab.data.text.spec import TextData
 from formerlab.data.text.streams import Stream, load_tokenizer, read_manifest, writing
@@ -38,7 +39,7 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
         return
     with Workers(processes) as workers:
         corpus, notes = _opened(name, data, workers)
-        if isinstance(data.tokenizer, TokenizerFile):
+        if isinstance(data.tokenizer, TokenizerFile | ReleasedTokenizer):
             data.tokenizer.load()
         if isinstance(data.tokenizer, TokenizerOf):
             load_tokenizer(out.parent / data.tokenizer.data)

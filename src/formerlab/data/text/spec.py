@@ -8,6 +8,7 @@ from formerlab.data.dataset import DataSpec
 from formerlab.data.text.embedded import Embedded
 from formerlab.data.text.files import Files
 from formerlab.data.text.hub import Hub
+from formerlab.data.text.released_tokenizer import ReleasedTokenizer
 from formerlab.data.text.tokenizer import BytePairs, Tokenizer, TokenizerFile, TokenizerOf
 from formerlab.spec import AnyCount, Bytes
 
@@ -61,4 +62,15 @@ class TextData(DataSpec):
         return {"model": {"vocabulary": self.vocabulary} | context}
 
 
-__all__ = ["BytePairs", "Embedded", "Files", "Hub", "Source", "TextData", "Tokenizer", "TokenizerFile", "TokenizerOf"]
+__all__ = [
+    "BytePairs",
+    "Embedded",
+    "Files",
+    "Hub",
+    "ReleasedTokenizer",
+    "Source",
+    "TextData",
+    "Tokenizer",
+    "TokenizerFile",
+    "TokenizerOf",
+]

@@ -1,4 +1,6 @@
-"""Tokenizers: byte-level BPE trained on the training text, a tokenizer file, or that of another data set."""
+"""Tokenizers: byte-level BPE trained on the training text, a tokenizer file, that of another data set or of a released
+model.
+"""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -7,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from formerlab.data.text.released_tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError
 from formerlab.files import replacing, sha256
 from formerlab.spec import Bytes, Size, Spec
@@ -90,21 +93,25 @@ class TokenizerOf(Spec):
     """Number of tokens; the plan fills in what the other data set says, and refuses anything else."""
 
 
-Tokenizer = Annotated[BytePairs | TokenizerFile | TokenizerOf, Field(discriminator="kind")]
+Tokenizer = Annotated[BytePairs | TokenizerFile | TokenizerOf | ReleasedTokenizer, Field(discriminator="kind")]
 
 
 def write_tokenizer(
-    spec: BytePairs | TokenizerFile, path: Path, sample: Callable[[int], Iterable[str]]
+    spec: BytePairs | TokenizerFile | ReleasedTokenizer, path: Path, sample: Callable[[int], Iterable[str]]
 ) -> dict[str, Any]:
     """Write `tokenizer.json`, copied or learned from a sample of so many bytes; return what the manifest says of it."""
+    end: int | None
     with replacing(path) as temporary:
-        if isinstance(spec, TokenizerFile):
-            tokenizer = spec.load()
+        if isinstance(spec, ReleasedTokenizer):
+            tokenizer, end = spec.load()
+            tokenizer.save(str(temporary))
+        elif isinstance(spec, TokenizerFile):
+            end = spec.load().token_to_id(spec.end_of_text)
             shutil.copyfile(Path(spec.path).expanduser(), temporary)
         else:
             tokenizer = spec.train(sample(spec.training_bytes))
             tokenizer.save(str(temporary))
-    end = tokenizer.token_to_id(spec.end_of_text)
+            end = tokenizer.token_to_id(spec.end_of_text)
     return {"kind": spec.kind, "vocabulary": spec.vocabulary, "sha256": sha256(path), "end_of_text": end}
 
 

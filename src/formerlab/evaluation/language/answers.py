@@ -5,13 +5,21 @@ from typing import Self
 from formerlab.evaluation.language.suite_tasks import questions_of
 from formerlab.evaluation.language.zeroshot import harness_version, zeroshot
 from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Reading
-from formerlab.training.run import Run
+from formerlab.spec import Count
+from formerlab.training.released import AnyRun
 
 
 class Zeroshot(Measurement):
-    """Which questions are answered: all, so there is nothing to set."""
+    """How questions are asked: all of them, or the first examples of each task."""
 
-    def of(self, run: Run, *, questions: bool) -> Self | None:
+    question_limit: Count | None = None
+    """First examples of each task; none means all."""
+    batch: Count = 16
+    """Sequences per forward pass."""
+    batch_tokens: Count | None = None
+    """Tokens per forward pass at most, padding counted; none: no limit."""
+
+    def of(self, run: AnyRun, *, questions: bool) -> Self | None:
         """Return the settings where there are questions."""
         del run
         return self if questions else None
@@ -21,15 +29,15 @@ class Zeroshot(Measurement):
         del suite
         return True
 
-    def reading(self, run: Run, questions: int) -> Reading:
+    def reading(self, run: AnyRun, questions: int) -> Reading:
         """Return the tokens of the embedded questions."""
         del run
-        return Reading(questions * QUESTION_TOKENS)
+        return Reading(min(self.question_limit or questions, questions) * QUESTION_TOKENS)
 
 
 def measure(run: Measured, settings: Zeroshot) -> None:
     """Write zeroshot.csv."""
-    del settings
-    questions = questions_of(run)
+    questions = questions_of(run, settings.question_limit)
     run.notes.update(versions={"lm_eval": harness_version()}, cut=questions.cut(run.model.spec.context))
-    zeroshot(run.model, questions, run.folder / "zeroshot.csv", label=run.label)
+    path = run.folder / "zeroshot.csv"
+    zeroshot(run.model, questions, path, batch=settings.batch, batch_tokens=settings.batch_tokens, label=run.label)

@@ -28,7 +28,7 @@ from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count
 from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import mean_loss, spread_windows, window_losses
-from formerlab.training.run import Run
+from formerlab.training.released import AnyRun
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -41,10 +41,10 @@ class Flow(Measurement):
     shares: tuple[Share, ...] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
     """Shares of the mixing weights that are dropped, the smallest first (Fig 7: 0 to 50 %)."""
 
-    def reading(self, run: Run, questions: int) -> Reading:
+    def reading(self, run: AnyRun, questions: int) -> Reading:
         """Return the tokens of all passes over the windows."""
         del questions
-        return Reading((1 + len(self.shares)) * self.windows * int(getattr(run.task, "context", 0)))
+        return Reading((1 + len(self.shares)) * self.windows * int(getattr(getattr(run, "task", None), "context", 0)))
 
 
 def measure(run: Measured, settings: Flow) -> None:
@@ -52,14 +52,14 @@ def measure(run: Measured, settings: Flow) -> None:
     flow(run.model, run.run, load_stream(run.data, "test"), settings, run.folder / "flow.csv")
 
 
-def flow(model: DecoderModel, run: Run, stream: NDArray[np.integer[Any]], settings: Flow, path: Path) -> None:
+def flow(model: DecoderModel, run: AnyRun, stream: NDArray[np.integer[Any]], settings: Flow, path: Path) -> None:
     """Write the rows of one model.
 
     `cosine_with_embedding` at place i is the mean over tokens of the cosine of Y_i, which block i + 1 reads (after the
     last block, the final norm), with X_0. `pruned_loss_nats` at place s is the loss without the share s of the mixing
     weights, those smallest in size; `kept` counts the others.
     """
-    task = run.task
+    task = getattr(run, "task", None)
     if not isinstance(task, LanguageModeling):
         raise UserError(f"flow.runs: run {run.name!r} is no language model; name runs of a decoder")
     windows = spread_windows(stream, task.context, settings.windows)

@@ -102,6 +102,7 @@ class Questions:
         model: DecoderModel,
         *,
         batch: int = 16,
+        batch_tokens: int | None = None,
         attend_for: AttendFor | None = None,
         progress: Progress | None = None,
     ) -> Iterator[QuestionScore]:
@@ -112,6 +113,7 @@ class Questions:
             model,
             self.tokenizer,
             batch=batch,
+            batch_tokens=batch_tokens,
             attend_for=attend_for,
             end_of_text=self.end_of_text,
             progress=progress,

@@ -93,11 +93,17 @@ def evaluate_tasks(
 
 
 def zeroshot(
-    model: DecoderModel, questions: Questions, path: Path, *, batch: int = 16, label: str = "zeroshot"
+    model: DecoderModel,
+    questions: Questions,
+    path: Path,
+    *,
+    batch: int = 16,
+    batch_tokens: int | None = None,
+    label: str = "zeroshot",
 ) -> list[QuestionScore]:
     """Write zeroshot.csv and return its rows."""
     with Progress(len(questions), label, unit="request") as progress:
-        rows = list(questions.answers(model, batch=batch, progress=progress))
+        rows = list(questions.answers(model, batch=batch, batch_tokens=batch_tokens, progress=progress))
     write_rows(path, COLUMNS, [row[: len(COLUMNS)] for row in rows])
     return rows
 

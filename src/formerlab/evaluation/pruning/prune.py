@@ -26,7 +26,7 @@ from formerlab.results.write import Cell, write_rows
 from formerlab.spec import AnyCount, Count, Size
 from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.window_losses import Stream, spread_windows, window_batches, window_losses
-from formerlab.training.run import Run
+from formerlab.training.released import AnyRun
 
 FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
 """Every file of a sweep, with its columns; what is not asked for has no rows."""
@@ -72,6 +72,8 @@ class PruneSweep(Measurement):
     """Their budgets, shares of the prompt."""
     batch: Count = 64
     """Sequences per forward pass."""
+    batch_tokens: Count | None = None
+    """Tokens per forward pass at most, padding counted, so that large models and vocabularies fit; none: no limit."""
 
     @field_validator("policies")
     @classmethod
@@ -84,14 +86,14 @@ class PruneSweep(Measurement):
                 raise ValueError(str(error)) from None
         return policies
 
-    def of(self, run: Run, *, questions: bool) -> Self:
+    def of(self, run: AnyRun, *, questions: bool) -> Self:
         """Ask no questions where there are none. Raises UserError for windows longer than the model's context."""
         context = int(getattr(run.model, "context", 0))
         if self.context is not None and self.context > context:
             raise UserError(f"context: {self.context} exceeds model.context={context} of run {run.name!r}; lower it")
         return self.model_copy(update={"questions": self.questions and questions})
 
-    def reading(self, run: Run, questions: int) -> Reading:
+    def reading(self, run: AnyRun, questions: int) -> Reading:
         """Return the tokens of all windows and questions, each read once under every configuration."""
         context = self.context or int(getattr(run.model, "context", 0))
         tokens = len(self.configurations(self.budgets)) * self.windows * context
@@ -103,6 +105,11 @@ class PruneSweep(Measurement):
     def asks(self, suite: str) -> bool:
         """Say whether the sweep asks the questions of a suite."""
         return self.questions and any(fnmatchcase(suite, pattern) for pattern in self.suites)
+
+    def batch_of(self, context: int, most: int | None = None) -> int:
+        """Return how many windows of so many tokens are read at once, `most` at most."""
+        fit = self.batch if self.batch_tokens is None else min(self.batch, max(1, self.batch_tokens // context))
+        return fit if most is None else min(fit, most)
 
     def configurations(self, budgets: Iterable[int | float]) -> list[Configuration]:
         """Return the full cache and every policy at every budget, each once."""
@@ -143,9 +150,10 @@ def prune(
     asked = sweep.configurations(sweep.question_budgets) if questions is not None else []
     total = len(configurations) * len(windows) + len(asked) * (len(questions) if questions is not None else 0)
     with Progress(total, label, unit="sequence") as progress:
-        rows = _window_rows(model, streams["test"], context, windows, configurations, sweep.batch, progress)
+        batch = sweep.batch_of(context)
+        rows = _window_rows(model, streams["test"], context, windows, configurations, batch, progress)
         write_rows(out / "prune.csv", FILES["prune.csv"], list(rows))
-        answers = _question_rows(model, questions, asked, sweep.batch, progress) if questions is not None else ()
+        answers = _question_rows(model, questions, asked, sweep, progress) if questions is not None else ()
         write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, list(answers))
     for name, measured in _measured(model, streams, context, windows, sweep).items():
         write_rows(out / name, FILES[name], measured)
@@ -155,10 +163,10 @@ def _measured(
     model: DecoderModel, streams: Mapping[str, Stream], context: int, windows: Sequence[int], sweep: PruneSweep
 ) -> dict[str, list[tuple[Cell, ...]]]:
     """Return the rows of everything but losses and accuracies, by file."""
-    test, batch = streams["test"], sweep.batch
+    test, batch = streams["test"], sweep.batch_of(context)
     masked = spread_windows(test, context, sweep.mask_windows)
     measured = masks.mask_measures(
-        model, test, context, masked, sweep.configurations(sweep.budgets)[1:], batch=min(batch, 16)
+        model, test, context, masked, sweep.configurations(sweep.budgets)[1:], batch=sweep.batch_of(context, 16)
     )
     files: dict[str, list[tuple[Cell, ...]]] = {name: [] for name in list(FILES)[2:]}
     files["prune_masks.csv"] = [(*measure.configuration.cells(), *measure[1:]) for measure in measured]
@@ -204,11 +212,18 @@ def _window_rows(
 
 
 def _question_rows(
-    model: DecoderModel, questions: Questions, configurations: Sequence[Configuration], batch: int, progress: Progress
+    model: DecoderModel,
+    questions: Questions,
+    configurations: Sequence[Configuration],
+    sweep: PruneSweep,
+    progress: Progress,
 ) -> Iterator[tuple[Cell, ...]]:
     for configuration in configurations:
         attend_for = partial(configuration.attend, position=model.position)
-        for answer in questions.answers(model, batch=batch, attend_for=attend_for, progress=progress):
+        answers = questions.answers(
+            model, batch=sweep.batch, batch_tokens=sweep.batch_tokens, attend_for=attend_for, progress=progress
+        )
+        for answer in answers:
             yield *configuration.cells(), answer.realised_budget, *answer[: len(zeroshot.COLUMNS)]
 
 

@@ -1,15 +1,18 @@
 """Released models as evaluation wants them: a model, its tokenizer, and the token that stands for no context."""
 
 import io
-from contextlib import nullcontext, redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import psutil
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
+from formerlab.data.text.released_tokenizer import load_fast_tokenizer
 from formerlab.data.text.tokenizer import read_tokenizer
 from formerlab.errors import UserError
 from formerlab.files import read_json
@@ -18,8 +21,8 @@ from formerlab.integrations.huggingface.export import load_folder, load_spec
 from formerlab.integrations.huggingface.modeling import MODEL_TYPE
 from formerlab.integrations.huggingface.neox import load_released, released_tokenizer
 from formerlab.models.decoder import DecoderModel
-from formerlab.models.released import Folder, ReleasedModel
 from formerlab.progress import short
+from formerlab.released import Folder, ReleasedModel, reason, shown_place
 
 
 class Loaded(NamedTuple):
@@ -53,7 +56,7 @@ def load_any(source: ReleasedModel, *, device: str = "cpu", online: bool = False
             return (_tokenformer if kind is None else _ours)(source.place(), device, dtype)
     arguments = source.arguments(online=online)
     model = load_causal_lm(arguments, device=device, dtype=dtype)
-    tokenizer, prefix = _tokenizer(arguments)
+    tokenizer, prefix = load_fast_tokenizer(arguments)
     # It has of DecoderModel what evaluation uses: forward, spec.context, embedding, position.
     return Loaded(cast(DecoderModel, CausalLM(model, source.context)), tokenizer, prefix)
 
@@ -80,11 +83,9 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
 
     Raises UserError where none is there, or the model exceeds the device's free memory.
     """
-    name = _name(arguments)
-    # A GGUF file is read with a bar of its own for every pass over the tensors.
-    quiet = redirect_stderr(io.StringIO()) if "gguf_file" in arguments else nullcontext()
+    name = shown_place(arguments)
     try:
-        with quiet:
+        with _quiet() if "gguf_file" in arguments else nullcontext():
             config = AutoConfig.from_pretrained(**arguments)
             with torch.device("meta"):
                 parameters = AutoModelForCausalLM.from_config(config).num_parameters()
@@ -92,8 +93,22 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
             check_room(name, parameters, dtype or saved or torch.float32, device)
             model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=dtype or "auto")
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UserError(f"{name}: no causal model of transformers ({_reason(error)})") from None
+        raise UserError(f"{name}: no causal model of transformers ({reason(error)})") from None
     return model.to(device).eval()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what reading a GGUF file says: a bar for every pass over its tensors, and of packed weights, which these
+    are not once they are expanded.
+    """
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def computes_in_bfloat16(device: str) -> bool:
@@ -113,28 +128,3 @@ def check_room(name: str, parameters: int, dtype: torch.dtype, device: str | tor
             f"{name}: {short(parameters)} parameters as {str(dtype).removeprefix('torch.')} take {short(need)}B, "
             f"but {device} has {short(free)}B free; choose a smaller --dtype or another --device"
         )
-
-
-def _tokenizer(arguments: dict[str, Any]) -> tuple[Tokenizer, int]:
-    name = _name(arguments)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(**arguments)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UserError(f"{name}: no tokenizer of transformers ({_reason(error)})") from None
-    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise UserError(f"{name}: the tokenizer has no fast form; save it once as tokenizer.json")
-    backend.no_truncation()
-    backend.no_padding()
-    prefix = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    if prefix is None:
-        raise UserError(f"{name}: the tokenizer names neither a bos_token nor an eos_token")
-    return backend, prefix
-
-
-def _name(arguments: dict[str, Any]) -> str:
-    return str(Path(arguments["pretrained_model_name_or_path"], arguments.get("gguf_file", "")))
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).partition("\n")[0]

@@ -85,7 +85,7 @@ def _published_ratio() -> DataFrame:
 
 decay_ratio_table = Table(
     reads=("prune.csv", "run.json"),
-    runs=("decoder",),
+    runs=("decoder", "released-*"),
     caption=(
         "How the methods divide the tokens they may keep, after Table 1 of the Decay article (Full 100 %; H2O 20 % "
         "recent and 20 % selected; Decay 0 % and 40 %), and the realised budget: the share of keys and values held at "

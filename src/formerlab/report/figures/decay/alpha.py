@@ -9,7 +9,14 @@ from pandas import DataFrame, Series, isna
 
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_directly, points_with_bars
-from formerlab.report.pruning import PUBLISHED_ALPHA, configurations, interval_notes, main_configurations
+from formerlab.report.pruning import (
+    PUBLISHED_ALPHA,
+    configurations,
+    interval_notes,
+    main_configurations,
+    model_notes,
+    one_model,
+)
 from formerlab.report.questions import BARS, accuracies, answers, chance, title
 from formerlab.report.runs import missing_note, n_seeds
 from formerlab.report.style import GREY, canvas, look, widen
@@ -104,7 +111,7 @@ ENDS = {"": "accuracy", "_low": "low", "_high": "high"}
 
 def alpha_accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return Decay at every alpha, H2O and Full, by task, at the budget with most alphas."""
-    rows = answers(results, STUDY, runs)
+    rows = one_model(answers(results, STUDY, runs))
     sweep = rows[(rows["policy"] == "decay") & (rows["recent"] == 0)]
     counts = sweep.groupby("budget")["alpha"].nunique()
     if counts.empty or counts.max() < 2:
@@ -123,6 +130,7 @@ def draw_alpha_accuracy(data: DataFrame) -> Figure:
         f"Budget {100 * budget:g} % of the tokens; {n_seeds([seeds])}. Dotted: the published alpha. Grey: chance. "
         f"{BARS}",
         *missing_levels(data),
+        *model_notes(data),
     ]
     figure, axes = canvas([2.4] * len(tasks), notes, height=2.2, right=0.95, columns=4)
     for panel, task in zip(axes, tasks, strict=True):
@@ -140,7 +148,7 @@ def draw_alpha_accuracy(data: DataFrame) -> Figure:
 
 decay_alpha_accuracy = Plot(
     reads=("prune_questions.csv", "run.json"),
-    runs=("decoder",),
+    runs=("decoder", "released-*"),
     caption=(
         "Accuracy against the forgetting factor alpha of Decay without a recent part, one panel per data set, with "
         "Full and H2O (half recent) as lines at the same budget; after Fig. 4b and 4c of the Decay article, whose "

@@ -100,7 +100,7 @@ def draw_baselines(data: DataFrame) -> Figure:
 
 decay_baselines = Plot(
     reads=("prune.csv", "run.json"),
-    runs=("decoder",),
+    runs=("decoder", "released-*"),
     caption=(
         "Held-out loss above that with the whole cache, against the realised budget, for what is used today and for "
         "the other algorithms called H2O, all evicting step by step. Random is the floor; Ideal, which takes the best "

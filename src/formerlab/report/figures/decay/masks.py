@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.figures.decay.alpha import draw_alphas
-from formerlab.report.pruning import PANELS, measured, ordered
+from formerlab.report.pruning import PANELS, measured, model_notes, one_model, ordered
 from formerlab.report.runs import missing_note, n_seeds
 from formerlab.report.style import GREY, canvas, look
 from formerlab.results.read import Results
@@ -23,6 +23,7 @@ def masks_data(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = results.rows("prune_mask_dumps.csv", STUDY, runs)
     if rows.empty:
         return DataFrame()
+    rows = one_model(rows)
     rows = rows[rows["seed"] == rows["seed"].min()]
     return ordered(rows).sort_values(["budget", "query"], kind="stable").assign(source="ours")
 
@@ -39,6 +40,7 @@ def draw_masks(data: DataFrame) -> Figure:
     tokens = int(data["query"].max()) + 1
     place = f"layer {data['layer'].iloc[0] + 1}, head {data['head'].iloc[0] + 1}, seed {data['seed'].iloc[0]}"
     notes = [f"First {tokens} tokens of the held-out text, {place}. A query sees its own key on top of the budget."]
+    notes += model_notes(data)
     figure, axes = canvas(
         [1.75] * len(panels), [*notes, *missing_note(names, list(WANTED))], height=1.75, right=0.3, columns=len(names)
     )
@@ -60,7 +62,7 @@ def draw_masks(data: DataFrame) -> Figure:
 
 decay_masks = Plot(
     reads=("prune_mask_dumps.csv", "run.json"),
-    runs=("decoder",),
+    runs=("decoder", "released-*"),
     caption=(
         "Which keys (across) each query (down) sees in one head of one trained decoder, at equal budgets; after Fig. "
         "3 of the Decay article. All policies choose from the attention of the same unpruned pass. Ideal takes the "
@@ -79,7 +81,7 @@ LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova
 def bias_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return the mean of every measure for every configuration, with its interval over windows and seeds."""
     rows = results.rows("prune_masks.csv", STUDY, runs)
-    return measured(rows, list(PANELS))
+    return measured(one_model(rows), list(PANELS))
 
 
 def draw_bias(data: DataFrame) -> Figure:
@@ -95,6 +97,7 @@ def draw_bias(data: DataFrame) -> Figure:
         "Shares and positions: 0 is the first token, 1 the last so far; distance: 1 - cosine similarity. "
         "Dotted: alpha 0.2, the published choice; what an even choice would give."
     ]
+    notes += model_notes(data)
     figure, axes = canvas([2.5] * len(shown), notes, height=2.4, right=1.35, columns=3)
     for panel, metric in zip(axes, shown, strict=True):
         heading, even = PANELS[metric]
@@ -107,7 +110,7 @@ def draw_bias(data: DataFrame) -> Figure:
 
 decay_bias = Plot(
     reads=("prune_masks.csv", "run.json"),
-    runs=("decoder",),
+    runs=("decoder", "released-*"),
     caption=(
         "Which keys a cache of 40 % (or the budget nearest to it) keeps, against the forgetting factor alpha of Decay "
         "without a recent part; H2O and Local at the same budget as lines. Share of the kept keys among the first 40 "

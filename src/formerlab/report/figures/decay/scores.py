@@ -8,6 +8,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_directly
+from formerlab.report.pruning import model_notes, one_model
 from formerlab.report.runs import n_seeds
 from formerlab.report.style import BLUE, GREY, ORANGE, canvas, widen
 from formerlab.results.read import Results
@@ -20,7 +21,9 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = results.rows("prune_score_trajectories.csv", STUDY, runs)
     if rows.empty:
         return DataFrame()
-    means = rows.groupby(["group", "alpha", "query"], as_index=False)[["mean", "low", "high", "missed"]].mean()
+    rows = one_model(rows)
+    keys = ["run", "group", "alpha", "query"]
+    means = rows.groupby(keys, as_index=False)[["mean", "low", "high", "missed"]].mean()
     return means.assign(seeds=rows["seed"].nunique(), source="ours")
 
 
@@ -30,7 +33,7 @@ def draw(data: DataFrame) -> Figure:
     seeds = int(data["seeds"].iloc[0])
     note = f"Unpruned attention, mean over layers, heads, windows and {n_seeds([seeds])}; "
     note += "bands: the middle 80 % of tokens. Right: mean over 5 queries."
-    figure, axes = canvas([2.3] * len(alphas) + [3.0], [note], height=2.5, right=0.75, columns=5)
+    figure, axes = canvas([2.3] * len(alphas) + [3.0], [note, *model_notes(data)], height=2.5, right=0.75, columns=5)
     for panel, alpha in zip(axes, alphas, strict=False):
         _draw_scores(panel, data[data["alpha"] == alpha])
         what = {0.0: "alpha 0: attention itself", 1.0: "alpha 1: the plain sum"}.get(alpha, f"alpha {alpha:g}")
@@ -72,7 +75,7 @@ def _draw_misses(axes: Axes, rows: DataFrame) -> None:
 
 decay_scores = Plot(
     reads=("prune_score_trajectories.csv", "run.json"),
-    runs=("decoder",),
+    runs=("decoder", "released-*"),
     caption=(
         "Attention to important and unimportant tokens, query by query, after Fig. 5 of the Decay article (an image "
         "without values). Left: scores as each alpha remembers them, on a logarithmic axis (mean, and the middle 80 % "

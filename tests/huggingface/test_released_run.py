@@ -1,0 +1,216 @@
+"""Released models in the plan and its stages: tiny random ones, from a folder, in place of trained runs."""
+
+import json
+from contextlib import chdir
+
+import foreign
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from fixtures.project import Project
+from safetensors.torch import load_file, save_file
+
+from formerlab.__main__ import main
+from formerlab.cache import H2O, Simulation
+from formerlab.errors import EXIT_USER_ERROR
+from formerlab.plan.judge import Judge
+from formerlab.plan.show import table
+from formerlab.results.export import export
+from formerlab.results.read import Results
+from formerlab.tasks.window_losses import spread_windows, window_losses
+
+END = "<|endoftext|>"
+STUDY = """
+title: Small
+paper: none
+question: Is it small?
+runs:
+  "released-{model}": {released: "{model}", data: "{model}", context: 32, windows: 4}
+measure:
+  zeroshot: {runs: ["released-*"]}
+  prune: {runs: ["released-*"], policies: [{kind: h2o}], alphas: [0.2], budgets: [0.4], windows: 3, context: 32,
+          batch_tokens: 64, mask_windows: 1, calibration_windows: 1, score_windows: 1}
+"""
+
+
+def save(kind, place, tokenizer, **changes):
+    """Write a tiny model of transformers with its tokenizer, as a release is."""
+    from transformers import PreTrainedTokenizerFast
+
+    foreign.build(kind, **changes).float().save_pretrained(place)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END).save_pretrained(place)
+
+
+@pytest.fixture(scope="module")
+def project(tokenizer, tmp_path_factory):
+    """Two released models and a suite, in a project of their own."""
+    root = tmp_path_factory.mktemp("project")
+    project = Project(root)
+    for kind in ("llama", "opt"):
+        save(kind, root / kind, tokenizer)
+    random = np.random.default_rng(0)
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "the", "dog", "ran", "to", "an", "old", "house"]
+    project.write("lines.txt", "\n".join(" ".join(random.choice(words, 12)) for _ in range(200)))
+    rows = [{"query": f"the cat {n} sat", "choices": ["on a mat", "mat a on"], "gold": n % 2} for n in range(4)]
+    project.write("cats.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    models = {kind: {"kind": "folder", "path": str(root / kind), "dtype": "float32"} for kind in ("llama", "opt")}
+    source = {"kind": "files", "paths": [str(root / "lines.txt")], "documents": "line"}
+    data = {
+        kind: {
+            "source": source,
+            "tokenizer": {"kind": "released", "model": kind},
+            "valid_share": 0.2,
+            "test_share": 0.2,
+        }
+        for kind in models
+    }
+    scale = {
+        "description": "tiny",
+        "data": data,
+        "released": models,
+        "suites": {"cats_local": {"kind": "files", "paths": [str(root / "cats.jsonl")]}},
+        "studies": {"small": {"runs": {"released-{model}": {"grid": {"model": ["llama", "opt"]}}}}},
+    }
+    project.write(project.scale, yaml.safe_dump(scale, sort_keys=False))
+    project.write(project.study, STUDY)
+    return project
+
+
+@pytest.fixture(scope="module")
+def done(project):
+    """The project with every stage done."""
+    with chdir(project.root):
+        for words in (
+            *(["data", kind] for kind in ("llama", "opt")),
+            *(["load", f"small/released-{kind}/seed0"] for kind in ("llama", "opt")),
+            *([verb, f"small/released-{kind}/seed0"] for verb in ("zeroshot", "prune") for kind in ("llama", "opt")),
+        ):
+            assert main(words) == 0, words
+    return project
+
+
+def test_sizes_vocabulary_and_costs_are_those_of_the_model(project):
+    with chdir(project.root):
+        plan = project.plan()
+    job = plan["load"]["small/released-llama/seed0"]
+    model = foreign.build("llama")
+    assert job["spec"]["model"]["parameters"] == model.num_parameters() == job["cost"]["parameters"]
+    assert plan["data"]["llama"]["spec"]["tokenizer"]["vocabulary"] == foreign.VOCABULARY
+    assert plan["train"] == {}
+    assert plan["prune"]["small/released-llama/seed0"]["cost"]["flops"] > 0
+    assert "small/released-opt/seed0" in table(plan)
+    inner = model.num_parameters() - 2 * foreign.VOCABULARY * 32
+    products = 2 * (inner + foreign.VOCABULARY * 32) + 4 * 2 * 32 * 32
+    assert job["cost"]["evaluation_flops"] == pytest.approx(4 * 32 * products)
+
+
+def test_every_stage_takes_it_as_a_finished_run(done):
+    with chdir(done.root):
+        plan = done.plan()
+        judge = Judge(plan)
+        stages = ("data", "load", "zeroshot", "prune")
+        assert {judge.verdict(stage, name).state for stage in stages for name in plan[stage]} == {"finished"}
+        results = Results(done.root / plan["results"], judge.objection)
+    records = results.runs("small")
+    assert list(records["run"]) == ["released-llama", "released-opt"]
+    assert set(records["flops"]) == {0}
+    assert results.left_out() == []
+    assert results.rows("train.csv", "small").empty, "nothing was trained"
+    rows = results.rows("prune.csv", "small")
+    assert rows.groupby(["run", "policy"]).size().to_dict() == {
+        (run, policy): 3 for run in ("released-llama", "released-opt") for policy in ("decay", "full", "h2o")
+    }
+    assert len(results.rows("prune_questions.csv", "small")["example"].unique()) == 4
+    assert set(results.rows("zeroshot.csv", "small")["task"]) == {"cats_local"}
+
+
+def test_the_losses_are_those_of_the_model_on_the_text_in_its_own_tokens(done):
+    from formerlab.data import load_stream
+    from formerlab.integrations.huggingface.released_run import load_released_run
+
+    folder = done.root / "results/live/smoke/small/released-llama/seed0"
+    stream = load_stream(done.root / "results/live/smoke/data/llama", "test")
+    model, run = load_released_run(folder)
+    windows = spread_windows(stream, 32, 3)
+    for policy, attend_for in (("full", None), ("h2o", lambda lengths: Simulation(H2O(), 0.4, lengths))):
+        expected = window_losses(model, stream, 32, windows=windows, attend_for=attend_for)
+        rows = pd.read_csv(folder / "prune.csv").query(f"policy == '{policy}'")
+        assert rows["loss_nats"].tolist() == pytest.approx([loss.loss_nats for loss in expected], abs=1e-5)
+    assert len(pd.read_csv(folder / "test.csv")) == run.windows
+
+
+def test_runs_are_listed_exported_and_tracked(done, capsys):
+    from formerlab.tracking.mlflow import sync
+
+    with chdir(done.root):
+        assert main(["runs", "--out", "listed"]) == 0
+        assert "released-opt" in (done.root / "listed/runs.csv").read_text()
+        assert main(["status"]) == 0
+        assert "finished" in capsys.readouterr().out
+        report = export(done.root / "results/live/smoke", done.root / "results/cached/smoke")
+        assert len(report["exported"]) == 2
+        cached = Results(done.root / "results/cached/smoke")
+        assert len(cached.rows("prune.csv", "small")) == 18
+        for tree in ("live", "cached"):
+            said = sync(done.root / f"results/{tree}/smoke", f"sqlite:///{done.root}/{tree}.db")
+            assert said["status"] == "ok"
+            assert said["runs"] == 2
+
+
+def test_a_second_call_does_nothing_and_changed_weights_are_found(done, capsys):
+    run = "small/released-opt/seed0"
+    with chdir(done.root):
+        record = done.root / "results/live/smoke" / run / "run.json"
+        before = record.stat().st_mtime_ns
+        assert main(["load", run]) == 0
+        assert record.stat().st_mtime_ns == before
+        weights = done.root / "opt/model.safetensors"
+        kept = weights.read_bytes()
+        save_file({name: value + 1 for name, value in load_file(weights).items()}, weights, {"format": "pt"})
+        try:
+            plan = done.plan()
+            assert str(Judge(plan).verdict("load", run)) == "stale (changed since: weights)"
+            capsys.readouterr()
+            assert main(["prune", run]) == EXIT_USER_ERROR
+            assert f"load {run} is stale (changed since: weights)" in capsys.readouterr().err
+        finally:
+            weights.write_bytes(kept)
+
+
+def test_what_cannot_be_is_one_line_of_the_plan(project):
+    place = "command line: set"
+
+    def refused(**changes):
+        with chdir(project.root):
+            return project.mistake(set={key.replace("__", "."): value for key, value in changes.items()})
+
+    runs = "small.runs.released-llama"
+    assert "no such folder" in refused(scale__released__llama__path="nowhere")
+    assert "no released model 'lama' at this scale; did you mean llama" in refused(**{f"{runs}.released": "lama"})
+    other = refused(**{f"{runs}.data": "opt"})
+    assert other.startswith(f"{place}: {runs}.data: 'opt' is not in the tokens of 'llama'; give that data set")
+    assert "context: 100 exceeds the 64 tokens that 'llama' reads" in refused(**{f"{runs}.context": 100})
+    assert "unknown key" in refused(**{f"{runs}.steps": 100})
+    assert "windows: Input should be greater than 0" in refused(**{f"{runs}.windows": 0})
+    assert "vocabulary: 300, but released model 'llama' has 290" in refused(
+        scale__data__llama__tokenizer__vocabulary=300
+    )
+
+
+def test_a_model_that_is_not_what_was_said_or_cannot_be_pruned_is_one_line_of_its_stage(done, tokenizer, capsys):
+    save("bloom", done.root / "bloom", tokenizer)
+    sizes = {"layers": 3, "width": 32, "vocabulary": 290, "context": 64, "parameters": 1000}
+    for changes, message in (
+        ({"llama": {"sizes": sizes}}, "released.llama.sizes: layers is 2, not 3, parameters is"),
+        ({"llama": {"path": "bloom", "sizes": sizes}}, "Bloom"),
+    ):
+        (done.root / "overlay.yaml").write_text(yaml.safe_dump({"scale": {"released": changes}}))
+        with chdir(done.root):
+            overlay = ["--overlay", "overlay.yaml", "--set", "results=other"]
+            assert main(["data", "llama", *overlay]) == 0
+            capsys.readouterr()
+            assert main(["load", "small/released-llama/seed0", *overlay]) == EXIT_USER_ERROR
+        said = capsys.readouterr().err
+        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert message in line
