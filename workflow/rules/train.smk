@@ -6,10 +6,10 @@ rule load:
         reading("load", manifest),
     output:
         multiext(f"{RESULTS}/{{id}}/", *STAGES["load"].written),
-    wildcard_constraints:
-        id=one_of(PLAN["load"]),
     log:
         f"{LOGS}/load/{{id}}.log",
+    wildcard_constraints:
+        id=one_of(PLAN["load"]),
     priority: 1000000
     threads: PLAN["threads"]
     resources:
@@ -29,10 +29,10 @@ rule train:
         reading("train", parent, manifest, measured),
     output:
         multiext(f"{RESULTS}/{{id}}/", *STAGES["train"].written),
-    wildcard_constraints:
-        id=one_of(PLAN["train"]),
     log:
         f"{LOGS}/train/{{id}}.log",
+    wildcard_constraints:
+        id=one_of(PLAN["train"]),
     priority: lambda wildcards: PLAN["train"][wildcards.id]["priority"]
     threads: lambda wildcards: PLAN["threads"] * on_a_node(wildcards)
     resources:

@@ -11,7 +11,7 @@ from formerlab.report.claims.arms import Arm
 from formerlab.report.claims.registry import Claim, read_claims
 from formerlab.report.claims.verdict import standing
 
-SCALES = ("smoke", "laptop", "overnight", "pretrained", "workstation", "paper")
+SCALES = ("smoke", "laptop", "pretrained", "overnight", "workstation", "paper")
 
 
 def missing_arms(root: Path, scale: str) -> dict[str, list[str]]:

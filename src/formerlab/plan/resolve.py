@@ -174,7 +174,7 @@ def _instances(study: Layers, scale: Layers, template: str) -> list[tuple[str, L
     points = [] if grid is None else grid_points(place, template, grid)
     if not points:
         kind = ReleasedRun if _names_released([*study, *scale]) else Run
-        check_values(kind, [*study, *scale], f"runs.{template}", names)
+        check_values(kind, [_without(layer, EQUAL) for layer in (*study, *scale)], f"runs.{template}", names)
 
     def filled(layers: Layers, point: Tree) -> Layers:
         return [_filled(layer, template, point) for layer in layers]
