@@ -141,7 +141,7 @@ def _load_job(run: ReleasedRun, data: Tree, hardware: Hardware, results: Path) -
         "study": run.study,
         "run": run.name,
         "seed": run.seed,
-        "spec": run.plain(),
+        "spec": run.to_dict(),
         "spec_hash": run.fingerprint(),
         "code": code_hash("formerlab.integrations.huggingface.released_run", specs=[run]),
         "data": run.data,

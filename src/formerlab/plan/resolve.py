@@ -98,7 +98,7 @@ def _parse_released(study: str, name: str, layers: Layers, scale: Scale) -> Rele
     except UserError as error:
         raise UserError(f"{place_of(layers, (RELEASED,))}: released.{model}: {error}; or state its sizes") from None
     longest = min(sizes.context, source.context or sizes.context)
-    known = sizes.plain() | {"context": longest, "kind": "released", "name": model, "source": source.plain()}
+    known = sizes.to_dict() | {"context": longest, "kind": "released", "name": model, "source": source.to_dict()}
     named = {"study": study, "name": name, "model": known}
     run = parse(ReleasedRun, [Layer(study_place(study), named), *layers], subject)
     tokenizer = spec.tokenizer if isinstance(spec := scale.data[data], TextData) else None

@@ -50,7 +50,7 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
     weights = files_state(run.model.source, out / HASHES)
     model = load_released_model(run, device)
     _check_sizes(run, model)
-    write_text(out / "run.yaml", yaml.safe_dump(run.plain(), sort_keys=False))
+    write_text(out / "run.yaml", yaml.safe_dump(run.to_dict(), sort_keys=False))
     stream = load_stream(data, "test")
     windows = spread_windows(stream, run.context, run.windows)
     batch = max(1, BATCH_TOKENS // run.context)
@@ -64,7 +64,7 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
         "run": run.name,
         "seed": run.seed,
         "status": "finished",
-        "spec": run.plain(),
+        "spec": run.to_dict(),
         "spec_hash": run.fingerprint(),
         "code_hash": code_hash,
         "data": {key: manifest[key] for key in ("name", "fingerprint")},
@@ -135,7 +135,7 @@ def _is_finished(path: Path, run: ReleasedRun, manifest: dict[str, Any], code_ha
 
 def _check_sizes(run: ReleasedRun, model: CausalLM) -> None:
     """Refuse a model of other sizes than those that were stated; a shorter context is a choice."""
-    real = sizes_of(model.model, run.model.context).plain()
+    real = sizes_of(model.model, run.model.context).to_dict()
     stated = {name: getattr(run.model, name) for name in Sizes.model_fields}
     wrong = {
         name: (value, real[name])
