@@ -24,7 +24,7 @@ from formerlab.plan import loaded
 
 VARIABLE = "FORMERLAB_PLAN"
 FILES = frozenset(("paths", "train", "valid", "validation", "test", "path"))
-"""Keys of a data set or a suite that name files."""
+"""Keys of a data set, a suite or a released model that name files."""
 
 
 def plan_path(root: Path, given: dict[str, Any]) -> Path:
@@ -34,6 +34,8 @@ def plan_path(root: Path, given: dict[str, Any]) -> Path:
     if overlay := given.get("overlay", trees[1].get("overlay")):
         watched.append(root / str(overlay))
         trees.append(_read(watched[-1]))
+    scale = given.get("scale", trees[1].get("scale"))
+    trees.append({"released": _read(root / "workflow" / "scales" / f"{scale}.yaml").get("released")})
     digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
     for path in watched:
         digest.update(f"\n{path.name}:".encode())
