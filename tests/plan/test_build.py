@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from formerlab.evaluation.pruning.prune import PruneSweep
-from formerlab.models import Decoder
 from formerlab.plan.build import build_plan
+from formerlab.plan.judge import made_run, made_runs
 from formerlab.plan.show import table
 from formerlab.report.drawings import catalogue
 from formerlab.results.stages import MEASURED, STAGES, TIMED
 from formerlab.tasks import LanguageModeling
+from formerlab.training.released import ReleasedRun
 from formerlab.training.run import Run
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,8 @@ def plan(request, plans):
 
 
 def test_every_study_has_runs_at_every_scale(plan):
-    assert set(plan["studies"]) == {job["study"] for job in plan["train"].values()}
+    studies = set(plan["studies"]) if plan["scale"] != "pretrained" else {"decay"}
+    assert studies == {job["study"] for job in made_runs(plan).values()}
 
 
 def test_resolved_specs_are_runs_that_say_everything(plan):
@@ -59,7 +61,7 @@ def test_costs_are_the_closed_forms(plan):
 
 
 def test_totals_are_sums(plan):
-    jobs = list(plan["train"].values())
+    jobs = list(made_runs(plan).values())
     parts = [study["totals"] for study in plan["studies"].values()]
     for key in ("tokens", "flops", "disk_bytes"):
         assert plan["totals"][key] == sum(job["cost"][key] for job in jobs) == sum(part[key] for part in parts)
@@ -86,8 +88,18 @@ def test_the_vocabulary_is_that_of_the_tokenizer(plan):
 def test_sweeps_fit_their_models(plan):
     for name, job in plan["prune"].items():
         sweep = PruneSweep.model_validate(job["settings"])
-        model = Decoder.model_validate(plan["train"][name]["spec"]["model"])
-        assert (sweep.context or 1) <= model.context
+        assert (sweep.context or 1) <= made_run(plan, name)["spec"]["model"]["context"]
+
+
+def test_released_models_are_read_in_their_own_tokens(plan):
+    assert bool(plan["load"]) == (plan["scale"] in ("pretrained", "paper"))
+    for name, job in plan["load"].items():
+        run = ReleasedRun.model_validate(job["spec"])
+        assert (run.id, run.to_dict(), run.fingerprint()) == (name, job["spec"], job["spec_hash"])
+        tokenizer = plan["data"][job["data"]]["spec"]["tokenizer"]
+        assert (tokenizer["model"], tokenizer["vocabulary"]) == (run.released, run.model.vocabulary)
+        forward = run.windows * run.context * run.forward_flops
+        assert (job["cost"]["flops"], job["cost"]["evaluation_flops"]) == (0, forward)
 
 
 def searched(run, runs):
@@ -106,7 +118,7 @@ def searched(run, runs):
 def test_drawings_read_every_run_of_theirs_and_no_other(plan):
     written = {file: plan[name] for name, stage in MEASURED.items() for file in stage.tables}
     for name, drawing in catalogue().items():
-        runs = {run: job for run, job in plan["train"].items() if job["study"] == drawing.study}
+        runs = {run: job for run, job in made_runs(plan).items() if job["study"] == drawing.study}
         needed = [job for job in runs.values() if any(fnmatchcase(job["run"], p) for p in drawing.needs or ("*",))]
         expected = {
             f"{plan['results']}/{run}/{file}"
@@ -115,8 +127,10 @@ def test_drawings_read_every_run_of_theirs_and_no_other(plan):
             if not drawing.varied or searched(run, runs)
             for file in drawing.reads
             if file not in ("prune_questions.csv", "speed.csv", "decode.csv")
-            and run in written.get(file, plan["train"])
+            and run in written.get(file, runs if file in STAGES["load"].written else plan["train"])
         }
+        if {path.rpartition("/")[2] for path in expected} == {"run.json"} != set(drawing.reads):
+            expected = set()  # records alone, where what it shows is measured at other scales
         for stage in TIMED:
             if expected and f"{stage}.csv" in drawing.reads and drawing.study in plan[stage]:
                 expected.add(f"{plan['results']}/{drawing.study}/{stage}.csv")

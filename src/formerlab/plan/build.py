@@ -195,7 +195,8 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
         if inputs:  # rows of a study rather than of a run
             files = [f"{stage}.csv" for stage in TIMED if drawing.study in plan[stage]]
             inputs += [f"{plan['results']}/{drawing.study}/{file}" for file in files if file in drawing.reads]
-        if any(not path.endswith("/run.json") for path in inputs) or set(drawing.reads) == {"run.json"}:
+        rows = {path.rpartition("/")[2] for path in inputs} - {"run.json"}
+        if rows or (inputs and set(drawing.reads) == {"run.json"}):  # records alone say nothing of what is measured
             jobs[name] = {
                 "kind": drawing.kind,
                 "study": drawing.study,
