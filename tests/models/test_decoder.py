@@ -1,4 +1,4 @@
-"""What every decoder promises, over all combinations of its parts."""
+"""What every decoder promises, whatever its parts."""
 
 import copy
 import itertools
@@ -34,9 +34,14 @@ PARTS = {
 
 
 def combinations():
-    """Every combination of variants."""
-    for parts in itertools.product(*(defaults(union) for union in PARTS.values())):
-        yield tiny(**dict(zip(PARTS, parts, strict=True)))
+    """Decoders in which every two variants of two parts meet: each adds as many new pairs as any that is left."""
+    choices, met = [defaults(union) for union in PARTS.values()], set()
+    for new in range(len(PARTS) * (len(PARTS) - 1) // 2, 0, -1):
+        for parts in itertools.product(*choices):
+            pairs = set(itertools.combinations(enumerate(parts), 2)) - met
+            if len(pairs) >= new:
+                met |= pairs
+                yield tiny(**dict(zip(PARTS, parts, strict=True)))
 
 
 def single_options():

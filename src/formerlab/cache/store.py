@@ -12,7 +12,7 @@ from formerlab.cache.policies.policy import by_group
 from formerlab.kernels.cache_state import CacheState, Scores
 from formerlab.layers.attention import Heads, KeyHeads
 
-LANES = 16
+SIMD = 16
 """Slots are counted in vectors of the machine, so that no loop has a remainder."""
 
 
@@ -29,7 +29,7 @@ class Store:
     def empty(policy: Eviction, budgets: list[int], capacity: int, k: KeyHeads, v: KeyHeads) -> "Store":
         """Return a store of at least `capacity` slots."""
         batch, key_heads, _, d_head = k.shape
-        capacity = -(-capacity // LANES) * LANES
+        capacity = -(-capacity // SIMD) * SIMD
         scores = k.new_empty(0, dtype=torch.promote_types(k.dtype, torch.float32))
         return Store(
             k.new_zeros(batch, key_heads, capacity, d_head),
@@ -44,7 +44,7 @@ class Store:
 
     def grow(self, capacity: int) -> None:
         """Add empty slots up to at least `capacity`."""
-        capacity = -(-capacity // LANES) * LANES
+        capacity = -(-capacity // SIMD) * SIMD
         room = capacity - self.capacity
         self.keys, self.values = F.pad(self.keys, (0, 0, 0, room)), F.pad(self.values, (0, room))
         self.state.grow(capacity)

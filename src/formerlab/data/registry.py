@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from formerlab.data.dataset import DataSpec, source_fingerprint
+from formerlab.data.dataset import DataSpec
 from formerlab.data.images.spec import ImageData
 from formerlab.data.pairs.spec import ParallelData
 from formerlab.data.text.spec import TextData
@@ -23,8 +23,3 @@ def data_spec(plain: dict[str, Any]) -> DataSpec:
 def prepare_data(name: str, data: DataSpec, out: Path, *, code_hash: str, processes: int | None) -> None:
     """Write everything that a task reads of a data set below `out`; do nothing where it is current."""
     import_module(data.stage).prepare(name, data, out, code_hash=code_hash, processes=processes)
-
-
-def source_state(data: DataSpec, cache: Path) -> str | None:
-    """Return the fingerprint of a source; None where it cannot be seen now."""
-    return source_fingerprint(data, cache)

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from formerlab.data.dataset import DataSpec, files_state
+from formerlab.data.dataset import DataSpec, files_state, source_fingerprint
 from formerlab.data.file_hashes import FILE_HASHES
-from formerlab.data.registry import source_state
 from formerlab.files import read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
@@ -113,7 +112,7 @@ def _data_job(data: DataSpec, out: str, root: Path) -> dict[str, Any]:
 
 def _source(data: DataSpec, out: Path) -> str | None:
     """Return the state of the source; where it cannot be seen now, it counts as unchanged since it was prepared."""
-    found = source_state(data, out / FILE_HASHES)
+    found = source_fingerprint(data, out / FILE_HASHES)
     if found is None and (out / "manifest.json").exists():
         found = read_json(out / "manifest.json").get("source_fingerprint")
     return found

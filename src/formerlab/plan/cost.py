@@ -13,7 +13,7 @@ from formerlab.tasks.task import TRAINING_PASSES
 from formerlab.training.released import AnyRun, Pretrained, ReleasedRun
 from formerlab.training.run import Run
 
-CHECKPOINT_WORDS = 3 * 3
+CHECKPOINT_ELEMENTS = 3 * 3
 """Float32 numbers per parameter on disk: weight and two moments in the last checkpoint, its forerunner, the next."""
 BYTES_PER_TOKEN = 3
 """Bytes of text per token, roughly, where only bytes are known."""
@@ -33,7 +33,7 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware) -> Cost:
         "flops": run.flops,
         "evaluation_flops": evaluation_tokens(run, scale) * forward_flops(run),
         "memory_bytes": memory_bytes(run, hardware, processes_of(run, scale, hardware).shards),
-        "disk_bytes": parameters * (1 + CHECKPOINT_WORDS) * BYTES_WEIGHT,
+        "disk_bytes": parameters * (1 + CHECKPOINT_ELEMENTS) * BYTES_WEIGHT,
         "hours": hours(run, scale, hardware),
     }
 

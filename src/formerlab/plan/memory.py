@@ -10,7 +10,7 @@ from formerlab.training.processes import unsplittable
 from formerlab.training.run import Run
 
 BYTES_WEIGHT = 4
-STATE_WORDS = 4
+STATE_ELEMENTS = 4
 """Float32 numbers per parameter in memory: weight, gradient and AdamW's two moments."""
 GATHERED = 2
 """Blocks whose weights and gradients are whole at a time where all else is split: one computes, one is on its way."""
@@ -43,9 +43,9 @@ def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
     """
     bytes_activation = BYTES_WEIGHT // 2 if run.precision == "bfloat16" else BYTES_WEIGHT
     activations = run.task.part_tokens * activation_elements(run) * bytes_activation
-    state = run.model.params() * STATE_WORDS * BYTES_WEIGHT
+    state = run.model.params() * STATE_ELEMENTS * BYTES_WEIGHT
     if shards > 1:
-        state = state // shards + whole_words(run.model) * BYTES_WEIGHT
+        state = state // shards + whole_elements(run.model) * BYTES_WEIGHT
     return int(hardware.memory_base_mb * 2**20 + hardware.memory_factor * (state + activations))
 
 
@@ -55,15 +55,15 @@ def activation_elements(run: Run) -> int:
     Where blocks are computed again, they are those of one block and the inputs of all, a tenth of what a block keeps
     at most (models/activation_memory.py).
     """
-    words = run.model.activation_elements()
+    elements = run.model.activation_elements()
     if not run.checkpoint_activations:
-        return words
+        return elements
     logits = 2 * getattr(run.model, "vocabulary", 0)
-    blocks = words - logits
+    blocks = elements - logits
     return logits + blocks // run.model.layers + blocks // 10
 
 
-def whole_words(model: Model) -> int:
+def whole_elements(model: Model) -> int:
     """Return the weights and gradients that each processor holds whole at a time: embedding, head, some blocks."""
     inside = model.params(embedding=False)
     return 2 * (model.params() - inside + GATHERED * inside // max(1, getattr(model, "layers", 1)))

@@ -7,7 +7,6 @@ from torch import nn
 
 from formerlab.errors import UserError
 from formerlab.models.decoder import DecoderModel
-from formerlab.models.translator_model import TranslatorModel
 from formerlab.training.record import load_record
 from formerlab.training.run import Run
 
@@ -47,12 +46,4 @@ def load_decoder(folder: Path) -> tuple[DecoderModel, Run]:
         raise UserError(
             f"{folder}: a {run.model.kind}, but only a decoder can do this; name a run of language modelling"
         )
-    return model, run
-
-
-def load_translator(folder: Path) -> tuple[TranslatorModel, Run]:
-    """Return the final model of a finished run that trained a translator, and the run."""
-    model, run = load_model(folder)
-    if not isinstance(model, TranslatorModel):
-        raise UserError(f"{folder}: a {run.model.kind}, but only a translator can do this; name a run of translation")
     return model, run

@@ -17,7 +17,7 @@ from formerlab.cache import Decay, Simulation, distance_to_ideal, simulate
 from formerlab.cache.simulation import Seen
 from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.evaluation.pruning.masks import observe_unpruned
-from formerlab.layers.attention import Attend, Heads, KeyHeads
+from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.models.decoder import DecoderModel
 from formerlab.results.write import Cell
 from formerlab.tasks.scoring import AttendFor
@@ -158,13 +158,9 @@ def calibrated(
     chosen = choices(distances, losses)
     rows: list[tuple[Cell, ...]] = []
     for choice in chosen:
-        attend_for: AttendFor = partial(_headwise, choice.alphas, budget)
+        attend_for: AttendFor = partial(Headwise, choice.alphas, budget)
         for loss in window_losses(
             model, streams["test"], context, batch=batch, attend_for=attend_for, windows=windows["test"]
         ):
             rows.append((budget, choice.name, loss.realised_budget, *loss[:3]))
     return chosen, rows
-
-
-def _headwise(alphas: Alphas, budget: int | float, lengths: Int[Tensor, " batch"]) -> Attend:
-    return Headwise(alphas, budget, lengths)

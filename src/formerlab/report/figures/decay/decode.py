@@ -27,7 +27,7 @@ def draw(data: DataFrame) -> Figure:
     """Draw speed and bytes, a row of panels per run and number of sequences."""
     panels = list(data.groupby(["run", "sequences"], sort=False))
     notes = [
-        f"Median and quartiles of {data['repetitions'].min():.0f} repetitions; bytes without the books of a pruned "
+        f"Median and quartiles of {data['repetitions'].min():.0f} repetitions; bytes without metadata of a pruned "
         "cache (scores and positions), which stand in decay_decode_table.",
         *missing_note(list(data["policy"]), ["full", "dynamic_cache"]),
     ]
