@@ -20,7 +20,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 unexport TOKENIZERS_PARALLELISM
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo released figures readme plan status ui test test-fast test-cluster lint format lock results-export results-archive results-import unlock clean distclean
+.PHONY: help setup demo released evidence figures readme plan status ui test test-fast test-cluster lint format lock results-export results-archive results-import unlock clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +46,9 @@ $(VENV)/.released: requirements-released.lock | $(READY)
 
 released: $(VENV)/.released ## a released language model with a pruned cache: accuracy, loss, PROMPT='...' continued, in minutes
 	@$(FORMERLAB) released $(if $(PROMPT),--prompt "$$PROMPT")
+
+evidence: $(READY) ## one study of scale overnight, the most wanted runs first: STUDY=tokenformer (docs/evidence.md)
+	@$(BIN)/python scripts/evidence.py $(if $(STUDY),$(STUDY),$(error name a study: make evidence STUDY=tokenformer)) $(if $(SCALE),--scale $(SCALE))
 
 figures: $(READY) ## redraw every figure and table from the cached results, training nothing
 	@$(FORMERLAB) figures --tree cached
@@ -97,7 +100,7 @@ results-archive: $(READY) ## pack live results of SCALE, weights too, into one z
 	@$(FORMERLAB) archive $(SCALE_OPTION) $(if $(OUT),--out $(OUT))
 
 results-import: $(READY) ## verify the zip FILE=<path> of results-archive and unpack it into results/live
-	@$(FORMERLAB) import-archive $(if $(FILE),$(FILE),$(error name the archive: make results-import FILE=formerlab-overnight.zip))
+	@$(FORMERLAB) import-archive $(if $(FILE),$(FILE),$(error name the archive: make results-import FILE=formerlab-laptop.zip))
 
 unlock: $(READY) ## after Snakemake was killed: let it work in this folder again
 	@$(BIN)/python -m snakemake --unlock

@@ -149,6 +149,7 @@ def test_every_study_has_a_page_and_is_named_in_the_readme():
 NOT_RUN = {
     "make setup": "makes an environment from the lock file, minutes of network; .ci/run begins with it",
     "make demo": "runs the whole DAG, minutes; tests/test_dag_in_earnest.py runs some of its jobs",
+    "make evidence": "hours, and public data; tests/test_evidence.py runs the script behind it on a small project",
     "make test": "these tests",
     "make test-cluster": "tests of their own, with a private Slurm",
     "make released": "a released model: network once; tests/huggingface/test_released.py runs it on a small one",

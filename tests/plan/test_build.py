@@ -34,9 +34,10 @@ def plan(request, plans):
     return plans[request.param]
 
 
-def test_every_study_has_runs_at_every_scale(plan):
+def test_every_study_has_runs_at_every_scale_but_where_rates_are_searched(plan):
     studies = set(plan["studies"]) if plan["scale"] != "pretrained" else {"decay"}
-    assert studies == {job["study"] for job in made_runs(plan).values()}
+    unsearched = {"decay", "combined"} if plan["scale"] == "pilot" else set()
+    assert studies - unsearched == {job["study"] for job in made_runs(plan).values()}
 
 
 def test_resolved_specs_are_runs_that_say_everything(plan):

@@ -276,8 +276,8 @@ MISTAKES = {
     "unknown scale": (
         CONFIG,
         "scale: laptopp",
-        f"{CONFIG}: scale: Input should be 'smoke', 'laptop', 'overnight', 'pretrained', 'workstation' or 'paper' "
-        "(got 'laptopp')",
+        f"{CONFIG}: scale: Input should be 'smoke', 'laptop', 'pilot', 'overnight', 'pretrained', 'workstation' or "
+        "'paper' (got 'laptopp')",
     ),
     "missing scale": (CONFIG, "scale: paper", "workflow/scales/paper.yaml: no such file; did you mean smoke.yaml?"),
     "unknown data": (

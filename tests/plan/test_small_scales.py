@@ -33,7 +33,7 @@ def loss_at_first(model):
 def test_small_models_start_at_the_loss_of_a_uniform_guess_and_rotate_all_channels(scale):
     for run in decoders(scale):
         uniform = math.log(run.model.vocabulary)
-        assert loss_at_first(run.model) == pytest.approx(uniform, rel=0.035), run.id
+        assert loss_at_first(run.model) == pytest.approx(uniform, rel=0.05), run.id
         assert not isinstance(run.model.position, Rotary) or run.model.position.fraction == 1, run.id
 
 

@@ -8,7 +8,7 @@ from formerlab.plan.resolve import resolve_study
 from formerlab.plan.sources import read_sources
 
 ROOT = Path(__file__).resolve().parents[2]
-LARGE = ("overnight", "workstation", "paper")
+LARGE = ("workstation", "paper")
 
 
 @pytest.fixture(scope="module", params=LARGE)

@@ -1,6 +1,7 @@
 """Language modelling: batches pure in (seed, step), windows inside the stream, the loss of the definition."""
 
 import copy
+import json
 import math
 
 import numpy as np
@@ -14,6 +15,7 @@ from formerlab.errors import UserError
 from formerlab.models import Decoder
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.window_losses import window_losses
+from formerlab.training.run import Run
 
 MODEL = Decoder(vocabulary=40, layers=2, width=8, heads=2, context=6, embedding_std=0.5)
 TASK = LanguageModeling(context=6, batch=4, valid_windows=5)
@@ -50,6 +52,12 @@ def test_of_the_training_stream_its_stretch_is_read(tmp_path, monkeypatch):
 def test_a_stretch_that_holds_nothing_is_refused(stretch):
     with pytest.raises(ValidationError, match="stretch"):
         LanguageModeling(stretch=stretch)
+
+
+def test_a_stretch_is_understood_as_a_configuration_says_it():
+    """The checks of a configuration are strict, and JSON and YAML have lists where Python has tuples."""
+    run = {"study": "s", "name": "r", "task": {"stretch": [0, 0.8]}, "model": {"vocabulary": 9}}
+    assert Run.model_validate_json(json.dumps(run), strict=True).task.stretch == (0.0, 0.8)
 
 
 @given(tokens=st.integers(7, 40), seed=st.integers(0, 1000))

@@ -41,7 +41,8 @@ def add_parsers(verbs: Any) -> None:
     text = "bring all finished runs into MLflow; running it again duplicates nothing"
     parser = add_verb(verbs, "track", track, text)
     parser.add_argument("--failures", type=int, help=argparse.SUPPRESS)
-    add_verb(verbs, "export", export, "copy the rows of finished live runs to results/cached, checked")
+    parser = add_verb(verbs, "export", export, "copy the rows of finished live runs to results/cached, checked")
+    parser.add_argument("--to", type=Path, help="another folder in place of results/cached, as of another checkout")
 
     text = "write the claims of the cached results into README.md and docs/claims.md"
     parser = add_verb(verbs, "readme", readme, text, configured=False)
@@ -186,8 +187,11 @@ def export(arguments: argparse.Namespace) -> None:
 
     plan = load_plan(arguments)
     live = Path(plan["results"])
-    cached = live.parent.parent / "cached" / live.name
-    outcome = copy(live, cached, Judge(plan).objection)
+    cached = (arguments.to or live.parent.parent / "cached") / live.name
+    seeds: dict[str, set[int]] = {}
+    for job in plan["train"].values():
+        seeds.setdefault(f"{job['study']}/{job['run']}", set()).add(job["seed"])
+    outcome = copy(live, cached, Judge(plan).objection, seeds)
     for run_id in outcome["diverged"]:
         print(f"diverged: {run_id}")
     for name, reason in outcome["unfinished"].items():

@@ -14,6 +14,7 @@ from formerlab.commands.as_planned import as_planned
 from formerlab.commands.context import add_verb, job_of, load_plan
 from formerlab.commands.gpus import on_several, own_gpus
 from formerlab.commands.slurm import seconds_left
+from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json
 from formerlab.results.notes import noted
 from formerlab.results.stages import STAGES
@@ -49,6 +50,8 @@ def data(arguments: argparse.Namespace) -> None:
 
     plan = load_plan(arguments)
     job = job_of(plan, "data", arguments.name)
+    if job["lacks"]:
+        raise UserError(job["lacks"])
     out = Path(job["out"])
     with noted("data", out), as_planned(plan, "data", arguments.name):
         spec = data_spec(job["spec"])

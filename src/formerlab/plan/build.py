@@ -16,6 +16,7 @@ from formerlab.plan.layers import Tree
 from formerlab.plan.measure import measure_jobs, timing_jobs
 from formerlab.plan.memory import processes_of
 from formerlab.plan.own_files import check_files
+from formerlab.plan.public_data import check_public_data
 from formerlab.plan.resolve import resolve_released, resolve_study
 from formerlab.plan.schema import Scale, Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources
@@ -76,6 +77,8 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     for name, stage in MEASURED.items():
         plan[name] = measure_jobs(stage, every, sources, hardware, plan["suites"], root / results)
     check_files(data, plan, sources)
+    for name, job in plan["data"].items():
+        job["lacks"] = check_public_data(name, scale.data[name], root, prepared=job["source"] is not None)
     plan["draw"] = _drawings(plan)
     plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.evaluation.exact")}}
     plan["claims"] = _claims(sources)

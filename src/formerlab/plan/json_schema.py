@@ -13,7 +13,7 @@ from formerlab.data.registry import Data
 from formerlab.evaluation.timing.equal_time import EqualTime
 from formerlab.models import Model
 from formerlab.plan.measure import settings_of
-from formerlab.plan.schema import Config, Scale, Study, StudyScale, Which
+from formerlab.plan.schema import Config, Scale, SeedsOfRun, Study, StudyScale, Which
 from formerlab.plan.sources import RELEASED_KEYS, RUN_KEYS
 from formerlab.released import ReleasedModel
 from formerlab.results.stages import MEASURED, TIMED
@@ -32,6 +32,11 @@ GRID = {
     "description": "Values of the fields in the run's name: lists of which all combinations run, or a list of points.",
     "anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}],
     "default": None,
+}
+SEEDS = {
+    "description": "Seeds of the run, where they differ from its study's.",
+    "default": None,
+    "$ref": "#/$defs/SeedsOfRun/properties/seeds",
 }
 EQUAL_TIME = {
     "description": "Train as long as another run by the clock: the steps follow from measured speeds.",
@@ -61,7 +66,7 @@ def json_schema() -> Schema:
     }
     part = create_model("PartOfRun", __base__=Spec, __doc__="Some keys of a run.", **fields)
     settings = {name: settings_of(stage) for name, stage in (TIMED | MEASURED).items()}
-    described: tuple[type[Spec], ...] = (Config, Scale, Study, part, EqualTime, Which, *settings.values())
+    described: tuple[type[Spec], ...] = (Config, Scale, Study, part, EqualTime, SeedsOfRun, Which, *settings.values())
     kinds: list[tuple[type[Spec], Any]] = [(kind, "validation") for kind in described]
     _, schema = models_json_schema(kinds)
     definitions = schema["$defs"]
@@ -70,7 +75,7 @@ def json_schema() -> Schema:
         if name not in WHOLE:
             definitions[name] = _part(definition)
     of_run = definitions["PartOfRun"]["properties"]
-    of_run |= {"grid": GRID, "equal_time": EQUAL_TIME}
+    of_run |= {"grid": GRID, "equal_time": EQUAL_TIME, "seeds": SEEDS}
     for key, union in (("model", Model), ("task", Task), ("optimizer", Optimizer)):  # another file may say the kind
         names = tuple(kind.__name__ for kind in variants(union))
         annotations = {name: of_run[key][name] for name in ANNOTATIONS if name in of_run[key]}

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from formerlab.errors import UserError
+from formerlab.files import expanded
 from formerlab.plan import loaded
 
 VARIABLE = "FORMERLAB_PLAN"
@@ -30,17 +31,18 @@ FILES = frozenset(("paths", "train", "valid", "validation", "test", "path"))
 def plan_path(root: Path, given: dict[str, Any]) -> Path:
     """Return where the plan of this configuration is or will be; `given` are the values of the command line."""
     trees = [given, _read(root / "config.yaml")]
-    watched = [root / "config.yaml", *sorted((root / "workflow").glob("s*/*.yaml"))]
+    watched = [root / "config.yaml", root / "workflow/data.yaml", *sorted((root / "workflow").glob("s*/*.yaml"))]
     if overlay := given.get("overlay", trees[1].get("overlay")):
         watched.append(root / str(overlay))
         trees.append(_read(watched[-1]))
-    scale = given.get("scale", trees[1].get("scale"))
-    trees.append({"released": _read(root / "workflow" / "scales" / f"{scale}.yaml").get("released")})
+    # The scale's own files lie below a variable, if anywhere; without it there is nothing to see.
+    scales = {tree["scale"] for tree in trees if isinstance(tree.get("scale"), str)}
+    trees += [_read(root / "workflow" / "scales" / f"{scale}.yaml") for scale in sorted(scales)]
     digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
     for path in watched:
         digest.update(f"\n{path.name}:".encode())
         digest.update(path.read_bytes() if path.is_file() else b"-")
-    for stamp in (loaded.digests(), sys.version_info[:2], *_texts(root, trees)):
+    for stamp in (loaded.digests(), sys.version_info[:2], os.environ.get("FORMERLAB_DATA"), *_texts(root, trees)):
         digest.update(f"\n{stamp}".encode())
     return root / ".formerlab" / "plans" / f"{digest.hexdigest()[:16]}.json"
 
@@ -59,7 +61,7 @@ def _texts(root: Path, trees: list[dict[str, Any]]) -> Iterator[object]:
     yield Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
     seen = set[tuple[int, int]]()
     for pattern in sorted({pattern for tree in trees for pattern in _patterns(tree)}):
-        for match in sorted(glob.glob(str(root / os.path.expanduser(pattern)), recursive=True)):
+        for match in sorted(glob.glob(str(root / expanded(pattern)), recursive=True)):
             yield match, list(_stamps(match, seen))
 
 

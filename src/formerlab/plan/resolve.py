@@ -25,7 +25,7 @@ from formerlab.plan.layers import (
 )
 from formerlab.plan.memory import too_large
 from formerlab.plan.read import check_values, named_in, parse
-from formerlab.plan.schema import Scale, StudyScale
+from formerlab.plan.schema import Scale, SeedsOfRun, StudyScale
 from formerlab.plan.sources import RUN_KEYS, Sources, study_place
 from formerlab.plan.tokenizers import same_tokenizer
 from formerlab.results.stages import MEASURED, TIMED
@@ -34,7 +34,11 @@ from formerlab.training.run import Run
 
 Layers = list[Layer]
 EQUAL = "equal_time"
-"""The key of a run that is no part of its spec: the steps follow from it."""
+"""The key of a run that trains for the time of another: the steps follow from it."""
+SEEDS = "seeds"
+"""The key of a run whose seeds differ from those of its study."""
+BESIDE_SPEC = (EQUAL, SEEDS)
+"""Keys of a run that are no part of its spec."""
 RELEASED = "released"
 """The key of a run that names a released model in place of training."""
 _PATTERNS: tuple[tuple[str, ...], ...] = tuple(
@@ -44,7 +48,7 @@ _PATTERNS: tuple[tuple[str, ...], ...] = tuple(
 
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
-    """Return the runs that a study trains, parents before children, with one run per seed.
+    """Return the runs that a study trains, the most wanted first but parents before children, one run per seed.
 
     Runs that the scale leaves out are checked too, key by key: at another scale they will be there.
     """
@@ -53,14 +57,34 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
     layers = _run_layers(name, sources)
     _check_patterns(name, list(layers), sources)
     layers = {run: own for run, own in layers.items() if not _names_released(own)}
-    kept = [run for run in layers if any(fnmatchcase(run, pattern) for pattern in at_scale.only)]
+    fitting = {run: [n for n, pattern in enumerate(at_scale.only) if fnmatchcase(run, pattern)] for run in layers}
+    kept = sorted((run for run in layers if fitting[run]), key=lambda run: fitting[run][0])
     runs = {run: _parse_run(name, run, layers[run], scale) for run in kept}
     for run in layers.keys() - runs.keys():
         named = Layer(study_place(name), {"study": name, "name": run})
-        check_values(Run, [named, *(_without(layer, EQUAL) for layer in layers[run])], f"{name}.runs.{run}")
+        check_values(Run, [named, *(_without(layer, *BESIDE_SPEC) for layer in layers[run])], f"{name}.runs.{run}")
     grown = _grow(name, _with_parents_first(name, runs, layers), scale.data, layers)
-    seeds = sources.config.seeds or at_scale.seeds or scale.seeds
-    return [run.model_copy(update={"seed": seed}) for run in grown for seed in seeds]
+    seeds = _seeds(name, grown, layers, sources)
+    return [run.model_copy(update={"seed": seed}) for run in grown for seed in seeds[run.name]]
+
+
+def _seeds(study: str, runs: list[Run], layers: Mapping[str, Layers], sources: Sources) -> dict[str, tuple[int, ...]]:
+    """Return the seeds of each run: those of the configuration, of the run, of its study at this scale, of the scale.
+
+    Raises UserError where a run has a seed that its parent has not.
+    """
+    of_study = sources.scale.studies.get(study, StudyScale()).seeds or sources.scale.seeds
+    found: dict[str, tuple[int, ...]] = {}
+    for run in runs:
+        said = [Layer(layer.place, {SEEDS: layer.tree[SEEDS]}) for layer in layers[run.name] if SEEDS in layer.tree]
+        own = parse(SeedsOfRun, said, f"{study}.runs.{run.name}") if said else SeedsOfRun()
+        found[run.name] = sources.config.seeds or own.seeds or of_study
+        if run.init is not None and (orphans := sorted({*found[run.name]} - {*found[run.init]})):
+            raise UserError(
+                f"{place_of(layers[run.name], (SEEDS,))}: {study}.runs.{run.name}: seed {orphans[0]} has no parent, "
+                f"since {run.init!r} has seeds {', '.join(map(str, found[run.init]))}; give both the same"
+            )
+    return found
 
 
 def resolve_released(name: str, sources: Sources) -> list[ReleasedRun]:
@@ -174,7 +198,7 @@ def _instances(study: Layers, scale: Layers, template: str) -> list[tuple[str, L
     points = [] if grid is None else grid_points(place, template, grid)
     if not points:
         kind = ReleasedRun if _names_released([*study, *scale]) else Run
-        check_values(kind, [_without(layer, EQUAL) for layer in (*study, *scale)], f"runs.{template}", names)
+        check_values(kind, [_without(layer, *BESIDE_SPEC) for layer in (*study, *scale)], f"runs.{template}", names)
 
     def filled(layers: Layers, point: Tree) -> Layers:
         return [_filled(layer, template, point) for layer in layers]
@@ -182,8 +206,8 @@ def _instances(study: Layers, scale: Layers, template: str) -> list[tuple[str, L
     return [(template.format(**point), filled(study, point), filled(scale, point)) for point in points]
 
 
-def _without(layer: Layer, left_out: str) -> Layer:
-    return Layer(layer.place, {key: value for key, value in layer.tree.items() if key != left_out})
+def _without(layer: Layer, *left_out: str) -> Layer:
+    return Layer(layer.place, {key: value for key, value in layer.tree.items() if key not in left_out})
 
 
 def _fields(place: str, template: str) -> list[str]:
@@ -203,7 +227,7 @@ def _filled(layer: Layer, template: str, point: Tree) -> Layer:
 
 def _parse_run(study: str, name: str, layers: list[Layer], scale: Scale) -> Run:
     subject = f"{study}.runs.{name}"
-    layers = [_without(layer, EQUAL) for layer in layers]
+    layers = [_without(layer, *BESIDE_SPEC) for layer in layers]
     tree = merge_layers(layers)
     for key in Run.model_fields.keys() - RUN_KEYS & tree.keys():
         place = place_of(layers, (key,))

@@ -60,7 +60,7 @@ Folder = Annotated[str, AfterValidator(_folder)]
 Processors = Annotated[int, Field(gt=0, le=10**4)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_distinct)]
 Studies = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_distinct)]
-ScaleName = Literal["smoke", "laptop", "overnight", "pretrained", "workstation", "paper"]
+ScaleName = Literal["smoke", "laptop", "pilot", "overnight", "pretrained", "workstation", "paper"]
 
 
 class Config(Spec):
@@ -99,6 +99,13 @@ class Config(Spec):
     or a key of this file."""
 
 
+class SeedsOfRun(Spec):
+    """The key `seeds` of a run."""
+
+    seeds: Seeds | None = None
+    """Seeds of the run, where they differ from its study's."""
+
+
 class Which(Spec):
     """Of which runs something is measured."""
 
@@ -128,7 +135,8 @@ class StudyScale(Measures):
     """What a scale says about one study."""
 
     only: tuple[str, ...] = ("*",)
-    """Patterns of run names that exist at this scale."""
+    """Patterns of run names that exist at this scale, the most wanted first: in this order they run where time is
+    short (scripts/evidence.py)."""
     seeds: Seeds | None = None
     """Seeds, where they differ from the scale's."""
     gpus: Processors | None = None

@@ -31,6 +31,7 @@ def table(plan: dict[str, Any]) -> str:
     others = ", ".join(f"{len(plan[stage])} {stage}" for stage in BESIDES)
     lines.append(f"besides: {others} jobs; memory of a total is that of its largest run")
     lines += [f"{stage} reads {text}" for stage in MEASURED if (text := _measuring(plan[stage]))]
+    lines += [line for job in plan["data"].values() if (line := job["lacks"])]
     return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,13 +25,15 @@ EXACT = "exact.csv"
 """Numbers of the exact claims (report/claims/table.py)."""
 
 
-def export(live_root: Path, cached_root: Path, objection: Objection | None = None) -> dict[str, Any]:
+def export(
+    live_root: Path, cached_root: Path, objection: Objection | None = None, seeds: Mapping[str, Set[int]] | None = None
+) -> dict[str, Any]:
     """Bring the rows (never the weights) of finished runs from results/live/<scale> to results/cached/<scale>.
 
-    There they lie in few files (results/exported.py). A run goes along when all seeds of its study are there and every
-    file can be read. A study is replaced as a whole, in one rename, and only when it has such a run; studies that are
-    not in `live_root` stay as they are. What `objection` objects to, as not made by the plan's configuration and code,
-    stays behind like what is not finished.
+    There they lie in few files (results/exported.py). A run goes along when all its `seeds` are there, by study/run
+    (where they are not given: all that any run of its study has), and every file can be read. A study is replaced as a
+    whole, in one rename, and only when it has such a run; studies that are not in `live_root` stay as they are. What
+    `objection` objects to, as not made by the plan's configuration and code, stays behind like what is not finished.
     Returns the ids of runs by what became of them: exported, diverged (exported too: divergence is a result) and
     unfinished (with the reason). Raises UserError for damaged files and for a mix of scales or of data.
     """
@@ -43,7 +45,7 @@ def export(live_root: Path, cached_root: Path, objection: Objection | None = Non
     report: dict[str, Any] = {"exported": [], "diverged": [], "unfinished": {}}
     for study in sorted({path.parts[-3] for path in live_root.glob("*/*/seed*/")}):
         records = [record for record in results.records() if record["study"] == study]
-        unfinished = _unfinished(results, study, records)
+        unfinished = _unfinished(results, study, records, seeds or {})
         complete = [record for record in records if record["id"] not in unfinished]
         _check_data(results.root / study, complete)
         if complete:
@@ -65,7 +67,9 @@ def export(live_root: Path, cached_root: Path, objection: Objection | None = Non
     return report
 
 
-def _unfinished(results: Results, study: str, records: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _unfinished(
+    results: Results, study: str, records: Sequence[dict[str, Any]], planned: Mapping[str, Set[int]]
+) -> dict[str, str]:
     """Return, by id, why runs of a study are not complete: unfinished, not as planned, or with fewer seeds than others.
 
     A seed that is not planned at all is not waited for.
@@ -80,7 +84,8 @@ def _unfinished(results: Results, study: str, records: Sequence[dict[str, Any]])
         seeds[record["run"]].add(record["seed"])
     wanted = {int(name.rpartition("seed")[2]) for name in folders if reasons.get(name) != UNPLANNED}
     for record in records:
-        if lacking := sorted(wanted - seeds[record["run"]]):
+        of_run = planned.get(f"{study}/{record['run']}", wanted)
+        if lacking := sorted(of_run - seeds[record["run"]]):
             reasons[record["id"]] = f"its run lacks seed {', '.join(map(str, lacking))}"
     return reasons
 

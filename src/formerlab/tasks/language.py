@@ -38,6 +38,12 @@ class LanguageModeling(TaskSpec):
     """Where the part of the training stream begins and ends that is read, as shares of the stream: with [0, 0.8] for a
     model and [0.8, 1] for the stages that grow from it, they read nothing that it has read."""
 
+    @field_validator("stretch", mode="before")
+    @classmethod
+    def _two_shares(cls, stretch: Any) -> Any:
+        """Take a list, as YAML has it: the checks of a configuration are strict and would want a tuple."""
+        return tuple(stretch) if isinstance(stretch, list) else stretch
+
     @field_validator("stretch")
     @classmethod
     def _not_empty(cls, stretch: tuple[float, float]) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from formerlab.data.images.source import Gallery, ImageSource, Picture
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.errors import UserError
+from formerlab.files import expanded
 from formerlab.spec import fingerprint
 
 ENDINGS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"))
@@ -16,7 +17,8 @@ ENDINGS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".
 class ImageFolders(ImageSource):
     """A folder per split with a folder per class; files may lie at any depth below the class.
 
-    Classes are numbered in the order of their names. `~` and paths relative to the working directory are understood.
+    Classes are numbered in the order of their names. `~`, `$NAME` and paths relative to the
+    working directory are understood.
     """
 
     division: ClassVar[str] = "by image: BLAKE2b of its name"
@@ -63,7 +65,7 @@ class ImageFolders(ImageSource):
 
     def _files(self, split: str) -> list[tuple[str, int]]:
         """Return name below the split's folder and size of every image, sorted."""
-        root = Path(getattr(self, split)).expanduser()
+        root = Path(expanded(getattr(self, split)))
         if not root.is_dir():
             raise UserError(f"data: source.{split}: {root} is no folder; name one with a folder per class")
         try:
@@ -77,7 +79,7 @@ class ImageFolders(ImageSource):
         return found
 
     def _pictures(self, split: str, names: list[str], classes: tuple[str, ...]) -> Iterator[Picture]:
-        root, numbers = Path(getattr(self, split)).expanduser(), {name: number for number, name in enumerate(classes)}
+        root, numbers = Path(expanded(getattr(self, split))), {name: number for number, name in enumerate(classes)}
         for name in names:
             label = name.partition("/")[0]
             if label not in numbers:

@@ -15,6 +15,7 @@ from formerlab.data.hub import HubSource
 from formerlab.data.splitting import SPLITS, Shares, Split, digest
 from formerlab.data.text.readers import opened
 from formerlab.errors import UserError
+from formerlab.files import expanded
 from formerlab.spec import fingerprint
 
 Pair = tuple[str, str]
@@ -124,7 +125,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _path(name: str) -> Path:
-    return Path(name).expanduser()
+    return Path(expanded(name))
 
 
 class HubPairs(HubSource, PairSource):

@@ -16,11 +16,13 @@ from formerlab.data.text.readers import Documents, Format, format_of, read_jsonl
 from formerlab.data.text.source import Corpus, TextSource
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
+from formerlab.files import expanded
 from formerlab.spec import fingerprint
 
 
 class Files(TextSource):
-    """Files, folders or globs (`**` for any depth); `~` and paths relative to the working directory are understood.
+    """Files, folders or globs (`**` for any depth); `~`, `$NAME` and paths relative to the working
+    directory are understood.
 
     Name `paths` to have the documents divided by a hash, or `train`, and `valid`, `test` or both, to say which is
     which; what is not named is then taken from `train`.
@@ -140,7 +142,7 @@ class Files(TextSource):
 def _found(label: str, patterns: tuple[str, ...]) -> list[Path]:
     found: set[Path] = set()
     for pattern in patterns:
-        place = os.path.abspath(os.path.expanduser(pattern))
+        place = os.path.abspath(expanded(pattern))
         matches = [place] if os.path.exists(place) else glob.glob(place, recursive=True)  # a name may hold brackets
         files = {file for match in matches for file in _files_under(Path(match))}
         if not files:

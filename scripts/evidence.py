@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Run one study of a scale in the order in which its runs are wanted, and bring out what is finished as it ends.
+
+    scripts/evidence.py STUDY [--scale overnight] [--workers 2] [--to CHECKOUT] [--commit] [--timing]
+
+What is finished is not done again, and a run that was stopped goes on, so the same command resumes. Every worker trains
+one run at a time, followed by the run's measurements; a run waits for its parent. After each run the rows of all
+complete runs are exported to results/cached below CHECKOUT (this one, unless named: another one keeps the tree that
+the runs come from clean), and with --commit committed there. The weights that later runs start from are packed into
+results/live/<scale>-<study>-weights.tar; where that lies in a fresh checkout, they are unpacked from it. Times are
+measured with --timing alone, last, on a machine that must be idle.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from formerlab.errors import UserError
+from formerlab.plan.judge import Judge
+from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan
+from formerlab.results.stages import MEASURED, TIMED
+
+LARGEST_ARCHIVE = 16_000_000
+"""Bytes of weights that are packed; those wanted first come first."""
+
+
+class Evidence:
+    """The jobs of a study that are left, shared by the workers."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.study, self.scale = arguments.study, arguments.scale
+        self.to, self.commit = arguments.to, arguments.commit
+        path = ensure_plan(Path.cwd(), {"scale": self.scale})
+        self.plan = read_plan(path)
+        if self.study not in self.plan["studies"]:
+            raise UserError(f"no study {self.study!r}; name one of {', '.join(self.plan['studies'])}")
+        self.results = Path(self.plan["results"])
+        self.weights = self.results.with_name(f"{self.scale}-{self.study}-weights.tar")
+        self.environment = os.environ | {VARIABLE: str(path), "OMP_NUM_THREADS": str(self.plan["threads"])}
+        self.changed = threading.Condition()
+        self.running: set[str] = set()
+        self.failed: set[str] = set()
+
+    def runs(self) -> dict[str, Any]:
+        """Return the training jobs of the study, the most wanted first."""
+        return {name: job for name, job in self.plan["train"].items() if job["study"] == self.study}
+
+    def prepare(self) -> None:
+        """Unpack the weights of an earlier call, and prepare the data."""
+        if self.weights.exists():
+            with tarfile.open(self.weights) as archive:
+                missing = [member for member in archive if not (self.results / member.name).exists()]
+                archive.extractall(self.results, missing, filter="data")
+        judge = Judge(self.plan)
+        for name in sorted({job["data"] for job in self.runs().values()}):
+            if line := self.plan["data"][name]["lacks"]:
+                raise UserError(line)
+            if not judge.verdict("data", name).current:
+                self.call("data", name)
+
+    def call(self, stage: str, name: str) -> bool:
+        """Carry out a stage in a process of its own; say whether it ended well."""
+        judge = Judge(self.plan)
+        stale = stage == "train" and judge.verdict(stage, name).state == "stale"
+        words = [sys.executable, "-m", "formerlab", stage, name, *(["--on-mismatch", "restart"] if stale else [])]
+        log = Path("logs", self.scale, stage, f"{name}.log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "a") as file:
+            ended = subprocess.run(words, env=self.environment, stdout=file, stderr=file)
+        print(f"{stage} {name}: {'done' if ended.returncode == 0 else f'failed, see {log}'}", flush=True)
+        return ended.returncode == 0
+
+    def next(self) -> tuple[str, list[tuple[str, str]]] | None:
+        """Return the most wanted run that is neither done nor under way, with its stages that are left.
+
+        Waits where all that is left hangs on runs under way; None where nothing is left.
+        """
+        with self.changed:
+            while True:
+                judge, waiting = Judge(self.plan), False
+                for name, job in self.runs().items():
+                    if name in self.running or name in self.failed:
+                        continue
+                    stages = [stage for stage in ("train", *MEASURED) if name in self.plan[stage]]
+                    left = [(stage, name) for stage in stages if not judge.verdict(stage, name).current]
+                    if not left:
+                        continue
+                    if job["init"] in self.failed:
+                        self.failed.add(name)
+                    elif job["init"] and not judge.verdict("train", job["init"]).current:
+                        waiting = True
+                    else:
+                        self.running.add(name)
+                        return name, left
+                if not waiting or not self.running:
+                    return None
+                self.changed.wait()
+
+    def work(self) -> None:
+        """Do what is left, until nothing is."""
+        while (found := self.next()) is not None:
+            name, stages = found
+            done = all(self.call(stage, name) for stage, _ in stages)
+            with self.changed:
+                self.running.discard(name)
+                if not done:
+                    self.failed.add(name)
+                else:
+                    self.bring_out(name)
+                self.changed.notify_all()
+
+    def bring_out(self, name: str) -> None:
+        """Export the rows, commit them where asked to, and pack the weights."""
+        cached = self.to / "results" / "cached"
+        words = [sys.executable, "-m", "formerlab", "export", "--to", str(cached)]
+        exported = subprocess.run(words, env=self.environment, capture_output=True, text=True)
+        if exported.returncode:
+            print(exported.stderr.strip().splitlines()[-1] if exported.stderr.strip() else "export failed", flush=True)
+        elif self.commit:
+            folder = str((cached / self.scale / self.study).resolve())
+            git = ["git", "-C", str(self.to)]
+            subprocess.run([*git, "add", "--all", "--", folder])
+            if subprocess.run([*git, "diff", "--cached", "--quiet", "--", folder]).returncode:
+                message = f"Rows of {self.scale}: {name.rpartition('/')[0]}"
+                subprocess.run([*git, "commit", "--quiet", "--message", message, "--", folder])
+        self.pack()
+
+    def pack(self) -> None:
+        """Pack the folders, checkpoints aside, of finished runs that unfinished ones start from."""
+        judge, size = Judge(self.plan), 0
+        wanted = [job["init"] for name, job in self.runs().items() if not judge.verdict("train", name).current]
+        temporary = self.weights.with_suffix(".part")
+        with tarfile.open(temporary, "w") as archive:
+            for parent in dict.fromkeys(filter(None, wanted)):
+                files = [path for path in sorted((self.results / parent).glob("*")) if path.is_file()]
+                size += sum(path.stat().st_size for path in files)
+                if size > LARGEST_ARCHIVE:
+                    break
+                if judge.verdict("train", parent).current:
+                    for path in files:
+                        archive.add(path, path.relative_to(self.results).as_posix())
+        temporary.replace(self.weights)
+
+
+def main() -> int:
+    """Run the study; the status is 1 where something failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study")
+    parser.add_argument("--scale", default="overnight")
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time, each on one core; default: 2")
+    parser.add_argument("--to", type=Path, default=Path(), help="checkout whose results/cached takes the rows")
+    parser.add_argument("--commit", action="store_true", help="commit the rows there as they come")
+    parser.add_argument("--timing", action="store_true", help="measure times too, last; the machine must be idle")
+    arguments = parser.parse_args()
+    try:
+        evidence = Evidence(arguments)
+        evidence.prepare()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    workers = [threading.Thread(target=evidence.work) for _ in range(arguments.workers)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for stage in TIMED if arguments.timing else ():
+        if evidence.study in evidence.plan[stage] and not Judge(evidence.plan).verdict(stage, evidence.study).current:
+            evidence.call(stage, evidence.study)
+            evidence.bring_out(f"{evidence.study}/{stage}/")
+    return 1 if evidence.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Scale overnight: what its comparisons need to be fair. The design is in docs/evidence.md."""
+
+import pytest
+from fixtures.checkout import ROOT
+
+from formerlab.plan.resolve import resolve_study
+from formerlab.plan.sources import read_sources
+
+STUDIES = ("transformer", "tokenformer", "denseformer", "decay", "combined", "vision")
+ARMS = ("matched", "modern", "classic")
+PARENT = "long-matched-chosen"
+
+
+@pytest.fixture(scope="module")
+def studies():
+    """Return, by study, the runs of all seeds."""
+    sources = read_sources(ROOT, {"scale": "overnight"})
+    return {study: resolve_study(study, sources) for study in STUDIES}
+
+
+@pytest.fixture(scope="module")
+def runs(studies):
+    """Return the runs of the Tokenformer study by name, the first seed of each."""
+    return {run.name: run for run in reversed(studies["tokenformer"])}
+
+
+def seeds(runs, name):
+    return [run.seed for run in runs if run.name == name]
+
+
+def chain_flops(runs, name):
+    run = runs[name]
+    return run.flops + (chain_flops(runs, run.init) if run.init else 0)
+
+
+def test_headlines_have_five_seeds_and_nothing_but_the_envelope_fewer_than_three(studies):
+    of_study = studies["tokenformer"]
+    assert [seeds(of_study, f"{arm}-chosen") for arm in ARMS] == [[0, 1, 2, 3, 4]] * 3
+    for study, of_all in studies.items():
+        for name in {run.name for run in of_all if not run.name.startswith("envelope-")}:
+            assert len(seeds(of_all, name)) >= 3, (study, name)
+
+
+def test_combined_shares_no_seed_with_the_runs_it_repeats(studies):
+    combined, others = ({run.seed for run in studies[study]} for study in ("combined", "tokenformer"))
+    assert not combined & others
+
+
+@pytest.mark.parametrize("prefix", ["", "long-"])
+def test_arms_of_one_budget_have_equal_width_rotary_share_parameters_and_tokens(runs, prefix):
+    arms = [runs[f"{prefix}{arm}-chosen"] for arm in ARMS]
+    shared = {(run.steps, run.task, run.schedule, run.model.width, run.model.position) for run in arms}
+    assert len(shared) == 1
+    assert arms[0].model.position.fraction == 1.0
+    sizes = [run.model.params(embedding=False) for run in arms]
+    assert max(sizes) / min(sizes) < 1.03
+
+
+def test_two_budgets_differ_in_steps_alone(runs):
+    for arm in ARMS:
+        short, long = runs[f"{arm}-chosen"], runs[f"long-{arm}-chosen"]
+        assert long.steps == 8 * short.steps
+        same = {"name": long.name, "steps": long.steps, "evaluate_every": long.evaluate_every}
+        assert short.model_copy(update=same) == long
+
+
+def test_stages_and_their_controls_read_what_no_run_from_scratch_reads(runs):
+    for run in runs.values():
+        assert run.task.stretch == ((0.8, 1.0) if run.init else (0.0, 0.8)), run.name
+
+
+def test_a_stage_has_a_tenth_of_its_parents_tokens(runs):
+    for name in ("grown-random-sqrt-2", "grown-random-sqrt-3", "grown-zero-keep-2", "net2net-2", "hypercloning-2"):
+        assert 10 * runs[name].tokens == runs[PARENT].tokens
+    assert runs["grown-double-2"].tokens == 2 * runs["grown-random-sqrt-2"].tokens
+
+
+def test_the_parent_trained_on_costs_the_stage_or_reads_its_tokens(runs):
+    for size, parent in ((2, PARENT), (3, "grown-random-sqrt-2")):
+        stage, control = runs[f"grown-random-sqrt-{size}"], runs[f"trained-on-{size}"]
+        assert (control.init, stage.init, control.growth) == (parent, parent, None)
+        assert control.flops == pytest.approx(stage.flops, rel=5e-4)
+        assert control.task == stage.task
+    tokens = runs["trained-on-tokens-2"]
+    assert (tokens.init, tokens.tokens) == (PARENT, runs["grown-random-sqrt-2"].tokens)
+
+
+def test_from_scratch_costs_what_the_chain_costs(runs):
+    scratch, grown = runs["tokenformer-scratch-2"], runs["grown-random-sqrt-2"]
+    assert scratch.model == grown.model.model_copy(update={
+        part: getattr(grown.model, part).model_copy(update={"tau": getattr(scratch.model, part).tau})
+        for part in ("projection", "feedforward")
+    })  # fmt: skip
+    assert scratch.flops == pytest.approx(chain_flops(runs, grown.name), rel=5e-4)
+
+
+def test_the_envelope_has_three_sizes_at_three_budgets(runs):
+    points = {name: run for name, run in runs.items() if name.startswith("envelope-")}
+    by_width = {}
+    for run in points.values():
+        by_width.setdefault(run.model.width, []).append(run.flops)
+    assert sorted(by_width) == [64, 128, 192]
+    for costs in zip(*map(sorted, by_width.values()), strict=True):
+        assert max(costs) / min(costs) < 1.15
+
+
+def test_late_mixing_weights_start_where_their_names_say(studies):
+    late = {run.name: run for run in studies["denseformer"] if run.name.startswith("late-")}
+    for percent in (25, 50):
+        run = late[f"late-{percent}-16"]
+        assert run.optimizer.mixing_start_step == run.steps * percent / 100
+
+
+def test_images_grow_beside_their_parent_trained_on_for_the_same_flops(studies):
+    runs = {run.name: run for run in studies["vision"]}
+    grown, control = runs["grown-random-sqrt"], runs["trained-on"]
+    assert control.init == grown.init
+    assert control.flops == pytest.approx(grown.flops, rel=1e-3)

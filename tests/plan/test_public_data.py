@@ -1,0 +1,127 @@
+"""Data that a scale names below $FORMERLAB_DATA: checked against the manifest when they are planned."""
+
+import hashlib
+import subprocess
+
+import pytest
+import yaml
+from fixtures.checkout import ROOT
+
+from formerlab.__main__ import main
+from formerlab.data.registry import data_spec
+from formerlab.files import write_json
+from formerlab.plan.locate import plan_path
+from formerlab.plan.public_data import MANIFEST, VARIABLE, listing_hash, read_manifest
+from formerlab.plan.show import table
+
+TEXT = b"One word after another. " * 40
+BOOKS = {
+    "title": "Books", "source": "https://example.org/books", "licence": "public domain",
+    "files": {f"books/{name}.txt": hashlib.sha256(TEXT).hexdigest() for name in ("one", "two")},
+}  # fmt: skip
+SCALE = """
+data:
+  text:
+    source: {kind: files, paths: [$FORMERLAB_DATA/books]}
+    tokenizer: {kind: bpe, vocabulary: 300}
+    questions: 0
+"""
+
+
+@pytest.fixture
+def project(project, tmp_path, monkeypatch):
+    """A project whose text lies below the variable, as its manifest says."""
+    for name in ("one", "two"):
+        path = tmp_path / "public/books" / f"{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(TEXT)
+    tree = yaml.safe_load((project.root / project.scale).read_text())
+    tree["data"] = yaml.safe_load(SCALE)["data"]
+    project.write(project.scale, yaml.safe_dump(tree))
+    project.write(MANIFEST, yaml.safe_dump({"books": BOOKS}))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "public"))
+    return project
+
+
+def test_the_files_of_the_manifest_are_planned_by_the_variables_name(project):
+    spec = project.plan()["data"]["text"]["spec"]
+    assert spec["source"]["paths"] == [f"${VARIABLE}/books"], "no path of a machine"
+
+
+def test_without_the_variable_one_line_names_it_and_the_source(project, monkeypatch):
+    monkeypatch.delenv(VARIABLE)
+    plan = project.plan()
+    line = plan["data"]["text"]["lacks"]
+    assert table(plan).endswith(line)
+    assert line.startswith(
+        f"data.text: ${VARIABLE} is not set; give it the folder that holds books as {MANIFEST} lists"
+    )
+    assert BOOKS["source"] in line
+
+
+def test_nothing_is_prepared_without_the_variable(project, monkeypatch, capsys):
+    monkeypatch.delenv(VARIABLE)
+    write_json(project.root / "plan.json", project.plan())
+    assert main(["data", "text", "--plan", str(project.root / "plan.json")]) == 2
+    assert f"error: data.text: ${VARIABLE} is not set" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named(project, tmp_path):
+    (tmp_path / "public/books/two.txt").unlink()
+    assert "books/two.txt: missing; get it from https://example.org/books" in project.mistake()
+
+
+def test_a_changed_file_is_named_and_one_that_is_not_listed(project, tmp_path):
+    project.plan()
+    (tmp_path / "public/books/two.txt").write_bytes(TEXT + b"!")
+    assert f"books/two.txt: not the file of {MANIFEST}" in project.mistake()
+    (tmp_path / "public/books/two.txt").write_bytes(TEXT)
+    (tmp_path / "public/books/three.txt").write_bytes(TEXT)
+    assert f"books/three.txt: not in {MANIFEST}" in project.mistake()
+
+
+def test_files_are_read_once(project, monkeypatch):
+    project.plan()
+    monkeypatch.setattr("formerlab.data.file_hashes.sha256", lambda path: pytest.fail(f"{path} is read again"))
+    project.plan()
+
+
+def test_of_a_folder_of_many_files_the_list_is_hashed(project, tmp_path):
+    folder = tmp_path / "public/books"
+    command = "find * -type f | LC_ALL=C sort | xargs -d '\\n' sha256sum"
+    printed = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, check=True).stdout
+    sha = hashlib.sha256(printed).hexdigest()
+    assert sha == listing_hash(BOOKS["files"], "books")
+    many = {key: BOOKS[key] for key in ("title", "source", "licence")} | {
+        "folders": {"books": {"files": 2, "sha256": sha}}
+    }
+    project.write(MANIFEST, yaml.safe_dump({"books": many}))
+    project.plan()
+    (folder / "one.txt").write_bytes(TEXT.replace(b"word", b"text"))
+    assert "another SHA-256 of their list" in project.mistake()
+    (folder / "one.txt").unlink()
+    assert "1 files, where" in project.mistake()
+
+
+def test_a_changed_file_asks_for_another_plan(project, tmp_path):
+    before = plan_path(project.root, {})
+    (tmp_path / "public/books/two.txt").write_bytes(TEXT + b"!")
+    assert plan_path(project.root, {}) != before
+
+
+@pytest.mark.parametrize("scale", ["pilot", "overnight"])
+def test_the_scales_name_what_the_manifest_lists(scale):
+    manifest = read_manifest(ROOT)
+    listed = [path for one in manifest.values() for path in (*one.files, *one.folders)]
+    data = yaml.safe_load((ROOT / "workflow/scales" / f"{scale}.yaml").read_text())["data"]
+    for name, tree in data.items():
+        source = data_spec({"kind": "text"} | tree).source.to_dict()
+        places = [value for key in ("train", "valid", "test") for value in _values(source.get(key))]
+        assert places, name
+        for place in places:
+            place = place.removeprefix(f"${VARIABLE}/")
+            assert any(path == place or path.startswith(f"{place}/") for path in listed), place
+
+
+def _values(value):
+    return [] if value is None else [value] if isinstance(value, str) else value

@@ -1,0 +1,99 @@
+"""scripts/evidence.py: the most wanted run first, each after its parent; the same command resumes."""
+
+import importlib.util
+import tarfile
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from fixtures.checkout import ROOT
+from fixtures.project import Project, finish
+
+from formerlab.plan.judge import Judge
+
+_SPEC = importlib.util.spec_from_file_location("evidence", ROOT / "scripts" / "evidence.py")
+evidence = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(evidence)
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """Return a function that makes the evidence of a small project whose stages leave their records at once."""
+    project = Project(tmp_path)
+    project.lay_over(project.config, "seeds: [0]")
+    project.lay_over(project.scale, "studies: {small: {only: ['deep-4', child, parent, plain]}}")
+    monkeypatch.chdir(tmp_path)
+    plan = project.plan()
+    monkeypatch.setattr(evidence, "ensure_plan", lambda root, given: root / "plan.json")
+    monkeypatch.setattr(evidence, "read_plan", lambda path: plan)
+    called = []
+
+    class Quick(evidence.Evidence):
+        def call(self, stage, name):
+            called.append((stage, name))
+            if "fails" in vars(self) and name == self.fails:
+                return False
+            finish(plan, (stage, name))
+            return True
+
+        def bring_out(self, name):
+            called.append(("exported", name))
+            self.pack()
+
+    def made(**settings):
+        called.clear()
+        made = Quick(Namespace(study="small", scale="smoke", to=Path(), commit=False, timing=False))
+        vars(made).update(settings)
+        made.prepare()
+        made.work()
+        return made
+
+    return made, called, plan
+
+
+def trained(called):
+    return [name.split("/")[1] for stage, name in called if stage == "train"]
+
+
+def test_the_most_wanted_first_but_parents_before_children(study):
+    make, called, plan = study
+    make()
+    assert called[0] == ("data", "text")
+    assert trained(called) == ["deep-4", "parent", "child", "plain"]
+    assert called.index(("prune", "small/plain/seed0")) == called.index(("train", "small/plain/seed0")) + 2
+    judge = Judge(plan)
+    assert all(judge.verdict(stage, name).current for stage in ("data", "train", "prune") for name in plan[stage])
+
+
+def test_what_is_done_is_not_done_again(study):
+    make, called, plan = study
+    finish(plan, ("data", "text"), ("train", "small/deep-4/seed0"), ("train", "small/plain/seed0"))
+    make()
+    assert trained(called) == ["parent", "child"]
+    assert ("prune", "small/plain/seed0") in called
+    make()
+    assert called == []
+
+
+def test_children_of_a_run_that_failed_are_left_and_the_rest_is_done(study):
+    make, called, _ = study
+    made = make(fails="small/parent/seed0")
+    assert trained(called) == ["deep-4", "parent", "plain"]
+    assert made.failed == {"small/parent/seed0", "small/child/seed0"}
+
+
+def test_weights_that_later_runs_start_from_travel(study, tmp_path):
+    make, called, _ = study
+    weights = tmp_path / "results/live/smoke/small/parent/seed0/weights.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+    made = make(fails="small/child/seed0")
+    with tarfile.open(made.weights) as archive:
+        assert set(archive.getnames()) == {f"small/parent/seed0/{name}" for name in ("run.json", "weights.safetensors")}
+    for file in weights.parent.iterdir():
+        file.unlink()
+    make()
+    assert trained(called) == ["child"]
+    assert weights.read_bytes() == b"weights"
+    with tarfile.open(made.weights) as archive:
+        assert archive.getnames() == [], "nothing is left that starts from another"
