@@ -56,9 +56,9 @@ BARS = {
 class Stacked(DepthWeightedAverageLayer):
     """All sources copied into one tensor, for one einsum."""
 
-    def begin(self, x: Stream) -> History:
+    def begin(self, x: Stream) -> tuple[Stream, History]:
         """Keep X_0."""
-        return [x]
+        return x, [x]
 
     def mix(self, index: int, x: Stream, history: History) -> Stream:
         """Return Y_index."""
@@ -78,9 +78,10 @@ class Official(Mixer):
 
         self.modules_of_package = DWAModules(layers, spec.dilation, spec.period)
 
-    def begin(self, x: Stream) -> History:
+    def begin(self, x: Stream) -> tuple[Stream, History]:
         """Give X_0 to the package's buffers."""
         self.modules_of_package.init_accumulators(x)
+        return x, None
 
     def mix(self, index: int, x: Stream, history: History) -> Stream:
         """Return Y_index."""
@@ -158,7 +159,7 @@ class Bench:
         """Mix forward and backward, with x + 1 for every block."""
         mixer = self.mixers[name]
         with path_of(mixer):
-            x, history = self.stream, mixer.begin(self.stream)
+            x, history = mixer.begin(self.stream)
             for index in range(1, self.blocks + 1):
                 x = mixer.mix(index, x + 1, history)
             x.backward(torch.ones_like(x))

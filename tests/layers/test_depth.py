@@ -15,11 +15,15 @@ from formerlab.layers import (
     DepthMixer,
     DepthWeightedAverage,
     DynamicDense,
+    DynamicHyperConnections,
     Identity,
+    ManifoldHyperConnections,
     RandomSparse,
     SkipsWithGains,
+    StaticHyperConnections,
 )
 from formerlab.layers.depth.dwa import Averages, DepthWeightedAverageLayer
+from formerlab.layers.depth.hyper_connections import HyperConnections
 from formerlab.layers.initial import initialise
 
 SPECS = [
@@ -30,8 +34,12 @@ SPECS = [
     RandomSparse(density=0.5),
     AttentionResiduals(block_size=4),
     DynamicDense(dilation=2, period=3),
+    StaticHyperConnections(streams=1),
+    DynamicHyperConnections(streams=1),
+    ManifoldHyperConnections(streams=2, iterations=3),
 ]
 LAYERS, WIDTH = 12, 4
+STATIC = Averages | SkipsWithGains
 every_mixer = pytest.mark.parametrize("spec", SPECS, ids=label)
 
 
@@ -47,7 +55,7 @@ def built(spec, layers=LAYERS, *, perturbed=False):
 
 def stack(mixer, x, updates, calls=None):
     """Return [Y_1, Y_2, ...] of blocks whose sub-layers give x-dependent updates."""
-    history = mixer.begin(x)
+    x, history = mixer.begin(x)
 
     def block(index, x):
         h = mixer.add(2 * index - 1, x, updates[2 * index - 2] * x, history)
@@ -80,15 +88,15 @@ def test_it_starts_as_the_plain_stack_to_the_bit_or_says_that_it_does_not(spec):
 
 @pytest.mark.parametrize(
     "spec",
-    [spec for spec in SPECS if isinstance(spec, Averages | SkipsWithGains) and not isinstance(spec, DynamicDense)],
+    [spec for spec in SPECS if isinstance(spec, STATIC | HyperConnections) and not isinstance(spec, DynamicDense)],
     ids=label,
 )
 def test_the_multiplications_are_those_of_the_closed_form(spec):
     mixer = built(spec)
     mixer.fused = False
     streams = [torch.randn(2, 3, WIDTH) for _ in range(LAYERS + 1)]
-    with CountMultiplications((2, 3, WIDTH)) as counter:
-        history = mixer.begin(streams[0])
+    with CountMultiplications() as counter:
+        _, history = mixer.begin(streams[0])
         for index, x in enumerate(streams[1:], start=1):
             h = mixer.add(2 * index - 1, x, x, history)
             mixer.mix(index, mixer.add(2 * index, x, h, history), history)
@@ -116,7 +124,7 @@ def test_gradients_are_those_of_finite_differences(spec):
     mixer = Stack(built(spec, layers=4, perturbed=True).double())
     x, updates = inputs(layers=4, dtype=torch.float64, requires_grad=True)
     small = [tensor.detach()[:1, :1, :2].clone().requires_grad_() for tensor in (x, *updates)]
-    if any(parameter.ndim > 1 and parameter.shape[1] == WIDTH for parameter in mixer.parameters()):
+    if any(parameter.ndim > 1 and parameter.shape[1] % WIDTH == 0 for parameter in mixer.parameters()):
         small = [tensor.detach()[:1, :1].clone().requires_grad_() for tensor in (x, *updates)]
     names, values = zip(*mixer.named_parameters(), strict=True) if counted_params(mixer) else ((), ())
 
@@ -124,7 +132,8 @@ def test_gradients_are_those_of_finite_differences(spec):
         parameters = dict(zip(names, tensors[len(small) :], strict=True))
         return torch.func.functional_call(mixer, parameters, tuple(tensors[: len(small)]))
 
-    assert torch.autograd.gradcheck(function, (*small, *values))
+    fast = counted_params(mixer) > 500  # one random direction instead of all
+    assert torch.autograd.gradcheck(function, (*small, *values), fast_mode=fast)
 
 
 @every_mixer
@@ -142,7 +151,7 @@ def test_the_whole_stack_can_be_computed_again_in_backward(spec, reentrant):
 @every_mixer
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_blocks_can_be_computed_again_in_backward(spec, reentrant):
-    if reentrant and isinstance(spec, AttentionResiduals):
+    if reentrant and isinstance(spec, AttentionResiduals | HyperConnections):
         pytest.skip("reentrant checkpointing passes gradients to a block's inputs only, these blocks read the history")
     mixer = built(spec, perturbed=True).double()
     x, updates = inputs(dtype=torch.float64)
@@ -211,11 +220,11 @@ def test_weights_are_those_of_static_mixing(spec):
     """Y_i of a plain stack of constant outputs is the sum of its weights, where there are any."""
     mixer = built(spec, perturbed=True)
     weights = mixer.weights()
-    assert bool(weights) == (spec.kind not in ("identity", "attention_residuals", "mudd"))
+    assert bool(weights) == (isinstance(spec, STATIC) and not isinstance(spec, DynamicDense))
     if not isinstance(mixer, DepthWeightedAverageLayer):
         return
     streams = torch.randn(LAYERS + 1)
-    history = mixer.begin(streams[0].expand(1, 1, WIDTH))
+    _, history = mixer.begin(streams[0].expand(1, 1, WIDTH))
     mixed = [mixer.mix(i, streams[i].expand(1, 1, WIDTH), history) for i in range(1, LAYERS + 1)]
     for destination in {i for i, _, _ in weights}:
         expected = sum(weight * streams[j] for i, j, weight in weights if i == destination)
@@ -225,13 +234,12 @@ def test_weights_are_those_of_static_mixing(spec):
 class CountMultiplications(torch.utils._python_dispatch.TorchDispatchMode):
     """Count the elements that multiplications of whole streams give."""
 
-    def __init__(self, shape):
+    def __init__(self):
         super().__init__()
         self.elements = 0
-        self.shape = shape
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        if function is torch.ops.aten.mul.Tensor and out.shape == self.shape:
+        if function is torch.ops.aten.mul.Tensor and (*out.shape[:2], out.shape[-1]) == (2, 3, WIDTH):
             self.elements += out.numel()
         return out

@@ -104,7 +104,7 @@ class Averaged(torch.nn.Module):
         self.mixer = mixer
 
     def forward(self, *streams):
-        history = self.mixer.begin(streams[0])
+        _, history = self.mixer.begin(streams[0])
         return tuple(self.mixer.mix(i, x, history) for i, x in enumerate(streams[1:], start=1))
 
 
@@ -179,7 +179,7 @@ def test_a_period_that_does_not_divide_the_depth_leaves_the_last_blocks_unmixed(
     for alpha in mixer.parameters():
         torch.nn.init.normal_(alpha)
     streams = [torch.randn(1, 1, 4) for _ in range(BLOCKS + 1)]
-    history = mixer.begin(streams[0])
+    _, history = mixer.begin(streams[0])
     mixed = [mixer.mix(i, x, history) for i, x in enumerate(streams[1:], start=1)]
     assert all(mixed[i - 1] is streams[i] for i in (46, 47, 48))
     assert not torch.equal(mixed[45 - 1], streams[45])
@@ -190,7 +190,7 @@ def test_the_stored_history_is_raw_and_never_copied(path, choose):
     mixer = choose(DepthWeightedAverage().build(4), path)
     initialise(mixer, 0)
     streams = [torch.randn(1, 1, 4) for _ in range(4)]
-    history = mixer.begin(streams[0])
+    _, history = mixer.begin(streams[0])
     for i, x in enumerate(streams[1:], start=1):
         mixer.mix(i, x, history)
     kept = history if path == "loop" else history.kept.values()

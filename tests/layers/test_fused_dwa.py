@@ -24,7 +24,7 @@ def leaves(layers=LAYERS):
 
 def averages(mixer, streams, *, fused=True):
     mixer.fused = fused
-    history = mixer.begin(streams[0])
+    _, history = mixer.begin(streams[0])
     return [mixer.mix(i, x, history) for i, x in enumerate(streams[1:], start=1)]
 
 
@@ -117,7 +117,7 @@ def test_each_output_that_an_average_reads_is_saved_once(dilation, period, kept)
 def test_outputs_are_let_go_after_their_last_reader():
     mixer = LastK(outputs=3, embedding="never").build(LAYERS)
     initialise(mixer, 0)
-    history = mixer.begin(torch.randn(SHAPE))
+    _, history = mixer.begin(torch.randn(SHAPE))
     with torch.no_grad():
         sizes = []
         for i in range(1, LAYERS + 1):

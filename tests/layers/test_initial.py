@@ -87,7 +87,7 @@ def test_a_layer_learns_in_anybodys_module_as_it_was_built(projection, feedforwa
 def test_a_depth_mixer_starts_at_the_identity_as_it_was_built(spec):
     mixer = spec.build(4, 8)
     x, raw = torch.randn(2, 1, 3, 8)
-    history = mixer.begin(x)
+    _, history = mixer.begin(x)
     for index in range(1, 5):
         assert torch.equal(mixer.mix(index, raw + index, history), raw + index)
 

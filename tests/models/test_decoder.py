@@ -22,6 +22,7 @@ from formerlab.layers import (
     Projection,
 )
 from formerlab.layers.attention import causal_attention
+from formerlab.layers.depth.hyper_connections import HyperConnections
 from formerlab.models import Decoder
 
 PARTS = {
@@ -89,6 +90,8 @@ def test_closed_forms_equal_what_pytorch_counts(spec):
     assert counted_params(model) - sum(parameter.numel() for parameter in outside) == spec.params(embedding=False)
     counts = counted_flops(model, torch.zeros(2, TIME, dtype=torch.long))
     assert counts["Global"] == 2 * spec.flops(TIME)
+    if isinstance(spec.depth, HyperConnections):
+        return  # their products stand in the blocks
     in_blocks = sum(count for module, count in counts.items() if module.removeprefix("DecoderModel.blocks.").isdigit())
     between_blocks = TIME * spec.depth.products(spec.layers, spec.width)
     assert in_blocks == 2 * (spec.flops(TIME, head=False) - between_blocks)
@@ -187,6 +190,7 @@ def test_it_compiles_in_one_piece(depth):
     """The released DenseFormer does not: its history hides its shape from the compiler."""
     model = tiny(layers=2, depth=depth, projection=Pattention(tokens=5)).build()
     tokens = torch.randint(11, (2, TIME))
+    torch.compiler.reset()  # it counts how often the same code was compiled, and stops at eight
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     parameters = list(model.parameters())
     gradients, expected = (torch.autograd.grad(run(tokens).square().sum(), parameters) for run in (compiled, model))

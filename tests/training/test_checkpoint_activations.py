@@ -5,7 +5,7 @@ import pytest
 import torch
 from small_runs import MODEL, TOKENFORMER, VOCABULARY, small
 
-from formerlab.layers import AttentionResiduals, DepthWeightedAverage
+from formerlab.layers import AttentionResiduals, DepthWeightedAverage, DynamicHyperConnections
 from formerlab.models import Translator, VisionTransformer
 from formerlab.plan.hardware import Hardware
 from formerlab.plan.memory import memory_bytes
@@ -20,6 +20,7 @@ MODELS = {
     "tokenformer": TOKENFORMER,
     "averages over depth": MODEL.model_copy(update={"depth": DepthWeightedAverage()}),
     "attention residuals": MODEL.model_copy(update={"depth": AttentionResiduals()}),
+    "hyper-connections": MODEL.model_copy(update={"depth": DynamicHyperConnections()}),
 }
 
 

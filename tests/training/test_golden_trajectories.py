@@ -31,9 +31,11 @@ from formerlab.layers import (
     ConnectToLast,
     DepthWeightedAverage,
     DynamicDense,
+    DynamicHyperConnections,
     LastK,
     LayerNorm,
     Learned,
+    ManifoldHyperConnections,
     Mlp,
     Pattention,
     RandomSparse,
@@ -41,6 +43,7 @@ from formerlab.layers import (
     Sinusoidal,
     SkipsWithGains,
     SoftmaxAverage,
+    StaticHyperConnections,
 )
 from formerlab.models import Translator
 from formerlab.models.vision import VisionTransformer
@@ -105,6 +108,9 @@ RUNS = {
     "gains": decoder(depth=SkipsWithGains()),
     "attention residuals": decoder(depth=AttentionResiduals()),
     "mudd": decoder(depth=DynamicDense()),
+    "hyper-connections static": decoder(depth=StaticHyperConnections()),
+    "hyper-connections dynamic": decoder(depth=DynamicHyperConnections()),
+    "hyper-connections manifold": decoder(depth=ManifoldHyperConnections()),
     "translator": translator(),
     "translator pre pattention dwa": translator(order="pre", depth=DepthWeightedAverage(), **TOKEN_PARTS),
     "vision": images(),

@@ -25,6 +25,8 @@ KINDS = (
     "dwa 2x3 late",
     "attention residuals",
     "mudd",
+    "hyper-connections dynamic",
+    "hyper-connections manifold",
     "gains",
     "translator pre pattention dwa",
     "vision pattention",

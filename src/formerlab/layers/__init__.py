@@ -6,9 +6,12 @@ A module draws its initial values when it is built, from torch's generator, and 
 from formerlab.layers.depth.attention_residuals import AttentionResiduals
 from formerlab.layers.depth.connect_to_last import ConnectToLast
 from formerlab.layers.depth.dwa import DepthWeightedAverage
+from formerlab.layers.depth.dynamic_hyper_connections import DynamicHyperConnections
 from formerlab.layers.depth.gains import SkipsWithGains
+from formerlab.layers.depth.hyper_connections import StaticHyperConnections
 from formerlab.layers.depth.identity import Identity
 from formerlab.layers.depth.last_k import LastK
+from formerlab.layers.depth.manifold_hyper_connections import ManifoldHyperConnections
 from formerlab.layers.depth.mudd import DynamicDense
 from formerlab.layers.depth.random_sparse import RandomSparse
 from formerlab.layers.depth.softmax_average import SoftmaxAverage
@@ -28,12 +31,14 @@ __all__ = [
     "DepthMixer",
     "DepthWeightedAverage",
     "DynamicDense",
+    "DynamicHyperConnections",
     "FeedForward",
     "Identity",
     "LastK",
     "LayerNorm",
     "Learned",
     "Linear",
+    "ManifoldHyperConnections",
     "Mlp",
     "NoPosition",
     "Norm",
@@ -46,5 +51,6 @@ __all__ = [
     "Sinusoidal",
     "SkipsWithGains",
     "SoftmaxAverage",
+    "StaticHyperConnections",
     "initialise",
 ]

@@ -14,11 +14,10 @@ def activation_elements(width: int, projection: Projection, feedforward: FeedFor
     """Return an estimate of the numbers that one block keeps per token.
 
     They are about ten vectors of the model's width (inputs of norms and projections, queries, keys, values, attention's
-    output), what its projections keep inside (two numbers per parameter token or hidden unit), and one vector for the
-    depth mixer.
+    output), what its projections keep inside (two numbers per parameter token or hidden unit), and what the depth mixer
+    says.
     """
     inner = inner_elements(width, feedforward)
     if projection.kind == "pattention":
         inner += 4 * 2 * projection.tokens
-    mixing = width if depth.kind != "identity" else 0
-    return 10 * width + inner + mixing
+    return 10 * width + inner + depth.kept(width)

@@ -178,7 +178,7 @@ class DecoderModel(nn.Module):
         if start + tokens.shape[1] > self.spec.context:
             raise ValueError(f"{start + tokens.shape[1]} tokens exceed the model's context of {self.spec.context}")
         x = self.dropout(self.position.embed(F.embedding(tokens, self.embedding), start))
-        history = self.mixer.begin(x)
+        x, history = self.mixer.begin(x)
         add = functools.partial(self.mixer.add, history=history)
         for index, block in enumerate(self.blocks):
             x = self.mixer.mix(index + 1, block(x, self.position, attend, index, start, add), history)

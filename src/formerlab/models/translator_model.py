@@ -189,7 +189,7 @@ class TranslatorModel(nn.Module):
         """Return the keys and values that the decoder's layers read of the sources."""
         mask = real[:, None, None, :]
         x = self._embed(source, self.embedding, self.source_position, 0)
-        history = self.mixer.encoder.begin(x)
+        x, history = self.mixer.encoder.begin(x)
         add = functools.partial(self.mixer.encoder.add, history=history)
         for index, block in enumerate(self.encoder):
             x = self.mixer.encoder.mix(index + 1, block(x, self.source_position, mask, index, add), history)
@@ -206,7 +206,7 @@ class TranslatorModel(nn.Module):
         """
         embedding = self.embedding if self.target_embedding is None else self.target_embedding
         x = self._embed(target, embedding, self.target_position, start)
-        history = self.mixer.decoder.begin(x)
+        x, history = self.mixer.decoder.begin(x)
         add = functools.partial(self.mixer.decoder.add, history=history)
         for index, block in enumerate(self.decoder):
             raw = block(x, self.target_position, encoded.layers[index], encoded.mask, index, add, start, extend)

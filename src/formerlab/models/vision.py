@@ -217,7 +217,7 @@ class VisionTransformerModel(VisionFeatures, nn.Module):
         if images.shape[1:] != (self.spec.channels, side, side):
             raise ValueError(f"images of {tuple(images.shape[1:])} for a model of {(self.spec.channels, side, side)}")
         x = self.position.embed(self.class_token(self.patch_embed(images)), 0)
-        history = self.mixer.begin(x)
+        x, history = self.mixer.begin(x)
         add = functools.partial(self.mixer.add, history=history)
         for index, block in enumerate(self.blocks):
             x = self.mixer.mix(index + 1, block(x, self.position, full_attention, index, 0, add), history)

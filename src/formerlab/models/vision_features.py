@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from formerlab.layers.depth.identity import Mixer
+
 if TYPE_CHECKING:
     from formerlab.models.vision import VisionTransformer
 
@@ -22,6 +24,7 @@ class VisionFeatures:
 
     spec: "VisionTransformer"
     blocks: nn.ModuleList
+    mixer: Mixer
     final_norm: nn.Module
     head: nn.Module
     pool: str
@@ -137,7 +140,7 @@ class VisionFeatures:
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters that weight decay leaves alone although they are matrices."""
-        return {"class_token.token", "position.rows"}
+        return {"class_token.token", "position.rows"} | {f"mixer.{name}" for name in self.mixer.no_weight_decay()}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns that sort parameters by depth, for a learning rate that decays towards the stem."""

@@ -41,7 +41,8 @@ class AdamW(Spec):
     weight_decay: Annotated[float, Field(ge=0.0, le=10.0)] = 0.1
     """Decoupled decay of matrices; vectors (gains, biases) are not decayed."""
     decay_mixing: bool = True
-    """Decay the mixing weights of depth mixers as well, as the official code of DenseFormer does."""
+    """Decay the mixing weights of depth mixers as well, as the official code of DenseFormer does; but never those that
+    the mixer's own paper leaves alone."""
     mixing_lr_factor: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
     """Learning rate of the depth mixer's weights, as a multiple of that of all others; 1 in the code of DenseFormer."""
     mixing_start_step: AnyCount = 0
@@ -51,20 +52,29 @@ class AdamW(Spec):
     """Largest gradient norm; 0 turns clipping off."""
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """Return the optimizer over the model's parameters in three groups: decayed, not decayed, mixing weights."""
+        """Return the optimizer over the model's parameters in groups: decayed, not decayed, mixing weights.
+
+        A fourth holds the mixing weights that are never decayed, where there are any.
+        """
         matrices: list[nn.Parameter] = []
         vectors: list[nn.Parameter] = []
         mixing: list[nn.Parameter] = []
+        static: list[nn.Parameter] = []
+        exempt = _never_decayed(model)
         for name, parameter in model.named_parameters():
-            group = matrices if parameter.ndim >= 2 else vectors
-            (mixing if name.startswith("mixer.") else group).append(parameter)
+            mixers = static if name in exempt else mixing
+            others = matrices if parameter.ndim >= 2 else vectors
+            (mixers if name.startswith("mixer.") else others).append(parameter)
         mixing_decay = self.weight_decay if self.decay_mixing else 0.0
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "weight_decay": self.weight_decay, "lr_factor": 1.0},
+            {"params": vectors, "weight_decay": 0.0, "lr_factor": 1.0},
+            {"params": mixing, "weight_decay": mixing_decay, "lr_factor": self.mixing_lr_factor},
+        ]
+        if static:
+            groups.append({"params": static, "weight_decay": 0.0, "lr_factor": self.mixing_lr_factor})
         return FusedAdamW(
-            [
-                {"params": matrices, "weight_decay": self.weight_decay, "lr_factor": 1.0},
-                {"params": vectors, "weight_decay": 0.0, "lr_factor": 1.0},
-                {"params": mixing, "weight_decay": mixing_decay, "lr_factor": self.mixing_lr_factor},
-            ],
+            groups,
             lr=self.lr,
             betas=(self.beta1, self.beta2),
             eps=self.eps,
@@ -80,6 +90,12 @@ class AdamW(Spec):
             group["lr"] = self.lr * factor * group["lr_factor"]
         if isinstance(mixer := getattr(model, "mixer", None), nn.Module):
             mixer.requires_grad_(step >= self.mixing_start_step)
+
+
+def _never_decayed(model: nn.Module) -> set[str]:
+    """Return the names of the mixer's weights that are never decayed."""
+    names: set[str] = getattr(getattr(model, "mixer", None), "no_weight_decay", set)()
+    return {f"mixer.{name}" for name in names}
 
 
 class LayerwiseAdamW(AdamW):

@@ -86,9 +86,10 @@ class Listener(Mixer):
         self.mixer = mixer
         self.cosines: dict[int, list[Tensor]] = {}
 
-    def begin(self, x: Stream) -> History:
+    def begin(self, x: Stream) -> tuple[Stream, History]:
         """Remember X_0."""
-        return x, self.mixer.begin(x)
+        read, history = self.mixer.begin(x)
+        return read, (x, history)
 
     def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
         """Add as the other one does."""

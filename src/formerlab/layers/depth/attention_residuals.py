@@ -76,9 +76,9 @@ class AttentionResidualsLayer(Mixer):
         """Set the queries to zero; nothing is drawn."""
         nn.init.zeros_(self.queries)
 
-    def begin(self, x: Stream) -> Sources:
+    def begin(self, x: Stream) -> tuple[Stream, Sources]:
         """Keep the embedded tokens as source 0."""
-        return {0: (x, self._key(x))}
+        return x, {0: (x, self._key(x))}
 
     def add(self, site: int, x: Stream, update: Stream, history: Sources) -> Stream:
         """Keep the update, and return what the next sub-layer reads."""

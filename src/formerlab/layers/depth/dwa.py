@@ -97,11 +97,11 @@ class DepthWeightedAverageLayer(Mixer):
         alpha: Tensor = self.alphas[str(destination)]
         return alpha
 
-    def begin(self, x: Stream) -> "FusedHistory | list[Stream]":
+    def begin(self, x: Stream) -> "tuple[Stream, FusedHistory | list[Stream]]":
         """Keep X_0."""
         if self.fused and self.layout.table and not torch.compiler.is_compiling():
-            return FusedHistory(self.layout, torch.cat([self.row(i) for i in self.layout.table]), x)
-        return [x]
+            return x, FusedHistory(self.layout, torch.cat([self.row(i) for i in self.layout.table]), x)
+        return x, [x]
 
     def mix(self, index: int, x: Stream, history: "FusedHistory | list[Stream]") -> Stream:
         """Return Y_index and keep X_index."""

@@ -28,6 +28,10 @@ class DepthSpec(Spec):
         del layers, width
         return 0
 
+    def kept(self, width: int) -> int:
+        """Estimate of the numbers kept per token and block for the backward pass, beyond those of the plain block."""
+        return width
+
 
 class Identity(DepthSpec):
     """Y_i = X_i: the plain Transformer (arXiv:1706.03762)."""
@@ -51,6 +55,11 @@ class Identity(DepthSpec):
         del layers, width
         return 0
 
+    def kept(self, width: int) -> int:
+        """Nothing."""
+        del width
+        return 0
+
 
 class Mixer(nn.Module):
     """The interface of all depth mixers, and the module of `Identity`.
@@ -64,10 +73,13 @@ class Mixer(nn.Module):
     def reset_parameters(self) -> None:
         """Set or draw the initial weights; there are none here."""
 
-    def begin(self, x: Stream) -> History:
-        """Return the history that `add` and `mix` need, holding what they need of X_0."""
-        del x
-        return None
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of weights that are never decayed."""
+        return set()
+
+    def begin(self, x: Stream) -> tuple[Stream, History]:
+        """Return what the first sub-layer reads, and the history for `add` and `mix` with what they need of X_0."""
+        return x, None
 
     def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
         """Return what stands for x + update, the stream after sub-layer `site`.

@@ -64,9 +64,9 @@ class DynamicDenseLayer(Mixer):
             self.static[i].zero_()
             self.static[i][-1] = 1.0
 
-    def begin(self, x: Stream) -> list[Stream]:
+    def begin(self, x: Stream) -> tuple[Stream, list[Stream]]:
         """Keep X_0."""
-        return [x]
+        return x, [x]
 
     def mix(self, index: int, x: Stream, history: list[Stream]) -> Stream:
         """Return Y_index and keep X_index; weights and sum are in float32 at least."""

@@ -112,8 +112,8 @@ denseformer_patterns = Table(
         "run, paired by seed, with its 95 % interval; what the interval speaks of stands beside it. Sparsity is the "
         "exact share of the weights of 1x1 that are absent, where every added parameter is one weight (the paper "
         "prints 1 - 1/(kp)). Last-K is there in the readings that the paper allows: the embedding enters always, as "
-        "one of the last K, or never. Softmax weights, Attention Residuals, MUDD and random patterns are not of the "
-        "paper. After ±: the published standard error."
+        "one of the last K, or never. Softmax weights, Attention Residuals, MUDD, Hyper-Connections and random "
+        "patterns are not of the paper. After ±: the published standard error."
     ),
     ours=patterns,
     published=_published_patterns,

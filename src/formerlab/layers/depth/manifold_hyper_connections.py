@@ -1,0 +1,123 @@
+"""Hyper-Connections that carry the streams by doubly stochastic matrices."""
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from formerlab.layers.depth.hyper_connections import HyperConnections, HyperConnectionsLayer, Streams, Weights, product
+from formerlab.spec import Epsilon, Layers
+
+Matrices = Float[Tensor, "batch time streams streams"]
+
+SCALE = 0.01
+"""Initial alpha (arXiv:2512.24880, Table 5)."""
+START = 4.0
+"""Initial b where a weight is to be nearly 1, and its negative where nearly 0: logistic(4) = 0.98 still learns."""
+
+
+class ManifoldHyperConnections(HyperConnections):
+    """X <- H_res X + H_post^T T(H_pre X): manifold-constrained Hyper-Connections, mHC (arXiv:2512.24880, eq. 3, 7-9).
+
+    With x' = RMSNorm(vec(X)) over all n streams of a token, H_pre = logistic(alpha_pre x' phi_pre + b_pre), H_post = 2
+    logistic(alpha_post x' phi_post + b_post) and H_res = SinkhornKnopp(alpha_res mat(x' phi_res) + b_res), which is
+    doubly stochastic up to its finite number of iterations. The norm's gain is part of phi (section 4.3.1).
+
+    Left open by the paper, and here as in `StaticHyperConnections`: the streams begin as copies, and the final norm
+    reads their sum; phi starts at zero, b_post = 0 (H_post = 1), b_pre at H_pre near e_(k mod n), and b_res at H_res
+    near the identity; b is not decayed, phi and alpha are. While the streams are equal a doubly stochastic matrix
+    changes nothing, so a fresh model computes what the plain one does, up to scales that the norms undo.
+    """
+
+    label: ClassVar[str] = "mHC, n = {streams}"
+    look: ClassVar[tuple[str, str]] = ("#1B7837", "D")
+    kind: Literal["manifold_hyper_connections"] = "manifold_hyper_connections"
+    iterations: Layers = 20
+    """t_max: how often columns and rows are normalised."""
+    eps: Epsilon = 1e-5
+    """Added to the mean square in RMSNorm."""
+
+    @property
+    def starts_plain(self) -> bool:
+        """Never: what a sub-layer reads is scaled, which its norm undoes, but for eps."""
+        return False
+
+    def build(self, layers: int, width: int) -> "ManifoldHyperConnectionsLayer":
+        """Return the module for `layers` blocks."""
+        return ManifoldHyperConnectionsLayer(layers, width, self)
+
+    def params(self, layers: int, width: int) -> int:
+        """Count of parameters: phi, b and alpha of every sub-layer."""
+        return 2 * layers * (self.streams * (self.streams + 2) * (self.streams * width + 1) + 3)
+
+    def products(self, layers: int, width: int) -> int:
+        """FLOPs of matrix products per token: what every sub-layer reads and carries, and its weights."""
+        made = self.streams * (self.streams + 2)
+        return super().products(layers, width) + 2 * (2 * layers * self.streams * width * made)
+
+    def kept(self, width: int) -> int:
+        """Estimate of the numbers kept per token and block: the factors of every iteration as well."""
+        return super().kept(width) + 2 * self.streams * (3 * self.streams + 2 * self.iterations)
+
+
+class ManifoldHyperConnectionsLayer(HyperConnectionsLayer):
+    """The module of `ManifoldHyperConnections`; the numbers of H_pre, H_post and H_res follow each other."""
+
+    def __init__(self, layers: int, width: int, spec: ManifoldHyperConnections) -> None:
+        super().__init__(layers, spec.streams)
+        self.spec = spec
+        self.sizes = (spec.streams, spec.streams, spec.streams**2)
+        made = sum(self.sizes)
+        self.static = nn.ParameterList(nn.Parameter(torch.empty(made)) for _ in range(self.sites))
+        self.dynamic = nn.ParameterList(
+            nn.Parameter(torch.empty(made, spec.streams * width)) for _ in range(self.sites)
+        )
+        self.scale = nn.ParameterList(nn.Parameter(torch.empty(3)) for _ in range(self.sites))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set b, phi and alpha of every sub-layer; nothing is drawn."""
+        for site, static in enumerate(self.static, start=1):
+            pre, post, res = static.split(self.sizes)
+            pre.fill_(-START)[site % self.streams] = START
+            post.zero_()
+            res.fill_(-START).view(self.streams, -1).fill_diagonal_(START)
+        for weights, scale in zip(self.dynamic, self.scale, strict=True):
+            nn.init.zeros_(weights)
+            nn.init.constant_(scale, SCALE)
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of the static weights."""
+        return {f"static.{index}" for index in range(self.sites)}
+
+    def connections(self, site: int, streams: Streams) -> Weights:
+        """Return H_pre, H_res and H_post of sub-layer `site` for every token."""
+        flat = streams.flatten(-2).to(torch.promote_types(streams.dtype, torch.float32))
+        inverse = (flat.square().mean(dim=-1, keepdim=True) + self.spec.eps).rsqrt()
+        scale = torch.cat(
+            [one.expand(size) for one, size in zip(self.scale[site - 1].split(1), self.sizes, strict=True)]
+        )
+        # Divided by the norm behind the product, which is the same and keeps less (section 4.3.1).
+        made = scale * (product(flat, self.dynamic[site - 1].mT) * inverse) + self.static[site - 1]
+        pre, post, res = made.split(self.sizes, dim=-1)
+        carry = sinkhorn_knopp(res.unflatten(-1, (self.streams, self.streams)), self.spec.iterations)
+        return pre.sigmoid().unsqueeze(-2), carry, 2 * post.sigmoid().unsqueeze(-1)
+
+
+def sinkhorn_knopp(logits: Matrices, iterations: int) -> Matrices:
+    """Return exp(logits) with columns, then rows divided by their sums, `iterations` times (arXiv:2512.24880, eq. 9).
+
+    So rows sum to 1, and columns nearly. What is computed are the factors of rows and columns, and not all matrices on
+    the way, which autograd would keep. Of every column its largest exponent is taken off first, since the first
+    division by the column's sum undoes that.
+    """
+    # Streams in front: sums over them are then sums of long vectors.
+    matrices = logits.movedim((-2, -1), (0, 1)).contiguous()
+    matrices = (matrices - matrices.detach().amax(dim=0, keepdim=True)).exp()
+    rows = torch.ones_like(matrices[:, :1])
+    for _ in range(iterations):
+        columns = (rows * matrices).sum(dim=0, keepdim=True).reciprocal()
+        rows = (matrices * columns).sum(dim=1, keepdim=True).reciprocal()
+    return (rows * matrices * columns).movedim((0, 1), (-2, -1))
