@@ -7,6 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 from formerlab.cache import Decay
 from formerlab.errors import UserError
 from formerlab.evaluation.language.harness import HarnessModel
+from formerlab.evaluation.language.journal import Journal
 from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.language.suite_tasks import load_suites, read_examples
 from formerlab.evaluation.language.suites import HarnessSuite, LocalSuite, Suite, check_names
@@ -206,3 +207,57 @@ def test_a_task_of_the_harness_reads_local_copies(model, tokenizer, tmp_path):
         load_suites({"x": HarnessSuite(task="openbookqqa", paths=copies)})
     with pytest.raises(UserError, match=r"suites.x.paths.test: no file"):
         load_suites({"x": HarnessSuite(task="openbookqa", paths={"test": "/nowhere.jsonl"})})
+
+
+def test_asking_goes_on_where_a_journal_ends(model, tokenizer, suites, tmp_path):
+    questions = Questions(load_suites(suites), tokenizer)
+    attend_for = partial(Configuration(Decay(), 0.5).attend, position=model.position)
+    whole = list(questions.answers(model, batch=3, attend_for=attend_for))
+    path = tmp_path / "answers.jsonl"
+    assert list(questions.answers(model, batch=3, attend_for=attend_for, journal=Journal(path))) == whole
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(lines) == len(questions)
+    path.write_text("".join(lines[:7]) + lines[7][:5])  # two batches, one answer of the third, half a line
+    again = Journal(path)
+    assert list(questions.answers(model, batch=3, attend_for=attend_for, journal=again)) == whole
+    assert len(path.read_text().splitlines()) == 7 + len(questions) - 6, "the third batch was asked as a whole"
+
+
+def rows_of(form):
+    """Return the rows of a format without blank lines, which part solved examples."""
+    return [row for row in ROWS[form] if "\n\n" not in json.dumps(row, indent=0).replace("\\n", "\n")]
+
+
+@pytest.mark.parametrize("form", ["choices", "contexts", "cloze"])
+def test_solved_examples_stand_in_front(model, tokenizer, tmp_path, form):
+    rows = [row | {"id": f"{form}-{place}"} for place, row in enumerate(rows_of(form) * 4)]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[: len(rows_of(form))]))
+    (tmp_path / "solved.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[len(rows_of(form)) :]))
+    plain = LocalSuite(paths=(str(tmp_path / "asked.jsonl"),), format=form, prompt="{goal}")
+    shots = plain.model_copy(update={"shots": 2, "shots_from": (str(tmp_path / "solved.jsonl"),)})
+    asked = [request for request, *_ in Questions(load_suites({"a_local": plain}), tokenizer).encoded]
+    found = [request for request, *_ in Questions(load_suites({"a_local": shots}), tokenizer).encoded]
+    assert len(found) == len(asked)
+    for (context, ending), (before, same) in zip(asked, found, strict=True):
+        assert same == ending
+        assert "  " not in before
+        if context:  # of mutual information one request has none
+            assert before.endswith(f"\n\n{context}")
+            assert before.count("\n\n") == 2
+    assert plain.state() != shots.state()
+    others = plain.model_copy(update={"shots": 1})
+    if len(asked) == 1:
+        with pytest.raises(UserError, match=r"suites.a_local.shots: 1 examples need more than 1 in its own questions"):
+            load_suites({"a_local": others})
+        return
+    requests = [request for request, *_ in Questions(load_suites({"a_local": others}), tokenizer).encoded]
+    for context in {context for context, _ in requests if context}:
+        first, second = context.split("\n\n")
+        assert not first.startswith(second), "a question is no example of its own answer"
+
+
+def test_solved_examples_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="shots_from without shots"):
+        LocalSuite(paths=("a",), shots_from=("b",))
+    with pytest.raises(ValueError, match="format=pairs has no question"):
+        LocalSuite(paths=("a",), format="pairs", shots=2)

@@ -3,6 +3,7 @@
 import argparse
 import os
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -63,6 +64,8 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
                 data=Path(plan["data"][made_run(plan, arguments.id)["data"]]["out"]),
                 label=f"{stage.name} {arguments.id}",
                 suites={name: plan["suites"][name] | {"state": state} for name, state in job["suites"].items()},
+                belongs_to=(record["weights_sha256"], record["data"]["fingerprint"], job["suites"]),
+                code_of=_code_of(stage, run, [plan["suites"][name]["spec"] for name in job["suites"]]),
                 notes=notes,
             )
             module.measure(measured, getattr(module, stage.settings).model_validate(job["settings"]))
@@ -75,6 +78,18 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
         }
         asked = {key: job[key] for key in ("settings", "suites")}
         write_json(folder / stage.record, sources | asked | notes)
+
+
+def _code_of(stage: Stage, run: "AnyRun", suites: Sequence[dict[str, Any]]) -> Callable[[Any], str]:
+    """Return a function that gives the hash of the code of a stage for some settings."""
+    from pydantic import TypeAdapter
+
+    from formerlab.evaluation.language.suites import Suite
+    from formerlab.plan.measure import code_of_measuring
+
+    adapter: TypeAdapter[Any] = TypeAdapter(Suite)
+    specs = [adapter.validate_python(suite) for suite in suites]
+    return lambda settings: code_of_measuring(stage, run, settings, specs)
 
 
 def _load(folder: Path, device: str) -> tuple[Any, "AnyRun"]:

@@ -3,7 +3,7 @@
 docs/extending.md shows one. What surrounds its work (note, device, record) is in `commands/measures.py`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -66,6 +66,10 @@ class Measured:
     """Stage and run, for progress."""
     suites: dict[str, Any] = field(default_factory=dict)
     """Question suites that are asked, as the plan has them."""
+    belongs_to: tuple[Any, ...] = ()
+    """What decides the rows beside the code: weights, data, suites."""
+    code_of: Callable[[Measurement], str] = repr
+    """Returns the hash of the code that the stage would run for other settings."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What the record says beside what every one says."""
 

@@ -24,7 +24,7 @@ from formerlab.files import expanded
 from formerlab.plan import loaded
 
 VARIABLE = "FORMERLAB_PLAN"
-FILES = frozenset(("paths", "train", "valid", "validation", "test", "path"))
+FILES = frozenset(("paths", "shots_from", "train", "valid", "validation", "test", "path"))
 """Keys of a data set, a suite or a released model that name files."""
 
 

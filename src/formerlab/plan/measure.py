@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from formerlab.errors import UserError
+from formerlab.evaluation.language.suites import Suite
 from formerlab.evaluation.measurement import Measurement
 from formerlab.evaluation.timing.timing import Timing
 from formerlab.files import read_json
@@ -127,16 +128,17 @@ def _job(
     suites = {name: suite for name, suite in scale.suites.items() if settings.asks(name)}
     job: Tree = {
         "settings": settings.to_dict(),
-        "code": code_hash(stage.import_path, *_loaded_by(run), specs=[settings, run.model, *suites.values()]),
+        "code": code_of_measuring(stage, run, settings, list(suites.values())),
         "suites": _states(folder / stage.record, suites, planned),
     }
     reading = settings.reading(run, int(getattr(data, "questions", 0) or 0))
     return job if reading is None else job | {"cost": forward_cost(run, reading, hardware)}
 
 
-def _loaded_by(run: AnyRun) -> tuple[str, ...]:
-    """Return the module that loads a released model: what it does with the weights decides what is measured."""
-    return ("formerlab.integrations.huggingface.released_run",) if isinstance(run, ReleasedRun) else ()
+def code_of_measuring(stage: Stage, run: AnyRun, settings: Measurement, suites: Sequence[Suite]) -> str:
+    """Return the hash of the code that a stage runs; for a released model what loads it, too."""
+    loads = ("formerlab.integrations.huggingface.released_run",) if isinstance(run, ReleasedRun) else ()
+    return code_hash(stage.import_path, *loads, specs=[settings, run.model, *suites])
 
 
 def _states(record: Path, names: Iterable[str], planned: dict[str, Any]) -> dict[str, str | None]:

@@ -185,6 +185,26 @@ STAGES = {
             models=("decoder", "released"),
         ),
         Stage(
+            "passkey",
+            "ask a finished run, under cache policies, for a number that stands in a long text",
+            "run",
+            {
+                "passkey.csv": table(
+                    "a hidden number under a policy",
+                    f"{CONFIGURATION} realised_budget length",
+                    Column("depth", "number", "place of the number, as a share of the text"),
+                    Column("number", "integer", "which number of that place"),
+                    Column("found", "integer", "1 where every token of the number is the most probable one"),
+                    Column("log_prob", "number", "log-probability of the number, nats"),
+                    value="found",
+                    by=f"{CONFIGURATION} length",
+                )
+            },
+            module="pruning.passkey",
+            settings="Passkey",
+            models=("decoder", "released"),
+        ),
+        Stage(
             "flow",
             "look at the flow of information over the depth of a finished run",
             "run",

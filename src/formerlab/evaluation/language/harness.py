@@ -19,6 +19,7 @@ from torch import Tensor
 
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import end_of_text_id, sample
+from formerlab.evaluation.language.journal import Journal
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.tasks.scoring import AttendFor, evaluating, score
@@ -157,13 +158,19 @@ class HarnessModel(Encoder):
     def _loglikelihood_tokens(self, requests: Sequence[Encoded], **_: Any) -> list[Answer]:
         return self.answers(requests)
 
-    def answers(self, requests: Sequence[Encoded]) -> list[Answer]:
-        """Return what the model says about each request."""
+    def answers(self, requests: Sequence[Encoded], journal: Journal | None = None) -> list[Answer]:
+        """Return what the model says about each request; a batch that the `journal` knows is not asked again."""
         answers = [Answer(0.0, True, 1.0)] * len(requests)
         inputs = [self._input(request, context, target) for request, (_, context, target) in enumerate(requests)]
         inputs.sort(key=lambda item: -len(item.tokens))  # rows of a batch are of similar length, the longest come first
         with evaluating(self.model):
             for group in batches(inputs, self.batch, self.batch_tokens):
+                if journal is not None and all(item.request in journal.known for item in group):
+                    for item in group:
+                        answers[item.request] = Answer(*journal.known[item.request])
+                    if self.progress is not None:
+                        self.progress.advance(len(group))
+                    continue
                 tokens, lengths = padded(group)
                 first = min(len(item.tokens) - 1 - item.scored for item in group)  # column from which on one is scored
                 scores = score(self.model, tokens, lengths, self.attend_for, last=max(1, tokens.shape[1] - 1 - first))
@@ -172,6 +179,8 @@ class HarnessModel(Encoder):
                     log_prob = scores.log_probs[row, scored].double().sum().item()
                     greedy = bool(scores.greedy[row, scored].all())
                     answers[item.request] = Answer(log_prob, greedy, scores.realised_budget[row].item())
+                if journal is not None:
+                    journal.add({item.request: answers[item.request] for item in group})
                 if self.progress is not None:
                     self.progress.advance(len(group))
         return answers

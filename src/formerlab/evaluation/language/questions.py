@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import end_of_text_id
+from formerlab.evaluation.language.journal import Journal
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.tasks.scoring import AttendFor
@@ -105,8 +106,12 @@ class Questions:
         batch_tokens: int | None = None,
         attend_for: AttendFor | None = None,
         progress: Progress | None = None,
+        journal: Journal | None = None,
     ) -> Iterator[QuestionScore]:
-        """Yield every metric of every example; one forward pass per context and choice, in batches of true lengths."""
+        """Yield every metric of every example; one forward pass per context and choice, in batches of true lengths.
+
+        What the `journal` knows is not asked again, and what is answered is written into it batch by batch.
+        """
         from formerlab.evaluation.language.harness import HarnessModel
 
         adapter = HarnessModel(
@@ -118,7 +123,7 @@ class Questions:
             end_of_text=self.end_of_text,
             progress=progress,
         )
-        answers = adapter.answers(self.encoded)
+        answers = adapter.answers(self.encoded, journal)
         for question in self.questions:
             mine = [answers[request] for request in question.requests]
             held = fmean(answer.realised_budget for answer in mine)

@@ -69,15 +69,22 @@ def local_task(name: str, suite: LocalSuite) -> dict[str, Any]:
     from datasets import Dataset
 
     examples = read_examples(suite.files(name), suite.format, suite.prompt)[: suite.limit]
+    splits = {"test": examples}
+    if suite.shots_from:
+        splits["train"] = read_examples(suite.shot_files(name), suite.format, suite.prompt)
+    if suite.shots >= (pool := len(splits.get("train", examples))):
+        where = "shots_from" if suite.shots_from else "its own questions"
+        raise UserError(f"suites.{name}.shots: {suite.shots} examples need more than {pool} in {where}; give fewer")
     metrics = [
         {"metric": metric, "aggregation": "perplexity" if metric == "perplexity" else "mean"}
         for metric in METRICS[suite.format]
     ]
     return {
         "task": name,
-        "custom_dataset": lambda **_: {"test": Dataset.from_list(examples)},
+        "custom_dataset": lambda **_: {split: Dataset.from_list(rows) for split, rows in splits.items()},
         "test_split": "test",
-        "num_fewshot": 0,
+        "num_fewshot": suite.shots,
+        "fewshot_split": "train" if suite.shots_from else "test",
         "metric_list": [metric | {"higher_is_better": metric["metric"] != "perplexity"} for metric in metrics],
         "metadata": {"version": suite.version},
         **_wording(suite),
@@ -92,6 +99,7 @@ def _wording(suite: LocalSuite) -> dict[str, Any]:
             "output_type": "loglikelihood",
             "doc_to_text": "query",
             "doc_to_target": lambda example: f"{delimiter}{example['ending']}",
+            "target_delimiter": "",  # between a solved example and its answer, which has one
         }
     wording: dict[str, Any] = {"output_type": "multiple_choice", "doc_to_choice": "choices"}
     if suite.format == "contexts":  # as winogrande: the text is the index of the right context

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from formerlab.data.file_hashes import file_hashes
 from formerlab.errors import UserError
@@ -35,6 +35,10 @@ class LocalSuite(Spec):
     """What stands before the choices, with the names of fields in braces; for the format `choices` only."""
     delimiter: str = " "
     """What stands between context and ending; pairs have neither."""
+    shots: AnyCount = 0
+    """Solved examples in front of each question, the same for every model and policy."""
+    shots_from: tuple[str, ...] = ()
+    """Files, folders or globs that they are drawn from, in the same format; none: the other questions."""
     limit: Count | None = None
     """Examples at most, a sample of all, the same on every machine; none means all."""
     leading_token: bool = False
@@ -42,26 +46,43 @@ class LocalSuite(Spec):
     version: float = Field(default=1.0, gt=0.0, le=1e6)
     """Version of the task; raise it when files or prompt change what is asked."""
 
+    @model_validator(mode="after")
+    def _shots_need_examples(self) -> "LocalSuite":
+        if self.shots_from and not self.shots:
+            raise ValueError("shots_from without shots; say how many examples stand in front of a question")
+        if self.shots and self.format == "pairs":
+            raise ValueError("format=pairs has no question that examples could stand in front of; leave shots out")
+        return self
+
     def state(self) -> str | None:
         """Return the fingerprint of settings and contents, places aside; none where a file is missing."""
         try:
-            known = file_hashes(self.files(), None)
+            known = file_hashes([*self.files(), *self.shot_files()], None)
         except (UserError, OSError):
             return None
         named = sorted([path.name, digest] for path, digest in known.items())
-        return fingerprint([self.model_dump(mode="json", exclude={"paths"}), named])
+        places = {"paths", "shots_from"} | (set() if self.shots else {"shots"})
+        return fingerprint([self.model_dump(mode="json", exclude=places), named])
 
     def files(self, name: str = "<name>") -> list[Path]:
         """Return the files, sorted. Raises UserError for a pattern without any; `name` is that of the suite."""
+        return self._found(self.paths, f"suites.{name}.paths")
+
+    def shot_files(self, name: str = "<name>") -> list[Path]:
+        """Return the files of solved examples, in the same way."""
+        return self._found(self.shots_from, f"suites.{name}.shots_from")
+
+    @staticmethod
+    def _found(patterns: tuple[str, ...], key: str) -> list[Path]:
         found: set[Path] = set()
-        for pattern in self.paths:
+        for pattern in patterns:
             place = os.path.abspath(os.path.expanduser(pattern))
             matches = [place] if os.path.exists(place) else glob.glob(place, recursive=True)
             files = {
                 file for match in map(Path, matches) for file in ([match] if match.is_file() else match.glob("*.jsonl"))
             }
             if not files:
-                raise UserError(f"suites.{name}.paths: no file at '{pattern}' (working directory {Path.cwd()})")
+                raise UserError(f"{key}: no file at '{pattern}' (working directory {Path.cwd()})")
             found |= files
         return sorted(found)
 

@@ -1,10 +1,10 @@
 """All cache policies of one model, on the same windows and the same questions."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, field_validator
 from torch.nn import functional as F
@@ -14,11 +14,13 @@ from formerlab.cache.policies.policy import Policy
 from formerlab.data import load_stream
 from formerlab.errors import UserError
 from formerlab.evaluation.language import zeroshot
+from formerlab.evaluation.language.journal import Journal
 from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.language.suite_tasks import questions_of
 from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Reading
 from formerlab.evaluation.pruning import calibration, masks, score_trajectories
 from formerlab.evaluation.pruning.configuration import Configuration
+from formerlab.evaluation.pruning.kept import Kept
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.stages import STAGES
@@ -30,6 +32,8 @@ from formerlab.training.released import AnyRun
 
 FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
 """Every file of a sweep, with its columns; what is not asked for has no rows."""
+KEPT = ".prune"
+"""Folder beside the files with what a sweep has done."""
 WINDOW_COLUMNS, QUESTION_COLUMNS = FILES["prune.csv"], FILES["prune_questions.csv"]
 
 
@@ -124,7 +128,25 @@ def measure(run: Measured, settings: PruneSweep) -> None:
     cut = questions.cut(run.model.spec.context) if questions is not None else {}
     run.notes.update(versions={"lm_eval": zeroshot.harness_version()}, cut=cut)
     streams = {split: load_stream(run.data, split) for split in ("valid", "test")}
-    prune(run.model, streams, questions, settings, run.folder, label=run.label)
+    work = Work(Kept(run.folder / KEPT), run.belongs_to, run.code_of)
+    prune(run.model, streams, questions, settings, run.folder, label=run.label, work=work)
+
+
+class Work(NamedTuple):
+    """Where a sweep keeps what it has done, and what that belongs to."""
+
+    kept: Kept = Kept()
+    belongs_to: tuple[Any, ...] = ()
+    code_of: Callable[[PruneSweep], str] = repr
+
+    def of(self, sweep: PruneSweep, configuration: Configuration, *asked: Any) -> tuple[Any, ...]:
+        """Return what decides the rows of one configuration; what is compared with it does not."""
+        alone = sweep.model_copy(update={"policies": (configuration.policy,), "alphas": (), "one_shot": ()})
+        return *self.belongs_to, self.code_of(alone), configuration.policy.to_dict(), configuration.budget, *asked
+
+    def of_all(self, sweep: PruneSweep, *asked: Any) -> tuple[Any, ...]:
+        """Return what decides rows that follow from the whole sweep."""
+        return *self.belongs_to, self.code_of(sweep), sweep.to_dict(), *asked
 
 
 def prune(
@@ -135,13 +157,16 @@ def prune(
     out: Path,
     *,
     label: str = "prune",
+    work: "Work | None" = None,
 ) -> None:
     """Write FILES into `out`.
 
     Pruning is simulated, on the stream `test`: it acts from the first token on, as if every sequence were fed token by
     token. The rows of one window, or of one question, differ in nothing but the policy. What a sweep chooses, it
-    chooses on the stream `valid`. Raises UserError where the windows exceed the model's context.
+    chooses on the stream `valid`. What `work` keeps is not done again. Raises UserError where the windows exceed the
+    model's context.
     """
+    work = work or Work()
     context = sweep.context or model.spec.context
     if context > model.spec.context:
         raise UserError(f"prune.context={context} exceeds the model's context of {model.spec.context}; lower it")
@@ -150,42 +175,68 @@ def prune(
     asked = sweep.configurations(sweep.question_budgets) if questions is not None else []
     total = len(configurations) * len(windows) + len(asked) * (len(questions) if questions is not None else 0)
     with Progress(total, label, unit="sequence") as progress:
-        batch = sweep.batch_of(context)
-        rows = _window_rows(model, streams["test"], context, windows, configurations, batch, progress)
-        write_rows(out / "prune.csv", FILES["prune.csv"], list(rows))
-        answers = _question_rows(model, questions, asked, sweep, progress) if questions is not None else ()
-        write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, list(answers))
-    for name, measured in _measured(model, streams, context, windows, sweep).items():
-        write_rows(out / name, FILES[name], measured)
+        rows: list[list[Cell]] = []
+        for configuration in configurations:
+            about = work.of(sweep, configuration, "windows", windows, context, sweep.batch_of(context))
+            if work.kept.has(*about):
+                progress.advance(len(windows))
+            make = partial(_window_rows, model, streams["test"], context, windows, configuration, sweep, progress)
+            rows += work.kept.rows(make, *about)
+        write_rows(out / "prune.csv", FILES["prune.csv"], rows)
+        answers: list[tuple[Cell, ...]] = []
+        for configuration in asked:
+            about = work.of(sweep, configuration, "questions", sweep.question_limit, sweep.batch, sweep.batch_tokens)
+            assert questions is not None
+            answers += _question_rows(model, questions, configuration, sweep, progress, work.kept.journal(*about))
+        write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, answers)
+    for name, measure_part in _parts(model, streams, context, windows, sweep).items():
+        write_rows(out / name, FILES[name], work.kept.rows(measure_part, *work.of_all(sweep, name)))
+    work.kept.tidy()
 
 
-def _measured(
+def _parts(
     model: DecoderModel, streams: Mapping[str, Stream], context: int, windows: Sequence[int], sweep: PruneSweep
-) -> dict[str, list[tuple[Cell, ...]]]:
-    """Return the rows of everything but losses and accuracies, by file."""
+) -> dict[str, Callable[[], Iterable[Sequence[Cell]]]]:
+    """Return what makes the rows of everything but losses and accuracies, by file."""
     test, batch = streams["test"], sweep.batch_of(context)
-    masked = spread_windows(test, context, sweep.mask_windows)
-    measured = masks.mask_measures(
-        model, test, context, masked, sweep.configurations(sweep.budgets)[1:], batch=sweep.batch_of(context, 16)
-    )
-    files: dict[str, list[tuple[Cell, ...]]] = {name: [] for name in list(FILES)[2:]}
-    files["prune_masks.csv"] = [(*measure.configuration.cells(), *measure[1:]) for measure in measured]
-    if sweep.calibration_windows and sweep.alphas:
+
+    def masked() -> Iterator[Sequence[Cell]]:
+        chosen = spread_windows(test, context, sweep.mask_windows)
+        pruned = sweep.configurations(sweep.budgets)[1:]
+        for measure in masks.mask_measures(model, test, context, chosen, pruned, batch=sweep.batch_of(context, 16)):
+            yield *measure.configuration.cells(), *measure[1:]
+
+    @cache  # two files come of it
+    def calibrated() -> tuple[list[tuple[Cell, ...]], list[tuple[Cell, ...]]]:
+        alphas: list[tuple[Cell, ...]] = []
+        losses: list[tuple[Cell, ...]] = []
         split = {"valid": spread_windows(streams["valid"], context, sweep.calibration_windows), "test": windows}
-        for budget in sweep.calibration_budgets:
-            chosen, losses = calibration.calibrated(model, streams, context, split, sweep.alphas, budget, batch=batch)
-            files["prune_alphas.csv"] += [row for choice in chosen for row in choice.rows(budget)]
-            files["prune_calibrated.csv"] += losses
-    if tokens := min(sweep.mask_dump_tokens, context):
-        files["prune_mask_dumps.csv"] = list(masks.mask_dumps(model, test, tokens, 0, sweep.mask_dump_budgets))
-    followed = spread_windows(test, context, sweep.score_windows)
-    files["prune_score_trajectories.csv"] = list(
-        score_trajectories.score_trajectories(model, test, context, followed, batch=batch)
-    )
-    if sweep.one_shot:
-        compressed = [Configuration(policy, budget) for budget in sweep.one_shot_budgets for policy in sweep.one_shot]
-        files["prune_one_shot.csv"] = list(one_shot_losses(model, test, context, windows, compressed, batch=batch))
-    return files
+        for budget in sweep.calibration_budgets if sweep.calibration_windows and sweep.alphas else ():
+            chosen, rows = calibration.calibrated(model, streams, context, split, sweep.alphas, budget, batch=batch)
+            alphas += [row for choice in chosen for row in choice.rows(budget)]
+            losses += rows
+        return alphas, losses
+
+    def dumped() -> Iterable[Sequence[Cell]]:
+        tokens = min(sweep.mask_dump_tokens, context)
+        return masks.mask_dumps(model, test, tokens, 0, sweep.mask_dump_budgets) if tokens else ()
+
+    def followed() -> Iterable[Sequence[Cell]]:
+        chosen = spread_windows(test, context, sweep.score_windows)
+        return score_trajectories.score_trajectories(model, test, context, chosen, batch=batch)
+
+    def compressed() -> Iterable[Sequence[Cell]]:
+        pairs = [Configuration(policy, budget) for budget in sweep.one_shot_budgets for policy in sweep.one_shot]
+        return one_shot_losses(model, test, context, windows, pairs, batch=batch) if pairs else ()
+
+    return {
+        "prune_masks.csv": masked,
+        "prune_alphas.csv": lambda: calibrated()[0],
+        "prune_calibrated.csv": lambda: calibrated()[1],
+        "prune_mask_dumps.csv": dumped,
+        "prune_score_trajectories.csv": followed,
+        "prune_one_shot.csv": compressed,
+    }
 
 
 def _window_rows(
@@ -193,38 +244,41 @@ def _window_rows(
     stream: Stream,
     context: int,
     windows: Sequence[int],
-    configurations: Sequence[Configuration],
-    batch: int,
+    configuration: Configuration,
+    sweep: PruneSweep,
     progress: Progress,
 ) -> Iterator[tuple[Cell, ...]]:
-    for configuration in configurations:
-        losses = window_losses(
-            model,
-            stream,
-            context,
-            batch=batch,
-            attend_for=partial(configuration.attend, position=model.position),
-            windows=windows,
-            progress=progress,
-        )
-        for loss in losses:
-            yield *configuration.cells(), loss.realised_budget, *loss[:3]
+    losses = window_losses(
+        model,
+        stream,
+        context,
+        batch=sweep.batch_of(context),
+        attend_for=partial(configuration.attend, position=model.position),
+        windows=windows,
+        progress=progress,
+    )
+    for loss in losses:
+        yield *configuration.cells(), loss.realised_budget, *loss[:3]
 
 
 def _question_rows(
     model: DecoderModel,
     questions: Questions,
-    configurations: Sequence[Configuration],
+    configuration: Configuration,
     sweep: PruneSweep,
     progress: Progress,
+    journal: Journal,
 ) -> Iterator[tuple[Cell, ...]]:
-    for configuration in configurations:
-        attend_for = partial(configuration.attend, position=model.position)
-        answers = questions.answers(
-            model, batch=sweep.batch, batch_tokens=sweep.batch_tokens, attend_for=attend_for, progress=progress
-        )
-        for answer in answers:
-            yield *configuration.cells(), answer.realised_budget, *answer[: len(zeroshot.COLUMNS)]
+    answers = questions.answers(
+        model,
+        batch=sweep.batch,
+        batch_tokens=sweep.batch_tokens,
+        attend_for=partial(configuration.attend, position=model.position),
+        progress=progress,
+        journal=journal,
+    )
+    for answer in answers:
+        yield *configuration.cells(), answer.realised_budget, *answer[: len(zeroshot.COLUMNS)]
 
 
 def one_shot_losses(

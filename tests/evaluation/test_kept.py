@@ -1,0 +1,90 @@
+"""What a sweep has done is not done again, and what was half done goes on."""
+
+import pytest
+import torch
+
+from formerlab.cache import TOVA, Local
+from formerlab.evaluation.language.journal import Journal
+from formerlab.evaluation.pruning.kept import Kept
+from formerlab.evaluation.pruning.prune import FILES, PruneSweep, Work, prune
+from formerlab.models.decoder import Decoder
+
+CONTEXT = 16
+SWEEP = PruneSweep(
+    policies=(Local(),),
+    alphas=(0.2,),
+    budgets=(0.5,),
+    windows=3,
+    mask_windows=1,
+    questions=False,
+    calibration_windows=1,
+)
+
+
+class Counting(torch.nn.Module):
+    """A decoder that counts its forward passes, and may stop at one."""
+
+    def __init__(self, stops_at=None):
+        super().__init__()
+        self.model = Decoder(vocabulary=50, layers=1, width=16, heads=2, context=CONTEXT).build().eval()
+        self.spec, self.embedding, self.position = self.model.spec, self.model.embedding, self.model.position
+        self.calls, self.stops_at = 0, stops_at
+
+    def forward(self, *given, **named):
+        self.calls += 1
+        if self.calls == self.stops_at:
+            raise KeyboardInterrupt
+        return self.model(*given, **named)
+
+
+@pytest.fixture
+def streams():
+    tokens = torch.randint(50, (200,), generator=torch.Generator().manual_seed(0)).numpy()
+    return {"valid": tokens, "test": tokens[::-1].copy()}
+
+
+def done_in(folder, weights):
+    return Work(Kept(folder / "kept"), (weights,), lambda sweep: "code")
+
+
+def swept(streams, out, work, sweep=SWEEP, stops_at=None):
+    model = Counting(stops_at)
+    prune(model, streams, None, sweep, out, work=work)
+    return model.calls
+
+
+def test_nothing_is_done_twice_and_rows_are_those_of_one_go(streams, tmp_path):
+    whole = swept(streams, tmp_path / "whole", None)
+    stopped = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        swept(streams, stopped, done_in(stopped, "weights"), stops_at=3)
+    assert swept(streams, stopped, done_in(stopped, "weights")) == whole - 2, "two policies were done"
+    for name in FILES:
+        assert (stopped / name).read_text() == (tmp_path / "whole" / name).read_text(), name
+    assert swept(streams, stopped, done_in(stopped, "weights")) == 0
+    more = SWEEP.model_copy(update={"policies": (Local(), TOVA()), "mask_windows": 0, "calibration_windows": 0})
+    assert swept(streams, stopped, done_in(stopped, "weights"), more) == 1, "the new policy alone"
+    assert swept(streams, stopped, done_in(stopped, "others"), more) == 4, "of other weights nothing"
+
+
+def test_what_nobody_asks_for_any_more_is_removed(tmp_path):
+    kept = Kept(tmp_path / "kept")
+    kept.rows(lambda: [(1, None, "a")], "one")
+    kept.rows(lambda: [(2.5, True, "b")], "two")
+    again = Kept(tmp_path / "kept")
+    assert again.rows(lambda: pytest.fail("it is there"), "two") == [[2.5, True, "b"]]
+    again.tidy()
+    assert not Kept(tmp_path / "kept").has("one")
+    assert Kept(tmp_path / "kept").has("two")
+
+
+def test_half_a_line_of_a_journal_is_no_answer(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.add({3: (-0.1, True, 0.4), 5: (-1 / 3, False, 1.0)})
+    with open(path, "a") as file:
+        file.write("[7, -2.5, tr")
+    again = Journal(path)
+    assert again.known == {3: (-0.1, True, 0.4), 5: (-1 / 3, False, 1.0)}
+    again.add({7: (-2.5, True, 0.4)})
+    assert Journal(path).known[7] == (-2.5, True, 0.4)

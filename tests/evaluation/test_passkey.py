@@ -1,0 +1,66 @@
+"""A number hidden in a long text: where it stands, and which policy can still find it."""
+
+import pytest
+import torch
+
+from formerlab.cache import Full, Local
+from formerlab.errors import UserError
+from formerlab.evaluation.pruning.passkey import FILLER, QUESTION, Passkey, make_text, rows
+from formerlab.models.decoder import Decoder
+
+
+def test_the_number_stands_where_it_should_and_is_asked_for(tokenizer):
+    for depth, before, behind in ((0.0, 0, None), (0.5, None, None), (1.0, None, 0)):
+        tokens, answer = make_text(tokenizer, 400, depth, number=1)
+        text = tokenizer.decode(tokens, skip_special_tokens=False)
+        key = tokenizer.decode(tokens[-answer:]).strip()
+        assert len(key) == 5
+        assert text.count(key) == 3
+        assert text.endswith(f"{QUESTION} {key}")
+        first, last = text.split("The pass key is " + key)[0], text.split("Remember it. ")[1]
+        assert before is None or first.count(FILLER) == before
+        assert behind is None or last.count(FILLER) == behind
+        assert 400 - len(tokenizer.encode(FILLER).ids) < len(tokens) <= 400
+    assert make_text(tokenizer, 400, 0.5, 0) != make_text(tokenizer, 400, 0.5, 1)
+    with pytest.raises(UserError, match="lengths: 60 tokens hold no text"):
+        make_text(tokenizer, 60, 0.5, 0)
+
+
+class Copier(torch.nn.Module):
+    """A model that says what stood behind the last five tokens when they stood before, where it attends to it."""
+
+    def __init__(self, vocabulary):
+        super().__init__()
+        self.spec = Decoder(vocabulary=vocabulary, layers=1, width=16, heads=1, context=4096)
+        self.embedding = torch.nn.Parameter(torch.zeros(vocabulary, 16))
+        self.position = None
+
+    def forward(self, tokens, attend=None, last=None):
+        time = tokens.shape[1]
+        one_hot = torch.eye(time)[None, None]
+        seen = attend(0, torch.zeros(1, 1, time, time), torch.zeros(1, 1, time, time), one_hot)[0, 0] > 0
+        logits = torch.zeros(1, time, self.spec.vocabulary)
+        row = tokens[0].tolist()
+        for query in range(time - last, time):
+            for key in range(query - 1, 8, -1):
+                same = next((n for n in range(8) if row[key - 1 - n] != row[query - n]), 8)
+                if same >= 2 and seen[query, key]:
+                    logits[0, query, row[key]] += 10.0**same
+        return logits[:, -last:]
+
+
+def test_a_policy_finds_what_it_kept(tokenizer):
+    settings = Passkey(policies=(Local(),), budgets=(0.3,), lengths=(420,), depths=(0.1, 1.0), numbers=1)
+    found = rows(Copier(tokenizer.get_vocab_size()), tokenizer, settings)
+    assert [row[0] for row in found] == ["full", "full", "local", "local"]
+    assert [row[6] for row in found] == [0.1, 1.0, 0.1, 1.0]
+    assert [row[8] for row in found] == [1, 1, 0, 1], "a window forgets what stood early"
+    assert found[0][4] == 1.0
+    assert found[2][4] == pytest.approx(0.3, abs=0.01)
+
+
+def test_settings_fit_the_model():
+    with pytest.raises(ValueError, match="budgets"):
+        Passkey(budgets=(0.0,))
+    assert Passkey(policies=(Full(), Local()), budgets=(0.4, 0.2)).configurations()[0].policy == Full()
+    assert len(Passkey(policies=(Full(), Local()), budgets=(0.4, 0.2)).configurations()) == 3
