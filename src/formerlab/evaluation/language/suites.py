@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from formerlab.data.file_hashes import file_hashes
 from formerlab.errors import UserError
+from formerlab.files import expanded
 from formerlab.spec import AnyCount, Count, Spec, fingerprint
 
 LOCAL = "_local"
@@ -27,7 +28,7 @@ class LocalSuite(Spec):
 
     kind: Literal["files"] = "files"
     paths: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Files, folders or globs; `~` and paths relative to the working directory are understood."""
+    """Files, folders or globs; `~`, `$NAME` and paths relative to the working directory are understood."""
     format: Form = "choices"
     """choices: endings of one query. contexts: beginnings of one ending (WinoGrande, WSC). cloze: the last word of a
     text (LAMBADA). pairs: two sentences, of which the good one should be the more probable (BLiMP)."""
@@ -76,7 +77,7 @@ class LocalSuite(Spec):
     def _found(patterns: tuple[str, ...], key: str) -> list[Path]:
         found: set[Path] = set()
         for pattern in patterns:
-            place = os.path.abspath(os.path.expanduser(pattern))
+            place = os.path.abspath(expanded(pattern))
             matches = [place] if os.path.exists(place) else glob.glob(place, recursive=True)
             files = {
                 file for match in map(Path, matches) for file in ([match] if match.is_file() else match.glob("*.jsonl"))
@@ -114,7 +115,7 @@ class HarnessSuite(Spec):
 
     def files(self, name: str = "<name>") -> dict[str, Path]:
         """Return the local copies by split. Raises UserError for one that is missing; `name` is that of the suite."""
-        files: dict[str, Path] = {split: Path(path).expanduser().absolute() for split, path in self.paths.items()}
+        files: dict[str, Path] = {split: Path(expanded(path)).absolute() for split, path in self.paths.items()}
         for split, path in files.items():
             if not path.is_file():
                 raise UserError(f"suites.{name}.paths.{split}: no file at '{path}'")
