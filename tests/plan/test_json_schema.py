@@ -64,6 +64,8 @@ def test_every_key_has_a_default_or_must_be_given():
     must |= {("HubPairs", key) for key in ("name", "source", "target")}
     must |= {("LinePairs", key) for key in ("train", "source", "target")}
     must |= {("ImageFolders", "train"), ("ImageHub", "name")}
+    must |= {("PartOfRun", "released"), ("ReleasedTokenizer", "model"), ("Folder", "path"), ("HubModel", "name")}
+    must |= {("Sizes", key) for key in ("layers", "width", "vocabulary", "context", "parameters")}
     required = {(name, key) for name in DEFINITIONS for key in DEFINITIONS[name].get("required", ())}
     assert {key for key in KEYS if "default" not in entry(*key)} == must | required
 

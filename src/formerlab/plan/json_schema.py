@@ -28,6 +28,7 @@ Schema = dict[str, Any]
 WHOLE = tuple(kind.__name__ for kind in (Config, Scale, Study, StudyScale))
 """Definitions that describe a file, or a section of one, in full."""
 FIELD = {"type": "string", "pattern": r"^\{\w+\}$", "description": "A field of the run's name."}
+NAME = {"type": "string", "pattern": r"\{\w+\}", "description": "A name with fields of the run's name in it."}
 GRID = {
     "description": "Values of the fields in the run's name: lists of which all combinations run, or a list of points.",
     "anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}],
@@ -88,7 +89,7 @@ def json_schema() -> Schema:
     _fill_in_parts(definitions, {name: kind.__name__ for name, kind in settings.items()})
     title = {"title": "formerlab", "description": "config.yaml, and in $defs the files of workflow/{studies,scales}"}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", **title, "$ref": "#/$defs/Config"}
-    return head | {"$defs": {"Field": FIELD, **definitions}}
+    return head | {"$defs": {"Field": FIELD, "FilledName": NAME, **definitions}}
 
 
 def _describe_kind(definition: Schema) -> None:
@@ -107,6 +108,8 @@ def _part(schema: Any) -> Any:
     rest = {key: value for key, value in schema.items() if key not in (*annotations, "required", "discriminator")}
     if rest.get("type") in ("integer", "number") or "enum" in rest:
         return annotations | {"anyOf": [rest, {"$ref": "#/$defs/Field"}]}
+    if rest.get("type") == "string" and "pattern" in rest:
+        return annotations | {"anyOf": [rest, {"$ref": "#/$defs/FilledName"}]}
     if "properties" in rest:
         properties = {name: _part(value) for name, value in rest.pop("properties").items()}
         annotations["properties"] = properties
