@@ -1,6 +1,7 @@
 """Live rows to cached rows."""
 
 import json
+import math
 import os
 
 import pytest
@@ -12,6 +13,7 @@ from formerlab.files import beside, read_json
 from formerlab.plan.judge import UNPLANNED
 from formerlab.report.drawings import draw
 from formerlab.report.ledger import ledger
+from formerlab.report.runs import by_run, held_out_losses
 from formerlab.results import export as exporting
 from formerlab.results.compare import compare
 from formerlab.results.export import export
@@ -220,3 +222,19 @@ def test_nothing_to_export_is_said(tmp_path):
     (tmp_path / "live" / "laptop" / "denseformer" / "plain" / "seed0").mkdir(parents=True)
     with pytest.raises(UserError, match="no complete run"):
         export(tmp_path / "live" / "laptop", tmp_path / "cached" / "laptop")
+
+
+def test_bytes_of_a_token_are_known_live_and_cached_but_of_that_state_alone(live, cached):
+    fingerprint = "00112233445566778899aabbccddeeff"
+    splits = {"test": {"file": "test.npy", "documents": 3, "bytes": 300, "tokens": 100, "sha256": "0"}}
+    (live / "data/text").mkdir(parents=True)
+    (live / "data/text/manifest.json").write_text(json.dumps({"fingerprint": fingerprint, "splits": splits}))
+    export(live, cached)
+    for root in (live, cached):
+        results = Results(root)
+        assert results.bytes_per_token("text", fingerprint) == 3.0
+        assert math.isnan(results.bytes_per_token("text", "another"))
+        assert math.isnan(results.bytes_per_token("second", fingerprint))
+        points = by_run(held_out_losses(results, "denseformer"))
+        assert points["bits_per_byte"].tolist() == pytest.approx((points["loss_nats"] / math.log(2) / 3).tolist())
+    assert "file" not in json.loads((cached / "data.json").read_text())["text"]["splits"]["test"]

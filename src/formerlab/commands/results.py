@@ -34,6 +34,7 @@ def add_parsers(verbs: Any) -> None:
     text = "judge the registered claims by the live results"
     parser = add_verb(verbs, "claims", claims, text)
     parser.add_argument("--out", type=Path, help="folder for claims.csv, .md and .html; default: show the verdicts")
+    parser.add_argument("--against", type=Path, metavar="CLAIMS_CSV", help="list only verdicts that are others there")
     text = "list every finished run with its cost and what it came from"
     parser = add_verb(verbs, "runs", runs, text)
     parser.add_argument("--out", type=Path, help="folder for runs.csv and runs.html; default: show the costs")
@@ -103,6 +104,11 @@ def claims(arguments: argparse.Namespace) -> None:
         return
     results = Results(root, objection)
     found = verdicts(results, read_arms(Path(), root.name))
+    if arguments.against is not None:
+        from formerlab.report.claims.against import read_verdicts, text
+
+        print(text(read_verdicts(arguments.against), frame(found)))
+        return
     rows = frame(found)[["verdict", "claim", "item", "ours"]].fillna("")
     print(f"{counts(found)}\n\n{rows.to_string(index=False, justify='left', max_colwidth=60)}")
     if warning := results.warning():

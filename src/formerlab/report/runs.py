@@ -1,5 +1,6 @@
 """What figures and tables know of a run: its name for readers, its held-out loss, its chain of ancestors."""
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -65,6 +66,8 @@ def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) 
     records["layers"] = records.get("spec.model.layers", pd.Series(np.nan, records.index))
     records["variant"] = [variant(record) for record in records.to_dict("records")]
     records["diverged"] = records["status"] == "diverged"
+    data = zip(records["data.name"], records["data.fingerprint"], strict=True)
+    records["bytes_per_token"] = [results.bytes_per_token(name, fingerprint) for name, fingerprint in data]
     return records.join(means, on=["run", "seed"])
 
 
@@ -82,8 +85,28 @@ def by_run(losses: DataFrame) -> DataFrame:
             **ends("loss_nats", interval),
             **{name: group[name].astype(float).mean() for name in CARRIED if name in group},
         }
+        row["bits_per_byte"] = bits_per_byte(interval.mean, group["bytes_per_token"].iloc[0])
         rows.append(add_perplexity(row))
     return DataFrame(rows)
+
+
+def floors(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
+    """Return a row per model without depth (floors.csv) and data set, in the form of `by_run`."""
+    rows, records = results.rows("floors.csv", study, runs), results.runs(study, runs)
+    found = []
+    for (run, seed, floor), group in rows.groupby(["run", "seed", "floor"], sort=False):
+        record = records[(records["run"] == run) & (records["seed"] == seed)].iloc[0]
+        mean = float(np.average(group["loss_nats"], weights=group["tokens"]))
+        row = {"source": "ours", "run": f"{floor} on {record['data.name']}", "variant": "floor", "loss_nats": mean}
+        size = results.bytes_per_token(record["data.name"], record["data.fingerprint"])
+        row |= {"perplexity": math.exp(mean), "bits_per_byte": bits_per_byte(mean, size)}
+        found.append(row)
+    return DataFrame(found).drop_duplicates("run") if found else DataFrame()
+
+
+def bits_per_byte(loss_nats: float, bytes_per_token: float) -> float:
+    """Return a loss per token in bits per byte of text, which does not depend on the tokenizer."""
+    return loss_nats / math.log(2) / bytes_per_token
 
 
 def ends(name: str, interval: Interval) -> dict[str, float]:

@@ -159,7 +159,7 @@ def _cell(name: str, value: Any, spreads: dict[str, float]) -> str:
 
 def number(name: str, value: float) -> str:
     """Return a number with the digits that its column deserves."""
-    if "nats" in name:
+    if "nats" in name or name == "bits_per_byte":
         return f"{value:.4f}"
     if "perplexity" in name or name.endswith("_per_s"):
         return f"{value:,.2f}" if value < 1000 else f"{value:,.0f}"

@@ -13,9 +13,9 @@ from pandas import DataFrame
 
 from formerlab import __version__
 from formerlab.errors import UserError
-from formerlab.files import beside, read_json, remove_abandoned, replacing
+from formerlab.files import beside, read_json, remove_abandoned, replacing, write_json
 from formerlab.results.exported import write_study
-from formerlab.results.read import Objection, Results, always_written, read_rows
+from formerlab.results.read import DATA, SIZES, Objection, Results, always_written, read_rows
 from formerlab.results.schema import CLAIMS, UNPLANNED
 
 Rows = dict[str, dict[str, DataFrame]]
@@ -60,11 +60,24 @@ def export(
     if (live_root / EXACT).exists() and not results.leaves_out(EXACT, CLAIMS):
         with replacing(cached_root / EXACT) as temporary:
             shutil.copyfile(live_root / EXACT, temporary)
+    if report["exported"]:
+        _write_data(live_root, cached_root / DATA)
     if not report["exported"]:
         first = "".join(f" ({name}: {reason})" for name, reason in list(report["unfinished"].items())[:1])
         raise UserError(f"{live_root}: no complete run to export{first}; finish the seeds of a study first")
     report["left_out"] = [line for line in results.left_out() if not line.startswith("train ")]
     return report
+
+
+def _write_data(live_root: Path, path: Path) -> None:
+    """Write what rows of texts are read with, by data set: fingerprint, and bytes and tokens of every split."""
+    found = read_json(path) if path.exists() else {}
+    for manifest in sorted(live_root.glob("data/*/manifest.json")):
+        content = read_json(manifest)
+        sizes = {split: {key: entry.get(key) for key in SIZES} for split, entry in content["splits"].items()}
+        found[manifest.parent.name] = {"fingerprint": content["fingerprint"], "splits": sizes}
+    if found:
+        write_json(path, found)
 
 
 def _unfinished(

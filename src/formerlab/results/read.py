@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -43,6 +44,9 @@ _NUMBERS = (
 _KEYS = ["study", "run", "seed"]
 
 
+DATA, SIZES = "data.json", ("documents", "bytes", "tokens")
+"""In a cached scale, the size of every split of its data sets."""
+
 Objection = Callable[[str, str], str]
 
 
@@ -64,6 +68,7 @@ class Results:
         self._records: list[dict[str, Any]] | None = None
         self._flat: dict[str, dict[str, Any]] = {}
         self._frames: dict[Path, DataFrame] = {}
+        self._sizes: dict[str, Any] = {}
         self.exported = {path.parent.name: ExportedStudy(path.parent) for path in sorted(root.glob(f"*/{RUNS}"))}
 
     @property
@@ -134,6 +139,16 @@ class Results:
     def record_of(self, run: str) -> dict[str, Any]:
         """Return the content of the run.json of a run, by its id."""
         return next(record for record in self.all_records() if record["id"] == run)
+
+    def bytes_per_token(self, data: str, fingerprint: str, split: str = "test") -> float:
+        """Return the bytes of text that a token of a split stands for; NaN where this state is not known."""
+        if data not in self._sizes:
+            live, cached = self.root / "data" / data / "manifest.json", self.root / DATA
+            known = read_json(live) if live.exists() else read_json(cached).get(data) if cached.exists() else None
+            self._sizes[data] = known or {"fingerprint": None}
+        known = self._sizes[data]
+        size = known["splits"].get(split, {}) if known["fingerprint"] == fingerprint else {}
+        return size["bytes"] / size["tokens"] if size.get("bytes") and size.get("tokens") else math.nan
 
     def left_out(self, study: str = "*", runs: Sequence[str] = ("*",)) -> list[str]:
         """Return what was asked for so far and left out, each with the reason."""

@@ -99,6 +99,7 @@ COLUMNS = {
         Column("choice", "text", "way of choosing alpha"),
         Column("distance_to_ideal", "number", "attention mass that the ideal mask keeps beyond"),
         Column("group", "text", "group of tokens"),
+        Column("floor", "text", "unigram, 5-gram, linear probe"),
         Column("mean", "number", "score"),
         Column("low", "number", "10 % quantile"),
         Column("high", "number", "90 % quantile"),

@@ -205,6 +205,21 @@ STAGES = {
             models=("decoder", "released"),
         ),
         Stage(
+            "floors",
+            "fit n-gram models, or a linear probe, to the data of a run: what its loss is to be seen against",
+            "run",
+            {
+                "floors.csv": table(
+                    "a window of the held-out stream (an image) under a model without depth",
+                    "floor window tokens loss_nats rank?",
+                    value="loss_nats",
+                    by="floor",
+                )
+            },
+            module="floors",
+            settings="Floors",
+        ),
+        Stage(
             "flow",
             "look at the flow of information over the depth of a finished run",
             "run",

@@ -18,7 +18,7 @@ from formerlab.report.depth import (
     speeds,
 )
 from formerlab.report.drawings import Table
-from formerlab.report.runs import TRANSFORMER, by_run, ends, held_out_losses, paired_difference, variant
+from formerlab.report.runs import TRANSFORMER, by_run, ends, floors, held_out_losses, paired_difference, variant
 from formerlab.results.read import Results
 from formerlab.results.schema import DECODE, FORWARD, TRAINING
 
@@ -35,7 +35,8 @@ def main(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = rows.merge(speeds(results, STUDY), on="run", how="left")
     rows = rows.assign(inference_batches_per_s=1 / rows[f"{FORWARD}_time_s"])
     rows = rows.sort_values(["layers", "mixed", "variant", "run"], ignore_index=True)
-    return rows.join(DataFrame([_against_plain(results, losses, rows, place) for place in rows.index]))
+    rows = rows.join(DataFrame([_against_plain(results, losses, rows, place) for place in rows.index]))
+    return pd.concat([floors(results, STUDY, runs), rows])
 
 
 def _against_plain(results: Results, losses: DataFrame, runs: DataFrame, place: int) -> dict[str, object]:
@@ -48,7 +49,7 @@ def _against_plain(results: Results, losses: DataFrame, runs: DataFrame, place: 
 
 
 denseformer_table = Table(
-    reads=("test.csv", "run.json", "speed.csv"),
+    reads=("test.csv", "floors.csv", "run.json", "speed.csv"),
     runs=("*",),
     caption=(
         "Depth, parameters, held-out loss and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). "
@@ -73,7 +74,7 @@ denseformer_table = Table(
             "perplexity_high",
             "perplexity_se",
         ),
-        *("loss_nats", "loss_nats_low", "loss_nats_high"),
+        *("loss_nats", "loss_nats_low", "loss_nats_high", "bits_per_byte"),
         *("loss_minus_plain_nats", "loss_minus_plain_nats_low", "loss_minus_plain_nats_high", "interval"),
         *("tokens_per_s", "inference_batches_per_s", f"{FORWARD}_sequences", "seeds", "diverged"),
     ),

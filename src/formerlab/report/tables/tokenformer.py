@@ -5,6 +5,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.drawings import Table
@@ -12,7 +13,7 @@ from formerlab.report.formulas import Shape, published_shapes, shape_of
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.questions import CHANCE, accuracy_columns
-from formerlab.report.runs import TOKENFORMER, TRAINED_ON, TRANSFORMER, add_perplexity, by_run, held_out_losses
+from formerlab.report.runs import TOKENFORMER, TRAINED_ON, TRANSFORMER, add_perplexity, by_run, floors, held_out_losses
 from formerlab.report.scaling import against_envelope, scaling_laws
 from formerlab.report.tokenformer import (
     FIRST,
@@ -38,7 +39,9 @@ def main(results: Results, runs: Sequence[str]) -> DataFrame:
     if losses.empty:
         return losses
     shown = losses[losses["run"].str.startswith(FAMILIES) | other_projection(losses)]
-    return by_run(shown).sort_values(["flops_cumulative", "run"]) if len(shown) else shown
+    if shown.empty:
+        return shown
+    return pd.concat([floors(results, STUDY, runs), by_run(shown).sort_values(["flops_cumulative", "run"])])
 
 
 def _published_main() -> DataFrame:
@@ -58,20 +61,21 @@ def _published_main() -> DataFrame:
 
 
 tokenformer_table = Table(
-    reads=("test.csv", "run.json"),
+    reads=("test.csv", "floors.csv", "run.json"),
     runs=("*",),
     caption=(
         "Size, training cost and held-out loss of every run, after Tables 6 and 7 of Tokenformer (arXiv:2410.23168). "
         "Cumulative FLOPs include all ancestors of a grown model. In brackets: 95 % Student t interval over seeds, "
-        "none with one seed. Perplexity is exp of the mean loss. A run that diverged counts as a uniform guess. The "
-        "published values are those of OpenWebText at 124M to 1.4B parameters: compare ratios, never levels."
+        "none with one seed. Perplexity is exp of the mean loss; bits per byte do not depend on the tokenizer. A run "
+        "that diverged counts as a uniform guess. The published values are those of OpenWebText at 124M to 1.4B "
+        "parameters: compare ratios, never levels."
     ),
     ours=main,
     published=_published_main,
     columns=(
         *("source", "run", "variant", "parameters", "parameters_non_embedding", "tokens", "flops", "flops_cumulative"),
-        *("loss_nats", "loss_nats_low", "loss_nats_high", "perplexity", "perplexity_low", "perplexity_high"),
-        *("seeds", "diverged"),
+        *("loss_nats", "loss_nats_low", "loss_nats_high", "bits_per_byte", "perplexity", "perplexity_low"),
+        *("perplexity_high", "seeds", "diverged"),
     ),
 )
 
@@ -418,8 +422,8 @@ tokenformer_envelope = Table(
     ours=against_envelope,
     columns=(
         *("source", "run", "variant", "parent", "parameters_non_embedding", "tokens", "tokens_cumulative", "flops"),
-        *("flops_cumulative", "loss_nats", "loss_nats_low", "loss_nats_high", "flops_ratio", "flops_ratio_low"),
-        *("flops_ratio_high", "envelope", "seeds"),
+        *("flops_cumulative", "loss_nats", "loss_nats_low", "loss_nats_high", "bits_per_byte", "flops_ratio"),
+        *("flops_ratio_low", "flops_ratio_high", "envelope", "seeds"),
     ),
 )
 

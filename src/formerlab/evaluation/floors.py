@@ -1,0 +1,101 @@
+"""The stage `floors`: what models that need no depth reach on the data of a run, on its own held-out examples.
+
+Of texts: a unigram and a 5-gram model with Kneser-Ney smoothing, from the stretch of the training stream that the run
+reads. Of images: logistic regression on the pixels, its strength of regularisation chosen on the validation split.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from formerlab.data import load_stream
+from formerlab.data.images.store import ImageSet, load_images
+from formerlab.errors import UserError
+from formerlab.evaluation.language.ngram import NGram
+from formerlab.evaluation.measurement import Measured, Measurement
+from formerlab.spec import Count
+from formerlab.tasks.classification import Classification
+from formerlab.tasks.language import LanguageModeling
+from formerlab.tasks.window_losses import window_batches, window_count
+from formerlab.training.released import AnyRun
+
+Strength = Annotated[float, Field(gt=0.0, le=1e6)]
+
+
+class Floors(Measurement):
+    """What is fitted."""
+
+    orders: tuple[Annotated[int, Field(ge=1, le=8)], ...] = (1, 5)
+    """Tokens of the n-grams."""
+    tokens: Count = 20_000_000
+    """Tokens that are counted at most, the first of the stretch: 20 million need about 1 GB."""
+    strengths: tuple[Strength, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
+    """Inverse strengths of regularisation of the linear probe (C of scikit-learn), among which validation chooses."""
+
+    def of(self, run: AnyRun, *, questions: bool) -> "Floors | None":
+        """Refuse tasks that have no floor here."""
+        del questions
+        task = getattr(run, "task", None)  # a released model has none: nothing is known of what it was trained on
+        if not isinstance(task, LanguageModeling | Classification):
+            kind = getattr(task, "kind", "none")
+            raise UserError(f"runs: {run.name!r} has task.kind={kind}; name trained runs on text or images")
+        return self
+
+
+def measure(run: Measured, settings: Floors) -> None:
+    """Write floors.csv."""
+    if isinstance(task := getattr(run.run, "task", None), LanguageModeling):
+        run.write("floors.csv", _of_text(run, task, settings))
+    else:
+        run.write("floors.csv", _of_images(run, settings))
+
+
+def _of_text(run: Measured, task: LanguageModeling, settings: Floors) -> Iterator[tuple[Any, ...]]:
+    train, held_out = task.load(run.data, "train")[: settings.tokens], load_stream(run.data, "test")
+    run.notes["tokens"] = len(train)
+    vocabulary = int(getattr(run.run.model, "vocabulary", 0))
+    for order in settings.orders:
+        model = NGram(train, order, vocabulary)
+        name = "unigram" if order == 1 else f"{order}-gram"
+        for windows, tokens in window_batches(
+            held_out, task.context, range(window_count(len(held_out), task.context)), 256
+        ):
+            losses = -model.log_probabilities(tokens.numpy())
+            for window, loss in zip(windows, losses.mean(axis=1).tolist(), strict=True):
+                yield name, window, losses.shape[1], loss, None
+
+
+def _of_images(run: Measured, settings: Floors) -> Iterator[tuple[Any, ...]]:
+    from sklearn.linear_model import LogisticRegression
+
+    splits = {split: load_images(run.data, split) for split in ("train", "valid", "test")}
+    pixels = {split: _pixels(images) for split, images in splits.items()}
+    labels = {split: images.labels for split, images in splits.items()}
+    fitted = []
+    for strength in settings.strengths:
+        probe = LogisticRegression(C=strength, max_iter=200).fit(pixels["train"], labels["train"])
+        fitted.append((float(_losses(probe, pixels["valid"], labels["valid"]).mean()), strength, probe))
+    valid, strength, probe = min(fitted, key=lambda entry: entry[0])
+    run.notes.update(strength=strength, valid_loss_nats=valid)
+    truth, logits = labels["test"], probe.predict_log_proba(pixels["test"])
+    losses = _losses(probe, pixels["test"], truth)
+    own = logits[np.arange(len(truth)), np.searchsorted(probe.classes_, truth)]
+    ranks = (logits > own[:, None]).sum(axis=1)
+    for window, (loss, rank) in enumerate(zip(losses.tolist(), ranks.tolist(), strict=True)):
+        yield "linear probe", window, 1, loss, rank
+
+
+def _pixels(images: ImageSet) -> np.ndarray:
+    """Return images as rows of numbers that the training split gives a mean of 0 and a deviation of 1 per channel."""
+    if not images.whole:
+        raise UserError(f"{images.folder}: images are kept as files; the linear probe needs storage: pixels")
+    mean, std = (np.array(moment, dtype=np.float32) for moment in (images.mean, images.std))
+    pixels = images.pixels(np.arange(len(images))).astype(np.float32) / 255
+    return np.asarray((pixels - mean) / std).reshape(len(images), -1)
+
+
+def _losses(probe: Any, pixels: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    found: np.ndarray = probe.predict_log_proba(pixels)
+    return -found[np.arange(len(labels)), np.searchsorted(probe.classes_, labels)]

@@ -1,0 +1,130 @@
+"""n-gram models against their definition, and the stage that fits them and a linear probe."""
+
+import csv
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from formerlab.data import BytePairs, Files, TextData
+from formerlab.data.images import ImageData
+from formerlab.data.images.prepare import prepare as prepare_images
+from formerlab.data.text.prepare import prepare
+from formerlab.errors import UserError
+from formerlab.evaluation.floors import Floors, measure
+from formerlab.evaluation.language.ngram import FALLBACK, NGram, discounts
+from formerlab.evaluation.measurement import Measured
+from formerlab.models import Decoder
+from formerlab.models.vision import VisionTransformer
+from formerlab.report.tables.tokenformer import tokenformer_table
+from formerlab.results.read import Results
+from formerlab.tasks import Classification, LanguageModeling, Translation
+from formerlab.training.run import Run
+
+VOCABULARY = 7
+STREAM = np.random.default_rng(0).choice(6, size=400, p=[0.4, 0.2, 0.2, 0.1, 0.06, 0.04])
+
+
+def as_defined(stream, order):
+    """Return p(w, h) as Chen and Goodman define it, by dictionaries."""
+    grams = [Counter(tuple(stream[i : i + n]) for i in range(len(stream) - n + 1)) for n in range(1, order + 1)]
+    counts = [Counter({gram: 0 for gram in grams[n]}) for n in range(order - 1)] + [grams[-1]]
+    for n in range(order - 1):
+        counts[n].update(gram[1:] for gram in grams[n + 1])
+    taken = [(0.0, *discounts(list(count.values()))) for count in counts]
+
+    def probability(word, history):
+        lower = probability(word, history[1:]) if history else 1 / VOCABULARY
+        n = len(history)
+        after = {gram[-1]: count for gram, count in counts[n].items() if gram[:-1] == history}
+        if not (total := sum(after.values())):
+            return lower
+        discount = {other: taken[n][min(count, 3)] for other, count in after.items()}
+        return (after.get(word, 0) - discount.get(word, 0)) / total + sum(discount.values()) / total * lower
+
+    return probability
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+def test_probabilities_are_those_of_the_definition(order):
+    model, probability = NGram(STREAM.astype(np.uint16), order, VOCABULARY), as_defined(STREAM.tolist(), order)
+    windows = np.random.default_rng(1).integers(0, VOCABULARY, size=(6, 9))
+    expected = [
+        [math.log(probability(row[i], tuple(row[max(0, i - order + 1) : i]))) for i in range(1, 9)]
+        for row in windows.tolist()
+    ]
+    assert model.log_probabilities(windows) == pytest.approx(np.array(expected), abs=1e-12)
+
+
+def test_the_probabilities_of_all_tokens_add_up_to_one():
+    model = NGram(STREAM, 4, VOCABULARY)
+    for history in ([0, 1, 2], [5, 5, 5], [6, 0, 0], [6, 6, 6]):
+        windows = np.array([[*history, word] for word in range(VOCABULARY)])
+        assert np.exp(model.log_probabilities(windows)[:, -1]).sum() == pytest.approx(1)
+
+
+def test_discounts_are_those_of_equation_26():
+    counts = [1] * 8 + [2] * 4 + [3] * 2 + [4]
+    assert discounts(counts) == pytest.approx((1 - 2 * 0.5 * 4 / 8, 2 - 3 * 0.5 * 2 / 4, 3 - 4 * 0.5 * 1 / 2))
+    assert discounts([1, 1, 3]) == FALLBACK
+
+
+def measured(task, model, data, folder):
+    run = Run(study="small", name="run", seed=0, model=model, task=task, steps=1)
+    return Measured(run=run, model=None, device="cpu", folder=folder, data=data, label="floors")
+
+
+def rows(folder):
+    with open(folder / "floors.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_longer_memory_lowers_the_loss_of_a_text_with_one(tmp_path):
+    random = np.random.default_rng(0)
+    (tmp_path / "lines.txt").write_text("\n".join(f"{n} " + "ab" * random.integers(5, 20) for n in range(200)))
+    source = Files(paths=(str(tmp_path / "lines.txt"),), documents="line")
+    spec = TextData(source=source, tokenizer=BytePairs(vocabulary=257), valid_share=0.1, test_share=0.1, questions=0)
+    prepare("text", spec, tmp_path / "data", processes=1)
+    run = measured(
+        LanguageModeling(context=16), Decoder(vocabulary=257, width=8, heads=1, context=16), tmp_path / "data", tmp_path
+    )
+    measure(run, Floors(orders=(1, 3)))
+    losses = {}
+    for row in rows(tmp_path):
+        losses.setdefault(row["floor"], []).append((int(row["tokens"]), float(row["loss_nats"])))
+    tokens, means = zip(*losses["unigram"], strict=True)
+    unigram = np.average(means, weights=tokens)
+    trigram = np.average([mean for _, mean in losses["3-gram"]], weights=tokens)
+    assert trigram < 0.7 * unigram < 0.7 * math.log(257)
+    assert len(losses["unigram"]) == len(losses["3-gram"])
+    assert run.notes["tokens"] > 1000
+
+
+def test_a_linear_probe_knows_digits_better_than_chance(tmp_path):
+    prepare_images("digits", ImageData(), tmp_path / "data", processes=1)
+    model = VisionTransformer(image=8, channels=1, classes=10, patch=4, layers=1, width=8, heads=1)
+    run = measured(Classification(), model, tmp_path / "data", tmp_path)
+    measure(run, Floors(strengths=(1e-2,)))
+    found = rows(tmp_path)
+    assert {row["floor"] for row in found} == {"linear probe"}
+    right = np.mean([int(row["rank"]) == 0 for row in found])
+    assert right > 0.85
+    assert np.mean([float(row["loss_nats"]) for row in found]) < 0.6
+
+
+def test_translation_has_no_floor():
+    run = Run.model_construct(name="base", task=Translation.model_construct())
+    with pytest.raises(UserError, match=r"runs: 'base' has task.kind=translation; name trained runs on text or images"):
+        Floors().of(run, questions=False)
+
+
+def test_floors_stand_above_the_runs_of_a_table(tmp_path):
+    from fixtures.rows import make_run, write_csv
+
+    folder = make_run(tmp_path, "tokenformer", "transformer-1")
+    columns = ("floor", "window", "tokens", "loss_nats", "rank")
+    write_csv(folder / "floors.csv", columns, [("unigram", 0, 3, 6.0, None), ("unigram", 1, 1, 2.0, None)])
+    table = tokenformer_table.rows(Results(tmp_path)).query("source == 'ours'")
+    assert table["run"].tolist() == ["unigram on text", "transformer-1"]
+    assert table["loss_nats"].iloc[0] == 5.0
