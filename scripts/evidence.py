@@ -7,7 +7,7 @@ What is finished is not done again, and a run that was stopped goes on, so the s
 one run at a time, followed by the run's measurements; a run waits for its parent. After each run the rows of all
 complete runs are exported to results/cached below CHECKOUT (this one, unless named: another one keeps the tree that
 the runs come from clean), and with --commit committed there. The weights that later runs start from are packed into
-results/live/<scale>-<study>-weights.tar; where that lies in a fresh checkout, they are unpacked from it. Times are
+results/live/<scale>-<study>-weights.zip; where that lies in a fresh checkout, they are unpacked from it. Times are
 measured with --timing alone, last, on a machine that must be idle.
 """
 
@@ -15,8 +15,8 @@ import argparse
 import os
 import subprocess
 import sys
-import tarfile
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Evidence:
         if self.study not in self.plan["studies"]:
             raise UserError(f"no study {self.study!r}; name one of {', '.join(self.plan['studies'])}")
         self.results = Path(self.plan["results"])
-        self.weights = self.results.with_name(f"{self.scale}-{self.study}-weights.tar")
+        self.weights = self.results.with_name(f"{self.scale}-{self.study}-weights.zip")
         self.environment = os.environ | {VARIABLE: str(path), "OMP_NUM_THREADS": str(self.plan["threads"])}
         self.changed = threading.Condition()
         self.running: set[str] = set()
@@ -53,9 +53,9 @@ class Evidence:
     def prepare(self) -> None:
         """Unpack the weights of an earlier call, and prepare the data."""
         if self.weights.exists():
-            with tarfile.open(self.weights) as archive:
-                missing = [member for member in archive if not (self.results / member.name).exists()]
-                archive.extractall(self.results, missing, filter="data")
+            with zipfile.ZipFile(self.weights) as archive:
+                missing = [name for name in archive.namelist() if not (self.results / name).exists()]
+                archive.extractall(self.results, missing)
         judge = Judge(self.plan)
         for name in sorted({job["data"] for job in self.runs().values()}):
             if line := self.plan["data"][name]["lacks"]:
@@ -135,7 +135,7 @@ class Evidence:
         judge, size = Judge(self.plan), 0
         wanted = [job["init"] for name, job in self.runs().items() if not judge.verdict("train", name).current]
         temporary = self.weights.with_suffix(".part")
-        with tarfile.open(temporary, "w") as archive:
+        with zipfile.ZipFile(temporary, "w") as archive:
             for parent in dict.fromkeys(filter(None, wanted)):
                 files = [path for path in sorted((self.results / parent).glob("*")) if path.is_file()]
                 size += sum(path.stat().st_size for path in files)
@@ -143,7 +143,7 @@ class Evidence:
                     break
                 if judge.verdict("train", parent).current:
                     for path in files:
-                        archive.add(path, path.relative_to(self.results).as_posix())
+                        archive.write(path, path.relative_to(self.results).as_posix())
         temporary.replace(self.weights)
 
 

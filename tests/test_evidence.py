@@ -1,7 +1,7 @@
 """scripts/evidence.py: the most wanted run first, each after its parent; the same command resumes."""
 
 import importlib.util
-import tarfile
+import zipfile
 from argparse import Namespace
 from pathlib import Path
 
@@ -88,12 +88,12 @@ def test_weights_that_later_runs_start_from_travel(study, tmp_path):
     weights.parent.mkdir(parents=True)
     weights.write_bytes(b"weights")
     made = make(fails="small/child/seed0")
-    with tarfile.open(made.weights) as archive:
-        assert set(archive.getnames()) == {f"small/parent/seed0/{name}" for name in ("run.json", "weights.safetensors")}
+    with zipfile.ZipFile(made.weights) as archive:
+        assert set(archive.namelist()) == {f"small/parent/seed0/{name}" for name in ("run.json", "weights.safetensors")}
     for file in weights.parent.iterdir():
         file.unlink()
     make()
     assert trained(called) == ["child"]
     assert weights.read_bytes() == b"weights"
-    with tarfile.open(made.weights) as archive:
-        assert archive.getnames() == [], "nothing is left that starts from another"
+    with zipfile.ZipFile(made.weights) as archive:
+        assert archive.namelist() == [], "nothing is left that starts from another"
