@@ -238,7 +238,7 @@ class PrivateSlurm:
         self.wait_for(lambda: not self.run("squeue", "--noheader"))
 
     def _write(self):
-        for name in ("run", "state", "dev", "bin"):
+        for name in ("run", "state", "dev", "bin", "tables"):
             (self.folder / name).mkdir(parents=True)
         # Within a job the executor drops SLURM_CONF from the environment of srun and of the job itself.
         for name in ("srun", "squeue"):
@@ -266,13 +266,15 @@ class PrivateSlurm:
         self._until("munge", "munge", f"--socket={self.folder}/run/munge.sock", "--no-input")
 
     def _database(self):
-        where, sock = f"--datadir={self.folder}/mysql", f"--socket={self.folder}/run/mysql.sock"
+        # A server that starts empties its folder of temporary tables: in /tmp, those of another test's server too.
+        where = (f"--datadir={self.folder}/mysql", f"--tmpdir={self.folder}/tables")
+        sock = f"--socket={self.folder}/run/mysql.sock"
         owner = ("--user=root", "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve")
-        self.run("mariadb-install-db", "--no-defaults", where, *owner)
+        self.run("mariadb-install-db", "--no-defaults", *where, *owner)
         small = ("--innodb-buffer-pool-size=128M", "--innodb-log-file-size=16M", "--innodb-flush-log-at-trx-commit=0")
         pid = f"--pid-file={self.folder}/run/mysql.pid"
         self._daemon(
-            "mariadbd", "mariadbd", "--no-defaults", "--user=root", where, sock, pid, "--skip-networking", *small
+            "mariadbd", "mariadbd", "--no-defaults", "--user=root", *where, sock, pid, "--skip-networking", *small
         )
         ask = ("mariadb", "--no-defaults", "--user=root", sock, "--execute")
         self._until("the database", *ask, "select 1")

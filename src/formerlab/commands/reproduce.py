@@ -108,11 +108,10 @@ def _run_of(record: Record) -> Any:
     from formerlab.training.run import Run
 
     try:
-        run = Run.model_validate(record["spec"])
+        return Run.model_validate(record["spec"])
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(f"{record['id']}: this version does not know its spec ({key}); {_checkout(record)}") from None
-    return run
 
 
 def _check_code(record: Record, run: Any, other: set[str]) -> str:

@@ -121,16 +121,22 @@ def _source(data: DataSpec, out: Path) -> str | None:
     return found
 
 
-def _train_job(run: Run, data: Tree, scale: Scale, hardware: Hardware, *, keep_optimizer: bool) -> dict[str, Any]:
+def _run_job(run: AnyRun, data: Tree, entry: str) -> dict[str, Any]:
+    """Return what the jobs of all runs say, of trained and of released models; the module `entry` makes them."""
     return {
         "study": run.study,
         "run": run.name,
         "seed": run.seed,
         "spec": run.to_dict(),
         "spec_hash": run.fingerprint(),
-        "code": code_hash("formerlab.training.stage", specs=[run]),
+        "code": code_hash(entry, specs=[run]),
         "data": run.data,
         "data_version": data[run.data]["version"],
+    }
+
+
+def _train_job(run: Run, data: Tree, scale: Scale, hardware: Hardware, *, keep_optimizer: bool) -> dict[str, Any]:
+    return _run_job(run, data, "formerlab.training.stage") | {
         "init": run.init_id,
         "keep_optimizer": keep_optimizer,
         **processes_of(run, scale, hardware)._asdict(),
@@ -139,15 +145,7 @@ def _train_job(run: Run, data: Tree, scale: Scale, hardware: Hardware, *, keep_o
 
 
 def _load_job(run: ReleasedRun, data: Tree, hardware: Hardware, results: Path) -> dict[str, Any]:
-    return {
-        "study": run.study,
-        "run": run.name,
-        "seed": run.seed,
-        "spec": run.to_dict(),
-        "spec_hash": run.fingerprint(),
-        "code": code_hash("formerlab.integrations.huggingface.released_run", specs=[run]),
-        "data": run.data,
-        "data_version": data[run.data]["version"],
+    return _run_job(run, data, "formerlab.integrations.huggingface.released_run") | {
         "weights": files_state(run.model.source, results / ".released" / f"{run.model.name}.json"),
         "init": None,
         "cost": loading_cost(run, hardware),

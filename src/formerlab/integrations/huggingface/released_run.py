@@ -18,7 +18,7 @@ from formerlab.integrations.huggingface.load import load_any
 from formerlab.kernels.native import keep_memory
 from formerlab.progress import Progress
 from formerlab.released import Gguf, ReleasedModel, Sizes, sizes_of
-from formerlab.results.stages import STAGES
+from formerlab.results.stages import TABLES
 from formerlab.results.write import write_rows
 from formerlab.tasks.window_losses import mean_loss, spread_windows, window_losses
 from formerlab.training import provenance
@@ -56,7 +56,7 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
     batch = max(1, BATCH_TOKENS // run.context)
     with Progress(len(windows), f"load {run.id}", unit="window") as progress:
         losses = window_losses(model, stream, run.context, batch=batch, windows=windows, progress=progress)
-    write_rows(out / "test.csv", STAGES["train"].tables["test.csv"].names[:3], [loss[:3] for loss in losses])
+    write_rows(out / "test.csv", TABLES["test.csv"].names[:3], [loss[:3] for loss in losses])
     record = {
         "schema": SCHEMA,
         "id": run.id,
