@@ -96,7 +96,8 @@ def test_the_report_has_studies_claims_costs_and_the_graph(report):
     report.evaluate("app.setView({content: 'rulegraph'})")
     report.wait("document.querySelector('#rulegraph canvas, #rulegraph svg')")
     rules = report.evaluate("rulegraph_spec.data.find(data => data.name === 'node-data').values.map(node => node.rule)")
-    assert {"train", "claims", "runs", "draw_tokenformer_growth"} <= set(rules)
+    assert {"train", "claims", "runs"} <= set(rules)
+    assert any(rule.startswith("draw_tokenformer_") for rule in rules)
 
 
 def test_every_result_of_the_report_names_its_command_and_its_runs(report):

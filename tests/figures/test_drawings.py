@@ -1,6 +1,7 @@
 """Every figure and table: what it reads, writes and says, with one seed, with three, and with runs missing."""
 
 import json
+from importlib import import_module
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,7 @@ from fixtures.rows import (
 
 from formerlab.errors import UserError
 from formerlab.report import write
-from formerlab.report.drawings import catalogue, declaration, draw_all, draw_one
+from formerlab.report.drawings import catalogue, declaration, draw_all, draw_each, draw_one
 from formerlab.report.headline import headline
 from formerlab.report.pruning import configurations, main_configurations
 from formerlab.report.runs import by_run, chain, held_out_losses, variant
@@ -126,6 +127,21 @@ def test_captions_are_written_beside_the_pictures(place):
 def test_an_unknown_name_names_the_near_one(tmp_path):
     with pytest.raises(UserError, match="did you mean 'decay_alpha'"):
         draw_one("decay_alfa", tmp_path, tmp_path)
+
+
+def test_one_that_cannot_be_drawn_is_named_and_leaves_the_others(tmp_path, capsys, monkeypatch):
+    def broken(results, runs):
+        raise ZeroDivisionError("by its author")
+
+    make_decay(tmp_path / "results")
+    module = import_module(DRAWINGS["decay_table"].module)
+    monkeypatch.setattr(module, "decay_table", module.decay_table._replace(ours=broken))
+    names = ["decay_ideal_table", "decay_table", "decay_alfa", "decay_heads_table"]
+    assert draw_each(names, tmp_path / "results", tmp_path / "out") == ["decay_table", "decay_alfa"]
+    said = capsys.readouterr().err
+    assert said.startswith("decay_table not drawn: Traceback")
+    assert "ZeroDivisionError: by its author\ndecay_alfa not drawn: no figure or table is called" in said
+    assert {path.stem for path in (tmp_path / "out").iterdir()} == {"decay_ideal_table", "decay_heads_table"}
 
 
 def test_draw_all_skips_studies_without_runs(tmp_path, capsys):

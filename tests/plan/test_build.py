@@ -12,7 +12,7 @@ from formerlab.plan.build import build_plan
 from formerlab.plan.judge import made_run, made_runs
 from formerlab.plan.show import table
 from formerlab.report.drawings import catalogue
-from formerlab.results.stages import MEASURED, STAGES, TIMED
+from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
 from formerlab.tasks import LanguageModeling
 from formerlab.training.released import ReleasedRun
 from formerlab.training.run import Run
@@ -118,6 +118,7 @@ def searched(run, runs):
 
 def test_drawings_read_every_run_of_theirs_and_no_other(plan):
     written = {file: plan[name] for name, stage in MEASURED.items() for file in stage.tables}
+    drawn = {name: read for job in plan["draw"].values() for name, read in job["drawings"].items()}
     for name, drawing in catalogue().items():
         runs = {run: job for run, job in made_runs(plan).items() if job["study"] == drawing.study}
         needed = [job for job in runs.values() if any(fnmatchcase(job["run"], p) for p in drawing.needs or ("*",))]
@@ -133,10 +134,27 @@ def test_drawings_read_every_run_of_theirs_and_no_other(plan):
         for stage in TIMED:
             if expected and f"{stage}.csv" in drawing.reads and drawing.study in plan[stage]:
                 expected.add(f"{plan['results']}/{drawing.study}/{stage}.csv")
-        found = set(plan["draw"].get(name, {"inputs": ()})["inputs"])
+        found = set(drawn.get(name, {"inputs": ()})["inputs"])
         if not found and set(drawing.reads) != {"run.json"}:  # what it shows is measured at other scales
             expected = {path for path in expected if not path.endswith("/run.json")}
         assert {path for path in found if not path.endswith("prune_questions.csv")} == expected
+
+
+def test_what_waits_for_the_same_jobs_is_drawn_together_and_nothing_else(plan):
+    def waits(inputs):
+        return {(path.rpartition("/")[0], WRITER[path.rpartition("/")[2]]) for path in inputs}
+
+    awaited = []
+    for name, job in plan["draw"].items():
+        awaited.append((job["study"], waits(job["inputs"])))
+        assert name == next(iter(job["drawings"]))
+        assert all(waits(drawing["inputs"]) == awaited[-1][1] for drawing in job["drawings"].values())
+        for key in ("inputs", "outputs"):
+            assert set(job[key]) == {path for drawing in job["drawings"].values() for path in drawing[key]}
+    assert all(other not in awaited[:place] for place, other in enumerate(awaited))
+    assert len({path for job in plan["draw"].values() for path in job["outputs"]}) == 4 * sum(
+        len(job["drawings"]) for job in plan["draw"].values()
+    )
 
 
 def test_the_table_shows_every_run(plan):

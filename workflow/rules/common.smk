@@ -9,6 +9,7 @@ from formerlab.plan.judge import made_run
 
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
 JUDGE = Judge(PLAN)
+REPORTED = {"png": "picture", "html": "table", "csv": "its numbers (CSV file)"}
 ATTEMPTS = Attempts(JUDGE.folder)
 # Within a cluster job nothing is judged: it was submitted because it is to run.
 STALE = JUDGE.stale() if workflow.is_main_process else {}
@@ -175,6 +176,19 @@ def minutes(stage):
         return min(PLAN["runtime_minutes"], int(predicted))
 
     return requested
+
+
+def reported(file, study):
+    """Return an output of a drawing, for the report where readers look at it; its caption lies beside it."""
+    path, ending = os.path.splitext(file)
+    if ending[1:] not in REPORTED:
+        return file
+    return report(
+        file,
+        caption=os.path.abspath(f"{path}.rst"),
+        category=PLAN["studies"][study]["title"],
+        labels={"what": os.path.basename(path), "as": REPORTED[ending[1:]]},
+    )
 
 
 # Snakemake tries every job again that fails, as often as its retries say. A stage that ended for a mistake would end

@@ -1,6 +1,5 @@
-# Rows to figures and tables: one small rule each, which runs where Snakemake runs and never trains anything.
-
-REPORTED = {"png": "picture", "html": "table", "csv": "its numbers (CSV file)"}
+# Rows to figures and tables, in small jobs that run where Snakemake runs and never train anything. Each is named after
+# the first drawing it makes; all can be asked for by the names of their files.
 
 for name, job in PLAN["draw"].items():
 
@@ -10,33 +9,15 @@ for name, job in PLAN["draw"].items():
         input:
             job["inputs"],
         output:
-            [
-                (
-                    report(
-                        file,
-                        caption=os.path.abspath(f"{FIGURES}/{name}.rst"),
-                        category=PLAN["studies"][job["study"]]["title"],
-                        labels={
-                            "what": name,
-                            "as": REPORTED[file.rpartition(".")[2]],
-                        },
-                    )
-                    if file.rpartition(".")[2] in REPORTED
-                    else file
-                )
-                for file in job["outputs"]
-            ],
+            [reported(file, job["study"]) for file in job["outputs"]],
         log:
             f"{LOGS}/draw/{name}.log",
         localrule: True
         params:
-            code=job["code"],
-            name=name,
-            names=job["names"],
-            runs=job["runs"],
-            command=f"python -m formerlab draw {name} --scale {PLAN['scale']}",
+            names=list(job["drawings"]),
+            drawings=job["drawings"],
         shell:
-            "FORMERLAB_LOG={log} python -m formerlab draw {params.name} > {log} 2>&1 || (cat {log}; exit 1)"
+            "FORMERLAB_LOG={log} python -m formerlab draw {params.names} > {log} 2>&1 || (cat {log}; exit 1)"
 
 
 # Every finished run with what it cost and what it came from.

@@ -60,15 +60,11 @@ def _leave_the_future(plan: dict[str, Any]) -> None:
 def rescue(arguments: argparse.Namespace) -> None:
     """Draw from the runs that did finish, and say what did not."""
     from formerlab.plan.status import report
-    from formerlab.report.drawings import draw_one
+    from formerlab.report.drawings import draw_each
 
     plan = load_plan(arguments)
-    judge = Judge(plan)
-    for name, job in plan["draw"].items():
-        if not all(Path(output).exists() for output in job["outputs"]):
-            try:
-                draw_one(name, Path(plan["results"]), Path(plan["figures"]), judge.objection)
-            except Exception as error:  # whatever is wrong with one drawing, the others and the list are wanted
-                print(f"{name} not drawn: {error}", file=sys.stderr)
+    drawings = {name: drawing for job in plan["draw"].values() for name, drawing in job["drawings"].items()}
+    missing = [name for name, drawing in drawings.items() if not all(map(os.path.exists, drawing["outputs"]))]
+    draw_each(missing, Path(plan["results"]), Path(plan["figures"]), Judge(plan).objection)
     print(report(plan, problems_only=True))
     print(SAFE)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
-    parser = add_verb(verbs, "draw", draw, "draw one figure or table of the live results")
-    parser.add_argument("name", help="figure or table, such as denseformer_depth")
+    parser = add_verb(verbs, "draw", draw, "draw figures and tables of the live results")
+    parser.add_argument("names", nargs="+", metavar="name", help="figure or table, such as denseformer_depth")
 
     text = "draw every figure and table from rows that exist; trains nothing"
     parser = add_verb(verbs, "figures", figures, text, configured=False)
@@ -56,11 +56,13 @@ def add_parsers(verbs: Any) -> None:
 
 
 def draw(arguments: argparse.Namespace) -> None:
-    """Draw one figure or table of the plan's scale."""
-    from formerlab.report.drawings import draw_one
+    """Draw some figures and tables of the plan's scale."""
+    from formerlab.report.drawings import draw_each
 
     plan = load_plan(arguments)
-    draw_one(arguments.name, Path(plan["results"]), Path(plan["figures"]), Judge(plan).objection)
+    failed = draw_each(arguments.names, Path(plan["results"]), Path(plan["figures"]), Judge(plan).objection)
+    if failed:
+        raise UserError(f"{', '.join(failed)} could not be drawn, for the reasons above")
 
 
 def figures(arguments: argparse.Namespace) -> None:

@@ -24,7 +24,7 @@ from formerlab.plan.tokenizers import chain, tokenizer_of
 from formerlab.report.drawings import Drawing, catalogue
 from formerlab.report.names import UNIONS, names
 from formerlab.results.schema import CLAIMS
-from formerlab.results.stages import MEASURED, STAGES, TIMED
+from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
 from formerlab.spec import fingerprint
 from formerlab.training.released import AnyRun, ReleasedRun
 from formerlab.training.run import Run
@@ -79,7 +79,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     check_files(data, plan, sources)
     for name, job in plan["data"].items():
         job["lacks"] = check_public_data(name, scale.data[name], root, prepared=job["source"] is not None)
-    plan["draw"] = _drawings(plan)
+    plan["draw"] = _drawn_together(_drawings(plan))
     plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.evaluation.exact")}}
     plan["claims"] = _claims(sources)
     plan["ledger"] = code_hash("formerlab.report.ledger")
@@ -198,7 +198,6 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
         rows = {path.rpartition("/")[2] for path in inputs} - {"run.json"}
         if rows or (inputs and set(drawing.reads) == {"run.json"}):  # records alone say nothing of what is measured
             jobs[name] = {
-                "kind": drawing.kind,
                 "study": drawing.study,
                 "inputs": inputs,
                 "runs": _runs_behind(drawing, read, plan),
@@ -207,6 +206,32 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
                 "names": named,
             }
     return jobs
+
+
+def _drawn_together(drawings: dict[str, Any]) -> dict[str, Any]:
+    """Return the jobs that draw, each named after its first figure or table.
+
+    What waits for the same jobs of a study is drawn by one process, since starting it takes longer than drawing.
+    """
+    groups: dict[tuple[str, frozenset[str]], dict[str, Any]] = {}
+    for name, drawing in drawings.items():
+        waits = frozenset(_written_by(path) for path in drawing["inputs"])
+        groups.setdefault((drawing["study"], waits), {})[name] = drawing
+    return {
+        next(iter(group)): {
+            "study": study,
+            "drawings": group,
+            "inputs": sorted({path for drawing in group.values() for path in drawing["inputs"]}),
+            "outputs": [path for drawing in group.values() for path in drawing["outputs"]],
+        }
+        for (study, _), group in groups.items()
+    }
+
+
+def _written_by(path: str) -> str:
+    """Return the job that writes a file: its stage, and the folder of its run or study."""
+    folder, _, file = path.rpartition("/")
+    return f"{WRITER[file]} {folder}"
 
 
 def _runs_behind(drawing: Drawing, read: list[Tree], plan: dict[str, Any]) -> list[str]:

@@ -126,7 +126,9 @@ def shell(plan: dict[str, Any], path: Path) -> str:
             again = " --on-mismatch restart" if stage == "train" and verdict.state == "stale" else ""
             lines += [] if verdict.current else [f"python -m formerlab {stage} {name}{again}"]
     lines += [
-        f"python -m formerlab draw {name}" for name, job in plan["draw"].items() if not _all_exist(job["outputs"])
+        f"python -m formerlab draw {' '.join(job['drawings'])}"
+        for job in plan["draw"].values()
+        if not _all_exist(job["outputs"])
     ]
     if not judge.verdict("exact", CLAIMS).current:
         lines.append("python -m formerlab exact")

@@ -12,7 +12,8 @@ is `ours` or `published`. The caption is written beside them for Snakemake's rep
 import ast
 import difflib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -171,6 +172,19 @@ def draw_one(name: str, root: Path, out: Path, objection: "Objection | None" = N
     if warning := results.warning():
         print(f"{name}: {warning}", file=sys.stderr)
     return written
+
+
+def draw_each(names: Iterable[str], root: Path, out: Path, objection: "Objection | None" = None) -> list[str]:
+    """Draw several; where one cannot be drawn, say why and go on with the next. Return the names of those."""
+    failed = []
+    for name in names:
+        try:
+            draw_one(name, root, out, objection)
+        except Exception as error:  # whatever is wrong with one drawing, the others are wanted
+            failed.append(name)
+            reason = str(error) if isinstance(error, UserError) else traceback.format_exc().rstrip()
+            print(f"{name} not drawn: {reason}", file=sys.stderr)
+    return failed
 
 
 def draw_all(

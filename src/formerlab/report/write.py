@@ -42,11 +42,11 @@ _SUFFIXES = ("_low", "_high", "_se")
 
 _BEHIND = """
 
-Command: ``{{ snakemake.params.command }}``
+Command: ``python -m formerlab draw %(name)s --scale %(scale)s``
 
-Runs behind it: {{ snakemake.params.runs | join(", ") }}
+Runs behind it: {{ snakemake.params.drawings.%(name)s.runs | join(", ") }}
 """
-"""Below a caption, for Snakemake's report, which fills it in."""
+"""Below a caption, for Snakemake's report, which fills in the runs."""
 
 
 def write(drawing: Drawing, declared: Plot | Table, results: Results, out: Path) -> list[Path]:
@@ -62,7 +62,7 @@ def write(drawing: Drawing, declared: Plot | Table, results: Results, out: Path)
     rows = rows if "source" in rows else rows.assign(source="ours")
     with replacing(out / f"{drawing.name}.csv") as temporary:
         rows.to_csv(temporary, index=False, lineterminator="\n")
-    write_text(paths[-1], drawing.caption + _BEHIND)
+    write_text(paths[-1], drawing.caption + _BEHIND % {"name": drawing.name, "scale": results.scale})
     return paths
 
 
