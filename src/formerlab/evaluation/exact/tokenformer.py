@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from formerlab.growth.tokens import InitialKeys, TauRule, grow
 from formerlab.layers import LayerNorm, Linear, Mlp, Pattention
+from formerlab.layers.initial import without_values
 from formerlab.layers.score import l2_gelu
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.models.published import create_model
@@ -40,7 +41,7 @@ def parameter_counts() -> dict[str, float]:
     numbers: dict[str, float] = {}
     for item, (layers, width, attention, feedforward, heads, printed) in SIZES.items():
         spec = _tokenformer(layers, width, attention, feedforward, heads)
-        with torch.device("meta"):
+        with without_values():
             counted = sum(weight.numel() for weight in DecoderModel(spec).parameters())
         closed = 2 * layers * width * (4 * attention + feedforward) + spec.vocabulary * width
         numbers |= {
@@ -56,7 +57,7 @@ def vision_parameter_counts() -> dict[str, float]:
     """Count the parameters of image models built without storage, beside the printed ones."""
     numbers: dict[str, float] = {}
     for item, printed in VISION_PRINTED.items():
-        with torch.device("meta"):
+        with without_values():
             model = create_model(f"tokenformer-{item.replace('_', '-')}")
         counted = sum(weight.numel() for weight in model.parameters())
         numbers |= {f"{item}/parameters_total": float(counted), f"{item}/parameters_printed": printed}
@@ -154,7 +155,7 @@ def _tokenformer(layers: int, width: int, attention: int, feedforward: int, head
 
 def _counted_flops(spec: Decoder) -> list[int]:
     """Count matrix products and attention of a forward pass at TIMES, without storage and without the logits."""
-    with torch.device("meta"):
+    with without_values():
         model = DecoderModel(spec)
     counts = []
     for time in TIMES:
