@@ -12,7 +12,7 @@ rule exact:
     resources:
         mem_mb=memory("exact", lambda wildcards: PLAN["memory_mb"]),
     shell:
-        "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} python -m formerlab exact 2>&1 | tee -i {log}"
+        "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} python -m formerlab exact 2>&1 | keep {log}"
 
 
 rule claims:

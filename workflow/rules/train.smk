@@ -18,7 +18,7 @@ rule load:
         gpu=ON_A_GPU,
     shell:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
-        "python -m formerlab load {wildcards.id} 2>&1 | tee -i {log}"
+        "python -m formerlab load {wildcards.id} 2>&1 | keep {log}"
 
 
 # One training run. Its checkpoint lies beside its outputs, undeclared, so that a failed or stopped job goes on with it.
@@ -47,4 +47,4 @@ rule train:
         "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
         "python -m formerlab train {wildcards.id} --on-mismatch restart "
         # A cluster ends a job at its runtime; training stops itself before that, and the resubmitted job goes on.
-        "${{SLURM_JOB_ID:+--time-limit $(({resources.runtime} * 60))}} 2>&1 | tee -i {log}"
+        "${{SLURM_JOB_ID:+--time-limit $(({resources.runtime} * 60))}} 2>&1 | keep {log}"

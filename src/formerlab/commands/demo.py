@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _snakemake(given: dict[str, Any], *words: str) -> int:
     """Call Snakemake on the same configuration, in a group of its own: Ctrl-C does not reach it and its jobs."""
     config = ["--config", *(f"{key}={_as_yaml(value)}" for key, value in given.items())] if given else []
-    command = [sys.executable, "-m", "snakemake", *words, "--quiet", "rules", "host", *config]
+    command = [sys.executable, "-m", "snakemake", *words, *config]
     locks = set(LOCKS.glob("*"))
     process = subprocess.Popen(command, env=os.environ | ENVIRONMENT, start_new_session=True)
     try:
@@ -121,7 +121,7 @@ def _as_yaml(value: Any) -> str:
 def _write_report(given: dict[str, Any], path: Path) -> None:
     """Write the report beside its final name and then move it there, so that one which exists is whole."""
     temporary = path.with_name(".report.html")
-    if _snakemake(given, "--report", str(temporary)) == 0:
+    if _snakemake(given, "--report", str(temporary), "--quiet", "progress") == 0:
         os.replace(temporary, path)
     else:
         print("warning: report.html could not be written; tables and figures are not affected", file=sys.stderr)
