@@ -5,8 +5,10 @@ import pandas as pd
 import pytest
 from fixtures.rows import make_run, write_csv
 
+from formerlab.report.figures.decay.passkey import passkey_data
 from formerlab.report.pruning import decoding, measured
 from formerlab.report.questions import MEAN, SUITES, accuracies, chance, metric_of, title
+from formerlab.report.tables.decay import precision
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -106,3 +108,34 @@ def test_measures_have_a_row_per_arm():
     assert table.loc[0.2, "value"] == pytest.approx(1.2)
     assert (table["windows"] == 3).all()
     assert table.loc[0.2, "value_low"] < 1.2 < table.loc[0.2, "value_high"]
+
+
+def test_precisions_are_compared_on_the_same_questions(tmp_path):
+    for run, right, asked in (("float32-small", 5, 10), ("released-small", 7, 40)):
+        folder = make_run(tmp_path, "decay", run)
+        rows = [
+            (policy, None, None, budget, budget, "piqa_local", 1, example, "acc", float(example < right))
+            for policy, budget in (("full", 1.0), ("local", 0.4))
+            for example in range(asked)
+        ]
+        write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, rows)
+    table = precision(Results(tmp_path), ("*",)).set_index("configuration")
+    assert table.index.to_list() == ["Full", "Local"]
+    assert table.loc["Local", ["acc_float32", "acc_model", "difference", "judged_alike"]].tolist() == pytest.approx(
+        [0.5, 0.7, 0.2, 0.8]
+    )
+    assert (table["questions"] == 10).all()
+    assert (table["difference_low"] < 0.2).all()
+    assert precision(Results(tmp_path), ("released-*",)).empty
+
+
+def test_numbers_are_counted_by_length_and_place(tmp_path):
+    rows = [
+        ("full", None, None, 1.0, 1.0, 1024, depth, number, int(number < 3 * depth), -0.1)
+        for depth in (0.1, 0.5)
+        for number in range(2)
+    ]
+    write_csv(make_run(tmp_path, "decay", "long-small") / "passkey.csv", TABLES["passkey.csv"].required, rows)
+    data = passkey_data(Results(tmp_path), ("long-*",)).set_index("depth")
+    assert data["found"].to_dict() == {0.1: 0.5, 0.5: 1.0}
+    assert (data["numbers"] == 2).all()

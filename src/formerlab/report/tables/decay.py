@@ -297,6 +297,45 @@ decay_one_shot_table = Table(
 )
 
 
+PRECISE, ROUNDED = "float32-", "released-"
+"""How the runs of one released model begin that compute in float32, and in the precision of its other runs."""
+
+
+def precision(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per model, configuration and task: both precisions on the same questions."""
+    rows = answers(results, STUDY, runs)
+    found = []
+    for run in [run for run in rows["run"].unique() if run.startswith(PRECISE)]:
+        other = ROUNDED + run.removeprefix(PRECISE)
+        keys = [*CONFIGURATION[1:], "task", "example"]
+        pairs = rows[rows["run"] == run].merge(rows[rows["run"] == other], on=keys, suffixes=("_precise", "_rounded"))
+        for key, group in pairs.groupby([*CONFIGURATION[1:], "task"], sort=False, dropna=False):
+            row = dict(zip([*CONFIGURATION[1:], "task"], key, strict=True)) | {"run": run}
+            precise, rounded = group["value_precise"].to_numpy(), group["value_rounded"].to_numpy()
+            row |= {"task": title(row["task"]), "acc_float32": precise.mean(), "acc_model": rounded.mean()}
+            row |= ends("difference", over_examples((rounded - precise)[None]))
+            found.append(row | {"judged_alike": (precise == rounded).mean(), "questions": len(group)})
+    return ordered(DataFrame(found)) if found else DataFrame()
+
+
+decay_precision_table = Table(
+    reads=("prune_questions.csv", "run.json"),
+    runs=("float32-*", "released-*"),
+    caption=(
+        "What computing in the model's own precision (bfloat16 or float16) does to accuracies: the same questions "
+        "under the same policies, once more in float32. The difference, of the model's precision minus float32, is "
+        "paired, with its 95 % interval over questions; judged_alike is the share of the questions that both answer "
+        "rightly or both wrongly."
+    ),
+    ours=precision,
+    columns=(
+        *("source", "run", "configuration", "budget", "task", "acc_float32", "acc_model"),
+        *("difference", "difference_low", "difference_high", "judged_alike", "questions"),
+    ),
+    needs=("float32-*",),
+)
+
+
 def decode(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run, number of sequences and cache."""
     rows = decoding(results, STUDY, runs)
