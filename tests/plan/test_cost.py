@@ -66,6 +66,8 @@ def test_a_price_is_multiplied_and_ones_own_machine_is_known(project):
     assert mine["too_large"] == dict.fromkeys(plan["train"])
     text = table(plan)
     assert f"  {len(plan['train'])} runs\n" in text
+    assert "  price  " in text
+    assert "price" not in table(project.plan())
     assert "too large for one mine, nor on several (raise task.accumulate): small/plain, small/parent" in text
     hours = project.plan(hardware=own, set={"scale.hardware": "mine"})["totals"]["hours"]
     assert hours == pytest.approx(mine["hours_total"])
@@ -103,7 +105,7 @@ def test_a_run_longer_than_its_job_needs_several(project):
     plan = project.plan(set={"scale.runtime_minutes": 1, "small.steps": 20000})
     longest = max(job["cost"]["hours"] for job in plan["train"].values())
     assert submissions(plan) == ceil(60 * longest) > 1
-    assert f"the longest run needs {submissions(plan)}, so the profile needs retries of at least" in table(plan)
+    assert f"the longest run needs {submissions(plan)} submissions, so the retries in slurm/config.yaml" in table(plan)
 
 
 def test_the_profile_has_retries_for_the_longest_published_run():

@@ -9,11 +9,18 @@ from formerlab.commands.context import add_verb, find_plan, given_values, load_p
 from formerlab.files import write_json
 from formerlab.plan.locate import ensure_plan, read_plan
 
+MOST_GPUS = 100_000
+MOST_PREEMPTIONS = 1_000
+
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
     parser = add_verb(verbs, "plan", plan, "show every job with its size, FLOPs, memory, disk and time, and the totals")
     parser.add_argument("--shell", action="store_true", help="print the stage commands in order, for use without a DAG")
+    parser.add_argument("--gpus", type=_count, help="say how long the whole programme takes on so many, and why")
+    parser.add_argument(
+        "--preemptions", type=_rate, default=1.0, help="with --gpus: how often a day each job is preempted; default: 1"
+    )
     parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
 
@@ -40,7 +47,28 @@ def plan(arguments: argparse.Namespace) -> None:
 
     path = ensure_plan(Path.cwd(), given_values(arguments)) if arguments.plan is None else find_plan(arguments)
     found = read_plan(path)
-    print(shell(found, path) if arguments.shell else table(found))
+    if arguments.gpus is not None:
+        from formerlab.plan.programme import programme
+
+        print(programme(found, arguments.gpus, arguments.preemptions))
+    else:
+        print(shell(found, path) if arguments.shell else table(found))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_GPUS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs; give a whole number from 1 to {MOST_GPUS}")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = -1.0
+    if not 0 <= rate <= MOST_PREEMPTIONS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no rate; give preemptions a day, from 0 to {MOST_PREEMPTIONS}")
+    return rate
 
 
 def predicted(arguments: argparse.Namespace) -> None:

@@ -66,6 +66,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "memory_mb": scale.memory_mb,
         "runtime_minutes": scale.runtime_minutes,
         "hardware": scale.hardware,
+        "start_s": hardware.start_s,
         "tracking_uri": config.tracking_uri or "",
         "studies": {name: _study(name, sources, train | load) for name in config.studies},
         "data": {name: job for name, job in data.items() if name in used},

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from formerlab.plan.judge import RECORDS, Judge, made_runs
+from formerlab.plan.programme import duration
 from formerlab.progress import short
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, TIMED
@@ -13,7 +14,9 @@ from formerlab.results.stages import MEASURED, TIMED
 BESIDES = ("data", *TIMED, *MEASURED, "draw")
 SPARE_RETRIES = 3
 """Submissions of a cluster job beyond those that its length needs: for lost nodes, memory, preemption."""
-COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "hours", "starts from")
+COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "time", "starts from")
+MOST_NAMED = 6
+"""Runs of a line that does not list all."""
 
 
 def table(plan: dict[str, Any]) -> str:
@@ -28,8 +31,8 @@ def table(plan: dict[str, Any]) -> str:
     rows.append((f"= all: {plan['totals']['runs']} runs", "", *_cells(plan["totals"])[1:], ""))
     lines += aligned(rows, left=(0, len(COLUMNS) - 1))
     lines += ["", *_hardware(plan), ""]
-    others = ", ".join(f"{len(plan[stage])} {stage}" for stage in BESIDES)
-    lines.append(f"besides: {others} jobs; memory of a total is that of its largest run")
+    others = ", ".join(f"{len(plan[stage])} {stage}" for stage in BESIDES if plan[stage])
+    lines.append(f"Jobs beside training: {others}. The memory of a total is that of its largest run.")
     lines += [f"{stage} reads {text}" for stage in MEASURED if (text := _measuring(plan[stage]))]
     lines += [line for job in plan["data"].values() if (line := job["lacks"])]
     return "\n".join(lines)
@@ -39,28 +42,33 @@ def _measuring(jobs: dict[str, Any]) -> str:
     """Return the predicted cost of the jobs of a stage that measures, as far as anybody can say."""
     costs = [job["cost"] for job in jobs.values() if "cost" in job]
     tokens, flops, hours = (sum(cost[key] for cost in costs) for key in ("tokens", "flops", "hours"))
-    return f"{short(tokens)} tokens: {flops:.2e} FLOPs, {hours:.3g} hours" if costs else ""
+    return f"{short(tokens)} tokens with {flops:.2e} FLOPs: {duration(hours)}" if costs else ""
 
 
 def _hardware(plan: dict[str, Any]) -> list[str]:
     """Return what training takes on each processor of the table, what does not fit, and what cluster jobs ask for."""
-    rows = [("all training on", *plan["studies"], "hours", "memory", "price", "too large for one")]
+    priced = any(found["price"] is not None for found in plan["forecast"].values())
+    crowded = any(found["too_large"] for found in plan["forecast"].values())
+    titles = ("all training on one", *plan["studies"], "all", "memory")
+    rows = [(*titles, *(["price"] if priced else []), *(["too large for one"] if crowded else []))]
     for name, found in plan["forecast"].items():
         price = "" if found["price"] is None else f"{found['price']:,.0f}"
         too_large = f"{len(found['too_large'])} runs" if found["too_large"] else ""
-        per_study = (f"{found['hours'].get(study, 0):.3g}" for study in plan["studies"])
-        memory = f"{short(found['memory_bytes'])}B"
-        rows.append((name, *per_study, f"{found['hours_total']:.3g}", memory, price, too_large))
-    need = submissions(plan)
+        times = (duration(found["hours"].get(study, 0)) for study in plan["studies"])
+        cells = (name, *times, duration(found["hours_total"]), f"{short(found['memory_bytes'])}B")
+        rows.append((*cells, *([price] if priced else []), *([too_large] if crowded else [])))
+    need, hours = submissions(plan), duration(plan["runtime_minutes"] / 60)
     return [
-        *aligned(rows, left=(0, len(rows[0]) - 1)),
+        *aligned(rows, left=(0,)),
         "",
         *_bases(plan),
         "",
         *_too_large(plan),
-        f"hours and memory above are for {plan['hardware']} (scale.hardware); a cluster job runs at most "
-        f"{plan['runtime_minutes']} minutes, the longest run needs {need}, so the profile needs retries of at least "
-        f"{need + SPARE_RETRIES}",
+        f"Times and memory of runs are predicted for {plan['hardware']} (scale.hardware).",
+        f"A cluster job runs for at most {hours} (scale.runtime_minutes). A run that takes longer stops itself, saved, "
+        f"and is submitted again: the longest run needs {need} submission{'s' if need > 1 else ''}, so the retries in "
+        f"slurm/config.yaml must be at least {need + SPARE_RETRIES}.",
+        "How long everything takes on several: plan --gpus N.",
     ]
 
 
@@ -82,7 +90,9 @@ def _too_large(plan: dict[str, Any]) -> list[str]:
         for needed, runs in by_need.items():
             together = f"fit on {needed} that split them (gpus: {needed})"
             where = together if needed else "nor on several (raise task.accumulate)"
-            lines.append(f"too large for one {name}, {where}: {', '.join(runs)}")
+            some = list(runs) if name == plan["hardware"] else list(runs)[:MOST_NAMED]  # of others, examples do
+            more = f" and {len(runs) - len(some)} more" if len(runs) > len(some) else ""
+            lines.append(f"too large for one {name}, {where}: {', '.join(some)}{more}")
     return [*lines, ""] if lines else []
 
 
@@ -112,7 +122,7 @@ def _cells(cost: dict[str, Any]) -> tuple[str, ...]:
         short(cost["flops"]) if cost["flops"] < 1e15 else f"{cost['flops']:.2e}",
         f"{short(cost['memory_bytes'])}B",
         f"{short(cost['disk_bytes'])}B",
-        f"{cost['hours']:.3g}",
+        duration(cost["hours"]),
     )
 
 
