@@ -72,8 +72,10 @@ _LOOKS = {
     "DenseFormer 2x3": Look(ORANGE, "D"),
     "DenseFormer 2x1": Look(GREEN, "P"),
     "dynamic_cache": Look(VERMILION, "<"),
+    "Decay, half recent": Look(SKY, "D"),
 }
-"""Of ways to grow, of settings of one mixer that stand beside each other, and of a cache that is no policy of ours."""
+"""Of ways to grow, of settings of one mixer or policy that stand beside each other, and of a cache that is no policy of
+ours."""
 _SPARE = tuple(Look(colour, "h") for colour in (YELLOW, "#8C564B", "#6A51A3"))
 
 

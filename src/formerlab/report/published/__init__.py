@@ -8,6 +8,7 @@ from pandas import DataFrame
 TOKENFORMER = "TokenFormer (2410.23168)"
 DENSEFORMER = "DenseFormer (2402.02622)"
 TRANSFORMER = "Attention Is All You Need (1706.03762)"
+A2SF = "A2SF (2407.20485)"
 DECAY = "Accumulated Attention Score Decaying (Jo and Shin 2024)"
 
 
@@ -21,3 +22,13 @@ def published(paper: str, *places: str) -> DataFrame:
         rows = pd.read_csv(file, keep_default_na=False)
     chosen = rows[rows.paper == paper]
     return chosen[chosen.table_or_figure.isin(places)] if places else chosen
+
+
+def published_cosines() -> DataFrame:
+    """Return the mean cosine of attention rows to the ideal ones, by policy at 20 % (A2SF, Table 2, LLaMA-2-7B)."""
+    rows = published(A2SF, "Table 2")
+    rows = rows[rows["setting"].str.contains("average")]
+    names = rows["model"].str.replace("(", " (").str.replace("=", " ")
+    return DataFrame(
+        {"run": "LLaMA-2-7B", "configuration": names, "budget": 0.2, "cosine": rows["value"].astype(float)}
+    )

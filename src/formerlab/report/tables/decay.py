@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Table
 from formerlab.report.pruning import CONFIGURATION, PANELS, configurations, decoding, measured, ordered
-from formerlab.report.published import DECAY, published
+from formerlab.report.published import DECAY, published, published_cosines
 from formerlab.report.questions import CHANCE, SUITES, accuracy_columns, answers, counted, title
 from formerlab.report.runs import ends
 from formerlab.report.two_fold import Grid, Halves, half_of, two_fold_selection
@@ -131,13 +131,6 @@ def ideal(results: Results, runs: Sequence[str]) -> DataFrame:
     return found
 
 
-def _published_ideal() -> DataFrame:
-    rows = published("A2SF (2407.20485)", "Table 2")
-    rows = rows[rows["setting"].str.contains("average")]
-    table = DataFrame({"run": "LLaMA-2-7B", "configuration": rows["model"], "cosine": rows["value"].astype(float)})
-    return table.assign(budget=0.2)
-
-
 decay_ideal_table = Table(
     reads=("prune_masks.csv", "run.json"),
     runs=("*",),
@@ -149,7 +142,7 @@ decay_ideal_table = Table(
         "interval over windows and seeds. Published: A2SF, Table 2, LLaMA-2-7B at 20 %."
     ),
     ours=ideal,
-    published=_published_ideal,
+    published=published_cosines,
 )
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_directly, points_with_bars
-from formerlab.report.pruning import NAMES, configurations, interval_notes, main_configurations
+from formerlab.report.pruning import CONFIGURATION, NAMES, configurations, interval_notes, main_configurations
 from formerlab.report.runs import missing_note
 from formerlab.report.style import canvas, look, widen
 from formerlab.results.read import Results
@@ -17,13 +18,19 @@ STUDY = "decay"
 LINEAR_BELOW_NATS = 0.01
 POLICIES_BUDGET = ("local", "streaming_llm", "h2o", "spatten", "decay")
 """Those of the article, and StreamingLLM; decay_baselines draws the others."""
+HALF_RECENT = "Decay, half recent"
 
 
 def budget_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return one configuration per policy of the article at every budget."""
+    """Return one configuration per policy of the article at every budget, and Decay with half of it recent."""
     table = configurations(results, STUDY, runs)
     table = table[table["policy"].isin(["full", *POLICIES_BUDGET])]
-    return table if table.empty else main_configurations(table)
+    if table.empty:
+        return table
+    main = main_configurations(table)
+    alphas = main.loc[main["policy"] == "decay", "alpha"].unique()
+    split = table[(table["policy"] == "decay") & (table["recent"] == 0.5) & table["alpha"].isin(alphas)]
+    return pd.concat([main, split]).drop_duplicates(CONFIGURATION, ignore_index=True)
 
 
 def draw_budget(data: DataFrame) -> Figure:
@@ -51,7 +58,8 @@ def _draw_run(axes: Axes, rows: DataFrame) -> None:
     for configuration, points in pruned.sort_values("realised_budget", kind="stable").groupby(
         "configuration", sort=False
     ):
-        kind = look(points["policy"].iloc[0])
+        policy, recent = points["policy"].iloc[0], points["recent"].iloc[0]
+        kind = look(HALF_RECENT if policy == "decay" and recent == 0.5 else policy)
         x, y = 100 * points["realised_budget"], points["increase_nats"]
         points_with_bars(axes, x, y, (points["increase_nats_low"], points["increase_nats_high"]), kind)
         labels.append(Label(x.iloc[-1], y.iloc[-1], str(configuration), kind.colour))
@@ -73,7 +81,8 @@ decay_budget = Plot(
         "keep, for each eviction policy. Policies are compared at their realised budgets; the query's own key comes "
         "on top of them. To see: which policy stays closest to zero as the budget shrinks, and whether the bars of "
         "two policies part; the axis is linear below 0.01 nats and logarithmic above. Decay is drawn at the published "
-        "alpha of 0.2 where that was run; decay_alpha shows the others. SpAtten's rule was written for encoders and "
+        "alpha of 0.2 where that was run, as published and with half of the budget for recent tokens, which is how H2O "
+        "divides it; decay_alpha shows the others. SpAtten's rule was written for encoders and "
         "sees later queries, which no real decoder cache can. No perplexities were published; the published "
         "accuracies stand in decay_table."
     ),
