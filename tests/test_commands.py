@@ -26,7 +26,7 @@ VERBS = (
     *("claims", "headline", "track", "export", "compare", "check", "rescue", "demo", "generate", "ui"),
     *("export-huggingface", "import-tokenformer", "zeroshot-folder", "prune-folder", "released"),
     *("translate", "complexity", "classify", "predicted", "decode", "runs", "readme", "archive", "import-archive"),
-    *("load", "passkey", "reproduce", "floors"),
+    *("load", "passkey", "reproduce", "floors", "report"),
 )
 
 

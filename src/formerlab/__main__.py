@@ -6,7 +6,19 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from formerlab.commands import archive, check, huggingface, measures, plan, released, reproduce, results, stages, tools
+from formerlab.commands import (
+    archive,
+    check,
+    huggingface,
+    measures,
+    plan,
+    released,
+    report,
+    reproduce,
+    results,
+    stages,
+    tools,
+)
 from formerlab.errors import EXIT_FAILED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, StoppedEarly, UserError
 from formerlab.files import NoRoom, found_no_room
 
@@ -15,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser with all verbs."""
     parser = argparse.ArgumentParser(prog="formerlab", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="<verb>")
-    for module in (plan, stages, measures, results, archive, check, tools, huggingface, released, reproduce):
+    for module in (plan, stages, measures, results, report, archive, check, tools, huggingface, released, reproduce):
         module.add_parsers(verbs)
     return parser
 

@@ -14,6 +14,7 @@ import psutil
 import yaml
 
 from formerlab.commands.context import given_values
+from formerlab.commands.report import write_report
 from formerlab.errors import EXIT_STOPPED_EARLY
 from formerlab.files import write_text
 from formerlab.plan.judge import Judge
@@ -49,9 +50,9 @@ def _run(arguments: argparse.Namespace) -> int:
     status = _snakemake(given, "--cores", str(arguments.cores), "--keep-going", "--rerun-incomplete")
     results, changed = Path(plan["results"]), _products(plan) != before
     report, text = results / "report.html", results / "headline.txt"
-    if status == 0 and (changed or not report.exists()):
-        _write_report(given, report)
     if results.is_dir():
+        if changed or not report.exists():
+            _report(plan, report)
         if changed or not text.exists():
             from formerlab.report.headline import headline
 
@@ -118,13 +119,11 @@ def _as_yaml(value: Any) -> str:
     return value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True, width=1 << 20).strip()
 
 
-def _write_report(given: dict[str, Any], path: Path) -> None:
-    """Write the report beside its final name and then move it there, so that one which exists is whole."""
-    temporary = path.with_name(".report.html")
-    if _snakemake(given, "--report", str(temporary), "--quiet", "progress") == 0:
-        os.replace(temporary, path)
-    else:
-        print("warning: report.html could not be written; tables and figures are not affected", file=sys.stderr)
+def _report(plan: dict[str, Any], path: Path) -> None:
+    try:
+        write_report(plan, path)
+    except Exception as error:  # hours of results are told of whatever one page stumbles over
+        print(f"warning: {path} was not written ({error}); tables and figures are not affected", file=sys.stderr)
 
 
 def _products(plan: dict[str, Any]) -> dict[str, float]:
@@ -137,7 +136,7 @@ def _places(plan: dict[str, Any], report: Path) -> str:
     rows = [
         ("figures and tables", plan["figures"] + "/"),
         ("rows of every run", plan["results"] + "/"),
-        ("report", str(report) if report.exists() else "(after a run without failures)"),
+        ("report", str(report) if report.exists() else "python -m formerlab report"),
         ("MLflow UI", "make ui"),
         ("what ran, what is stale", f"make status SCALE={plan['scale']}"),
     ]

@@ -1,0 +1,212 @@
+"""report.html: every figure and table of a scale on one page that needs nothing but itself.
+
+It opens on small pictures of all figures. Then a section per study has each of them with its caption, the verdicts on
+claims about the same runs, and its command; then come the workflow by stage, and what all runs cost and came from.
+"""
+
+import base64
+import io
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pandas import DataFrame
+from PIL import Image
+
+from formerlab.report import pages
+from formerlab.report.drawings import Drawing, catalogue
+from formerlab.report.ledger import costs, ledger
+from formerlab.results.read import Results
+
+SMALL_WIDTH = 300
+"""Pixels of a small picture."""
+LONGEST_TITLE = 110
+WHERE = ("To see", "Left", "Right", "Above", "Below")
+"""Beginnings of a caption that says where to look rather than what is shown."""
+STYLE = """
+body { margin: 0 auto; max-width: 1180px; padding: 1.2em; }
+section { border-top: 2px solid #ddd; margin-top: 2.2em; }
+.sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(165px, 1fr)); gap: 12px; }
+.sheet a { color: #222; text-decoration: none; font-size: 12px; line-height: 1.3; }
+.sheet img { width: 100%; height: 110px; object-fit: contain; border: 1px solid #ddd; background: #fff; }
+article { margin: 1.6em 0 2.4em; }
+article img { max-width: 100%; }
+h3 { font-size: 1em; margin: .2em 0; } h4 { margin: 1em 0 .3em; }
+code { background: #f3f3f3; padding: 0 .25em; } summary { cursor: pointer; }
+.small, .small td { color: #555; font-size: 12.5px; }
+.wide { overflow-x: auto; }
+.stages { display: flex; align-items: center; gap: 8px; flex-wrap: wrap; }
+.stages div { border: 1px solid #bbb; border-radius: 6px; padding: .5em .8em; }
+.stages p { margin: .15em 0; }
+.verdict { border-radius: 3px; padding: 0 .4em; background: #eee; }
+.holds { background: #d9efd9; } .fails { background: #f6d8d5; } .indicative { background: #fdf0cc; }
+"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the page says of a study: its title and question, and of each of its drawings the runs behind it."""
+
+    title: str
+    question: str
+    drawings: Mapping[str, Sequence[str]]
+
+
+def gallery(results: Results, figures: Path, studies: Mapping[str, Part], stages: Sequence[Mapping[str, int]]) -> str:
+    """Return the page.
+
+    `figures` is the folder with what was drawn; `stages` are the jobs of every stage, in groups that run one after the
+    other.
+    """
+    claims = _claims(figures)
+    drawn = {name: _drawn(part, figures) for name, part in studies.items()}
+    parts = [
+        pages.paragraph(
+            f"All figures and tables at scale {results.scale}. A picture leads to its caption, the verdicts on claims "
+            "about its runs, and the command that draws it."
+        ),
+        *(_sheet(studies[name], found, figures) for name, found in drawn.items()),
+        *(_section(name, studies[name], found, figures, claims, results) for name, found in drawn.items()),
+        f"<section>{pages.heading('The workflow, by stage')}{_workflow(stages)}</section>",
+        f"<section>{pages.heading('Provenance and cost')}{_provenance(results, figures)}</section>",
+    ]
+    whole = pages.page(f"formerlab at scale {results.scale}", parts)
+    return whole.replace("</style>", f"{STYLE}</style>", 1)
+
+
+def _drawn(part: Part, figures: Path) -> list[Drawing]:
+    """Return the drawings of a study that exist, figures first."""
+    known = catalogue()
+    found = [known[name] for name in part.drawings if name in known and (figures / known[name].outputs[1]).exists()]
+    return sorted(found, key=lambda drawing: drawing.kind)
+
+
+def _sheet(part: Part, found: Sequence[Drawing], figures: Path) -> str:
+    links = [
+        f'<a href="#{drawing.name}"><img alt="" src="{_small(figures / f"{drawing.name}.png")}"><br>'
+        f"{escape(title(drawing))}</a>"
+        for drawing in found
+        if drawing.kind == "figure"
+    ]
+    return f'{pages.heading(part.title)}<div class="sheet">{"".join(links)}</div>' if links else ""
+
+
+def _section(
+    name: str, part: Part, found: Sequence[Drawing], figures: Path, claims: DataFrame, results: Results
+) -> str:
+    own = claims[claims["claim"].str.startswith(f"{name}-")]
+    articles = [_article(drawing, part.drawings[drawing.name], figures, own, results) for drawing in found]
+    head = [pages.heading(part.title), pages.paragraph(part.question)]
+    inside = "".join([*head, _verdicts("All claims of this study", own), *articles])
+    return f'<section id="{escape(name)}">{inside}</section>'
+
+
+def _article(drawing: Drawing, runs: Sequence[str], figures: Path, claims: DataFrame, results: Results) -> str:
+    words = escape(title(drawing))
+    if drawing.kind == "figure":
+        picture = figures / f"{drawing.name}.png"
+        shown = f'<img alt="{words}" src="{_uri(picture.read_bytes())}">'
+    else:
+        body = (figures / f"{drawing.name}.html").read_text(encoding="utf-8")
+        body = re.sub(r"^.*?<h1>.*?</h1>\s*(?:<p>.*?</p>)?|</body>.*$", "", body, flags=re.DOTALL)
+        shown = f'<details open><summary>table</summary><div class="wide">{body.replace("h2>", "h4>")}</div></details>'
+    command = f"python -m formerlab draw {drawing.name} --scale {results.scale}"
+    behind = f"<details class='small'><summary>{len(runs)} runs behind it</summary>{escape(', '.join(runs))}</details>"
+    return (
+        f'<article id="{drawing.name}"><h3>{words}</h3>{shown}<p>{_prose(drawing.caption)}</p>'
+        f"{_verdicts('Claims about these runs', _about(claims, runs))}"
+        f'<p class="small">Command: <code>{escape(command)}</code></p>{behind}</article>'
+    )
+
+
+def _about(claims: DataFrame, runs: Sequence[str]) -> DataFrame:
+    """Return the claims whose runs are all among those of a drawing."""
+    shown = {run.partition(" ")[0].rpartition("/")[2] for run in runs}
+    named = claims["runs"].map(
+        lambda text: {run.strip() for run in text.split(",")} if isinstance(text, str) else set()
+    )
+    return claims[[bool(judged) and judged <= shown for judged in named]]
+
+
+def _verdicts(title: str, claims: DataFrame) -> str:
+    """Return verdicts that fold out, counted in their first line."""
+    if claims.empty:
+        return ""
+    counts = Counter(claims["outcome"])
+    lines = [
+        f"<tr><td>{_chip(row['outcome'])}</td><td>{escape(str(row['statement']))}</td><td>{_cell(row['ours'])}</td></tr>"
+        for _, row in claims.drop_duplicates(["claim", "item"]).iterrows()
+    ]
+    summary = ", ".join(f"{count} {_chip(word)}" for word, count in counts.most_common())
+    return f"<details><summary>{title}: {summary}</summary><table class='small'>{''.join(lines)}</table></details>"
+
+
+def _chip(outcome: str) -> str:
+    word = outcome if outcome in ("holds", "fails", "indicative") else ""
+    return f'<span class="verdict {word}">{escape(outcome)}</span>'
+
+
+def _cell(value: Any) -> str:
+    return escape(value) if isinstance(value, str) else ""
+
+
+def _workflow(stages: Sequence[Mapping[str, int]]) -> str:
+    """Return the stages as boxes with their jobs, from left to right."""
+    boxes = []
+    for group in stages:
+        lines = [
+            f"<p><b>{escape(stage)}</b> {count} {'job' if count == 1 else 'jobs'}</p>" for stage, count in group.items()
+        ]
+        boxes += [f"<div>{''.join(lines)}</div>"] if lines else []
+    return f'<div class="stages">{" &rarr; ".join(boxes)}</div>'
+
+
+def _provenance(results: Results, figures: Path) -> str:
+    rows = ledger(results)
+    if rows.empty:
+        return pages.paragraph("No finished run.")
+    page = figures / "runs.html"
+    every = (
+        re.search(r"<body>.*?</h1>(.*)</body>", page.read_text(encoding="utf-8"), re.DOTALL) if page.exists() else None
+    )
+    unfolded = f"<details><summary>Every run</summary><div class='wide'>{every[1]}</div></details>" if every else ""
+    return f"<div class='wide'>{pages.table(costs(rows))}</div>{unfolded}"
+
+
+def _claims(figures: Path) -> DataFrame:
+    path = figures / "claims.csv"
+    columns = ["claim", "item", "outcome", "ours", "runs", "statement"]
+    return pd.read_csv(path) if path.exists() else DataFrame(columns=columns, dtype=str)
+
+
+def title(drawing: Drawing) -> str:
+    """Return what a drawing shows, in words: the first sentence of its caption, without the figure that it follows."""
+    text = re.split(r"(?<!Fig)(?<!Figs)[.:;]\s+(?=[A-Z])", " ".join(drawing.caption.split()), maxsplit=1)[0]
+    text = re.split(r",? (?:after|as in) (?:Fig|Table|Sec)", text)[0].rstrip(".:; ")
+    if text.startswith(WHERE):
+        text = drawing.name.replace("_", " ")
+    return text if len(text) <= LONGEST_TITLE else text[:LONGEST_TITLE].rpartition(" ")[0].rstrip(",") + " ..."
+
+
+def _prose(text: str) -> str:
+    """Return a caption's reStructuredText as HTML: code and bold are all that captions use."""
+    found = re.sub(r"``(.+?)``", r"<code>\1</code>", escape(text, quote=False))
+    return re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", found)
+
+
+def _small(path: Path) -> str:
+    with Image.open(path) as picture:
+        small = picture.convert("RGB")
+    small.thumbnail((SMALL_WIDTH, SMALL_WIDTH), Image.Resampling.LANCZOS)
+    written = io.BytesIO()
+    small.save(written, "PNG", optimize=True)
+    return _uri(written.getvalue())
+
+
+def _uri(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"

@@ -1,0 +1,87 @@
+"""report.html: one page with every figure of a scale, that asks for nothing else."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from PIL import Image
+
+from formerlab.report.drawings import catalogue
+from formerlab.report.gallery import Part, gallery, title
+from formerlab.results.read import Results
+
+RUNS = ["denseformer/plain-8 (seed 0)", "denseformer/dwa-1x1-8 (seed 0)"]
+STAGES = [{"data": 1}, {"train": 2}, {}, {"figures and tables": 3}]
+
+
+@pytest.fixture
+def page(tmp_path):
+    figures, root = tmp_path / "figures", tmp_path / "results/live/tiny"
+    figures.mkdir()
+    root.mkdir(parents=True)
+    for name in ("denseformer_depth", "denseformer_tradeoff"):
+        Image.new("RGB", (800, 400), "white").save(figures / f"{name}.png")
+    (figures / "denseformer_table.md").write_text("")
+    (figures / "denseformer_table.html").write_text("<body>\n<h1>denseformer_table</h1>\n<p>x</p><h2>Ours</h2></body>")
+    columns = ["claim", "item", "outcome", "ours", "runs", "statement"]
+    claims = [
+        ("denseformer-better", "", "holds", "effect = 1", "dwa-1x1-8, plain-8", "Better <b>at depth"),
+        ("denseformer-other", "", "fails", None, "dwa-4x5-48", "About other runs"),
+        ("decay-elsewhere", "", "fails", None, "plain-8", "Of another study"),
+    ]
+    pd.DataFrame(claims, columns=columns).to_csv(figures / "claims.csv", index=False)
+    drawings = dict.fromkeys(["denseformer_table", "denseformer_depth", "denseformer_tradeoff", "denseformer_flow"], RUNS)
+    part = Part("DenseFormer", "Does <depth> pay?", drawings)
+    return gallery(Results(Path(root)), figures, {"denseformer": part}, STAGES)
+
+
+def test_it_opens_on_all_figures_and_each_leads_to_its_section(page):
+    sheet = page.partition("<section")[0]
+    links = re.findall(r'href="#(\w+)"', sheet)
+    assert links == ["denseformer_depth", "denseformer_tradeoff"]
+    assert all(f'id="{name}"' in page for name in [*links, "denseformer_table"])
+    assert "denseformer_flow" not in page  # not drawn
+
+
+def test_each_drawing_has_title_caption_verdicts_command_and_runs(page):
+    article = re.search(r'<article id="denseformer_depth">.*?</article>', page, re.DOTALL)[0]
+    assert title(catalogue()["denseformer_depth"]) in article
+    assert "python -m formerlab draw denseformer_depth --scale tiny" in article
+    assert "denseformer/plain-8 (seed 0)" in article
+    assert "Better &lt;b&gt;at depth" in article
+    assert "About other runs" not in article
+    assert "About other runs" in page
+    assert "Of another study" not in page
+
+
+def test_it_asks_for_nothing_and_shows_texts_as_texts(page):
+    assert not re.findall(r'(?:src|href)="(?!data:image/png|#)', page)
+    assert "<script" not in page
+    assert "Does &lt;depth&gt; pay?" in page
+
+
+def test_workflow_is_by_stage_and_provenance_comes_last(page):
+    headings = re.findall(r"<h2>(.*?)</h2>", page)
+    assert headings[-2:] == ["The workflow, by stage", "Provenance and cost"]
+    workflow = page.partition("The workflow, by stage")[2]
+    assert workflow.count("&rarr;") == 2
+    assert "<b>train</b> 2 jobs" in workflow
+
+
+@pytest.mark.parametrize(
+    ("caption", "words"),
+    [
+        ("Loss against depth, after Fig. 3 of a paper. To see: it falls.", "Loss against depth"),
+        ("Error on test images.", "Error on test images"),
+        ("Left: one thing. Right: another.", "denseformer depth"),
+    ],
+)
+def test_titles_are_words(caption, words):
+    assert title(replace(catalogue()["denseformer_depth"], caption=caption)) == words
+
+
+def test_every_title_is_short_and_differs():
+    titles = [title(drawing) for drawing in catalogue().values()]
+    assert all(3 < len(text) < 120 for text in titles)
