@@ -32,7 +32,8 @@ def page(tmp_path):
         ("decay-elsewhere", "", "fails", None, "plain-8", "Of another study"),
     ]
     pd.DataFrame(claims, columns=columns).to_csv(figures / "claims.csv", index=False)
-    drawings = dict.fromkeys(["denseformer_table", "denseformer_depth", "denseformer_tradeoff", "denseformer_flow"], RUNS)
+    names = ("denseformer_table", "denseformer_depth", "denseformer_tradeoff", "denseformer_flow")
+    drawings = dict.fromkeys(names, RUNS)
     part = Part("DenseFormer", "Does <depth> pay?", drawings)
     return gallery(Results(Path(root)), figures, {"denseformer": part}, STAGES)
 
