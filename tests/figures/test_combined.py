@@ -39,6 +39,7 @@ def test_a_seed_without_all_cells_does_not_count(tmp_path):
     assert sorted(cells(Results(tmp_path / "live/smoke"))) == [0, 2]
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_figure_and_table_are_drawn_with_three_seeds_with_one_and_with_none(tmp_path):
     make_combined(tmp_path / "live/three", **PLANTED)
     make_combined(tmp_path / "live/one", seeds=(0,), **PLANTED)

@@ -93,6 +93,7 @@ def test_models_of_one_name_are_told_apart_by_their_specs(tmp_path):
     assert rows.groupby("family")["panel"].first().to_dict()["Tokenformer, trained on"] == "4 blocks, from a parent"
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_where_nothing_was_searched_there_is_no_figure(tmp_path, capsys):
     make_run(tmp_path / "live" / "one", "tokenformer", "tokenformer-1")
     written = draw_all(tmp_path / "live", tmp_path / "figures")
