@@ -237,14 +237,6 @@ def test_depths_come_from_the_deepest_run(place):
     assert len(rows[rows["variant"] == "DenseFormer 1x1"]) == 16 * 19 // 2
 
 
-def test_growth_shows_the_parents_level(place):
-    rows = pd.read_csv(place / "figures" / "live" / "three" / "tokenformer_growth.csv")
-    level, curves = (rows[rows["part"] == part] for part in ("parent", "curve"))
-    assert list(level["run"]) == ["tokenformer-1"]
-    assert curves["run"].nunique() == 7
-    assert set(curves.groupby("run")["step"].min()) == {0}
-
-
 def test_arms_are_paired_with_the_whole_cache(tmp_path):
     make_decay(tmp_path, (0, 1, 2))
     table = configurations(Results(tmp_path), "decay").set_index("configuration")

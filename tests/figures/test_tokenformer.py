@@ -74,6 +74,28 @@ def test_the_start_of_a_growth_is_measured_against_its_parent(tmp_path):
     assert (keeping["keys"], keeping["tau"], keeping["optimizer"]) == ("zero", "kept", "fresh")
 
 
+def test_growth_is_drawn_minus_the_parent_that_each_run_started_from(tmp_path):
+    for seed, shift in enumerate((0.0, 0.5)):
+        with_losses(tmp_path, "long-matched-chosen", seed, 4.0 + shift, {0: 6.0, 10: 4.1 + shift}, **tokenformer(1))
+        for run, start, final, rest in (
+            ("grown-random-sqrt-2", 5.1, 3.8, tokenformer(2) | grown("long-matched-chosen") | {"flops": 2e12}),
+            ("trained-on-2", 4.1, 3.9, tokenformer(1, init="long-matched-chosen", tokens=409_600, flops=2e12)),
+            ("trained-on-tokens-2", 4.1, 3.95, tokenformer(1, init="long-matched-chosen", flops=1e12)),
+        ):
+            with_losses(tmp_path, run, seed, final + shift, {0: start + shift, 200: final + shift}, **rest)
+    draw_one("tokenformer_growth", tmp_path, tmp_path / "out")
+    rows = pd.read_csv(tmp_path / "out/tokenformer_growth.csv")
+    assert set(rows["parent"]) == {"long-matched-chosen"}
+    curves, ended = (rows[rows["part"] == part].set_index("run") for part in ("curve", "end"))
+    assert curves.loc["trained-on-2", "loss_minus_parent_nats"].tolist() == pytest.approx([0.0, -0.2])
+    assert curves.loc["trained-on-2", "flops_of_stage"].tolist() == [0.0, 2e12]
+    assert ended.loc["grown-random-sqrt-2", "loss_minus_parent_nats"] == pytest.approx(-0.2)
+    assert "published" in ended.loc["grown-random-sqrt-2", "label"]
+    assert "equal FLOPs" in ended.loc["trained-on-2", "label"]
+    assert "equal tokens" in ended.loc["trained-on-tokens-2", "label"]
+    assert len(rows[rows["part"] == "seed"]) == 6
+
+
 def test_gains_are_measured_from_each_familys_own_start(tmp_path):
     for seed in (0, 1):
         shift = 0.3 * seed

@@ -1,4 +1,4 @@
-"""Loss curves after growth, and on a second domain (Tokenformer, arXiv:2410.23168, sections 3.3, 4.3, Fig 6)."""
+"""Loss after growth, minus that of the model that grew (Tokenformer, arXiv:2410.23168, section 3.3, Appendix B)."""
 
 from collections.abc import Sequence
 
@@ -6,145 +6,171 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, curve_in_band, label_directly
-from formerlab.report.runs import GROWN, held_out_losses, missing_note
-from formerlab.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, Look, canvas, look
-from formerlab.report.tokenformer import FIRST, at_step, by_step, means, seeds_note
+from formerlab.report.runs import GROWN, TRAINED_ON, ends, held_out_losses, parent
+from formerlab.report.style import BLACK, Look, canvas, look
+from formerlab.report.tokenformer import at_step, by_step, held_out, means, minus, seeds_note
 from formerlab.results.read import Results
+from formerlab.statistics import student
 
 STUDY = "tokenformer"
-_WANTED = [f"{GROWN}: {keys} keys, {tau}" for keys in ("random", "zero") for tau in ("tau kept", "tau sqrt(n)")]
+PUBLISHED = f"{GROWN}: random keys, tau sqrt(n)"
+KEEPING = f"{GROWN}: zero keys, tau kept"
+_SAID = {PUBLISHED: "the published way", KEEPING: "keeps the function"}
+_TERA = 1e12
 
 
 def growth_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run and evaluated step; `part` is `curve`, or `parent` for the level that all grew from."""
+    """Return losses minus the parent's, paired by seed, of what grew from a run and of that run trained on.
+
+    `part` is `curve` for a row per run and evaluated step (validation), `end` for one per run and `seed` for one per
+    run and seed (held-out text, after the last step).
+    """
     losses = held_out_losses(results, STUDY, runs)
-    if losses.empty or not losses["variant"].str.startswith(GROWN).any():
+    if losses.empty:
         return DataFrame()
-    curves = means(by_step(results, runs))
-    curves["variant"] = curves["run"].map(losses.drop_duplicates("run").set_index("run")["variant"])
-    level = curves[curves["run"] == FIRST].tail(1).assign(part="parent", step=np.nan)
-    return pd.concat([curves[curves["run"] != FIRST].assign(part="curve"), level], ignore_index=True)
+    found = [(run, parent(losses, run)) for run in losses["run"].unique()]
+    started = {run: start for run, start in found if start is not None}
+    if not losses[losses["run"].isin(started)]["variant"].str.startswith(GROWN).any():
+        return DataFrame()
+    curves, parts = by_step(results, runs), []
+    for run, start in started.items():
+        differences = minus(held_out(losses, run), held_out(losses, start))
+        parts += [
+            _curve(curves, run, start),
+            DataFrame([{"part": "end", "run": run, **_ends(differences)}]),
+            DataFrame([{"part": "seed", "run": run, "seed": seed, _LOSS: differences[seed]} for seed in differences]),
+        ]
+    rows = pd.concat(parts, ignore_index=True).assign(source="ours")
+    first = losses.drop_duplicates("run").set_index("run")
+    share = rows["step"] / rows["run"].map(first["spec.steps"])
+    rows["flops_of_stage"] = share * rows["run"].map(first["flops"])
+    rows["variant"] = rows["run"].map(first["variant"])
+    rows["parent"] = rows["run"].map(started)
+    rows["label"] = rows["run"].map({run: _label(first, run, list(started)) for run in started})
+    return rows
+
+
+def _label(first: DataFrame, run: str, runs: list[str]) -> str:
+    """Return what a reader calls a run; a parent trained on is told by what it shares with a model that grew."""
+    name = str(first.loc[run, "variant"])
+    if not name.endswith(TRAINED_ON):
+        keys, tau, *changes = name.removeprefix(f"{GROWN}: ").split(", ")
+        said = [f"({_SAID[name]})"] if name in _SAID else [", ".join(changes)] if changes else []
+        return "\n".join([f"{keys}, {tau}", *said])
+    grown = next(one for one in runs if str(first.loc[one, "variant"]).startswith(GROWN))
+    shared = [word for word, key in (("tokens", "tokens"), ("FLOPs", "flops")) if _near(first[key], run, grown)]
+    return "the parent, trained on" + (f"\n(not grown, equal {shared[0]})" if shared else "\n(not grown)")
+
+
+def _near(counts: "pd.Series[float]", a: str, b: str) -> bool:
+    return abs(float(counts[a]) / float(counts[b]) - 1) < 0.05
+
+
+_LOSS = "loss_minus_parent_nats"
+
+
+def _ends(differences: dict[int, float]) -> dict[str, float]:
+    interval = student(list(differences.values()))
+    return {**ends(_LOSS, interval), "seeds": interval.seeds}
+
+
+def _curve(curves: DataFrame, run: str, start: str) -> DataFrame:
+    """Return the validation loss of a run by step, minus the parent's last one of the same seed."""
+    of_run = curves[curves["run"] == run]
+    level = at_step(curves, start, None)
+    differences = of_run.assign(loss_nats=of_run["loss_nats"] - of_run["seed"].map(level)).dropna()
+    named = {f"loss_nats{end}": f"{_LOSS}{end}" for end in ("", "_low", "_high")}
+    return means(differences).rename(columns=named).assign(part="curve")
 
 
 def draw_growth(data: DataFrame) -> Figure:
-    """Draw the whole stage, and its second half enlarged."""
-    curves, levels = data[data["part"] == "curve"], data.loc[data["part"] == "parent", "loss_nats"]
-    notes = [seeds_note(curves), *missing_note(list(curves["variant"].unique()), _WANTED)]
-    figure, (whole, later) = canvas([3.4, 3.0], notes, height=3.8, right=[0.9, 3.0])
-    _draw_stage(whole, curves, "Whole stage")
-    half = curves["step"] >= curves["step"].max() / 2
-    labels = _draw_stage(later, curves[half], "Second half, enlarged")
-    for level in levels:
-        whole.axhline(level, color=GREY, linestyle="--", linewidth=1)
-        whole.set_title(f"Whole stage (dashed: end of {FIRST})")
-    label_directly(later, labels)
+    """Draw the stage against its cost, and where every run ends."""
+    ended = data[data["part"] == "end"].sort_values(_LOSS, ascending=False, ignore_index=True)
+    notes = [
+        f"{seeds_note(ended, 'bands and bars')[:-1]}; differences are paired by seed; small dots: seeds. "
+        "Left: validation loss. Right: held-out text."
+    ]
+    height = max(2.6, 0.44 * len(ended) + 0.4)
+    figure, (stage, end) = canvas([3.7, 3.3], notes, height=height, right=[2.3, 0.3])
+    _draw_stage(stage, data[data["part"] == "curve"])
+    _draw_ends(end, ended, data[data["part"] == "seed"])
     return figure
 
 
-def _draw_stage(axes: Axes, curves: DataFrame, title: str) -> list[Label]:
-    labels = []
-    for variant, curve in curves.groupby("variant", sort=False):
-        kind, end = look(str(variant)), curve.iloc[-1]
-        curve_in_band(axes, curve, kind)
-        labels.append(Label(end["step"], end["loss_nats"], str(variant).removeprefix(f"{GROWN}: "), kind.colour))
-    axes.set_title(title)
-    axes.set_xlabel("step of this stage")
-    axes.set_ylabel("validation loss (nats per token)")
-    return labels
+def _draw_stage(axes: Axes, curves: DataFrame) -> None:
+    for _, curve in curves.groupby("run", sort=False):
+        (kind, line), flops = _drawn(curve), curve["flops_of_stage"] / _TERA
+        low, high = curve[f"{_LOSS}_low"], curve[f"{_LOSS}_high"]
+        axes.fill_between(flops, low, high, color=kind.colour, alpha=0.1, linewidth=0)
+        axes.plot(flops, curve[_LOSS], line, color=kind.colour, marker=kind.marker, markersize=4)
+    axes.axhline(0, color=BLACK, linewidth=1)
+    axes.set_title("From the moment of growth on")
+    axes.set_xlabel("training cost since then (TFLOP)")
+    axes.set_ylabel("loss minus the parent's (nats per token)")
+    low, high = np.min([0.0, *curves[_LOSS]]), np.max([0.0, *curves[_LOSS]])
+    axes.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
+    axes.annotate(
+        "the parent",
+        (1, 0),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, -3),
+        va="top",
+        ha="right",
+        textcoords="offset points",
+        fontsize=8,
+        color=BLACK,
+        path_effects=[withStroke(linewidth=2.5, foreground="white")],
+    )
+
+
+def _draw_ends(axes: Axes, ended: DataFrame, seeds: DataFrame) -> None:
+    for place, run in enumerate(ended["run"]):
+        row = ended[ended["run"] == run]
+        (kind, _), own = _drawn(row), seeds.loc[seeds["run"] == run, _LOSS]
+        bars = np.nan_to_num([row[_LOSS] - row[f"{_LOSS}_low"], row[f"{_LOSS}_high"] - row[_LOSS]])
+        axes.errorbar(row[_LOSS], [place], xerr=bars, color=kind.colour, marker=kind.marker, capsize=3, markersize=7)
+        axes.plot(own, np.full(len(own), place - 0.25), "o", color=kind.colour, markersize=3, alpha=0.7)
+    axes.axvline(0, color=BLACK, linewidth=1)
+    axes.set_yticks(range(len(ended)), list(ended["label"]))
+    for tick, variant in zip(axes.get_yticklabels(), ended["variant"], strict=True):
+        tick.set_color(_look(str(variant))[0].colour)
+        tick.set_fontweight("bold" if variant == PUBLISHED else "normal")
+    axes.set_ylim(-0.6, len(ended) - 0.4)
+    axes.grid(visible=False, axis="y")
+    axes.set_title("At the end of the stage (line: the parent)")
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.set_xlabel("loss minus the parent's (nats per token)\nbelow zero is better")
+
+
+def _drawn(rows: DataFrame) -> tuple[Look, str]:
+    return _look(str(rows["variant"].iloc[0]))
+
+
+def _look(variant: str) -> tuple[Look, str]:
+    """Return colour and marker, and the line: keys and tau have the colour, what else is changed the line."""
+    base, *changes = variant.split(", optimizer")
+    base, *frozen = base.split(", old tokens")
+    return Look(look(base).colour, look(variant).marker), ":" if frozen else "--" if changes else "-"
 
 
 tokenformer_growth = Plot(
     reads=("eval.csv", "test.csv", "run.json"),
-    runs=("tokenformer-1", "grown-random-*-2", "grown-zero-*-2", "trained-on-2", "trained-on-tokens-2"),
+    runs=("tokenformer-1", "long-matched-chosen", "grown-random-*-2", "grown-zero-*-2", "trained-on-*2"),
+    needs=("grown-random-*-2", "grown-zero-*-2"),
     caption=(
-        "Validation loss of the first stage after growth, by how the new keys start, whether tau keeps its value, "
-        "whether the optimizer's moments are carried over and whether old tokens are trained (Tokenformer, "
-        "arXiv:2410.23168, section 3.3 and Appendix B). The grey line is the loss of the parent at the end of its own "
-        "training; the blue curve is that parent trained on. To see: only zero keys with tau kept start on the grey "
-        "line, because only they keep the function; who is lowest at the end, enlarged on the right, is another "
-        "question. The paper prints no values for its curves."
+        "The first stage after growth: loss minus that of the parent at the end of its own training, by how the new "
+        "keys start, whether tau keeps its value, whether the optimizer's moments are carried over and whether old "
+        "tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B); the published way is in bold. "
+        "The line at zero is the parent as it was. The control is the parent trained on, without growth. To see: only "
+        "zero keys with tau kept start on the line, because only they keep the function. Growing has helped where a "
+        "model ends left of the parent trained on. Small models, so signs and sizes here need not hold at scale. The "
+        "paper prints no values for its curves."
     ),
     data=growth_data,
     draw=draw_growth,
-)
-
-
-TOKENFORMER_START, TRANSFORMER_START = "continued-tokenformer-ungrown", "continued-transformer-ungrown"
-
-ARMS = {
-    "continued-tokenformer": ("Tokenformer, zero keys, tau kept", Look(GREEN, "D"), TOKENFORMER_START),
-    "continued-tokenformer-sqrt": ("Tokenformer, zero keys, tau sqrt(n)", Look(PURPLE, "P"), TOKENFORMER_START),
-    TOKENFORMER_START: ("Tokenformer, not grown", Look(BLUE, "s"), TOKENFORMER_START),
-    "continued-net2net-pad": ("Net2Net by padding", Look(ORANGE, "v"), TRANSFORMER_START),
-    "continued-net2net": ("Net2Net (2015)", Look("#8C564B", "^"), TRANSFORMER_START),
-    "continued-hypercloning": ("HyperCloning", Look(SKY, "X"), TRANSFORMER_START),
-    TRANSFORMER_START: ("Transformer, not grown", Look(BLACK, "o"), TRANSFORMER_START),
-}
-"""Name for readers, look, and the run whose loss before its first step is subtracted, of every arm."""
-
-YLABELS = {
-    "loss": "validation loss, second domain (nats per token)",
-    "relative": "minus the ungrown model's before training (nats)",
-}
-"""What stands beside the panel of a part."""
-
-
-def continued_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run and step; `part` is `loss`, or `relative` to the start of the family, paired by seed."""
-    curves = by_step(results, runs)
-    curves = curves[curves["run"].isin(ARMS)]
-    if curves.empty:
-        return DataFrame()
-    relative = []
-    for run, curve in curves.groupby("run", sort=False):
-        start = at_step(curves, ARMS[str(run)][2], 0)
-        relative.append(curve.assign(loss_nats=curve["loss_nats"] - curve["seed"].map(start)).dropna())
-    parts = {"loss": curves, "relative": pd.concat(relative)}
-    rows = pd.concat([means(part).assign(part=name) for name, part in parts.items()], ignore_index=True)
-    return rows.assign(variant=[ARMS[run][0] for run in rows["run"]])
-
-
-def draw_continued(data: DataFrame) -> Figure:
-    """Draw the losses and, where there is an ungrown model, the losses relative to its start."""
-    names = [name for name, _, _ in ARMS.values()]
-    notes = [seeds_note(data), *missing_note(list(data["variant"].unique()), names)]
-    shown = [part for part in YLABELS if (data["part"] == part).any()]
-    figure, panels = canvas([3.6] * len(shown), notes, height=3.8, right=[0.9, 2.6][-len(shown) :])
-    for axes, part in zip(panels, shown, strict=True):
-        labels = _draw_curves(axes, data[data["part"] == part])
-        axes.set_ylabel(YLABELS[part])
-        if part == "relative":
-            axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
-        if part == shown[-1]:
-            label_directly(axes, labels)
-    return figure
-
-
-def _draw_curves(axes: Axes, rows: DataFrame) -> list[Label]:
-    labels = []
-    for run, curve in rows.groupby("run", sort=False):
-        name, kind, start = ARMS[str(run)]
-        curve_in_band(axes, curve, kind, "--" if run == start else "-")
-        labels.append(Label(curve["step"].iloc[-1], curve["loss_nats"].iloc[-1], name, kind.colour))
-    axes.set_xlabel("step on the second domain")
-    return labels
-
-
-tokenformer_continued = Plot(
-    reads=("eval.csv", "run.json"),
-    runs=("continued-*",),
-    caption=(
-        "Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer "
-        "(arXiv:2410.23168): models grown one size, and models not grown. Left: validation loss on the new domain "
-        "from before the first step. Right: minus the loss that each family's model before growth has there without "
-        "any training, because the two families start from different places. To see: a grown model that keeps its "
-        "function starts on zero; padding with new blocks, the paper's form of Net2Net, does not, and copies (the "
-        "Net2Net of 2015, HyperCloning) do by construction. The paper prints no values for its curves."
-    ),
-    data=continued_data,
-    draw=draw_continued,
 )

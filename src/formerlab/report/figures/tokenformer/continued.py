@@ -1,0 +1,91 @@
+"""Loss curves on a second domain (Tokenformer, arXiv:2410.23168, section 4.3, Fig 6)."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from formerlab.report.drawings import Plot
+from formerlab.report.marks import Label, curve_in_band, label_directly
+from formerlab.report.runs import missing_note
+from formerlab.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, Look, canvas
+from formerlab.report.tokenformer import at_step, by_step, means, seeds_note
+from formerlab.results.read import Results
+
+TOKENFORMER_START, TRANSFORMER_START = "continued-tokenformer-ungrown", "continued-transformer-ungrown"
+
+ARMS = {
+    "continued-tokenformer": ("Tokenformer, zero keys, tau kept", Look(GREEN, "D"), TOKENFORMER_START),
+    "continued-tokenformer-sqrt": ("Tokenformer, zero keys, tau sqrt(n)", Look(PURPLE, "P"), TOKENFORMER_START),
+    TOKENFORMER_START: ("Tokenformer, not grown", Look(BLUE, "s"), TOKENFORMER_START),
+    "continued-net2net-pad": ("Net2Net by padding", Look(ORANGE, "v"), TRANSFORMER_START),
+    "continued-net2net": ("Net2Net (2015)", Look("#8C564B", "^"), TRANSFORMER_START),
+    "continued-hypercloning": ("HyperCloning", Look(SKY, "X"), TRANSFORMER_START),
+    TRANSFORMER_START: ("Transformer, not grown", Look(BLACK, "o"), TRANSFORMER_START),
+}
+"""Name for readers, look, and the run whose loss before its first step is subtracted, of every arm."""
+
+YLABELS = {
+    "loss": "validation loss, second domain (nats per token)",
+    "relative": "minus the ungrown model's before training (nats)",
+}
+"""What stands beside the panel of a part."""
+
+
+def continued_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run and step; `part` is `loss`, or `relative` to the start of the family, paired by seed."""
+    curves = by_step(results, runs)
+    curves = curves[curves["run"].isin(ARMS)]
+    if curves.empty:
+        return DataFrame()
+    relative = []
+    for run, curve in curves.groupby("run", sort=False):
+        start = at_step(curves, ARMS[str(run)][2], 0)
+        relative.append(curve.assign(loss_nats=curve["loss_nats"] - curve["seed"].map(start)).dropna())
+    parts = {"loss": curves, "relative": pd.concat(relative)}
+    rows = pd.concat([means(part).assign(part=name) for name, part in parts.items()], ignore_index=True)
+    return rows.assign(variant=[ARMS[run][0] for run in rows["run"]])
+
+
+def draw_continued(data: DataFrame) -> Figure:
+    """Draw the losses and, where there is an ungrown model, the losses relative to its start."""
+    names = [name for name, _, _ in ARMS.values()]
+    notes = [seeds_note(data), *missing_note(list(data["variant"].unique()), names)]
+    shown = [part for part in YLABELS if (data["part"] == part).any()]
+    figure, panels = canvas([3.6] * len(shown), notes, height=3.8, right=[0.9, 2.6][-len(shown) :])
+    for axes, part in zip(panels, shown, strict=True):
+        labels = _draw_curves(axes, data[data["part"] == part])
+        axes.set_ylabel(YLABELS[part])
+        if part == "relative":
+            axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
+        if part == shown[-1]:
+            label_directly(axes, labels)
+    return figure
+
+
+def _draw_curves(axes: Axes, rows: DataFrame) -> list[Label]:
+    labels = []
+    for run, curve in rows.groupby("run", sort=False):
+        name, kind, start = ARMS[str(run)]
+        curve_in_band(axes, curve, kind, "--" if run == start else "-")
+        labels.append(Label(curve["step"].iloc[-1], curve["loss_nats"].iloc[-1], name, kind.colour))
+    axes.set_xlabel("step on the second domain")
+    return labels
+
+
+tokenformer_continued = Plot(
+    reads=("eval.csv", "run.json"),
+    runs=("continued-*",),
+    caption=(
+        "Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer "
+        "(arXiv:2410.23168): models grown one size, and models not grown. Left: validation loss on the new domain "
+        "from before the first step. Right: minus the loss that each family's model before growth has there without "
+        "any training, because the two families start from different places. To see: a grown model that keeps its "
+        "function starts on zero; padding with new blocks, the paper's form of Net2Net, does not, and copies (the "
+        "Net2Net of 2015, HyperCloning) do by construction. The paper prints no values for its curves."
+    ),
+    data=continued_data,
+    draw=draw_continued,
+)
