@@ -96,6 +96,23 @@ def test_growth_is_drawn_minus_the_parent_that_each_run_started_from(tmp_path):
     assert len(rows[rows["part"] == "seed"]) == 6
 
 
+def test_a_chain_begins_where_it_started_and_pays_for_it(tmp_path):
+    for run, loss, rest in (
+        ("long-matched-chosen", 4.0, tokenformer(1, flops=3e12)),
+        ("grown-random-sqrt-2", 3.9, tokenformer(2, flops=1e12, inherited=3e12) | grown("long-matched-chosen")),
+        ("envelope-small-short", 4.3, transformer(1, flops=1e12)),
+        ("envelope-large-short", 4.4, transformer(2, flops=2e12)),
+        ("envelope-large-long", 3.8, transformer(2, flops=4e12)),
+    ):
+        with_losses(tmp_path, run, 0, loss, {0: 6.0, 10: loss}, **rest)
+    draw_one("tokenformer_cost", tmp_path, tmp_path / "out")
+    rows = pd.read_csv(tmp_path / "out/tokenformer_cost.csv").query("part == 'mean'")
+    series = {name: list(group["run"]) for name, group in rows.groupby("series")}
+    assert series["grown (as published)"] == ["long-matched-chosen", "grown-random-sqrt-2"]
+    assert series["Transformers from scratch, lower envelope"] == ["envelope-small-short", "envelope-large-long"]
+    assert rows.set_index("run").loc["grown-random-sqrt-2", "flops_cumulative"] == 4e12
+
+
 def test_gains_are_measured_from_each_familys_own_start(tmp_path):
     for seed in (0, 1):
         shift = 0.3 * seed

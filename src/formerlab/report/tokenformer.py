@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.runs import by_run, chain, ends, held_out_losses, n_seeds
+from formerlab.report.runs import by_run, chain, ends, held_out_losses, n_seeds, parent
 from formerlab.report.style import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
 from formerlab.results.read import Results
 from formerlab.statistics import student
@@ -24,13 +24,12 @@ class Series(NamedTuple):
     """Run of a size, whose number stands for {size}."""
     look: Look
     line: str
-    start: str | None = None
-    """The run at size 1, where another series has it too."""
+    grows: bool = False
+    """Whether its line begins at the run that its first one started from."""
 
     def runs(self) -> list[str]:
         """Return the names of the runs, by size."""
-        names = [self.pattern.format(size=size) for size in SIZES]
-        return names if self.start is None else [self.start, *names[1:]]
+        return [self.pattern.format(size=size) for size in SIZES]
 
 
 FULL, SHORT = "Transformer, full budget", "Transformer, tokens of a stage"
@@ -41,9 +40,10 @@ SERIES = (
     Series(FULL, "transformer-{size}", Look(BLACK, "o"), "--"),
     Series(SHORT, "transformer-short-{size}", Look(GREY, "X"), ":"),
     Series(SCRATCH, "tokenformer-scratch-{size}", Look(BLUE, "s"), "--"),
-    Series("grown, half the tokens", "grown-half-{size}", Look(ORANGE, "v"), "-", FIRST),
-    Series(GROWN, "grown-random-sqrt-{size}", Look(VERMILION, "^"), "-", FIRST),
-    Series("grown, twice the tokens", "grown-double-{size}", Look(PURPLE, "P"), "-", FIRST),
+    Series("grown, half the tokens", "grown-half-{size}", Look(ORANGE, "v"), "-", grows=True),
+    Series(GROWN, "grown-random-sqrt-{size}", Look(VERMILION, "^"), "-", grows=True),
+    Series("grown, twice the tokens", "grown-double-{size}", Look(PURPLE, "P"), "-", grows=True),
+    Series("parent trained on, equal FLOPs", "trained-on-{size}", Look(SKY, "*"), ""),
 )
 
 
@@ -73,10 +73,11 @@ def costs(losses: DataFrame) -> DataFrame:
     return points
 
 
-def series_points(results: Results, runs: Sequence[str], *, grown_from: int = 1) -> DataFrame:
+def series_points(results: Results, runs: Sequence[str], *, chains: bool = True) -> DataFrame:
     """Return a row per run of `SERIES`, in the order of series and size, then of other projections.
 
-    Chains begin at size `grown_from`.
+    With `chains`, what grew begins at the run that it started from, and the lower envelope of the Transformers from
+    scratch (arXiv:2410.23168, Fig 1) comes last. `part` is `mean`, or `seed` for the losses that it is the mean of.
     """
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
@@ -85,16 +86,30 @@ def series_points(results: Results, runs: Sequence[str], *, grown_from: int = 1)
     frames = []
     for series in SERIES:
         names = [run for run in series.runs() if run in points.index]
-        if series.start is not None:
-            names = [run for run in names if run != FIRST or grown_from == 1]
-            names = names if any(run != FIRST for run in names) else []
+        if series.grows and chains and names:
+            names = list(dict.fromkeys([(parent(losses, names[0]) or names[0]), *names]))
         frames.append(points.loc[names].assign(series=series.name))
     others = set(losses.loc[other_projection(losses), "run"])
     frames += [
         rows.sort_values("parameters").assign(series=variant)
         for variant, rows in points[points["run"].isin(others)].groupby("variant", sort=False)
     ]
-    return pd.concat(frames, ignore_index=True)
+    if chains:
+        frames.append(_lowest(points[points["run"].str.startswith("envelope-")]).assign(series=ENVELOPE))
+    means = pd.concat(frames, ignore_index=True).assign(part="mean")
+    seeds = losses[["run", "seed", "loss_nats"]].merge(means.drop(columns=_OF_SEEDS), on="run")
+    return pd.concat([means, seeds.assign(part="seed")], ignore_index=True)
+
+
+ENVELOPE = "Transformers from scratch, lower envelope"
+_OF_SEEDS = ["loss_nats", *(f"{name}_{end}" for name in ("loss_nats", "perplexity") for end in ("low", "high"))]
+_OF_SEEDS += ["perplexity", "bits_per_byte", "seeds", "diverged"]
+
+
+def _lowest(points: DataFrame) -> DataFrame:
+    """Return the points below which none lies at equal or lower cost, the cheapest first."""
+    ordered = points.sort_values(["flops_cumulative", "loss_nats"])
+    return ordered[ordered["loss_nats"] < ordered["loss_nats"].cummin().shift(fill_value=float("inf"))]
 
 
 def other_projection(records: DataFrame) -> "pd.Series[bool]":

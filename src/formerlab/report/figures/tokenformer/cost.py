@@ -3,22 +3,34 @@
 The published costs are TPU hours read from the figures, the published perplexities those of Tables 6 and 7.
 """
 
+import math
 import re
 from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, label_at_edge, label_directly, points_with_bars
+from formerlab.report.marks import Label, label_at_edge, points_with_bars
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
-from formerlab.report.runs import count_notes, missing_note
-from formerlab.report.style import BLACK, aside, canvas, cut_bars, look, loss_axis, mark_published, widen
-from formerlab.report.tokenformer import SERIES, Series, series_points
+from formerlab.report.runs import count_notes
+from formerlab.report.style import (
+    BLACK,
+    GREY,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+    canvas,
+    cut_bars,
+    look,
+    loss_axis,
+    mark_published,
+    widen,
+)
+from formerlab.report.tokenformer import ENVELOPE, SERIES, Series, series_points
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -30,7 +42,7 @@ Curve = tuple[str, str, str, str]
 
 def cost_points(results: Results, runs: Sequence[str], curves: Sequence[Curve], *, chains: bool) -> DataFrame:
     """Return a row per point, ours and those of the published `curves`: of whole `chains` of growth, or of stages."""
-    ours = series_points(results, runs, grown_from=1 if chains else 2)
+    ours = series_points(results, runs, chains=chains)
     return pd.concat([ours, _published_points(curves, start=chains)], ignore_index=True)
 
 
@@ -48,6 +60,7 @@ def _published_points(curves: Sequence[Curve], *, start: bool) -> DataFrame:
             points.insert(0, (first["model"], float(first["value"]), reached[first["model"], "60B"]))
         rows += [
             {"source": "published", "series": name, "run": model, "tpu_v4_hours": hours, "perplexity": value}
+            | {"loss_nats": math.log(value)}
             for model, hours, value in points
         ]
     return DataFrame(rows)
@@ -65,58 +78,60 @@ def _tokens(setting: str) -> str:
     return found[1] if found else ""
 
 
-def draw_costs(data: DataFrame, columns: dict[str, str], title: str, notes: Sequence[str]) -> Figure:
-    """Draw our points against each of three `columns` (name -> label of the axis), then the published ones."""
+def draw_costs(data: DataFrame, column: str, label: str, title: str, notes: Sequence[str]) -> Figure:
+    """Draw our points against a column, and the published ones against theirs; nats left, perplexity right."""
     ours, theirs = data[data["source"] == "ours"], data[data["source"] == "published"]
-    foot = [*count_notes(ours), *missing_note(list(ours["series"]), [series.name for series in SERIES]), *notes]
-    figure, axes = canvas([3.0, 5.0, 3.0, 5.0], foot, right=[0.9, 0.75] * 2, columns=2)
-    for place, (panel, (column, label)) in enumerate(zip(axes, columns.items(), strict=False)):
-        _draw_ours(panel, ours, column, label, labelled=place == 1)
-        panel.set_ylabel("held-out loss (nats per token)")
-        panel.set_title(title)
-    _draw_published(axes[-1], theirs)
+    means, seeds = (ours[ours["part"] == part] for part in ("mean", "seed"))
+    foot = [*count_notes(means), "Small dots beside the bars: seeds.", *notes]
+    figure, (left, right) = canvas([5.6, 4.8], [" ".join(foot)], right=[1.6, 0.8], height=4.0)
+    _draw_ours(left, means, seeds, column)
+    left.set_xlabel(label)
+    left.set_title(title)
+    _draw_published(right, theirs)
     return figure
 
 
-def _draw_ours(axes: Axes, ours: DataFrame, column: str, label: str, *, labelled: bool) -> None:
+def _draw_ours(axes: Axes, means: DataFrame, seeds: DataFrame, column: str) -> None:
     labels = []
     known = {series.name: series for series in SERIES}
-    groups = list(ours.groupby("series", sort=False))
-    for place, (name, points) in enumerate(groups):
-        series = known.get(str(name)) or Series(str(name), "", look(str(name)), "-")
-        x = aside(points[column], place, len(groups), 0.015, logarithm=True)
-        y = points["loss_nats"]
-        ends = points["loss_nats_low"], points["loss_nats_high"]
-        points_with_bars(axes, x, y, ends, series.look, linestyle=series.line)
-        labels.append(Label(x.max(), y.to_numpy()[x.argmax()], series.name, series.look.colour))
     axes.set_xscale("log")
-    axes.set_xlabel(label)
-    cut_bars(axes, ours["loss_nats"], ours["loss_nats_low"], ours["loss_nats_high"])
-    widen(axes, 1.0 if labelled else 0.0)
-    if labelled:
-        loss_axis(axes)
-        label_at_edge(axes, labels)
+    axes.plot(0.965 * seeds[column], seeds["loss_nats"], "o", color=GREY, markersize=2.5, alpha=0.7)
+    for name, points in means.groupby("series", sort=False):
+        x, y = points[column], points["loss_nats"]
+        if name == ENVELOPE:
+            axes.plot(x, y, color=GREY, linewidth=4, alpha=0.4, zorder=0)
+            labels.append(Label(x.iloc[-1], y.iloc[-1], str(name), GREY))
+            continue
+        series = known.get(str(name)) or Series(str(name), "", look(str(name)), "-")
+        points_with_bars(
+            axes, x, y, (points["loss_nats_low"], points["loss_nats_high"]), series.look, linestyle=series.line
+        )
+        labels.append(Label(x.max(), y.to_numpy()[x.argmax()], series.name, series.look.colour))
+    cut_bars(axes, means["loss_nats"], means["loss_nats_low"], means["loss_nats_high"])
+    widen(axes, 0.9)
+    loss_axis(axes)
+    label_at_edge(axes, labels)
+
+
+_PRINTED = {"15B": ORANGE, "30B": VERMILION, "60B": PURPLE}
+"""Colours of what grew, by tokens of a stage: those of half, the published and twice the tokens among ours."""
 
 
 def _draw_published(axes: Axes, theirs: DataFrame) -> None:
     labels = []
     for name, points in theirs.groupby("series", sort=False):
-        plain = str(name).startswith("Transformer")
-        colour, marker = look("Transformer" if plain else "grown: random keys, tau sqrt(n)")
-        style = {"15B": ":", "60B": "-"}.get(str(name).split(", ")[1][:3], "--") if colour != BLACK else "--"
-        x, y = points["tpu_v4_hours"], points["perplexity"]
-        axes.plot(x, y, color=colour, marker=marker, markerfacecolor="white", linestyle=style, linewidth=1)
+        plain, tokens = str(name).startswith("Transformer"), str(name).split(", ")[1].split("B")[0] + "B"
+        colour, marker = (GREY if tokens == "30B" else BLACK, "o") if plain else (_PRINTED[tokens], "^")
+        x, y = points["tpu_v4_hours"], points["loss_nats"]
+        line = "--" if plain else "-"
+        axes.plot(x, y, color=colour, marker=marker, markerfacecolor="white", linestyle=line, linewidth=1)
         labels.append(Label(x.iloc[-1], y.iloc[-1], str(name), colour))
     axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(FixedLocator(range(11, 19)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("training cost (TPU v4 hours)")
-    axes.set_ylabel("perplexity")
-    mark_published(axes, "124M to 1.4B")
-    widen(axes, 0.6)
-    label_directly(axes, labels, size=7)
+    mark_published(axes, "124M to 1.4B parameters")
+    widen(axes, 0.65)
+    loss_axis(axes)
+    label_at_edge(axes, labels, size=7.5)
 
 
 _CURVES_COST = (
@@ -126,11 +141,6 @@ _CURVES_COST = (
     ("TokenFormer", "30B", "Fig 3", "grown, 30B a stage"),
     ("TokenFormer", "15B", "Fig 3", "grown, 15B a stage"),
 )
-_COLUMNS_COST = {
-    "flops_cumulative": "cumulative FLOPs",
-    "training_time_s_cumulative": "cumulative time on the device (s)",
-    "tokens_cumulative": "cumulative tokens",
-}
 
 
 def cost_data(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -139,9 +149,9 @@ def cost_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def draw_cost(data: DataFrame) -> Figure:
-    """Draw our points in three currencies, and the published ones."""
+    """Draw our points, whose cost is that of whole chains, and the published ones."""
     note = "Published: OpenWebText perplexities; Transformer costs are those of single runs."
-    return draw_costs(data, _COLUMNS_COST, "Ours, whole chains", [note])
+    return draw_costs(data, "flops_cumulative", "cumulative FLOPs", "Ours, whole chains", [note])
 
 
 tokenformer_cost = Plot(
@@ -149,8 +159,9 @@ tokenformer_cost = Plot(
     runs=("*",),
     caption=(
         "Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of "
-        "matrix products and attention, in time of the device, and in tokens. A grown model pays for all its "
-        "ancestors. Points are finished models, lines join sizes. To see: growing is worth it where its line lies "
+        "matrix products and attention; tokens are in the table tokenformer_table. A grown model pays for all its "
+        "ancestors. Grey: lower envelope of Transformers from scratch, where a scale has those runs. "
+        "Points are finished models, lines join sizes. To see: growing is worth it where its line lies "
         "below and to the left of models trained from scratch; the Tokenformers from scratch have the FLOPs of the "
         "chain, so what separates the two is reuse alone. Right: the published points, for models a thousand times "
         "larger; their Transformers are single runs, so only the shape compares."
@@ -165,11 +176,6 @@ _CURVES_STAGES = (
     ("Transformer", "30B", "Fig 4", "Transformer, 30B tokens"),
     ("TokenFormer", "30B", "Fig 4", "grown, 30B a stage"),
 )
-_COLUMNS_STAGES = {
-    "flops": "FLOPs of the stage",
-    "training_time_s": "time on the device (s)",
-    "tokens": "tokens of the stage",
-}
 
 
 def stages_data(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -178,8 +184,9 @@ def stages_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def draw_stages(data: DataFrame) -> Figure:
-    """Draw our points in three currencies, and the published ones."""
-    return draw_costs(data, _COLUMNS_STAGES, "Ours, one stage", ["Published: OpenWebText perplexities."])
+    """Draw our points, whose cost is that of the last stage alone, and the published ones."""
+    note = "Published: OpenWebText perplexities."
+    return draw_costs(data, "flops", "FLOPs of the stage", "Ours, one stage", [note])
 
 
 tokenformer_stages = Plot(
