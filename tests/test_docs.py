@@ -20,7 +20,8 @@ from formerlab.plan import locate
 from formerlab.report.drawings import catalogue
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 PLACES = tuple(
     ROOT / name for name in ("", "src", "src/formerlab", "docs", "workflow", "src/formerlab/layers", "tests")
 )
@@ -67,7 +68,7 @@ def verbs():
     return choices.choices
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@EVERY_PAGE
 def test_make_targets_exist(page):
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for words in commands(page, "make"):
@@ -75,7 +76,7 @@ def test_make_targets_exist(page):
         assert set(named) <= targets, named
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@EVERY_PAGE
 def test_verbs_and_their_options_exist(page):
     known = verbs()
     for words in [*commands(page, "python -m formerlab"), *commands(page, "formerlab")]:
@@ -87,7 +88,7 @@ def test_verbs_and_their_options_exist(page):
         assert {word.partition("=")[0] for word in words[1:] if word.startswith("--")} <= options, words
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@EVERY_PAGE
 def test_snakemake_is_given_targets_and_profiles_that_exist(page):
     rules = set(
         re.findall(r"^rule (\w+):", "".join(p.read_text() for p in (ROOT / "workflow/rules").glob("*.smk")), re.M)
@@ -104,7 +105,7 @@ def test_snakemake_is_given_targets_and_profiles_that_exist(page):
                 assert word in known, words
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@EVERY_PAGE
 def test_files_exist(page):
     missing = []
     for line in code(page):
@@ -113,23 +114,31 @@ def test_files_exist(page):
                 continue
             if not any((place / word).exists() for place in PLACES):
                 missing.append(word)
-    allowed = new_files() if page.name == "extending.md" else set()
+    allowed = new_files(page) if page.parent.name == "extending" else set()
     assert set(missing) <= allowed
 
 
-def new_files():
-    """Return the files that docs/extending.md tells a reader to write."""
-    return set(re.findall(r"^# (\S+\.py)$", (ROOT / "docs/extending.md").read_text(), re.MULTILINE))
+def new_files(page):
+    """Return the files that a page of docs/extending tells a reader to write."""
+    return set(re.findall(r"^# (\S+\.py)$", page.read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+SHORT = [path for path in PAGES if re.match(r"docs/(extending|claims)", str(path.relative_to(ROOT)))]
+
+
+@pytest.mark.parametrize("page", SHORT, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_can_be_read_at_one_sitting(page):
+    assert len(page.read_text(encoding="utf-8").splitlines()) < 120
+
+
+@EVERY_PAGE
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
         if not target.startswith(("http://", "https://", "mailto:")):
             assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@EVERY_PAGE
 def test_figures_and_tables_exist(page):
     studies = [path.stem for path in (ROOT / "workflow/studies").glob("*.yaml")]
     pattern = re.compile(rf"^(?:{'|'.join(studies)})_[a-z_]+$")

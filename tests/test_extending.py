@@ -1,4 +1,4 @@
-"""docs/extending.md is right: its blocks, put into a copy of the repository's files, work."""
+"""docs/extending.md and the pages it lists are right: their blocks, put into a copy of the repository's files, work."""
 
 import json
 import os
@@ -17,9 +17,11 @@ from formerlab.plan.build import build_plan
 from formerlab.results.stages import MEASURED
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/extending.md").read_text()
-BLOCKS = re.findall(r"^```python\n# (\S+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-YAML = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
+INDEX = ROOT / "docs/extending.md"
+PAGES = [INDEX.parent / name for name in re.findall(r"\]\((extending/[^)]+)\)", INDEX.read_text())]
+TEXT = "".join(page.read_text() for page in [INDEX, *PAGES])
+BLOCKS = re.findall(r"^```python\n# (\S+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+YAML = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)]
 RUNS = [block["runs"] for block in YAML if "runs" in block]
 (MEASURE,) = [block["measure"] for block in YAML if "measure" in block]
 LAST_STAGE = '        Stage(\n            "exact",'
@@ -92,7 +94,11 @@ def put(root, name, code):
     path.write_text(text.replace(present, assigned).replace("from formerlab.", f"{imported}\nfrom formerlab.", 1))
 
 
-def test_the_page_says_for_every_kind_of_part_what_to_write():
+def test_the_index_lists_every_page_once():
+    assert sorted(PAGES) == sorted((ROOT / "docs/extending").rglob("*.md"))
+
+
+def test_the_pages_say_for_every_kind_of_part_what_to_write():
     assert len(BLOCKS) == 11
     assert [name for name, _ in BLOCKS if (ROOT / name).exists()] == [
         "src/formerlab/layers/projection.py",
@@ -104,7 +110,7 @@ def test_the_page_says_for_every_kind_of_part_what_to_write():
 
 
 @pytest.mark.slow
-def test_its_blocks_work(tmp_path):
+def test_their_blocks_work(tmp_path):
     for name in ("src", "workflow"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copy(ROOT / "config.yaml", tmp_path)
@@ -138,7 +144,7 @@ decay: {steps: 4, evaluate_every: 2, log_every: 2}
 
 @pytest.mark.slow
 def test_a_measurement_is_a_file_and_its_entry(tmp_path):
-    """The two blocks of the page, and a study that asks for it, run through plan, DAG and results."""
+    """The two blocks of its page, and a study that asks for it, run through plan, DAG and results."""
     checkout = Checkout(tmp_path)
     (tmp_path / "small.yaml").write_text(SMALL)
     checkout.edit("config.yaml", "scale: laptop", "scale: smoke\noverlay: small.yaml")

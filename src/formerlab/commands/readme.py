@@ -41,7 +41,7 @@ def stages_block(root: Path) -> str:
 
 PAGES: dict[str, Callable[[Path], str]] = {
     "README.md": verdicts_block,
-    "docs/claims.md": coverage_block,
+    "docs/claims_table.md": coverage_block,
     "docs/files.md": stages_block,
 }
 """Page to what stands between its marks."""
