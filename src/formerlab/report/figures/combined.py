@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from formerlab.report.combined import NAMES, PRUNED, cells, contrasts, levels
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, label_directly
+from formerlab.report.marks import Label, label_at_edge, label_directly, points_with_bars
 from formerlab.report.runs import n_seeds
 from formerlab.report.style import BLACK, BLUE, GREY, SKY, VERMILION, Look, canvas
 from formerlab.results.read import Results
@@ -22,88 +23,94 @@ _LOOKS = {
     "pattention-plain": Look(BLUE, "^"),
     "pattention-dwa": Look(SKY, "D"),
 }
-LINEAR_BELOW_NATS = 0.002
 
 
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per cell and a row per contrast."""
+    """Return a row per cell and per contrast, then the same of every `seed`."""
     by_seed = cells(results, runs)
     if not by_seed:
         return DataFrame()
-    return pd.concat([levels(by_seed), contrasts(by_seed)], ignore_index=True).assign(source="ours")
+    parts = [(by_seed, np.nan), *(({seed: found}, float(seed)) for seed, found in by_seed.items())]
+    frames = [frame.assign(seed=seed) for some, seed in parts for frame in (levels(some), contrasts(some))]
+    return pd.concat(frames, ignore_index=True).assign(source="ours")
 
 
 def draw(data: DataFrame) -> Figure:
-    """Draw losses, costs and contrasts beside each other."""
+    """Draw what the models lose and the contrasts of that; below, what pruning costs them and the contrasts of that."""
     seeds = int(data["seeds"].max())
     bars = "bars: 95 % Student t interval over seeds" if seeds > 1 else "one seed, so no interval"
-    notes = [
-        f"{n_seeds([seeds])} per model, of the same windows; {bars}. "
-        f"Middle and right: linear within {LINEAR_BELOW_NATS:g} nats of zero, logarithmic beyond."
-    ]
-    figure, (left, middle, right) = canvas([2.3, 2.3, 3.2], notes, height=3.6, right=[1.45, 3.0, 0.3])
-    found = data[data["kind"] == "cell"]
-    _draw_losses(left, found[found["policy"] == "full"])
-    _draw_costs(middle, found[found["policy"] != "full"])
-    _draw_contrasts(right, data[data["kind"] != "cell"])
+    notes = [f"{n_seeds([seeds])} per model, of the same windows; {bars}; small dots: seeds."]
+    figure, axes = canvas([2.7, 3.4, 2.7, 3.4], notes, height=2.9, right=[3.1, 0.3] * 2, columns=2)
+    found, effects = data[data["kind"] == "cell"], data[data["kind"] != "cell"]
+    of_cost = effects["name"].str.contains("|".join(PRUNED.values()))
+    _draw_losses(axes[0], found[found["policy"] == "full"])
+    _draw_contrasts(axes[1], effects[~of_cost], "effects on this loss")
+    _draw_costs(axes[2], found[found["policy"] != "full"])
+    _draw_contrasts(axes[3], effects[of_cost], "effects on this cost")
     return figure
 
 
 def _draw_losses(axes: Axes, rows: DataFrame) -> None:
     labels = []
-    for projection, colour, aside in (("linear", BLACK, -0.03), ("pattention", BLUE, 0.03)):
+    for projection, aside in (("linear", -0.03), ("pattention", 0.03)):
+        look = _LOOKS[f"{projection}-plain"]
         points = rows[rows["run"].isin([f"{projection}-plain", f"{projection}-dwa"])]
-        places = [aside + (0.0 if run.endswith("plain") else 1.0) for run in points["run"]]
-        marker = _LOOKS[f"{projection}-plain"].marker
-        axes.errorbar(places, points["loss_nats"], _bars(points, "loss_nats"), color=colour, marker=marker, capsize=2)
-        labels.append(Label(places[-1], points["loss_nats"].iloc[-1], projection.capitalize(), colour))
+        points = points.assign(place=[aside + (0.0 if run.endswith("plain") else 1.0) for run in points["run"]])
+        last = _draw_points(axes, points, "loss_nats", look, "-")
+        labels.append(Label(*last, projection.capitalize(), look.colour))
     axes.set_xticks([0, 1], ["plain", "DWA"])
     axes.set_xlim(-0.25, 1.15)
     axes.set_xlabel("depth mixer")
-    axes.set_ylabel("held-out loss, whole cache (nats per token)")
+    axes.set_ylabel("held-out loss (nats per token)")
+    axes.set_title("Loss with the whole cache")
     label_directly(axes, labels)
 
 
 def _draw_costs(axes: Axes, rows: DataFrame) -> None:
-    labels = []
-    for place, (run, look) in enumerate(_LOOKS.items()):
-        points = rows[rows["run"] == run].set_index("policy").loc[list(PRUNED)]
-        x = np.arange(len(PRUNED)) + 0.06 * (place - 1.5)
-        axes.errorbar(
-            x, points["cost_nats"], _bars(points, "cost_nats"), color=look.colour, marker=look.marker, capsize=2
-        )
-        labels.append(Label(x[-1], points["cost_nats"].iloc[-1], NAMES[run], look.colour))
-    axes.axhline(0, color=BLACK, linestyle="--", linewidth=1)
-    axes.set_yscale("symlog", linthresh=LINEAR_BELOW_NATS)
+    labels, policies = [], list(PRUNED)
+    for number, (run, look) in enumerate(_LOOKS.items()):
+        points = rows[rows["run"] == run]
+        points = points.assign(place=[policies.index(one) + 0.12 * (number - 1.5) for one in points["policy"]])
+        last = _draw_points(axes, points, "cost_nats", look, "")
+        labels.append(Label(*last, NAMES[run], look.colour))
+    axes.axhline(0, color=BLACK, linewidth=1)
     axes.set_xticks(range(len(PRUNED)), list(PRUNED.values()))
-    axes.set_xlim(-0.3, 1.2)
-    axes.set_xlabel("cache policy, 40 % of the tokens")
-    axes.set_ylabel("loss above that of the whole cache (nats per token)")
-    label_directly(axes, labels)
+    axes.set_xlim(-0.4, 1.3)
+    axes.set_xlabel("cache policy, 40 % of the tokens kept")
+    axes.set_ylabel("loss added (nats per token)")
+    axes.set_title("Cost of pruning the cache")
+    label_at_edge(axes, labels)
 
 
-def _draw_contrasts(axes: Axes, rows: DataFrame) -> None:
-    places = np.arange(len(rows))[::-1]
-    colours = [BLACK if kind == "main" else VERMILION for kind in rows["kind"]]
-    bars = _bars(rows, "effect_nats")
-    for place, value, low, high, colour in zip(places, rows["effect_nats"], *bars, colours, strict=True):
-        axes.errorbar(value, place, xerr=[[low], [high]], color=colour, marker="o", capsize=2)
-    axes.axvline(0, color=BLACK, linestyle="--", linewidth=1)
-    axes.set_xscale("symlog", linthresh=LINEAR_BELOW_NATS)
-    axes.margins(x=0.08)
-    limits = axes.get_xlim()
-    decades = [sign * 10.0**power for sign in (-1, 1) for power in (-2, -1, 0)]
-    axes.set_xticks([tick for tick in (0.0, *decades) if limits[0] <= tick <= limits[1]])  # smaller ones would overlap
-    axes.set_yticks(places, list(rows["name"]))
+def _draw_points(axes: Axes, rows: DataFrame, name: str, look: Look, line: str) -> tuple[float, float]:
+    """Draw means with bars, and seeds beside them; return the last mean."""
+    means, seeds = rows[rows["seed"].isna()], rows[rows["seed"].notna()]
+    ends = means[f"{name}_low"], means[f"{name}_high"]
+    points_with_bars(axes, means["place"], means[name], ends, look, linestyle=line)
+    axes.plot(seeds["place"] - 0.03, seeds[name], "o", color=look.colour, markersize=2.5, alpha=0.7)
+    return float(means["place"].iloc[-1]), float(means[name].iloc[-1])
+
+
+def _draw_contrasts(axes: Axes, rows: DataFrame, title: str) -> None:
+    means = rows[rows["seed"].isna()]
+    places = np.arange(len(means), dtype=float)[::-1]
+    colours = [BLACK if kind == "main" else VERMILION for kind in means["kind"]]
+    for place, name, colour in zip(places, means["name"], colours, strict=True):
+        row, seeds = means[means["name"] == name], rows[(rows["name"] == name) & rows["seed"].notna()]
+        bars = np.nan_to_num(
+            [row["effect_nats"] - row["effect_nats_low"], row["effect_nats_high"] - row["effect_nats"]]
+        )
+        axes.errorbar(row["effect_nats"], [place], xerr=bars, color=colour, marker="o", capsize=2)
+        axes.plot(seeds["effect_nats"], np.full(len(seeds), place - 0.27), "o", color=colour, markersize=2.5, alpha=0.7)
+    axes.axvline(0, color=BLACK, linewidth=1)
+    axes.set_yticks(places, list(means["name"]))
+    axes.set_ylim(-0.6, len(means) - 0.5)
+    axes.grid(visible=False, axis="y")
     for tick, colour in zip(axes.get_yticklabels(), colours, strict=True):
         tick.set_color(colour)
-    axes.set_xlabel("effect on the loss (nats per token); below zero is better")
-    axes.set_title("main effects (black) and interactions")
-
-
-def _bars(rows: DataFrame, name: str) -> np.ndarray:
-    """Return the lengths of the bars down and up; none where there is no interval."""
-    return np.nan_to_num([rows[name] - rows[f"{name}_low"], rows[f"{name}_high"] - rows[name]])
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.set_xlabel("nats per token; below zero is better")
+    axes.set_title(f"Main {title} (black) and interactions")
 
 
 combined_effects = Plot(
@@ -111,8 +118,9 @@ combined_effects = Plot(
     runs=("*",),
     caption=(
         "Linear or Pattention x plain or DWA x Full, H2O or Decay (alpha 0.2, no recent part) at 40 % of the tokens, "
-        "at equal tokens and about equal parameters. Left: held-out loss with the whole cache; parallel lines mean "
-        "that Pattention and DWA add up. Middle: what each policy costs each model. Right: the factorial contrasts. "
+        "at equal tokens and about equal parameters. Above: held-out loss with the whole cache, where parallel lines "
+        "mean that Pattention and DWA add up. Below: what each policy costs each model. Right: the factorial "
+        "contrasts, those of the loss and those of the cost on scales of their own. "
         "To see: an interaction whose bar crosses zero gives no sign that one idea changes what another brings, at "
         "this precision. Eleven intervals are not corrected for their number. No paper combines the three; nothing is "
         "published."
