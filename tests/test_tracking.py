@@ -12,7 +12,7 @@ from formerlab.__main__ import main
 from formerlab.errors import UserError
 from formerlab.results.read import Results, flatten
 from formerlab.results.stages import TABLES
-from formerlab.tracking.mlflow import database_of, redacted, sync
+from formerlab.tracking.mlflow import VIEW, database_of, landing, redacted, sync
 from formerlab.tracking.rows import LONGEST_PARAM, MOST_PARAMS, MOST_POINTS, seed_entry
 
 pytestmark = pytest.mark.xdist_group("mlflow")
@@ -65,23 +65,74 @@ def counts(place):
 
 def test_sync_is_complete_and_repeats_nothing(first, place):
     outcome = first[1]
-    assert (outcome["status"], outcome["runs"], len(outcome["created"])) == ("ok", 4, 9)
+    runs = len(list((place / "results/live/laptop").glob("*/*/seed*")))
+    entries = runs + len(list((place / "results/live/laptop").glob("*/*/"))) + 2  # configurations, and two studies
+    assert (outcome["status"], outcome["runs"], len(outcome["created"])) == ("ok", runs, entries)
     before = counts(place)
     again = synced(place)
-    assert (again["created"], again["replaced"], len(again["unchanged"])) == ([], [], 9)
+    assert (again["created"], again["replaced"], len(again["unchanged"])) == ([], [], entries)
     record = json.loads((place / "results/live/laptop/denseformer/plain-8/seed0/run.json").read_text())
     assert counts(place) == before == (6, 20, len(flatten(record["spec"])), 6)
 
 
-def test_runs_hang_below_configurations_below_studies(place):
+def test_seeds_hang_below_their_configuration_which_has_their_means(place):
     client, runs = active(place)
     top, middle = runs["live/laptop/denseformer"], runs["live/laptop/denseformer/plain-8"]
-    child = runs["live/laptop/denseformer/plain-8/seed1"]
-    assert child.data.tags["mlflow.parentRunId"] == middle.info.run_id
-    assert middle.data.tags["mlflow.parentRunId"] == top.info.run_id
+    children = [runs[f"live/laptop/denseformer/plain-8/seed{seed}"] for seed in (0, 1)]
+    assert all(child.data.tags["mlflow.parentRunId"] == middle.info.run_id for child in children)
+    assert not {"mlflow.parentRunId"} & (middle.data.tags.keys() | top.data.tags.keys())
     assert [file.path for file in client.list_artifacts(top.info.run_id)] == ["denseformer_depth.png"]
-    assert {"test/loss_nats_mean", "test/loss_nats_mean_low"} <= set(middle.data.metrics)
+    losses = [child.data.metrics["test/loss_nats"] for child in children]
+    assert middle.data.metrics["test/loss_nats"] == pytest.approx(sum(losses) / 2)
+    assert {"test/loss_nats_low", "test/loss_nats_high"} <= set(middle.data.metrics)
+    curves = [client.get_metric_history(run.info.run_id, "train/loss_nats") for run in (middle, *children)]
+    assert len(curves[0]) == len(curves[1]) > 1
+    for mean, *ours in zip(*curves, strict=True):
+        assert mean.value == pytest.approx(sum(point.value for point in ours) / 2)
+        assert {point.step for point in ours} == {mean.step}
+    assert middle.inputs.dataset_inputs[0].dataset == children[0].inputs.dataset_inputs[0].dataset
+    assert middle.data.tags["mlflow.source.git.commit"] == "a" * 40
     assert runs["live/laptop/denseformer/plain-16/seed0"].info.status == "FAILED"
+
+
+def test_every_level_says_what_it_is(place):
+    client, runs = active(place)
+    assert all(run.data.tags["mlflow.note.content"] for run in runs.values())
+    assert "seed 1" in runs["live/laptop/denseformer/plain-8/seed1"].data.tags["mlflow.note.content"]
+    experiment = client.get_experiment_by_name("formerlab/laptop/denseformer")
+    assert "3 finished runs of 2 configurations" in experiment.tags["mlflow.note.content"]
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    view = json.loads(experiment.tags[f"mlflow.sharedViewState.{VIEW}"])
+    shown = {column.partition("`")[2].rstrip("`") for column in view["selectedColumns"] if column.startswith("metrics")}
+    assert "test/loss_nats" in shown <= set(runs["live/laptop/denseformer/plain-8"].data.metrics)
+    assert view["orderByKey"] == "metrics.`test/loss_nats`"
+    found = client.search_runs([experiment.experiment_id], filter_string=view["searchFilter"])
+    assert {run.data.tags["formerlab.level"] for run in found} == {"configuration", "study"}
+
+
+def test_a_default_experiment_stays_only_where_somebody_uses_it(tmp_path):
+    from mlflow import MlflowClient
+
+    root, uri = tmp_path / "results/live/laptop", f"sqlite:///{tmp_path}/mlflow.db"
+    make_run(root, "denseformer", "plain-8", 0, spec=model(8))
+    client = MlflowClient(tracking_uri=uri)
+    client.create_run("0")
+    sync(root, uri)
+    assert client.get_experiment("0").lifecycle_stage == "active"
+    client.delete_run(client.search_runs(["0"])[0].info.run_id)
+    sync(root, uri)
+    assert client.get_experiment("0").lifecycle_stage == "deleted"
+    sync(root, uri)
+
+
+def test_the_link_leads_to_the_first_study_that_was_tracked(place, tmp_path):
+    client, _ = active(place)
+    identity = client.get_experiment_by_name("formerlab/laptop/denseformer").experiment_id
+    found = landing(f"sqlite:///{place}/mlflow.db", "laptop", ["tokenformer", "denseformer", "decay"])
+    assert found.startswith(f"/#/experiments/{identity}/runs?viewStateShareKey={VIEW}")
+    assert landing(f"sqlite:///{place}/mlflow.db", "smoke", ["denseformer"]) == ""
+    assert landing(f"sqlite:///{tmp_path}/none.db", "laptop", ["denseformer"]) == ""
+    assert landing("https://server", "laptop", ["denseformer"]) == ""
 
 
 def test_a_run_has_its_numbers_tags_and_data(place):

@@ -14,7 +14,7 @@ from fixtures.chromium import browser, needed
 from fixtures.rows import make_run, model, write_csv
 
 from formerlab.results.stages import TABLES
-from formerlab.tracking.mlflow import sync
+from formerlab.tracking.mlflow import landing, sync
 from formerlab.tracking.rows import MOST_POINTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mlflow")]
@@ -101,17 +101,21 @@ def test_the_experiment_is_listed(page, address):
     see(page, "formerlab/laptop/denseformer")
 
 
-def test_seeds_fold_out_below_their_configuration_and_that_below_its_study(page, address, runs):
+def test_the_link_lands_on_configurations_sorted_by_held_out_loss(page, address, place):
+    page.open(address + landing(f"sqlite:///{place}/mlflow.db", "laptop", ["denseformer"]))
+    see(page, "plain-8", "plain-16", "Sort: test/loss_nats")
+    names = page.evaluate(f"{CELLS}.map(cell => cell.innerText.trim())")
+    assert not [name for name in names if "seed" in name]
+
+
+def test_seeds_fold_out_below_their_configuration(page, address, runs):
     experiment, _ = runs
-    page.open(f"{address}/#/experiments/{experiment}/runs")
-    see(page, "denseformer")
-    for parent, children in (("denseformer", ("plain-8", "plain-16")), ("plain-8", ("seed0", "seed1"))):
-        expander = (
-            f"{CELLS}.find(cell => cell.querySelector('a')?.innerText.trim() === '{parent}')?.querySelector('button')"
-        )
-        page.wait(expander)
-        page.evaluate(f"{expander}.click()")
-        see(page, *children)
+    page.open(f"{address}/#/experiments/{experiment}/runs?orderByKey=attributes.start_time&orderByAsc=false")
+    see(page, "plain-8")
+    expander = f"{CELLS}.find(cell => cell.querySelector('a')?.innerText.trim() === 'plain-8')?.querySelector('button')"
+    page.wait(expander)
+    page.evaluate(f"{expander}.click()")
+    see(page, "seed0", "seed1")
 
 
 def test_a_run_has_its_curve_and_artefacts_open(page, address, runs):

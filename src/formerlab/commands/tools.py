@@ -95,14 +95,16 @@ def classify(arguments: argparse.Namespace) -> None:
 
 def ui(arguments: argparse.Namespace) -> None:
     """Replace this process by the MLflow server."""
-    from formerlab.tracking.mlflow import database_of
+    from formerlab.tracking.mlflow import database_of, landing
 
-    uri = load_plan(arguments)["tracking_uri"]
+    plan = load_plan(arguments)
+    uri = plan["tracking_uri"]
     if not uri:
         raise UserError("config.yaml: tracking_uri is empty; set it to sqlite:///mlflow.db and run `formerlab track`")
     if database := database_of(uri):
         uri = f"sqlite:///{database}"
+    first = landing(uri, plan["scale"], list(plan["studies"]))
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
-    print(f"MLflow UI: http://127.0.0.1:{arguments.port}", file=sys.stderr)
+    print(f"MLflow UI: http://127.0.0.1:{arguments.port}{first}", file=sys.stderr)
     quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # nothing asks for jobs
     os.execvpe(words[0], words, os.environ | quiet)

@@ -1,9 +1,10 @@
 """Rows of finished runs -> MLflow. One writer, after the fact: training neither waits for tracking nor fails with it.
 
 The database is a product of results/ that can be thrown away and written again. Each study at a scale is an
-experiment: one MLflow run for the study (its figures and tables), below it one per configuration, below that one per
-seed. An MLflow run is found again by the tag `formerlab.key` and left alone while the tag `formerlab.content` equals
-the hash of what it holds; that tag is written last, so what an interrupted sync left half done is done again.
+experiment: one MLflow run for the study (its figures and tables), one per configuration, below that one per seed. The
+experiment keeps a view of its runs, VIEW, to which links lead. An MLflow run is found again by the tag `formerlab.key`
+and left alone while the tag `formerlab.content` equals the hash of what it holds; that tag is written last, so what an
+interrupted sync left half done is done again.
 """
 
 import json
@@ -11,8 +12,8 @@ import logging
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -25,6 +26,17 @@ from formerlab.tracking.rows import Entry, configuration_entry, seed_entry, stud
 
 METRICS_PER_CALL, ITEMS_PER_CALL = 1000, 100
 """The limits of MLflow's REST interface."""
+VIEW = "formerlab"
+"""Name of the view that each of our experiments keeps: held-out loss first, and what a run costs."""
+SHOWN_COLUMNS = tuple(
+    f"metrics.`{name}`"
+    for name in (
+        *("test/loss_nats", "test/loss_nats_low", "test/loss_nats_high"),
+        *("parameters", "flops_cumulative", "training_time_s"),
+    )
+)
+NOT_SEEDS = "tags.`formerlab.level` != 'run'"
+"""What the view shows: MLflow lists all runs flat as soon as they are sorted by a metric."""
 _SECRETS = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD")
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -62,16 +74,42 @@ def _sync(results: Results, store: "_Store", figures: Path) -> dict[str, Any]:
     done: dict[str, list[str]] = {"created": [], "replaced": [], "unchanged": []}
     with Progress(len(records), "track", unit="run") as progress:
         for study in sorted({record["study"] for record in records}):
-            experiment = store.experiment(f"formerlab/{results.scale}/{study}")
             of_study = [record for record in records if record["study"] == study]
-            top = store.upsert(experiment, study_entry(results, of_study, figures), done)
+            experiment = store.experiment(experiment_name(results.scale, study), _description(results, of_study))
+            store.upsert(experiment, study_entry(results, of_study, figures), done)
             for run in sorted({record["run"] for record in of_study}):
                 entries = [seed_entry(results, record) for record in of_study if record["run"] == run]
-                middle = store.upsert(experiment, configuration_entry(results, study, run, entries), done, top)
+                middle = store.upsert(experiment, configuration_entry(results, study, run, entries), done)
                 for entry in entries:
                     store.upsert(experiment, entry, done, middle)
                     progress.advance()
+    store.remove_empty_default()
     return {"runs": len(records), **{name: sorted(keys) for name, keys in done.items()}}
+
+
+def experiment_name(scale: str, study: str) -> str:
+    """Return the name of the experiment of a study at a scale."""
+    return f"formerlab/{scale}/{study}"
+
+
+def _description(results: Results, records: list[dict[str, Any]]) -> str:
+    study, names = records[0]["study"], {record["run"] for record in records}
+    return (
+        f"Study {study} at scale {results.scale}: {len(records)} finished runs of {len(names)} configurations. A row "
+        "is a configuration, with means over its seeds. Clear the search field to see every seed. The row "
+        f"*{study}: figures, tables, claims* has the pictures among its artifacts."
+    )
+
+
+def _about(description: str) -> dict[str, str]:
+    """Return the tags of an experiment: what it is about, and the view that links to it ask for."""
+    sorting = {"orderByKey": "metrics.`test/loss_nats`", "orderByAsc": True}
+    view = sorting | {"searchFilter": NOT_SEEDS, "selectedColumns": list(SHOWN_COLUMNS)}
+    return {
+        "mlflow.experimentKind": "custom_model_development",
+        "mlflow.note.content": description,
+        f"mlflow.sharedViewState.{VIEW}": json.dumps(view),
+    }
 
 
 class _Store:
@@ -88,8 +126,8 @@ class _Store:
         self._client = MlflowClient(tracking_uri=f"sqlite:///{self._database}" if self._database else uri)
         self._known: dict[str, dict[str, Any]] = {}
 
-    def experiment(self, name: str) -> str:
-        """Return the id of an experiment, made where there is none; read what it holds."""
+    def experiment(self, name: str, description: str) -> str:
+        """Return the id of an experiment, made where there is none; describe it, and read what it holds."""
         # A server keeps artifacts itself; beside a file they lie in a folder, whatever the working directory is.
         place = _artifacts(self._database, name) if self._database else None
         found = self._client.get_experiment_by_name(name)
@@ -97,8 +135,19 @@ class _Store:
             identity = str(self._client.create_experiment(name, artifact_location=place))
         else:
             identity = str(found.experiment_id)
+        for key, value in _about(description).items():
+            if found is None or found.tags.get(key) != value:
+                self._client.set_experiment_tag(identity, key, value)
         self._known[identity] = {run.data.tags.get("formerlab.key", ""): run for run in self._runs(identity)}
         return identity
+
+    def remove_empty_default(self) -> None:
+        """Delete the experiment that MLflow makes by itself in a database of our own, where nobody uses it."""
+        found = self._client.get_experiment_by_name("Default") if self._database else None
+        if found is None or found.lifecycle_stage != "active":
+            return
+        if not self._client.search_runs([found.experiment_id], max_results=1):
+            self._client.delete_experiment(found.experiment_id)
 
     def _runs(self, experiment: str) -> Iterator[Any]:
         token = None
@@ -166,6 +215,20 @@ def database_of(uri: str) -> Path | None:
     if scheme not in ("http", "https"):
         raise UserError(f"tracking URI '{redacted(uri)}': give sqlite:///path/to/mlflow.db or http(s)://server")
     return None
+
+
+def landing(uri: str, scale: str, studies: Sequence[str]) -> str:
+    """Return the part of the UI's address that opens the first of these studies that was tracked, in our view of it."""
+    database = database_of(uri)
+    if database is None or not database.is_file():
+        return ""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(database)) as connection:
+        wanted = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
+        for study in studies:
+            row = connection.execute(wanted, (experiment_name(scale, study),)).fetchone()
+            if row is not None:
+                return f"/#/experiments/{row[0]}/runs?viewStateShareKey={VIEW}&workflowType=machine_learning"
+    return ""
 
 
 def _artifacts(database: Path, experiment: str) -> str:

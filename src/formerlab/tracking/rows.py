@@ -32,6 +32,9 @@ FINAL = (
 SHOWN = {file: table for stage in MEASURED.values() for file, table in stage.tables.items() if table.value}
 """Files of rows whose means become metrics of the last step."""
 
+LAYOUT = "2"
+"""Stands before the hash of what an entry holds: what another layout wrote is written anew."""
+
 Point = tuple[str, float, int, int]
 """Metric, value, time in ms since 1970, step."""
 
@@ -64,11 +67,14 @@ def study_entry(results: Results, records: Sequence[dict[str, Any]], figures: Pa
     names = [name for drawing in catalogue().values() if drawing.study == study for name in drawing.outputs]
     files = [path for name in names if (path := figures / name).exists()] + claim_files(figures)
     tags, metrics = claim_tags(figures, study)
+    tags["mlflow.note.content"] = (
+        f"Figures, tables and verdicts on the claims of study {study} at scale {results.scale}: open Artifacts."
+    )
     finished = max(_milliseconds(record["finished"]) for record in records)
     return Entry(
         key=_key(results, study),
-        name=study,
-        content=_hash_files(files),
+        name=f"{study}: figures, tables, claims",
+        content=LAYOUT + _hash_files(files),
         started_ms=min(_milliseconds(record["started"]) for record in records),
         finished_ms=finished,
         tags=_place(results, study) | {"formerlab.level": "study"} | tags,
@@ -78,23 +84,46 @@ def study_entry(results: Results, records: Sequence[dict[str, Any]], figures: Pa
 
 
 def configuration_entry(results: Results, study: str, run: str, seeds: Sequence[Entry]) -> Entry:
-    """Return the MLflow run of a configuration: its params and its held-out loss over seeds."""
+    """Return the MLflow run of a configuration: its params, and the means over seeds of what all of them have.
+
+    The interval of the held-out loss stands beside its mean: `test/loss_nats_low`, `test/loss_nats_high`.
+    """
     finished = max(entry.finished_ms for entry in seeds)
-    losses = [value for entry in seeds for name, value, _, _ in entry.points if name == "test/loss_nats"]
-    interval = student(losses)
-    step = max((point[3] for entry in seeds for point in entry.points), default=0)
-    values = {"": interval.mean, "_low": interval.low, "_high": interval.high}
-    points = [(f"test/loss_nats_mean{end}", value, finished, step) for end, value in values.items()]
+    losses = [(point[1], point[3]) for entry in seeds for point in entry.points if point[0] == "test/loss_nats"]
+    interval, step = student([loss for loss, _ in losses]), max((step for _, step in losses), default=0)
+    ends = {"low": interval.low, "high": interval.high}
+    points = _means_over_seeds(seeds)
+    points += [(f"test/loss_nats_{end}", value, finished, step) for end, value in ends.items() if math.isfinite(value)]
+    mean = f"held-out loss {interval.mean:.4f} nats" if math.isfinite(interval.mean) else "no held-out loss"
+    count = "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    note = f"{run}, {count}: {mean}. Metrics are means over its seeds, the runs below it."
+    named = ("mlflow.source.name", "mlflow.source.type", "mlflow.source.git.commit")
+    source = {name: seeds[0].tags[name] for name in named if name in seeds[0].tags}
+    of_all = {"formerlab.level": "configuration", "formerlab.seeds": str(len(seeds)), "mlflow.note.content": note}
     return Entry(
         key=_key(results, study, run),
         name=run,
-        content=hashlib.sha256("".join(entry.content for entry in seeds).encode()).hexdigest(),
+        content=LAYOUT + hashlib.sha256("".join(entry.content for entry in seeds).encode()).hexdigest(),
         started_ms=min(entry.started_ms for entry in seeds),
         finished_ms=finished,
-        tags=_place(results, study) | {"formerlab.level": "configuration", "formerlab.seeds": str(len(seeds))},
+        tags=_place(results, study) | source | of_all,
         params={key: value for key, value in seeds[0].params.items() if key != "seed"},
-        points=[point for point in points if math.isfinite(point[1])],
+        points=points,
+        dataset=seeds[0].dataset,
     )
+
+
+def _means_over_seeds(seeds: Sequence[Entry]) -> list[Point]:
+    """Return the mean of every metric at every step that all seeds have, at the time of the first seed."""
+    values: dict[tuple[str, int], list[float]] = {}
+    for entry in seeds:
+        for name, value, _, step in entry.points:
+            values.setdefault((name, step), []).append(value)
+    return [
+        (name, sum(found) / len(found), time, step)
+        for name, _, time, step in seeds[0].points
+        if len(found := values[name, step]) == len(seeds)
+    ]
 
 
 def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
@@ -109,7 +138,7 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
     return Entry(
         key=_key(results, record["id"]),
         name=f"{record['run']} seed{record['seed']}",
-        content=_hash_files(files) if exported is None else exported.hash_of(record["id"]),
+        content=LAYOUT + (_hash_files(files) if exported is None else exported.hash_of(record["id"])),
         started_ms=_milliseconds(record["started"]),
         finished_ms=_milliseconds(record["finished"]),
         status="FINISHED" if record["status"] == "finished" else "FAILED",
@@ -134,11 +163,20 @@ def _tags(record: dict[str, Any], params: int) -> dict[str, str]:
         "formerlab.device": record.get("device"),
         "formerlab.params_omitted": str(max(0, params - MOST_PARAMS)),
         "mlflow.source.name": "formerlab",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.note.content": _note(record),
         "mlflow.source.git.commit": git.get("commit"),
         "formerlab.git_dirty_hash": git.get("dirty_hash"),
         **{f"formerlab.version.{name}": version for name, version in (record.get("versions") or {}).items()},
     }
     return {_name(key): _shorten(value) for key, value in tags.items() if value is not None}
+
+
+def _note(record: dict[str, Any]) -> str:
+    """Return what a reader of the run is told first."""
+    grown = f" It goes on from {record['init']['id']}." if isinstance(record.get("init"), dict) else ""
+    scale = f"`python -m formerlab train {record['id']}`"
+    return f"{record['run']}, seed {record['seed']}, on data set {record['data']['name']}.{grown} Command: {scale}"
 
 
 def _points(results: Results, record: dict[str, Any]) -> Iterator[Point]:
