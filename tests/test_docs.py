@@ -146,6 +146,13 @@ def test_figures_and_tables_exist(page):
     assert named <= set(catalogue()) | {"denseformer_pace"}
 
 
+def test_a_page_is_read_in_one_sitting():
+    lines = {str(page.relative_to(ROOT)): page.read_text().count("\n") for page in PAGES if page.name != "CHANGELOG.md"}
+    waiting = {"docs/extending.md", "docs/claims.md"}
+    assert lines.pop("README.md") <= 130
+    assert {name: count for name, count in lines.items() if count >= 120 and name not in waiting} == {}
+
+
 def test_every_study_has_a_page_and_is_named_in_the_readme():
     readme = (ROOT / "README.md").read_text()
     for path in (ROOT / "workflow/studies").glob("*.yaml"):

@@ -12,7 +12,7 @@ from formerlab.errors import UserError
 from formerlab.plan.claim_arms import read_arms
 from formerlab.plan.claim_coverage import missing_arms
 from formerlab.report.claims.arms import Arm, ClaimArms
-from formerlab.report.claims.readable import counts, markdown, readme_block
+from formerlab.report.claims.readable import FIRST_SCREEN, all_block, counts, first_screen, markdown
 from formerlab.report.claims.registry import read_claims
 from formerlab.report.claims.table import frame, read_withdrawn, verdicts, write_claims
 from formerlab.results.read import Results
@@ -74,7 +74,7 @@ def test_a_withdrawn_claim_says_so_and_why_wherever_verdicts_are_shown(found, re
     shown = f"withdrawn: {REASON}"
     line = f"scratch at its final size. | {shown} |  | none; the paper's cost claim implies it |  |  |"
     assert line in markdown(found, results.scale)
-    assert line in readme_block(found, results.scale)
+    assert line in all_block(found, results.scale)
     csv, _, html = written
     row = pd.read_csv(csv).set_index("claim").loc[WITHDRAWN]
     assert (row["outcome"], row["verdict"]) == ("withdrawn", shown)
@@ -121,8 +121,18 @@ def test_a_verdict_on_one_model_says_whose_it_is(tmp_path, scale, run, expected)
     assert rows["ours"].str.startswith("effect = 0.0").sum() == 2
 
 
-def test_the_block_of_the_readme_names_scale_and_what_has_no_rows(found):
-    block = readme_block(found, "overnight")
+def test_the_first_screen_has_a_line_with_one_number_for_each_of_its_claims(found):
+    lines = first_screen({"laptop": found, "overnight": found}).splitlines()[2:]
+    assert len(lines) == len(FIRST_SCREEN) == 8
+    verdicts = {verdict.claim.id: verdict for verdict in found}
+    for name, line in zip(FIRST_SCREEN, lines, strict=True):
+        outcome, claim, number, scale = (cell.strip("* ") for cell in line.strip("|").split(" | "))
+        assert (outcome, claim, scale) == (verdicts[name].outcome, verdicts[name].claim.statement, "overnight")
+        assert number.count(" = ") == 1 or outcome not in ("holds", "fails", "undecided")
+
+
+def test_the_page_of_verdicts_names_scale_and_what_has_no_rows(found):
+    block = all_block(found, "overnight")
     assert block.startswith("Scale `overnight`. Of 44 measured claims: ")
     for name in HEADLINES:
         assert f"**{name}**" in block
@@ -139,7 +149,7 @@ def test_the_block_is_put_between_its_marks_and_only_there(tmp_path, results):
         (tmp_path / name).write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     assert write(tmp_path) == list(PAGES)
     assert write(tmp_path) == []
-    text = (tmp_path / "README.md").read_text()
+    text = (tmp_path / "docs/verdicts.md").read_text()
     assert text.startswith(f"before\n{BEGIN}\n\nScale `overnight`")
     assert text.endswith(f"\n\n{END}\nafter\n")
     assert "\nold\n" not in text

@@ -7,8 +7,9 @@ from formerlab.errors import UserError
 from formerlab.files import write_text
 from formerlab.plan.claim_arms import read_arms
 from formerlab.plan.claim_coverage import SCALES, coverage_block
-from formerlab.report.claims.readable import readme_block
+from formerlab.report.claims.readable import all_block, first_screen
 from formerlab.report.claims.table import verdicts
+from formerlab.report.claims.verdict import Verdict
 from formerlab.results.read import Results, has_runs
 from formerlab.results.stages import STAGES, TABLES
 
@@ -16,13 +17,24 @@ BEGIN = "<!-- written by `make readme`, not by hand -->"
 END = "<!-- end of what `make readme` writes -->"
 
 
-def verdicts_block(root: Path) -> str:
-    """Return the verdicts at the largest scale that has cached rows. Raises UserError where there are none."""
+def _verdicts(root: Path) -> dict[str, list[Verdict]]:
+    """Return the verdicts by scale that has cached rows, the largest first. Raises UserError where none has."""
     cached = root / "results" / "cached"
-    scale = next((name for name in reversed(SCALES) if has_runs(cached / name)), None)
-    if scale is None:
+    scales = [name for name in reversed(SCALES) if has_runs(cached / name)]
+    if not scales:
         raise UserError(f"{cached}: no rows at any scale; export some first (make results-export)")
-    return readme_block(verdicts(Results(cached / scale), read_arms(root, scale)), scale)
+    return {scale: verdicts(Results(cached / scale), read_arms(root, scale)) for scale in scales}
+
+
+def first_block(root: Path) -> str:
+    """Return the verdicts for the first screen of the README."""
+    return first_screen(_verdicts(root))
+
+
+def verdicts_block(root: Path) -> str:
+    """Return all verdicts at the largest scale that has cached rows."""
+    scale, found = next(iter(_verdicts(root).items()))
+    return all_block(found, scale)
 
 
 def stages_block(root: Path) -> str:
@@ -40,7 +52,8 @@ def stages_block(root: Path) -> str:
 
 
 PAGES: dict[str, Callable[[Path], str]] = {
-    "README.md": verdicts_block,
+    "README.md": first_block,
+    "docs/verdicts.md": verdicts_block,
     "docs/claims_table.md": coverage_block,
     "docs/files.md": stages_block,
 }

@@ -45,9 +45,9 @@ def add_parsers(verbs: Any) -> None:
     parser = add_verb(verbs, "export", export, "copy the rows of finished live runs to results/cached, checked")
     parser.add_argument("--to", type=Path, help="another folder in place of results/cached, as of another checkout")
 
-    text = "write the claims of the cached results into README.md and docs/claims_table.md"
+    text = "write the claims of the cached results into README.md and docs"
     parser = add_verb(verbs, "readme", readme, text, configured=False)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the README is not up to date")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is not up to date")
 
     text = "compare two runs: specs, curves, paired test on the held-out windows"
     parser = add_verb(verbs, "compare", compare, text, configured=False)
@@ -118,7 +118,7 @@ def claims(arguments: argparse.Namespace) -> None:
 
 
 def readme(arguments: argparse.Namespace) -> None:
-    """Write what README.md and docs/claims_table.md have from cached rows and scales, or see that it is up to date."""
+    """Write what README.md and pages of docs have from cached rows and scales, or see that it is up to date."""
     from formerlab.commands.readme import outdated, write
 
     if not arguments.check:

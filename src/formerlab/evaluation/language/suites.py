@@ -24,7 +24,7 @@ Form = Literal["choices", "contexts", "cloze", "pairs"]
 
 
 class LocalSuite(Spec):
-    """Questions in JSON lines of your own, one per line; docs/decay.md lists the fields of each format."""
+    """Questions in JSON lines of your own, one per line; docs/questions.md lists the fields of each format."""
 
     kind: Literal["files"] = "files"
     paths: Annotated[tuple[str, ...], Field(min_length=1)]

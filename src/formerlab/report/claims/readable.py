@@ -1,7 +1,7 @@
-"""The verdicts for people: claims.md, claims.html, and the block of README.md. Headline claims come first."""
+"""The verdicts for people: claims.md, claims.html, and the blocks of README.md and docs/verdicts.md."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 from pandas import DataFrame
@@ -58,8 +58,33 @@ def html(found: list[Verdict], scale: str) -> str:
     return pages.page(f"Claims at scale {scale}", parts)
 
 
-def readme_block(found: list[Verdict], scale: str) -> str:
-    """Return the headline claims, what else has rows, and what has none, as Markdown for the README."""
+FIRST_SCREEN = {
+    "transformer-single-head-worse": ("overnight",),
+    "transformer-dropout-helps": ("overnight",),
+    "tokenformer-growth-saves-cost": ("overnight",),
+    "tokenformer-worse-than-modern-transformer": ("overnight",),
+    "denseformer-better-at-equal-depth": ("overnight",),
+    "denseformer-sparse-keeps-the-gain": ("overnight",),
+    "decay-beats-h2o": ("pretrained", "overnight"),
+    "decay-needs-no-recent-window": ("pretrained", "overnight"),
+}
+"""Two claims of each paper for the first screen of the README, with the scales that may judge them, the best first."""
+
+
+def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
+    """Return the claims of FIRST_SCREEN in a line each, with the first of their numbers; `found` is by scale."""
+    by_id = {scale: {verdict.claim.id: verdict for verdict in verdicts} for scale, verdicts in found.items()}
+    rows = []
+    for name, scales in FIRST_SCREEN.items():
+        mine = [(scale, by_id[scale][name]) for scale in scales if scale in by_id]
+        scale, verdict = next((pair for pair in mine if pair[1].outcome != "not judged"), mine[-1])
+        number = _row(verdict)["ours"].partition("\n")[0].partition(";")[0]
+        rows.append((verdict.outcome, verdict.claim.statement, number, scale))
+    return pipes(DataFrame(rows, columns=["verdict", "claim", "our number", "scale"]))
+
+
+def all_block(found: list[Verdict], scale: str) -> str:
+    """Return the headline claims, what else has rows, and what has none, as Markdown for docs/verdicts.md."""
     shown = [verdict for verdict in found if not verdict.claim.headline and verdict.outcome != "not judged"]
     waiting = Counter(verdict.claim.study for verdict in found if verdict.outcome == "not judged")
     missing = ", ".join(f"{study} {count}" for study, count in waiting.items())
