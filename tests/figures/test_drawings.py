@@ -237,6 +237,24 @@ def test_depths_come_from_the_deepest_run(place):
     assert len(rows[rows["variant"] == "DenseFormer 1x1"]) == 16 * 19 // 2
 
 
+def test_sparse_averages_are_shown_as_shares_of_the_dense_gain(place):
+    rows = pd.read_csv(place / "figures" / "live" / "three" / "denseformer_sparsity.csv")
+    theirs = rows[rows["source"] == "published"].set_index("run")["share_percent"]
+    assert theirs["DenseFormer 1x1"] == pytest.approx(100)
+    assert theirs["DenseFormer 4x1"] == pytest.approx(100 * np.log(18.61 / 17.86) / np.log(18.61 / 17.84))
+    ours = rows[(rows["source"] == "ours") & (rows["run"] == "dwa-4x5-16")].groupby("part")["share_percent"]
+    assert ours.mean()["seed"] == pytest.approx(ours.mean()["mean"])
+    assert ours.size()["seed"] == 3
+
+
+def test_growth_on_images_is_shown_above_the_parent(place):
+    rows = pd.read_csv(place / "figures" / "live" / "three" / "vision_growth.csv")
+    assert set(rows["parent"]) == {"tokenformer-small"}
+    grown = rows[rows["run"] == "grown-zero-keep"].groupby("part")["top1_points"]
+    assert grown.mean()["seed"] == pytest.approx(grown.mean()["mean"])
+    assert grown.size()["seed"] == 3
+
+
 def test_arms_are_paired_with_the_whole_cache(tmp_path):
     make_decay(tmp_path, (0, 1, 2))
     table = configurations(Results(tmp_path), "decay").set_index("configuration")

@@ -8,90 +8,111 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.depth import gains, published_table, speeds
+from formerlab.report.depth import gains, published_depths, published_table
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, label_directly, points_with_bars
-from formerlab.report.runs import n_seeds
-from formerlab.report.style import BLUE, GREY, ORANGE, PUBLISHED_GROUND, Look, canvas, widen
+from formerlab.report.marks import points_with_bars
+from formerlab.report.runs import held_out_losses, n_seeds
+from formerlab.report.style import BLACK, BLUE, GREY, ORANGE, PUBLISHED_GROUND, Look, canvas
+from formerlab.report.tokenformer import held_out, minus
 from formerlab.results.read import Results
-from formerlab.results.schema import TRAINING
 
 STUDY = "denseformer"
+_SHARE, _GAIN = "share_percent", "gain_nats"
+_ENDS = ("", "_low", "_high")
 
 
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per k x p of the depth that has most of them; then those of Table 4."""
+    """Return a row per k x p of the depth that has most of them, with its share of what 1x1 gains; then the paper's.
+
+    `part` is `mean`, or `seed` for a row per seed. The interval is that of the gain: 1x1's own is left out.
+    """
     ours = gains(results, STUDY, runs)
-    if len(ours):
+    if _GAIN not in ours:
+        ours = DataFrame()
+    else:
         records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
         for name in ("dilation", "period"):
             ours[name] = ours["run"].map(records.get(f"spec.model.depth.{name}", pd.Series(dtype=float)))
-        ours = ours.merge(speeds(results, STUDY), on="run", how="left")
-        plain = ours[ours["dilation"].isna()].set_index("layers")[f"{TRAINING}_time_s"]
-        ours["relative_speed"] = ours["layers"].map(plain) / ours[f"{TRAINING}_time_s"]
-        ours = ours.dropna(subset="dilation")
+        ours = ours.dropna(subset=["dilation", _GAIN])
         counts = ours["layers"].value_counts()
-        ours = ours[ours["layers"] == max(counts[counts == counts.max()].index, default=0)]
-    theirs = published_table("Table 4")
-    theirs["gain_nats"] = np.log(theirs["perplexity"].iloc[0] / theirs["perplexity"])
+        ours = _shares(ours[ours["layers"] == max(counts[counts == counts.max()].index, default=0)])
+    seeds = _by_seed(results, ours) if len(ours) else DataFrame()
+    depths = published_depths().rename(columns={"variant": "model"})
+    theirs = pd.concat([depths[depths["layers"] == 48], published_table("Table 4")]).drop_duplicates("model")
+    theirs[_GAIN] = np.log(theirs["perplexity"].iloc[0] / theirs["perplexity"])
     pattern = theirs["model"].str.extract(r"(\d+)x(\d+)").astype(float)
     theirs = theirs.assign(dilation=pattern[0], period=pattern[1], layers=48.0, run=theirs["model"])
-    rows = pd.concat([ours, theirs.dropna(subset="dilation")], ignore_index=True)
+    rows = pd.concat([ours, seeds, _shares(theirs.dropna(subset="dilation"))], ignore_index=True)
+    rows["part"] = np.where(rows["seed"].notna() if len(seeds) else False, "seed", "mean")
     rows["follows"] = (rows["dilation"] > 1) & (rows["period"] % rows["dilation"] == 1)
-    columns = ["source", "run", "layers", "dilation", "period", "follows", "gain_nats", "gain_nats_low"]
-    return rows.reindex(columns=[*columns, "gain_nats_high", "interval", "relative_speed", "seeds"])
+    ends = [f"{name}{end}" for name in (_SHARE, _GAIN) for end in _ENDS]
+    columns = ["source", "part", "run", "layers", "dilation", "period", "follows", *ends, "interval", "seeds", "seed"]
+    return rows.reindex(columns=columns)
+
+
+def _shares(rows: DataFrame) -> DataFrame:
+    """Return rows with their gains as shares of that of 1x1; none where it has no gain to share."""
+    dense = rows.loc[(rows["dilation"] == 1) & (rows["period"] == 1), _GAIN]
+    whole = float(dense.iloc[0]) if len(dense) and dense.iloc[0] > 0 else np.nan
+    shares = {_SHARE + end: 100 * rows[_GAIN + end] / whole for end in _ENDS if _GAIN + end in rows}
+    return rows.assign(**shares).dropna(subset=_SHARE)
+
+
+def _by_seed(results: Results, ours: DataFrame) -> DataFrame:
+    losses, rows = held_out_losses(results, STUDY), []
+    for row in ours.to_dict("records"):
+        per_nat = row[_SHARE] / row[_GAIN]
+        found = minus(held_out(losses, str(row["plain"])), held_out(losses, str(row["run"])))
+        kept = {name: row[name] for name in ("source", "run", "layers", "dilation", "period")}
+        rows += [kept | {"seed": seed, _GAIN: gain, _SHARE: gain * per_nat} for seed, gain in found.items()]
+    return DataFrame(rows)
 
 
 def draw(data: DataFrame) -> Figure:
-    """Draw gain against dilation, period and speed."""
+    """Draw the share of the gain against dilation at period 1, and against period at one dilation."""
     ours, theirs = data[data["source"] == "ours"], data[data["source"] == "published"]
-    sparse = ours.loc[ours["dilation"] > 1, "dilation"].value_counts()
-    dilation = sparse.index[0] if len(sparse) else 1.0
+    counts = ours.loc[(ours["part"] == "mean") & (ours["dilation"] > 1), "dilation"].value_counts()
+    dilation = counts.index[0] if len(counts) else 1.0
     seeds = int(ours["seeds"].max())
     spread = "95 % Student t interval over seeds" if seeds > 1 else "95 % bootstrap over windows, these models only"
-    counted = n_seeds([seeds])
-    notes = [f"{ours['layers'].max():.0f} blocks, {counted}, paired by seed; bars: {spread}."]
-    notes.append("Hollow: Table 4 of the paper, 48 blocks, not ours. Ringed: p = 1 mod k.")
-    figure, panels = canvas([2.8, 2.8, 3.4], notes, right=[0.85, 0.85, 1.0])
-    _draw(panels[0], ours[ours["period"] == 1], theirs[theirs["period"] == 1], "dilation", "dilation k (period 1)")
+    notes = [
+        f"Ours (blue): {ours['layers'].max():.0f} blocks, {n_seeds([seeds])}, paired by seed; bars: {spread}, without "
+        "that of 1x1's gain; small dots: seeds. Hollow: Tables 1 and 4 of the paper, 48 blocks, not ours. "
+        "Ringed: p = 1 mod k."
+    ]
+    figure, (left, right) = canvas([3.2, 3.2], notes, right=[0.9, 0.4])
+    _draw(left, ours[ours["period"] == 1], theirs[theirs["period"] == 1], "dilation", "dilation k (period 1)")
     mine, printed = (rows[rows["dilation"] == dilation] for rows in (ours, theirs))
-    _draw(panels[1], mine, printed, "period", f"period p (dilation {dilation:.0f})")
-    timed = ours.dropna(subset="relative_speed")
-    _draw(panels[2], timed, theirs[:0], "relative_speed", "training steps per second, plain = 1")
-    widen(panels[2], 0.15)
-    places = timed[["relative_speed", "gain_nats"]].to_numpy(dtype=float)
-    names = [Label(x, y, run.split("-")[1], BLUE) for (x, y), run in zip(places, timed["run"], strict=True)]
-    if names:
-        label_directly(panels[2], names, size=7)
-    else:
-        panels[2].text(0.5, 0.5, "not timed yet", transform=panels[2].transAxes, ha="center", color=GREY)
+    _draw(right, mine, printed, "period", f"period p (dilation {dilation:.0f})")
     return figure
 
 
 def _draw(axes: Axes, ours: DataFrame, theirs: DataFrame, column: str, label: str) -> None:
-    rows, line = ours.sort_values(column), "" if column == "relative_speed" else "-"
-    ends = rows["gain_nats_low"], rows["gain_nats_high"]
-    points_with_bars(axes, rows[column], rows["gain_nats"], ends, Look(BLUE, "s"), linestyle=line)
+    rows, seeds = ours[ours["part"] == "mean"].sort_values(column), ours[ours["part"] == "seed"]
+    points_with_bars(axes, rows[column], rows[_SHARE], (rows[f"{_SHARE}_low"], rows[f"{_SHARE}_high"]), Look(BLUE, "s"))
+    axes.plot(seeds[column] - 0.15, seeds[_SHARE], "o", color=BLUE, markersize=2.5, alpha=0.7)
     ringed = rows[rows["follows"]]
-    axes.plot(ringed[column], ringed["gain_nats"], "o", markersize=11, markerfacecolor="none", color=ORANGE)
-    axes.plot(theirs[column], theirs["gain_nats"], "D", markerfacecolor=PUBLISHED_GROUND, color="#6b5510")
-    axes.axhline(0, color=GREY, linewidth=0.8)
+    axes.plot(ringed[column], ringed[_SHARE], "o", markersize=11, markerfacecolor="none", color=ORANGE)
+    axes.plot(theirs[column], theirs[_SHARE], "D", zorder=3, markerfacecolor=PUBLISHED_GROUND, color="#6b5510")
+    axes.axhline(0, color=BLACK, linewidth=1)
+    axes.axhline(100, color=GREY, linewidth=1, linestyle="--")
     axes.set_xlabel(label)
-    axes.set_ylabel("gain over plain (nats per token)")
-    if column != "relative_speed":
-        axes.set_xticks(sorted({*rows[column], *theirs[column]}))
+    axes.set_ylabel("share of the gain of 1x1 (%)")
+    axes.set_xticks(sorted({*rows[column], *theirs[column]}))
 
 
 denseformer_sparsity = Plot(
-    reads=("test.csv", "run.json", "speed.csv"),
+    reads=("test.csv", "run.json"),
     runs=("plain-*", "dwa-*"),
+    needs=("dwa-[!1]x1-*", "dwa-1[0-9]x1-*"),
     caption=(
-        "What DenseFormers of one depth gain over the plain Transformer against dilation k at period 1, against "
-        "period p at the dilation that most runs have, and against the speed of training, after Fig. 4, 11 and 12 of "
-        "DenseFormer (arXiv:2402.02622). To see: how far k and p may grow before the gain is lost; whether p = 1 mod "
-        "k, where the next average reads the block after the last one (ringed), does better than its neighbours and "
-        "than k = p; and what sparsity buys in speed. The paper's figures give no numbers; hollow points are those "
-        "its Table 4 prints, for 48 blocks, as differences of ln perplexity."
+        "What DenseFormers of one depth keep of the gain of 1x1 over the plain Transformer: against dilation k at "
+        "period 1, and against period p at the dilation that most runs have, after Fig. 4, 11 and 12 of DenseFormer "
+        "(arXiv:2402.02622). To see: how far k and p may grow before the gain is lost; whether p = 1 mod k, where the "
+        "next average reads the block after the last one (ringed), does better than its neighbours and than k = p. "
+        "What sparsity buys in speed is in denseformer_tradeoff. The paper's figures give no numbers; hollow "
+        "points are those its Tables 1 and 4 print, for 48 blocks, as differences of ln perplexity. A scale "
+        "that has no dilation but 1 at period 1 lacks this figure."
     ),
     data=data,
     draw=draw,
