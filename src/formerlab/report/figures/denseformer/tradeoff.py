@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from formerlab.report.depth import gains, published_depths, speeds
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, label_directly
+from formerlab.report.marks import Label, label_at_edge
 from formerlab.report.runs import count_notes
 from formerlab.report.style import GREY, canvas, look, loss_axis, mark_published, widen
 from formerlab.results.read import Results
@@ -86,7 +86,7 @@ def _draw_points(axes: Axes, rows: DataFrame, column: str, *, hollow: bool = Fal
     axes.step(front["batches_per_s"], front[column], where="pre", color=GREY, linewidth=1, linestyle=":", zorder=0)
     axes.set_xlabel(f"full forward passes per second ({rows[f'{FORWARD}_sequences'].max():.0f} sequences)")
     widen(axes, 0.5)
-    label_directly(axes, labels, size=7)
+    label_at_edge(axes, labels, size=7)
 
 
 denseformer_tradeoff = Plot(
