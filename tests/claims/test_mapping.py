@@ -26,7 +26,7 @@ def test_studies_map_registered_claims(scale):
             assert set(mapped.items) <= set(registered[name].criterion.for_each)
 
 
-WAITING = {  # for runs that no scale plans yet
+WAITING = {  # for runs that neither of these scales plans
     "tokenformer-growth-beats-continuing",
     "tokenformer-growth-saves-cost",
     "tokenformer-gap-shrinks-with-training",

@@ -2,5 +2,5 @@
 
 `claims.yaml` was fixed before any model was trained; `registry.py` reads it, `expression.py` evaluates its criteria,
 `arms.py` says which runs stand for an arm (each study's key `claims`), `rows.py` reads them, `verdict.py` judges,
-`exact/` computes what needs no training, and `table.py` writes claims.csv and claims.md.
+`evaluation/exact/` computes what needs no training, and `table.py` writes claims.csv and claims.md.
 """
