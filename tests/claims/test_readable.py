@@ -131,6 +131,12 @@ def test_the_first_screen_has_a_line_with_one_number_for_each_of_its_claims(foun
         assert number.count(" = ") == 1 or outcome not in ("holds", "fails", "undecided")
 
 
+def test_the_first_screen_is_there_before_any_of_its_scales_has_rows(found):
+    lines = first_screen({"laptop": found}).splitlines()[2:]
+    assert len(lines) == 8
+    assert all(line.startswith("| **not judged** | ") for line in lines)
+
+
 def test_the_page_of_verdicts_names_scale_and_what_has_no_rows(found):
     block = all_block(found, "overnight")
     assert block.startswith("Scale `overnight`. Of 44 measured claims: ")

@@ -1,13 +1,12 @@
 """What the command `readme` writes into pages: verdicts on cached rows, where claims have arms, the stages."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from formerlab.errors import UserError
 from formerlab.files import write_text
 from formerlab.plan.claim_arms import read_arms
 from formerlab.plan.claim_coverage import SCALES, coverage_block
-from formerlab.report.claims.readable import all_block, first_screen
+from formerlab.report.claims.readable import FIRST_SCREEN, all_block, first_screen
 from formerlab.report.claims.table import verdicts
 from formerlab.report.claims.verdict import Verdict
 from formerlab.results.read import Results, has_runs
@@ -18,28 +17,20 @@ END = "<!-- end of what `make readme` writes -->"
 
 
 def _verdicts(root: Path) -> dict[str, list[Verdict]]:
-    """Return the verdicts by scale that has cached rows, the largest first. Raises UserError where none has."""
+    """Return the verdicts by scale, the largest first: of that with the most to say, and of those on the first screen.
+
+    Raises UserError where no scale has rows.
+    """
     cached = root / "results" / "cached"
     scales = [name for name in reversed(SCALES) if has_runs(cached / name)]
     if not scales:
         raise UserError(f"{cached}: no rows at any scale; export some first (make results-export)")
-    return {scale: verdicts(Results(cached / scale), read_arms(root, scale)) for scale in scales}
+    wanted = {scales[0], *(scale for of_claim in FIRST_SCREEN.values() for scale in of_claim)}
+    return {name: verdicts(Results(cached / name), read_arms(root, name)) for name in scales if name in wanted}
 
 
-def first_block(root: Path) -> str:
-    """Return the verdicts for the first screen of the README."""
-    return first_screen(_verdicts(root))
-
-
-def verdicts_block(root: Path) -> str:
-    """Return all verdicts at the largest scale that has cached rows."""
-    scale, found = next(iter(_verdicts(root).items()))
-    return all_block(found, scale)
-
-
-def stages_block(root: Path) -> str:
+def stages_block() -> str:
     """Return the table of stages and the files of rows that each leaves, as Markdown."""
-    del root
     lines = ["| stage | what it does, for every | files |", "|---|---|---|"]
     for stage in STAGES.values():
         files = " ".join(f"`{file}`" for file in stage.written)
@@ -51,28 +42,35 @@ def stages_block(root: Path) -> str:
     return "\n".join(lines)
 
 
-PAGES: dict[str, Callable[[Path], str]] = {
-    "README.md": first_block,
-    "docs/verdicts.md": verdicts_block,
-    "docs/claims_table.md": coverage_block,
-    "docs/files.md": stages_block,
-}
-"""Page to what stands between its marks."""
+PAGES = ("README.md", "docs/verdicts.md", "docs/claims_table.md", "docs/files.md")
+"""The pages with something between the marks."""
 
 
-def written(root: Path, name: str) -> str:
-    """Return a page of PAGES with its block as it should be now. Raises UserError where it has no marks."""
-    path = root / name
+def blocks(root: Path) -> dict[str, str]:
+    """Return what stands between the marks of every page of PAGES."""
+    found = _verdicts(root)
+    largest = next(iter(found))
+    return dict(
+        zip(
+            PAGES,
+            (first_screen(found), all_block(found[largest], largest), coverage_block(root), stages_block()),
+            strict=True,
+        )
+    )
+
+
+def written(path: Path, block: str) -> str:
+    """Return a page with the block between its marks. Raises UserError where it has none."""
     before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise UserError(f"{path}: no place for what is generated; put the lines '{BEGIN}' and '{END}' around it")
-    return f"{before}{BEGIN}\n\n{PAGES[name](root).strip()}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{block.strip()}\n\n{END}{after}"
 
 
 def outdated(root: Path) -> dict[str, str]:
     """Return the pages that are not up to date, with what they should hold."""
-    texts = {name: written(root, name) for name in PAGES}
+    texts = {name: written(root / name, block) for name, block in blocks(root).items()}
     return {name: text for name, text in texts.items() if text != (root / name).read_text(encoding="utf-8")}
 
 

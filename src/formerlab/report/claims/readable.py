@@ -74,12 +74,16 @@ FIRST_SCREEN = {
 def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
     """Return the claims of FIRST_SCREEN in a line each, with the first of their numbers; `found` is by scale."""
     by_id = {scale: {verdict.claim.id: verdict for verdict in verdicts} for scale, verdicts in found.items()}
+    statements = {claim.id: claim.statement for claim in read_claims().claims}
     rows = []
     for name, scales in FIRST_SCREEN.items():
         mine = [(scale, by_id[scale][name]) for scale in scales if scale in by_id]
-        scale, verdict = next((pair for pair in mine if pair[1].outcome != "not judged"), mine[-1])
-        number = _row(verdict)["ours"].partition("\n")[0].partition(";")[0]
-        rows.append((verdict.outcome, verdict.claim.statement, number, scale))
+        judged = [pair for pair in mine if pair[1].outcome != "not judged"] or mine[-1:]
+        scale, outcome, number = scales[-1], "not judged", ""
+        if judged:
+            scale, verdict = judged[0]
+            outcome, number = verdict.outcome, _row(verdict)["ours"].partition("\n")[0].partition(";")[0]
+        rows.append((outcome, statements[name], number, scale))
     return pipes(DataFrame(rows, columns=["verdict", "claim", "our number", "scale"]))
 
 

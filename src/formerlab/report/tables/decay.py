@@ -7,7 +7,15 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.drawings import Table
-from formerlab.report.pruning import CONFIGURATION, PANELS, configurations, decoding, measured, ordered
+from formerlab.report.pruning import (
+    CONFIGURATION,
+    PANELS,
+    RELEASED_RUNS,
+    configurations,
+    decoding,
+    measured,
+    ordered,
+)
 from formerlab.report.published import DECAY, published, published_cosines
 from formerlab.report.questions import CHANCE, SUITES, accuracy_columns, answers, counted, title
 from formerlab.report.runs import ends
@@ -290,8 +298,8 @@ decay_one_shot_table = Table(
 )
 
 
-PRECISE, ROUNDED = "float32-", "released-"
-"""How the runs of one released model begin that compute in float32, and in the precision of its other runs."""
+PRECISE = "float32-"
+"""How the runs of released models begin that compute in float32; the others have the precision of the model."""
 
 
 def precision(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -299,7 +307,7 @@ def precision(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = answers(results, STUDY, runs)
     found = []
     for run in [run for run in rows["run"].unique() if run.startswith(PRECISE)]:
-        other = ROUNDED + run.removeprefix(PRECISE)
+        other = RELEASED_RUNS + run.removeprefix(PRECISE)
         keys = [*CONFIGURATION[1:], "task", "example"]
         pairs = rows[rows["run"] == run].merge(rows[rows["run"] == other], on=keys, suffixes=("_precise", "_rounded"))
         for key, group in pairs.groupby([*CONFIGURATION[1:], "task"], sort=False, dropna=False):

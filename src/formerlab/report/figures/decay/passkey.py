@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.pruning import CONFIGURATION, ordered
+from formerlab.report.pruning import CONFIGURATION, one_model, ordered
 from formerlab.report.style import canvas
 from formerlab.results.read import Results
 
@@ -20,7 +20,7 @@ def passkey_data(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = results.rows("passkey.csv", STUDY, runs)
     if rows.empty:
         return DataFrame()
-    rows = rows[rows["run"] == rows["run"].min()]
+    rows = one_model(rows)
     keys = [*CONFIGURATION, "length", "depth"]
     found = rows.groupby(keys, sort=False, dropna=False)["found"].agg(found="mean", numbers="size").reset_index()
     return ordered(found).assign(source="ours")
