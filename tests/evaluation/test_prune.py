@@ -3,18 +3,32 @@ import csv
 import pytest
 import torch
 
-from formerlab.cache import H2O, Decay, Full, KVCache, Local, PrunedCache, SnapKV, SpAtten, StreamingLLM
+from formerlab.cache import (
+    H2O,
+    Decay,
+    Full,
+    KVCache,
+    Local,
+    PrunedCache,
+    SnapKV,
+    SpAtten,
+    StreamingLLM,
+    distance_to_ideal,
+    simulate,
+)
+from formerlab.cache.measures import ideal_attention
 from formerlab.commands.measures import _write_nothing
 from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.language.zeroshot import evaluate_tasks, load_tasks
+from formerlab.evaluation.pruning import masks
 from formerlab.evaluation.pruning.calibration import calibrated, head_distances
 from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.evaluation.pruning.masks import mask_dumps, mean_position
 from formerlab.evaluation.pruning.prune import FILES, PruneSweep, one_shot_losses, prune
 from formerlab.evaluation.pruning.score_trajectories import ALPHAS, follow, mean_and_tenths, score_trajectories
 from formerlab.results.stages import STAGES
-from formerlab.tasks.window_losses import mean_loss, window_losses
+from formerlab.tasks.window_losses import mean_loss, window_batches, window_losses
 
 SWEEP = PruneSweep(
     policies=(Local(), H2O(), SpAtten(), Decay(recent=0.5)),
@@ -142,6 +156,30 @@ def test_measures_of_masks(out):
     assert {float(row["value"]) for row in local if row["metric"] == "early_share"} == {0.0}
     assert {float(row["value"]) for row in local if row["metric"] == "recent_share"} == {1.0}
     assert all(0 <= float(row["value"]) <= 1 for row in rows)
+
+
+def test_configurations_of_a_budget_share_its_ideal_and_are_as_far_from_it_as_alone(model, stream, monkeypatch):
+    made, layers = [], []
+
+    def counted(probabilities, budget):
+        made.append(budget)
+        return ideal_attention(probabilities, budget)
+
+    monkeypatch.setattr(masks, "ideal_attention", counted)
+    pairs = [Configuration(policy, budget) for budget in (4, 0.4) for policy in (Local(), H2O(), Decay())]
+    rows = list(masks.mask_measures(model, stream, 20, [0, 3], pairs))
+    assert sorted(made) == [0.4] * model.spec.layers + [4] * model.spec.layers
+    ((_, tokens),) = window_batches(stream, 20, [0, 3], 2)
+    masks.observe_unpruned(model, tokens, lambda _, seen: layers.append(seen))
+    for policy, budget in pairs:
+        pruned = [simulate(policy, seen.logits, budget)[0] for seen in layers]
+        alone = [
+            distance_to_ideal(*both, budget) for both in zip(pruned, (s.probabilities for s in layers), strict=True)
+        ]
+        found = [
+            row.value for row in rows if row.configuration == (policy, budget) and row.metric == "distance_to_ideal"
+        ]
+        assert found == torch.stack(alone).mean(0).tolist()
 
 
 def test_a_diverged_run_has_the_same_files_without_rows(out, tmp_path):

@@ -42,23 +42,44 @@ def distance_to_ideal(
 ) -> Float[Tensor, " batch"]:
     """Return 1 - cosine between each attention row and the ideal one, mean over queries and heads.
 
-    The ideal row keeps the query's own key and, of the past, the `budget` keys of the largest unpruned probability:
-    what the best policy with the same budget, which could take a dropped key back, would see. Give both probabilities
-    from the same logits, or the drift of pruned hidden states is measured too. `skip` leaves out the first positions,
-    as keys and as queries: with 1, the attention sink no longer decides. (Claim decay-mask-closer-to-ideal; A2SF,
-    arXiv:2407.20485, Table 2, as cosine similarity.)
+    Give both probabilities from the same logits, or the drift of pruned hidden states is measured too. `skip` leaves
+    out the first positions, as keys and as queries: with 1, the attention sink no longer decides. (Claim
+    decay-mask-closer-to-ideal; A2SF, arXiv:2407.20485, Table 2, as cosine similarity.)
     """
-    batch, _, time, _ = probabilities.shape
-    numbers, device = true_lengths(lengths, batch, time), probabilities.device
-    true, counts = on_device(numbers, device), on_device([resolve_budget(budget, length) for length in numbers], device)
+    ideal = ideal_attention(full_probabilities, budget, lengths)
+    return cosine_distance(probabilities, ideal, lengths=lengths, skip=skip)
+
+
+def ideal_attention(
+    full_probabilities: Square, budget: Budget, lengths: Int[Tensor, " batch"] | Sequence[int] | None = None
+) -> Square:
+    """Return the unpruned probabilities with those of all keys at zero that the ideal rows leave out.
+
+    An ideal row keeps the query's own key and, of the past, the `budget` keys of the largest unpruned probability: what
+    the best policy with the same budget, which could take a dropped key back, would see.
+    """
+    batch, _, time, _ = full_probabilities.shape
+    numbers, device = true_lengths(lengths, batch, time), full_probabilities.device
+    counts = on_device([resolve_budget(budget, length) for length in numbers], device)
     past = torch.ones(time, time, dtype=torch.bool, device=device).tril(-1)
     best = largest(full_probabilities.masked_fill(~past, -torch.inf), counts[:, None, None]) & past
-    itself = torch.eye(time, dtype=torch.bool, device=past.device)
-    ideal = (full_probabilities * (best | itself))[..., skip:].double()
-    pruned = probabilities[..., skip:].double()
+    return full_probabilities * (best | torch.eye(time, dtype=torch.bool, device=device))
+
+
+def cosine_distance(
+    probabilities: Square,
+    ideal: Square,
+    *,
+    lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
+    skip: int = 0,
+) -> Float[Tensor, " batch"]:
+    """Return `distance_to_ideal`, given what `ideal_attention` returns, which many policies share."""
+    batch, _, time, _ = probabilities.shape
+    true = on_device(true_lengths(lengths, batch, time), probabilities.device)
+    pruned, ideal = probabilities[..., skip:].double(), ideal[..., skip:].double()
     norms = pruned.norm(dim=-1) * ideal.norm(dim=-1)
     distance = (1 - (pruned * ideal).sum(-1) / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(min=0)
-    position = torch.arange(time, device=past.device)
+    position = torch.arange(time, device=true.device)
     counted = (position >= skip) & (position < true[:, None])
     summed: Tensor = distance.mean(1).where(counted, 0).sum(1)
     return summed / counted.sum(1)

@@ -15,7 +15,6 @@ from formerlab.commands.gpus import own_gpus
 from formerlab.files import read_json, sha256, write_json, write_text
 from formerlab.plan.judge import made_run
 from formerlab.results.notes import noted
-from formerlab.results.read import is_released
 from formerlab.results.stages import MEASURED, TIMED, Stage
 from formerlab.results.write import write_rows
 
@@ -94,6 +93,8 @@ def _code_of(stage: Stage, run: "AnyRun", suites: Sequence[dict[str, Any]]) -> C
 
 def _load(folder: Path, device: str) -> tuple[Any, "AnyRun"]:
     """Return the model of a finished run on its device, and the run."""
+    from formerlab.results.read import is_released
+
     if is_released(read_json(folder / "run.json")):
         from formerlab.integrations.huggingface.released_run import load_released_run
 

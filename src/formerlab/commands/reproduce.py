@@ -11,7 +11,6 @@ from formerlab.commands.context import Plan, add_verb, load_plan
 from formerlab.errors import UserError, near_misses
 from formerlab.files import read_json
 from formerlab.results.notes import noted
-from formerlab.results.read import Results, has_runs, read_run
 
 Record = dict[str, Any]
 DATA, CODE = "data", "code"
@@ -39,6 +38,7 @@ def reproduce(arguments: argparse.Namespace) -> None:
     StoppedEarly
         When a signal came; the work is saved and the same command continues.
     """
+    from formerlab.results.read import Results, has_runs, read_run
     from formerlab.results.reproduce import differences, report
 
     plan = load_plan(arguments)

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from formerlab.cache import H2O, Decay, Full, Ideal, Local, Simulation, distance_to_ideal, early_share, simulate
+from formerlab.cache import H2O, Decay, Full, Ideal, Local, Simulation, early_share, simulate
+from formerlab.cache.measures import cosine_distance, ideal_attention
 from formerlab.cache.simulation import Seen
 from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.models.decoder import DecoderModel
@@ -32,8 +33,8 @@ class MaskMeasure(NamedTuple):
     value: float
 
 
-def measures(configuration: Configuration, pruned: Square, full: Square, visible: SquareMask) -> dict[str, Share]:
-    """Return the measures of one layer, given attention probabilities with and without pruning.
+def measures(pruned: Square, ideal: Square, visible: SquareMask) -> dict[str, Share]:
+    """Return the measures of one layer, given the attention under a policy and the ideal one of its budget.
 
     Share of kept keys among the first 40 %, the first 10 % and the last 40 % of the positions seen so far, their mean
     position, and 1 - cosine between the attention rows and those of the best choice; an attention sink dominates the
@@ -44,8 +45,8 @@ def measures(configuration: Configuration, pruned: Square, full: Square, visible
         "early_share_10": early_share(visible, early=0.1),
         "mean_position": mean_position(visible),
         "recent_share": 1 - early_share(visible, early=0.6),
-        "distance_to_ideal": distance_to_ideal(pruned, full, configuration.budget),
-        "distance_to_ideal_without_first": distance_to_ideal(pruned, full, configuration.budget, skip=1),
+        "distance_to_ideal": cosine_distance(pruned, ideal),
+        "distance_to_ideal_without_first": cosine_distance(pruned, ideal, skip=1),
     }
 
 
@@ -102,6 +103,8 @@ class _Observer:
 
     def __call__(self, layer: int, seen: Seen) -> None:
         groups = seen.logits.shape[1] // seen.keys.shape[1]
+        budgets = {configuration.budget for configuration in self.states}
+        ideals = {budget: ideal_attention(seen.probabilities, budget) for budget in budgets}  # each sorts every row
         for configuration, state in self.states.items():
             pruned, kept = simulate(
                 configuration.policy,
@@ -113,7 +116,7 @@ class _Observer:
                 state=state,
                 layer=layer,
             )
-            for metric, value in measures(configuration, pruned, seen.probabilities, kept).items():
+            for metric, value in measures(pruned, ideals[configuration.budget], kept).items():
                 self.layers[configuration, metric].append(value)
 
 

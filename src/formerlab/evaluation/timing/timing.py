@@ -75,7 +75,7 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
         work()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
     assert results is not None
