@@ -208,7 +208,7 @@ def measured(rows: DataFrame, metrics: Sequence[str]) -> DataFrame:
         return DataFrame(columns=["source", *CONFIGURATION, "metric", "value"])
     table = []
     for key, block in rows.groupby([*CONFIGURATION, "metric"], sort=False, dropna=False):
-        grid = block.pivot_table("value", "seed", "window").dropna(axis=1).to_numpy()
+        grid = block.pivot(index="seed", columns="window", values="value").dropna(axis=1).to_numpy()
         interval = over_examples(grid, resamples=2000)
         cells = dict(zip([*CONFIGURATION, "metric"], key, strict=True))
         table.append(cells | ends("value", interval) | {"seeds": interval.seeds, "windows": interval.examples})
