@@ -53,7 +53,7 @@ evidence: $(READY) ## one study of scale overnight, the most wanted runs first: 
 figures: $(READY) ## redraw every figure and table from the cached results, training nothing
 	@$(FORMERLAB) figures --tree cached
 
-readme: $(READY) ## write what the cached results say of the claims into README.md and docs
+readme: $(READY) ## after new rows: write what they say into README.md, docs and figures, which are committed
 	@$(FORMERLAB) readme
 
 plan: $(READY) ## every job with its cost, before anything runs

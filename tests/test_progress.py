@@ -55,6 +55,15 @@ def test_resumed_work_is_timed_from_where_it_continues(clock):
     assert file.getvalue() == "train x  step 910/1000, 12.3k tokens/s, loss 4.123  1.00 step/s  left 01:30\n"
 
 
+def test_what_was_done_before_counts_as_done_and_not_for_the_speed(clock):
+    file = io.StringIO()
+    progress = Progress(1000, "prune x", unit="window", file=file)
+    progress.skip(500)
+    clock.now += 10
+    progress.advance(10)
+    assert file.getvalue().splitlines()[-1] == "prune x  window 510/1000  1.00 window/s  left 08:10"
+
+
 def test_work_of_unknown_size_shows_what_is_done(clock):
     file = io.StringIO()
     with Progress(None, "tokenise text", unit="B", scale=True, file=file) as progress:

@@ -12,13 +12,15 @@ from formerlab.errors import UserError
 from formerlab.evaluation.timing.decode import DecodeSettings, DynamicAttend, measure, model_of, variants_of
 from formerlab.evaluation.timing.timing import turns
 from formerlab.layers import Rotary
-from formerlab.models import Decoder, VisionTransformer
+from formerlab.models import Decoder
 from formerlab.results.stages import TABLES
+from formerlab.training.released import Pretrained, ReleasedRun
 from formerlab.training.run import Run
 
 CPU = torch.device("cpu")
 MODEL = Decoder(vocabulary=64, layers=2, width=16, heads=2, context=8, position=Rotary())
 RUN = Run(study="study", name="plain", model=MODEL, task={"context": 8})
+SIZES = {"layers": 2, "width": 16, "vocabulary": 64, "parameters": 5000}
 SETTINGS = DecodeSettings(
     lengths=(6, 20), batches=(1, 3), policies=(Local(), Decay()), budgets=(0.25, 4), tokens=2, repetitions=5
 )
@@ -39,7 +41,7 @@ def test_every_cache_is_measured_in_every_repetition_at_every_point(rows):
     found = {((row["policy"], row["budget"]), *(int(row[key]) for key in keys)) for row in rows}
     assert found == set(product(caches, (6, 20), (1, 3), range(1, 6)))
     assert len(rows) == len(found)
-    assert all(float(row["time_s"]) > 0 for row in rows)
+    assert all(float(row["time_s"]) > 0 and float(row["prompt_s"]) > 0 for row in rows)
 
 
 def test_bytes_are_those_of_the_tokens_held(rows):
@@ -53,7 +55,7 @@ def test_bytes_are_those_of_the_tokens_held(rows):
 
 @pytest.mark.parametrize("lengths", [(5, 1, 1), (1, 1, 1)])
 def test_dynamic_cache_gives_what_ours_gives(lengths):
-    model = model_of(RUN, 8)
+    model = model_of(RUN, 8, CPU)
     tokens = torch.arange(2 * sum(lengths)).reshape(2, -1) % 64
     ours, theirs, start = KVCache(), DynamicAttend(), 0
     for part in tokens.split(lengths, 1):
@@ -68,7 +70,7 @@ def test_dynamic_cache_gives_what_ours_gives(lengths):
 def test_a_budget_of_the_whole_length_changes_nothing():
     """All that is measured decodes the same model: where nothing is evicted, the logits are the same."""
     settings = SETTINGS.model_copy(update={"budgets": (100,)})
-    model, tokens = model_of(RUN, 12), torch.arange(12)[None] % 64
+    model, tokens = model_of(RUN, 12, CPU), torch.arange(12)[None] % 64
     with torch.no_grad():
         logits = []
         for variant in variants_of(settings):
@@ -86,10 +88,33 @@ def test_policies_that_no_cache_can_follow_are_refused(policy):
         DecodeSettings(policies=(policy,))
 
 
-def test_only_decoders_decode():
-    run = Run(study="images", name="vit", model=VisionTransformer(), task={"kind": "classification"})
-    with pytest.raises(UserError, match=r"images\.decode\.runs: run 'vit' trains a vision_transformer"):
-        SETTINGS.memory_bytes([run])
+def released(context: int) -> ReleasedRun:
+    model = Pretrained(name="tiny", source={"kind": "folder", "path": "tiny"}, context=context, **SIZES)
+    return ReleasedRun(study="study", name="released-tiny", released="tiny", model=model)
+
+
+def test_a_released_model_is_itself_and_measured_as_any_other(tmp_path):
+    """It stands behind the interface of our decoders; here one of ours stands in its place."""
+    model, asked = MODEL.model_copy(update={"context": 22}).build(1).eval(), []
+
+    def load(run, device):
+        asked.append((run.name, device))
+        return model
+
+    settings = SETTINGS.model_copy(update={"batches": (1,), "budgets": (0.25,)})
+    measure([released(22), RUN], settings, CPU, tmp_path / "decode.csv", load)
+    with open(tmp_path / "decode.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert asked == [("released-tiny", CPU)]
+    mine, others = ([r for r in rows if r["run"] == name] for name in ("released-tiny", "plain"))
+    keys = ("policy", "budget", "length", "repetition", "cache_bytes")
+    assert [[row[key] for key in keys] for row in mine] == [[row[key] for key in keys] for row in others]
+
+
+def test_a_text_longer_than_a_released_model_reads_is_refused():
+    assert SETTINGS.memory_bytes([released(22)]) > 0
+    with pytest.raises(UserError, match=r"study\.decode\.lengths: 20 and the 2 tokens behind exceed .* 21 tokens"):
+        SETTINGS.memory_bytes([released(21)])
 
 
 def test_memory_has_room_for_the_longest_prompt():

@@ -194,7 +194,7 @@ def test_what_is_not_asked_for_has_no_rows(model, streams, tmp_path, capfd):
     prune(model, streams, None, sweep, tmp_path, label="prune s/r/seed0")
     rows = {path.name: len(read(path)) for path in tmp_path.iterdir()}
     assert rows == dict.fromkeys(FILES, 0) | {"prune.csv": 4}
-    assert "prune s/r/seed0  sequence 4/4" in capfd.readouterr().err
+    assert "prune s/r/seed0  window 4/4" in capfd.readouterr().err
 
 
 def test_windows_longer_than_the_context_are_refused(model, streams, tmp_path):

@@ -96,6 +96,19 @@ def test_decoding_is_compared_within_a_repetition(tmp_path):
     assert decoding(Results(tmp_path), "decay", ("other",)).empty
 
 
+def test_rows_that_know_how_long_the_prompt_took_are_compared_by_it_too(tmp_path):
+    make_run(tmp_path, "decay", "decoder", 0)
+    rows = [
+        ("decoder", policy, alpha, None, budget, 128, 1, place, 1, 0.01, 1000, 0, read * place)
+        for place in (1, 2, 3)
+        for policy, alpha, budget, read in (("full", None, 1.0, 2.0), ("decay", 0.2, 0.25, 3.0))
+    ]
+    write_csv(tmp_path / "decay/decode.csv", TABLES["decode.csv"].names, rows)
+    table = decoding(Results(tmp_path), "decay", ("*",)).set_index("configuration")
+    assert table["prompt_s"].tolist() == [4.0, 6.0]
+    assert table["prompt_ratio"].tolist() == pytest.approx([1.0, 1.5])
+
+
 def test_measures_have_a_row_per_arm():
     rows = pd.DataFrame(
         {"run": "decoder", "seed": seed, "policy": "decay", "alpha": alpha, "recent": 0.0, "budget": 0.4}

@@ -49,10 +49,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from fixtures.rows import make_decay, make_denseformer_study, make_run, make_tokenformer, make_vision, model
 
+from formerlab.report import write
 from formerlab.report.drawings import draw_one
 from formerlab.report.style import look
 
 Figure.savefig = lambda figure, path, **form: path.write_bytes(b"drawn, and not saved")
+write._fewer_colours = lambda path: None
 
 def repeat(path, old, new):
     text = path.read_text()

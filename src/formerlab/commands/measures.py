@@ -19,6 +19,8 @@ from formerlab.results.stages import MEASURED, TIMED, Stage
 from formerlab.results.write import write_rows
 
 if TYPE_CHECKING:
+    import torch
+
     from formerlab.training.released import AnyRun
 
 SCHEMA = 1
@@ -105,6 +107,21 @@ def _load(folder: Path, device: str) -> tuple[Any, "AnyRun"]:
     return model.to(device), run
 
 
+def _loader(stage: Stage) -> dict[str, Any]:
+    """Return what a stage that times released models needs to have them."""
+    if "released" not in stage.models:
+        return {}
+
+    def load(run: "AnyRun", device: "torch.device") -> Any:
+        from formerlab.integrations.huggingface.released_run import load_released_model
+        from formerlab.training.released import ReleasedRun
+
+        assert isinstance(run, ReleasedRun)
+        return load_released_model(run, str(device))
+
+    return {"load": load}
+
+
 def _write_nothing(stage: Stage, folder: Path) -> None:
     for file, table in stage.tables.items():
         write_rows(folder / file, table.names, [])
@@ -122,17 +139,20 @@ def time_runs(stage: Stage, arguments: argparse.Namespace) -> None:
 
     from formerlab.evaluation.timing.timing import circumstances
     from formerlab.kernels.native import keep_memory
+    from formerlab.training.released import ReleasedRun
     from formerlab.training.run import Run
 
     folder, device = Path(plan["results"], arguments.study), torch.device(plan["device"])
     with noted(stage.name, folder), as_planned(plan, stage.name, arguments.study), own_gpus(plan["device"]):
         torch.set_num_threads(plan["threads"])
         keep_memory()
-        runs = [Run.model_validate(plan["train"][run_id]["spec"]) for run_id in job["runs"]]
+        runs = [
+            (ReleasedRun if run_id in plan["load"] else Run).model_validate(made_run(plan, run_id)["spec"])
+            for run_id in job["runs"]
+        ]
         module, (file,) = import_module(stage.import_path), stage.tables
-        notes = module.measure(
-            runs, getattr(module, stage.settings).model_validate(job["settings"]), device, folder / file
-        )
+        settings = getattr(module, stage.settings).model_validate(job["settings"])
+        notes = module.measure(runs, settings, device, folder / file, **_loader(stage))
         record = {"schema": SCHEMA, "study": arguments.study, "code_hash": job["code"]}
         record |= {"configuration": job["configuration"], "rows_sha256": sha256(folder / file)}
         write_json(folder / stage.record, record | {"threads": plan["threads"]} | notes | circumstances(device))

@@ -1,6 +1,7 @@
 """The verbs that read results: draw, figures, exact, claims, readme, runs, headline, track, export."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ def add_parsers(verbs: Any) -> None:
     parser = add_verb(verbs, "export", export, "copy the rows of finished live runs to results/cached, checked")
     parser.add_argument("--to", type=Path, help="another folder in place of results/cached, as of another checkout")
 
-    text = "write the claims of the cached results into README.md and docs"
+    text = "write what the cached results say into README.md, docs and figures"
     parser = add_verb(verbs, "readme", readme, text, configured=False)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is not up to date")
 
@@ -72,7 +73,8 @@ def figures(arguments: argparse.Namespace) -> None:
     from formerlab.results.read import Results
 
     out = arguments.figures / arguments.tree
-    written = draw_all(arguments.results / arguments.tree, out, _objection)
+    processes = (os.cpu_count() or 1) if arguments.tree == "cached" else 1  # cached rows have no judge
+    written = draw_all(arguments.results / arguments.tree, out, _objection, processes=processes)
     if Path("workflow", "studies").is_dir():
         for scale in sorted({path.parent.name for path in written}):
             root = arguments.results / arguments.tree / scale
@@ -118,13 +120,16 @@ def claims(arguments: argparse.Namespace) -> None:
 
 
 def readme(arguments: argparse.Namespace) -> None:
-    """Write what README.md and pages of docs have from cached rows and scales, or see that it is up to date."""
+    """Write what README.md, docs and figures have from cached rows and scales, or see that it is up to date."""
     from formerlab.commands.readme import outdated, write
+    from formerlab.report.shelf import complaint, refresh
 
     if not arguments.check:
-        print("rewritten: " + (", ".join(write(Path())) or "nothing, all was up to date"))
+        print("rewritten: " + (", ".join([*write(Path()), *refresh(Path())]) or "nothing, all was up to date"))
     elif names := list(outdated(Path())):
         raise UserError(f"{names[0]}: its claims are not those of results/cached and workflow; run make readme")
+    elif line := complaint(Path()):
+        raise UserError(line)
 
 
 def runs(arguments: argparse.Namespace) -> None:

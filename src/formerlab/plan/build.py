@@ -43,7 +43,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     data = _data_jobs(sources, root, f"{results}/data")
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
     released = [run for name in config.studies for run in resolve_released(name, sources)]
-    timed = {name: timing_jobs(stage, runs, sources) for name, stage in TIMED.items()}
+    timed = {name: timing_jobs(stage, [*runs, *released], sources) for name, stage in TIMED.items()}
     runs, equal = match_times(runs, timed["speed"], sources)
     table = hardware_table(sources.config_layers)
     hardware = choose(table, scale.hardware)

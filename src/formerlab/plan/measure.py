@@ -27,7 +27,6 @@ from formerlab.plan.sources import Sources
 from formerlab.results.stages import Stage
 from formerlab.spec import Spec, fingerprint
 from formerlab.training.released import AnyRun, ReleasedRun
-from formerlab.training.run import Run
 
 Jobs = dict[str, Any]
 
@@ -77,6 +76,13 @@ class Asked:
         for pattern in self.which.by_run:
             self.settings([pattern])
 
+    def check_kind(self, run: AnyRun) -> None:
+        """Refuse a run whose model the stage cannot measure."""
+        kinds = self.stage.models
+        if kinds and run.model.kind not in kinds:
+            remedy = f"name runs of a {' or '.join(kinds)}"
+            raise UserError(f"{self.place('runs')}: {run.name!r} has model.kind={run.model.kind}; {remedy}")
+
     def place(self, *path: str) -> str:
         """Return the file that says something of it, with the subject."""
         return f"{place_of(self.layers, path)}: {self.subject}" + "".join(f".{key}" for key in path)
@@ -113,9 +119,7 @@ def _job(
     asked: Asked, run: AnyRun, sources: Sources, hardware: Hardware, planned: dict[str, Any], folder: Path
 ) -> Tree | None:
     stage, scale = asked.stage, sources.scale
-    if stage.models and run.model.kind not in stage.models:
-        kinds = " or ".join(stage.models)
-        raise UserError(f"{asked.place('runs')}: {run.name!r} has model.kind={run.model.kind}; name runs of a {kinds}")
+    asked.check_kind(run)
     data = scale.data[run.data]
     own: Measurement = asked.settings_of(run.name)
     try:
@@ -137,8 +141,12 @@ def _job(
 
 def code_of_measuring(stage: Stage, run: AnyRun, settings: Measurement, suites: Sequence[Suite]) -> str:
     """Return the hash of the code that a stage runs; for a released model what loads it, too."""
-    loads = ("formerlab.integrations.huggingface.released_run",) if isinstance(run, ReleasedRun) else ()
-    return code_hash(stage.import_path, *loads, specs=[settings, run.model, *suites])
+    return code_hash(stage.import_path, *_loaders([run]), specs=[settings, run.model, *suites])
+
+
+def _loaders(runs: Iterable[AnyRun]) -> tuple[str, ...]:
+    """Return the modules without which the models of runs are not there: stages are given released ones."""
+    return ("formerlab.integrations.huggingface.released_run",) if any(isinstance(r, ReleasedRun) for r in runs) else ()
 
 
 def _states(record: Path, names: Iterable[str], planned: dict[str, Any]) -> dict[str, str | None]:
@@ -150,18 +158,20 @@ def _states(record: Path, names: Iterable[str], planned: dict[str, Any]) -> dict
     return states
 
 
-def timing_jobs(stage: Stage, runs: list[Run], sources: Sources) -> Jobs:
+def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
     """Return, by study, the runs that a stage times beside each other, one seed of each."""
     return dict(_timing_jobs(stage, runs, sources))
 
 
-def _timing_jobs(stage: Stage, runs: list[Run], sources: Sources) -> Iterator[tuple[str, Tree]]:
+def _timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Iterator[tuple[str, Tree]]:
     for study, asked in _asked(stage, sources).items():
         if asked.which.by_run:
             raise UserError(f"{asked.place('by_run')}: the runs are timed together, with the same settings; remove it")
         settings: Timing = asked.settings()
         named = {run.name: run for run in reversed(runs) if run.study == study}
         timed = [run for run in reversed(named.values()) if asked.of(run.name)]
+        for run in timed:
+            asked.check_kind(run)
         if timed:
             parts = {run.name: deciding(run, settings) for run in timed}
             specs = timed if "task" in settings.decides else [run.model for run in timed]
@@ -171,12 +181,12 @@ def _timing_jobs(stage: Stage, runs: list[Run], sources: Sources) -> Iterator[tu
                     "settings": settings.to_dict(),
                     "runs": [run.id for run in timed],
                     "configuration": fingerprint([settings.to_dict(), parts]),
-                    "code": code_hash(stage.import_path, specs=[settings, *specs]),
+                    "code": code_hash(stage.import_path, *_loaders(timed), specs=[settings, *specs]),
                     "memory_bytes": settings.memory_bytes(timed),
                 },
             )
 
 
-def deciding(run: Run, settings: Timing | type[Timing]) -> Tree:
+def deciding(run: AnyRun, settings: Timing | type[Timing]) -> Tree:
     """Return what of a run decides what a stage times."""
     return {key: value for key, value in run.to_dict().items() if key in settings.decides}

@@ -14,10 +14,12 @@ import difflib
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -188,23 +190,67 @@ def draw_each(names: Iterable[str], root: Path, out: Path, objection: "Objection
 
 
 def draw_all(
-    tree_root: Path, out_root: Path, objection_of: "Callable[[Path], Objection | None]" = lambda root: None
+    tree_root: Path,
+    out_root: Path,
+    objection_of: "Callable[[Path], Objection | None]" = lambda root: None,
+    *,
+    processes: int = 1,
 ) -> list[Path]:
-    """Draw, for every scale below `tree_root` (results/<tree>), what has finished runs, into `out_root`/<scale>."""
+    """Draw, for every scale below `tree_root` (results/<tree>), what has rows, into `out_root`/<scale>.
+
+    What has none leaves no file there. Several `processes` share the work where nobody objects to any rows.
+    """
     from formerlab.results.read import Results, has_runs
 
-    written = []
-    for root in sorted(path for path in tree_root.glob("*/") if has_runs(path)):
-        results = Results(root, objection_of(root))
-        runs = [(one["study"], one["run"], one["spec"]) for one in results.records()]
-        for drawing in catalogue().values():
-            if not drawing.chosen(runs):
-                print(f"{root.name}: {drawing.name} skipped, no finished runs of '{drawing.study}'", file=sys.stderr)
-            else:
-                written += draw(drawing.name, results, out_root / root.name)
-                print(f"{root.name}: {drawing.name} drawn", file=sys.stderr)
+    opened = [Results(root, objection_of(root)) for root in sorted(tree_root.glob("*/")) if has_runs(root)]
+    tasks = [(results, name) for results in opened for name in catalogue()]
+    if processes > 1:
+        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+            of_root = [(results.root, out_root / results.scale, name) for results, name in tasks]
+            drawn = list(pool.map(_draw_there, *zip(*of_root, strict=True)))
+    else:
+        drawn = [_draw_if_rows(results, out_root / results.scale, name) for results, name in tasks]
+    for (results, name), paths in zip(tasks, drawn, strict=True):
+        outcome = "drawn" if paths else f"skipped, no finished runs of '{catalogue()[name].study}' have rows for it"
+        print(f"{results.scale}: {name} {outcome}", file=sys.stderr)
+    for results in opened:
         if warning := results.warning():
-            print(f"{root.name}: {warning}", file=sys.stderr)
-    if not written:
+            print(f"{results.scale}: {warning}", file=sys.stderr)
+    if not any(drawn):
         raise UserError(f"{tree_root}: no finished runs at any scale; run the DAG first")
-    return written
+    return [path for paths in drawn for path in paths]
+
+
+@cache
+def _opened(root: Path) -> "Results":
+    from formerlab.results.read import Results
+
+    return Results(root)
+
+
+def _draw_there(root: Path, out: Path, name: str) -> list[Path]:
+    """Draw in a process that keeps what it read of a scale for its next drawing."""
+    return _draw_if_rows(_opened(root), out, name)
+
+
+def _draw_if_rows(results: "Results", out: Path, name: str) -> list[Path]:
+    """Draw one figure or table; without rows of ours remove what was drawn of others, and return no file."""
+    from formerlab.report.write import write
+
+    drawing = catalogue()[name]
+    rows = shown_rows(drawing, results)
+    if rows is not None:
+        return write(drawing, declaration(name), results, out, rows)
+    for file in drawing.outputs:
+        (out / file).unlink(missing_ok=True)
+    return []
+
+
+def shown_rows(drawing: Drawing, results: "Results") -> "DataFrame | None":
+    """Return the rows that a drawing shows, or nothing where no run of ours has any for it."""
+    from formerlab.report.write import rows_of
+
+    if not drawing.chosen([(one["study"], one["run"], one["spec"]) for one in results.records()]):
+        return None
+    rows = rows_of(declaration(drawing.name), results)
+    return rows if (rows["source"] == "ours").any() else None

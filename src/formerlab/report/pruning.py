@@ -162,21 +162,24 @@ def decoding(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     """Return a row per run, number of sequences, cache and length: medians and quartiles over the repetitions.
 
     `tokens_per_s` counts the tokens of all sequences. `speed_ratio` is the speed divided by that of our whole cache in
-    the same repetition, `cache_share` the bytes of keys and values divided by those of that cache.
+    the same repetition, `prompt_ratio` the same of the seconds in which the prompt was read (of rows that have them),
+    `cache_share` the bytes of keys and values divided by those of that cache.
     """
     rows = results.rows_of_study(FILE, study)
     rows = rows[rows["run"].isin(results.runs(study, runs)["run"])]
     if rows.empty:
         return DataFrame()
+    rows = rows.assign(prompt_s=rows.get("prompt_s", np.nan))
     full = rows[rows["policy"] == "full"].set_index([*_POINT, "repetition"])
-    rows = rows.join(full[["time_s", "cache_bytes"]].add_suffix("_full"), on=[*_POINT, "repetition"])
+    rows = rows.join(full[["time_s", "prompt_s", "cache_bytes"]].add_suffix("_full"), on=[*_POINT, "repetition"])
     rows["tokens_per_s"] = rows["sequences"] / rows["time_s"]
     rows["speed_ratio"] = rows["time_s_full"] / rows["time_s"]
+    rows["prompt_ratio"] = rows["prompt_s"] / rows["prompt_s_full"]
     rows["cache_share"] = rows["cache_bytes"] / rows["cache_bytes_full"]
     table = []
     for key, group in rows.groupby([*_POINT, *_ARM], sort=False, dropna=False):
         row = dict(zip([*_POINT, *_ARM], key, strict=True))
-        for name in ("tokens_per_s", "speed_ratio"):
+        for name in ("tokens_per_s", "speed_ratio", "prompt_s", "prompt_ratio"):
             low, middle, high = np.quantile(group[name], (0.25, 0.5, 0.75))
             row |= {name: middle, f"{name}_low": low, f"{name}_high": high}
         row |= {name: float(group[name].median()) for name in ("cache_bytes", "metadata_bytes", "cache_share")}
@@ -205,7 +208,7 @@ def measured(rows: DataFrame, metrics: Sequence[str]) -> DataFrame:
         return DataFrame(columns=["source", *CONFIGURATION, "metric", "value"])
     table = []
     for key, block in rows.groupby([*CONFIGURATION, "metric"], sort=False, dropna=False):
-        grid = block.pivot_table("value", "seed", "window").dropna(axis=1).to_numpy()
+        grid = block.pivot(index="seed", columns="window", values="value").dropna(axis=1).to_numpy()
         interval = over_examples(grid, resamples=2000)
         cells = dict(zip([*CONFIGURATION, "metric"], key, strict=True))
         table.append(cells | ends("value", interval) | {"seeds": interval.seeds, "windows": interval.examples})

@@ -153,7 +153,7 @@ def accuracy_columns(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
             "questions": len(group[["task", "example"]].drop_duplicates()),
         }
         for (task, metric), block in group.groupby(["task", "metric"], sort=True):
-            grid = block.pivot_table("value", "seed", "example").dropna(axis=1).to_numpy()
+            grid = block.pivot(index="seed", columns="example", values="value").dropna(axis=1).to_numpy()
             name = f"{task} ({metric})"
             columns |= {name: grid.mean(), f"{name}_se": float(standard_error(grid))}
         for name, value in columns.items():

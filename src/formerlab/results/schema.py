@@ -36,6 +36,7 @@ COLUMNS = {
         Column("lr", "number", "learning rate of the step"),
         Column("grad_norm", "number", "norm of the gradient before it is clipped"),
         Column("time_s", "number", "seconds"),
+        Column("prompt_s", "number", "seconds in which a prompt is read"),
         Column("tokens_per_s", "number", "tokens per second of training"),
         Column("memory_bytes", "integer", "bytes held at one time, at most"),
         Column("split", "text", "train, valid or test"),

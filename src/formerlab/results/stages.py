@@ -31,7 +31,7 @@ class Stage:
     settings: str = ""
     """Name of the class of its settings there."""
     models: tuple[str, ...] = ()
-    """Kinds of models that it measures, those of finished runs; none where it reads no weights."""
+    """Kinds of models that it measures; none where any run will do, trained or not."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "record", self.record or f"{self.name}.json")
@@ -75,6 +75,7 @@ STAGES = {
             },
             module="timing.speed",
             settings="Speed",
+            models=("decoder",),
         ),
         Stage(
             "decode",
@@ -83,11 +84,13 @@ STAGES = {
             {
                 "decode.csv": table(
                     "a repetition of decoding behind a prompt, the caches in turns",
-                    f"run {CONFIGURATION} length sequences repetition place time_s cache_bytes metadata_bytes",
+                    f"run {CONFIGURATION} length sequences repetition place "
+                    "time_s cache_bytes metadata_bytes prompt_s?",
                 )
             },
             module="timing.decode",
             settings="DecodeSettings",
+            models=("decoder", "released"),
         ),
         Stage(
             "train",

@@ -169,7 +169,7 @@ class HarnessModel(Encoder):
                     for item in group:
                         answers[item.request] = Answer(*journal.known[item.request])
                     if self.progress is not None:
-                        self.progress.advance(len(group))
+                        self.progress.skip(len(group))
                     continue
                 tokens, lengths = padded(group)
                 first = min(len(item.tokens) - 1 - item.scored for item in group)  # column from which on one is scored

@@ -172,25 +172,31 @@ def prune(
         raise UserError(f"prune.context={context} exceeds the model's context of {model.spec.context}; lower it")
     windows = spread_windows(streams["test"], context, sweep.windows)
     configurations = sweep.configurations(sweep.budgets)
-    asked = sweep.configurations(sweep.question_budgets) if questions is not None else []
-    total = len(configurations) * len(windows) + len(asked) * (len(questions) if questions is not None else 0)
-    with Progress(total, label, unit="sequence") as progress:
+    # Windows, questions and the rest are shown apart: a mean speed over such different work predicts nothing.
+    with Progress(len(configurations) * len(windows), label, unit="window") as progress:
         rows: list[list[Cell]] = []
         for configuration in configurations:
             about = work.of(sweep, configuration, "windows", windows, context, sweep.batch_of(context))
             if work.kept.has(*about):
-                progress.advance(len(windows))
+                progress.skip(len(windows))
             make = partial(_window_rows, model, streams["test"], context, windows, configuration, sweep, progress)
             rows += work.kept.rows(make, *about)
         write_rows(out / "prune.csv", FILES["prune.csv"], rows)
-        answers: list[tuple[Cell, ...]] = []
-        for configuration in asked:
-            about = work.of(sweep, configuration, "questions", sweep.question_limit, sweep.batch, sweep.batch_tokens)
-            assert questions is not None
-            answers += _question_rows(model, questions, configuration, sweep, progress, work.kept.journal(*about))
-        write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, answers)
-    for name, measure_part in _parts(model, streams, context, windows, sweep).items():
-        write_rows(out / name, FILES[name], work.kept.rows(measure_part, *work.of_all(sweep, name)))
+    answers: list[tuple[Cell, ...]] = []
+    if questions is not None:
+        asked = sweep.configurations(sweep.question_budgets)
+        with Progress(len(asked) * len(questions), label, unit="request") as progress:
+            for configuration in asked:
+                about = work.of(
+                    sweep, configuration, "questions", sweep.question_limit, sweep.batch, sweep.batch_tokens
+                )
+                answers += _question_rows(model, questions, configuration, sweep, progress, work.kept.journal(*about))
+    write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, answers)
+    parts = _parts(model, streams, context, windows, sweep)
+    with Progress(len(parts), label, unit="further file") as progress:
+        for name, measure_part in parts.items():
+            write_rows(out / name, FILES[name], work.kept.rows(measure_part, *work.of_all(sweep, name)))
+            progress.advance()
     work.kept.tidy()
 
 

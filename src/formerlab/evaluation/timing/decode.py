@@ -1,8 +1,8 @@
 """The stage `decode`: speed and memory of decoding against the length of the text, with whole and pruned caches.
 
-Every repetition takes all caches in turn: each reads a prompt of random tokens, which is not timed, and then takes in
-a few more tokens one by one, which are. Nothing learned matters to either, so the model is one of a run's shape with
-its initial values, with room for the longest text.
+Every repetition takes all caches in turn: each reads a prompt of random tokens at once, and then takes in
+a few more tokens one by one. Nothing learned matters to either, so the model of a run is one of its shape with its
+initial values, with room for the longest text; a released model is itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from formerlab.progress import Progress
 from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count, Size
-from formerlab.training.run import Run
+from formerlab.training.released import AnyRun, Pretrained
 
 DYNAMIC = "dynamic_cache"
 """What rows call it."""
@@ -38,7 +38,7 @@ DYNAMIC = "dynamic_cache"
 class DecodeSettings(Timing):
     """Of which decoders of a study decoding is measured, at which lengths, and with which caches."""
 
-    decides: ClassVar[tuple[str, ...]] = ("model", "precision")
+    decides: ClassVar[tuple[str, ...]] = ("model", "precision", "dtype")
     lengths: Annotated[tuple[Size, ...], Field(min_length=1)] = (128, 256, 512, 1024, 2048)
     """Tokens in front of those that are timed."""
     batches: Annotated[tuple[Size, ...], Field(min_length=1)] = (1, 8)
@@ -58,14 +58,28 @@ class DecodeSettings(Timing):
                 raise ValueError(f"policies: kind={policy.kind} is none that a cache can evict by; remove it")
         return self
 
-    def memory_bytes(self, runs: Sequence[Run]) -> int:
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text."""
+        return max(self.lengths) + self.tokens
+
+    def memory_bytes(self, runs: Sequence[AnyRun]) -> int:
         """Return about how many bytes a model takes, the logits of its longest prompt, and two caches of that length.
 
-        Raises UserError for a run that is no decoder.
+        Raises UserError for a released model that reads no text as long.
         """
-        models = [decoder_of(run) for run in runs]
-        time, batch = max(self.lengths) + self.tokens, max(self.batches)
-        return max(4 * m.params() + batch * (4 * time * m.vocabulary + 2 * m.kv_bytes(time)) for m in models)
+        return max(self._memory_bytes(run) for run in runs)
+
+    def _memory_bytes(self, run: AnyRun) -> int:
+        model, time = run.model, self.longest
+        assert isinstance(model, Decoder | Pretrained)
+        if isinstance(model, Pretrained) and time > model.context:
+            raise UserError(
+                f"{run.study}.decode.lengths: {max(self.lengths)} and the {self.tokens} tokens behind exceed the "
+                f"context of {model.context} tokens of run {run.name!r}; lower them"
+            )
+        keys = 2 * 4 * model.layers * model.width * time  # at most: key heads may be shared
+        return 4 * model.params() + max(self.batches) * (4 * time * model.vocabulary + 2 * keys)
 
 
 class Cache(Attend, Protocol):
@@ -85,29 +99,37 @@ class Variant(NamedTuple):
     """Return an empty cache for a model, for a prompt of so many tokens."""
 
 
-def measure(runs: list[Run], settings: DecodeSettings, device: torch.device, path: Path) -> dict[str, str]:
-    """Write a row per repetition, cache, length and number of sequences of each run's shape.
+def measure(
+    runs: Sequence[AnyRun],
+    settings: DecodeSettings,
+    device: torch.device,
+    path: Path,
+    load: Callable[[AnyRun, torch.device], DecoderModel] | None = None,
+) -> dict[str, str]:
+    """Write a row per repetition, cache, length and number of sequences of each run; `load` gives released models.
 
-    Seconds are those of a step, which takes in one token of every sequence; bytes those of the keys and values held
-    after the last one, and of the scores and positions that a pruned cache keeps of them. The record needs no more.
+    Seconds are those of a step, which takes in one token of every sequence, and those of the prompt; bytes those of the
+    keys and values held after the last step, and of the scores and positions that a pruned cache keeps of them. The
+    record needs no more.
     """
     rows: list[list[Cell]] = []
     variants = variants_of(settings)
-    points = list(product(runs, settings.batches, settings.lengths))
-    total = len(points) * len(variants) * (settings.repetitions + 1)
+    points = list(product(settings.batches, settings.lengths))
+    total = len(runs) * len(points) * len(variants) * (settings.repetitions + 1)
     with Progress(total, f"decode {runs[0].study}", unit="prompt") as progress:
-        for run, sequences, length in points:
-            model = model_of(run, max(settings.lengths) + settings.tokens).to(device)
-            tokens = random_tokens(model, sequences, length + settings.tokens, run.seed)
-            with torch.no_grad(), precision(run, device):
-                for repetition, place, variant in turns(variants, settings.repetitions):
-                    cache = variant.make(model, length)
-                    taken = _step_seconds(model, cache, tokens, length, device)
-                    metadata = cache.metadata_bytes() if isinstance(cache, PrunedCache) else 0
-                    if repetition:
-                        where = [length, sequences, repetition, place]
-                        rows.append([run.name, *variant.cells, *where, taken, cache.bytes(), metadata])
-                    progress.advance()
+        for run in runs:
+            model = model_of(run, settings.longest, device, load)
+            for sequences, length in points:
+                tokens = random_tokens(model, sequences, length + settings.tokens, run.seed)
+                with torch.no_grad(), precision(run, device):
+                    for repetition, place, variant in turns(variants, settings.repetitions):
+                        cache = variant.make(model, length)
+                        read, step = _seconds(model, cache, tokens, length, device)
+                        metadata = cache.metadata_bytes() if isinstance(cache, PrunedCache) else 0
+                        if repetition:
+                            where = [length, sequences, repetition, place]
+                            rows.append([run.name, *variant.cells, *where, step, cache.bytes(), metadata, read])
+                        progress.advance()
     write_rows(path, TABLES["decode.csv"].names, rows)
     return {}
 
@@ -126,24 +148,25 @@ def _pruned(policy: Policy, budget: Budget) -> Callable[[DecoderModel, int], Pru
     return lambda model, length: PrunedCache(policy, budget, model.position, length=length)
 
 
-def decoder_of(run: Run) -> Decoder:
-    """Return a run's model, which has to be a decoder."""
-    if not isinstance(run.model, Decoder):
-        raise UserError(f"{run.study}.decode.runs: run {run.name!r} trains a {run.model.kind}; name runs of a decoder")
-    return run.model
+def model_of(
+    run: AnyRun,
+    context: int,
+    device: torch.device,
+    load: Callable[[AnyRun, torch.device], DecoderModel] | None = None,
+) -> DecoderModel:
+    """Return a model with room for `context` tokens, ready to evaluate: untrained in the run's shape, or as loaded."""
+    if isinstance(run.model, Decoder):
+        return run.model.model_copy(update={"context": context}).build(run.seed).to(device).eval()
+    assert load is not None
+    return load(run, device)
 
 
-def model_of(run: Run, context: int) -> DecoderModel:
-    """Return an untrained model of the run's shape that has room for `context` tokens, ready to evaluate."""
-    return decoder_of(run).model_copy(update={"context": context}).build(run.seed).eval()
-
-
-def _step_seconds(
+def _seconds(
     model: DecoderModel, cache: Cache, tokens: Int[Tensor, "sequences time"], length: int, device: torch.device
-) -> float:
-    """Return the seconds of a step behind a prompt of `length` tokens."""
-    model(tokens[:, :length], attend=cache, last=1)
-    return seconds(lambda: take_in(model, cache, tokens, length), device) / (tokens.shape[1] - length)
+) -> tuple[float, float]:
+    """Return the seconds in which a prompt of `length` tokens is read, and those of a step behind it."""
+    read = seconds(lambda: model(tokens[:, :length], attend=cache, last=1), device)
+    return read, seconds(lambda: take_in(model, cache, tokens, length), device) / (tokens.shape[1] - length)
 
 
 def has_dynamic() -> bool:

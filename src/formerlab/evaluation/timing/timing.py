@@ -15,6 +15,7 @@ from formerlab.layers.attention import Attend
 from formerlab.models.decoder import DecoderModel
 from formerlab.spec import Count, Spec
 from formerlab.training import provenance
+from formerlab.training.released import AnyRun
 from formerlab.training.run import Run
 
 Item = TypeVar("Item")
@@ -30,7 +31,7 @@ class Timing(Spec):
     repetitions: Annotated[Count, Field(ge=5)] = 7
     """Times that everything is measured."""
 
-    def memory_bytes(self, runs: Sequence[Run]) -> int:
+    def memory_bytes(self, runs: Sequence[AnyRun]) -> int:
         """Return about how many bytes the models take, and all else that the stage holds at one time."""
         return sum(4 * run.model.params() for run in runs)
 
@@ -100,9 +101,10 @@ def take_in(model: DecoderModel, cache: Attend, tokens: Int[Tensor, "sequences t
         model(tokens[:, now : now + 1], attend=cache, start=now)
 
 
-def precision(run: Run, device: torch.device) -> torch.autocast:
-    """Return the context in which matrix products have the precision of the run."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.precision == "bfloat16")
+def precision(run: AnyRun, device: torch.device) -> torch.autocast:
+    """Return the context in which matrix products have the precision of the run; released weights have their own."""
+    lowered = isinstance(run, Run) and run.precision == "bfloat16"
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=lowered)
 
 
 def circumstances(device: torch.device) -> dict[str, Any]:

@@ -354,16 +354,16 @@ decay_decode_table = Table(
     caption=(
         "Decoding behind the longest prompt that was measured, with whole and pruned caches. Ratio: speed over that "
         "of Full, our whole cache, in the same repetition; in brackets: quartiles of the repetitions, no confidence "
-        "interval. Cache: keys and values held, also as a share of Full's; metadata: scores and positions, which a "
-        "pruned cache keeps beside them. Measured alone on the machine, in turns, on an untrained model of that shape: "
-        "nothing learned matters to speed. A ratio on one machine says little about another, and one on a CPU nothing "
-        "about a GPU."
+        "interval. Prompt: seconds in which it was read, and that time over Full's. Cache: keys and values held, also "
+        "as a share of Full's; metadata: scores and positions, which a pruned cache keeps beside them. Measured alone "
+        "on the machine, in turns, on an untrained model of that shape, or a released one: nothing learned matters to "
+        "speed. A ratio on one machine says little about another, and one on a CPU nothing about a GPU."
     ),
     ours=decode,
     columns=(
         *("source", "run", "sequences", "length", "configuration", "policy"),
         *("decoded_tokens_per_s", "decoded_tokens_per_s_low", "decoded_tokens_per_s_high"),
         *("speed_ratio", "speed_ratio_low", "speed_ratio_high"),
-        *("cache_megabytes", "cache_share", "metadata_megabytes", "repetitions"),
+        *("prompt_s", "prompt_ratio", "cache_megabytes", "cache_share", "metadata_megabytes", "repetitions"),
     ),
 )

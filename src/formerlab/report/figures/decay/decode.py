@@ -31,28 +31,33 @@ def draw(data: DataFrame) -> Figure:
         "cache (scores and positions), which stand in decay_decode_table.",
         *missing_note(list(data["policy"]), ["full", "dynamic_cache"]),
     ]
-    figure, axes = canvas([3.4, 3.0] * len(panels), notes, right=[2.2, 1.3] * len(panels), columns=2)
+    columns = 3 if data["prompt_ratio"].notna().any() else 2
+    widths, rights = [3.4, 3.0, 3.0][:columns], [2.2, 1.3, 2.2][:columns]
+    figure, axes = canvas(widths * len(panels), notes, right=rights * len(panels), columns=columns)
     budgets = sorted((budget for budget in data["budget"].unique() if budget != 1.0), reverse=True)
     lines = {1.0: "-"} | {budget: _LINES[place % len(_LINES)] for place, budget in enumerate(budgets)}
     for place, ((run, sequences), rows) in enumerate(panels):
         several = "one sequence" if sequences == 1 else f"{sequences} sequences"
-        axes[2 * place].set_title(f"Run {run}, {several}")
-        _draw_speeds(axes[2 * place], rows, lines)
-        _draw_bytes(axes[2 * place + 1], rows, lines)
+        speeds, sizes, *prompts = axes[columns * place : columns * (place + 1)]
+        speeds.set_title(f"Run {run}, {several}")
+        _draw_lines(speeds, rows, lines, "tokens_per_s", "decoded tokens per second")
+        speeds.set_yscale("log")
+        speeds.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))  # 600, not 6 x 10^2
+        speeds.yaxis.set_major_formatter(LogFormatter())
+        _draw_bytes(sizes, rows, lines)
+        for panel in prompts:
+            _draw_lines(panel, rows, lines, "prompt_ratio", "seconds to read the prompt, over Full's")
     return figure
 
 
-def _draw_speeds(axes: Axes, rows: DataFrame, lines: dict[float, str]) -> None:
+def _draw_lines(axes: Axes, rows: DataFrame, lines: dict[float, str], value: str, title: str) -> None:
     labels = []
     for configuration, points in rows.groupby("configuration", sort=False):
-        kind, y = look(points["policy"].iloc[0]), points["tokens_per_s"]
-        ends = points["tokens_per_s_low"], points["tokens_per_s_high"]
+        kind, y = look(points["policy"].iloc[0]), points[value]
+        ends = points[f"{value}_low"], points[f"{value}_high"]
         points_with_bars(axes, points["length"], y, ends, kind, linestyle=lines[points["budget"].iloc[0]])
         labels.append(Label(points["length"].iloc[-1], y.iloc[-1], str(configuration), kind.colour))
-    axes.set_yscale("log")
-    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))  # 600, not 6 x 10^2
-    axes.yaxis.set_major_formatter(LogFormatter())
-    axes.set_ylabel("decoded tokens per second")
+    axes.set_ylabel(title)
     _finish(axes, rows, labels)
 
 
@@ -82,12 +87,12 @@ decay_decode = Plot(
     reads=("decode.csv", "run.json"),
     runs=("*",),
     caption=(
-        "Decoding with whole and pruned caches: tokens per second, and bytes of the keys and values held, against the "
-        "tokens that were read before. Full is our whole cache, DynamicCache that of transformers in our decoder. A "
-        "pruned cache holds a share of the length. To see: where pruning pays for its own work; its bytes are its "
-        "budget, whichever policy chooses. Measured alone on the machine, in turns, on an untrained model of the "
-        "run's shape: nothing learned matters to speed. Points are medians, bars quartiles of the repetitions. No "
-        "speeds were published."
+        "Decoding with whole and pruned caches: tokens per second, bytes of the keys and values held, and the time in "
+        "which the prompt was read, against the tokens that were read before. Full is our whole cache, DynamicCache "
+        "that of transformers in the same model. A pruned cache holds a share of the length. To see: where pruning "
+        "pays for its own work; its bytes are its budget, whichever policy chooses. Measured alone on the machine, in "
+        "turns, on an untrained model of the run's shape, or a released one: nothing learned matters to speed. Points "
+        "are medians, bars quartiles of the repetitions. No speeds were published."
     ),
     data=data,
     draw=draw,
