@@ -22,12 +22,11 @@ COLUMNS = (
     *("predicted_s", "measured_s", "time_ratio", "predicted_mb", "measured_mb", "memory_ratio"),
 )
 BASELINE = """
-import resource, torch
+import psutil
 import formerlab.training.stage
-torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(psutil.Process().memory_info().rss)
 """
-"""Imports of a training process; torch imports its compiler with the first optimizer."""
+"""Imports of a training process. Its largest size so far would be that of the process which started it."""
 
 Row = tuple[str | int | float, ...]
 
@@ -60,7 +59,7 @@ def import_mebibytes() -> float:
     """Return the resident memory of a process that has imported what training needs, MiB."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", BASELINE], capture_output=True, text=True, check=True, env=environment)
-    return int(done.stdout) / (2**20 if sys.platform == "darwin" else 2**10)
+    return int(done.stdout) / 2**20
 
 
 def text(results: Path, rows: list[Row], baseline: float) -> str:
