@@ -187,10 +187,14 @@ def _claims(figures: Path) -> DataFrame:
 def title(drawing: Drawing) -> str:
     """Return what a drawing shows, in words: the first sentence of its caption, without the figure that it follows."""
     text = re.split(r"(?<!Fig)(?<!Figs)[.:;]\s+(?=[A-Z])", " ".join(drawing.caption.split()), maxsplit=1)[0]
+    text = re.sub(r" \([^)]*arXiv[^)]*\)", "", text)
     text = re.split(r",? (?:after|as in) (?:Fig|Table|Sec)", text)[0].rstrip(".:; ")
     if text.startswith(WHERE):
         text = drawing.name.replace("_", " ")
-    return text if len(text) <= LONGEST_TITLE else text[:LONGEST_TITLE].rpartition(" ")[0].rstrip(",") + " ..."
+    if len(text) <= LONGEST_TITLE:
+        return text
+    clause = re.match(rf"(.{{30,{LONGEST_TITLE}}})[,;:] ", text)
+    return clause[1] if clause else text[:LONGEST_TITLE].rpartition(" ")[0] + " ..."
 
 
 def _prose(text: str) -> str:

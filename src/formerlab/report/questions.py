@@ -18,11 +18,6 @@ CHANCE = "chance"
 LOCAL = "_local"
 MEAN = "mean of the five suites"
 
-BARS = (
-    "Bars: 95 % interval of an accuracy over questions, and over seeds where there are several; all configurations "
-    "answer the same questions, so their differences are surer than the bars."
-)
-
 Grid = NDArray[np.float64]
 """Seeds x examples."""
 

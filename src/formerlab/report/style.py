@@ -96,13 +96,15 @@ def canvas(
     height: float = 3.4,
     right: float | Sequence[float] = 1.45,
     columns: int = 4,
+    below: float = 0.72,
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with panels in rows of at most `columns`, and notes at its foot.
 
-    `widths` and `height` are inches of the panels themselves, `right` the room beside each for labels or a second axis.
+    `widths` and `height` are inches of the panels themselves, `right` the room beside each for labels or a second axis,
+    `below` that under each for its ticks.
     Positions are fixed, not found by a layout engine, so that labels can be set against the final size.
     """
-    left, top, below = 0.95, 0.5, 0.72
+    left, top = 0.95, 0.5
     rights = [right] * len(widths) if isinstance(right, float | int) else list(right)
     sizes = list(zip(widths, rights, strict=True))
     rows = [sizes[first : first + columns] for first in range(0, len(sizes), columns)]

@@ -34,7 +34,6 @@ class Series(NamedTuple):
 
 FULL, SHORT = "Transformer, full budget", "Transformer, tokens of a stage"
 SCRATCH, GROWN = "Tokenformer, FLOPs of the chain", "grown (as published)"
-FIRST = "tokenformer-1"
 
 SERIES = (
     Series(FULL, "transformer-{size}", Look(BLACK, "o"), "--"),
@@ -53,8 +52,14 @@ METHODS = {
     "Net2Net (2015)": ("transformer-1", "net2net-{size}", Look("#8C564B", "P")),
     "HyperCloning": ("transformer-1", "hypercloning-{size}", Look(SKY, "X")),
 }
-"""Model before growth, the run of a stage, and the look of each method."""
+"""Model before growth where no run says another, the run of a stage, and the look of each method."""
 STAGES = (2, 3)
+
+
+def before_growth(losses: DataFrame, method: str) -> str:
+    """Return the run that the first stage of a method of METHODS grew from."""
+    start, pattern, _ = METHODS[method]
+    return parent(losses, pattern.format(size=STAGES[0])) or start
 
 
 def size_of(run: str) -> int | None:

@@ -179,11 +179,10 @@ transformer_positions = Plot(
     reads=("run.json",),
     runs=("base",),
     caption=(
-        "To see on the left: the sinusoidal position encoding of the base model, sin(p 10000^(-2i/d)) in even and the "
-        "cosine in odd channels (arXiv:1706.03762, section 3.5), from wavelengths of 2 pi on the left to nearly "
-        "constant on the right. On the right: the inner product of the encodings of two positions, over its largest "
-        "value: it depends on their distance alone, since moving by k positions is one rotation of each pair of "
-        "channels."
+        "The sinusoidal position encoding of the base model, and what it says of distance. Left: sin(p 10000^(-2i/d)) "
+        "in even and the cosine in odd channels (arXiv:1706.03762, section 3.5), from wavelengths of 2 pi to nearly "
+        "constant. To see: on the right, the inner product of the encodings of two positions, over its largest value: "
+        "it depends on their distance alone, since moving by k positions is one rotation of each pair of channels."
     ),
     data=positions_data,
     draw=draw_positions,

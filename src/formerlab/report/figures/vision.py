@@ -40,8 +40,10 @@ GROUPS = {
 
 _COLUMNS = (
     "source",
+    "part",
     "group",
     "run",
+    "seed",
     "model",
     "top1_percent",
     "top1_percent_low",
@@ -52,12 +54,14 @@ _COLUMNS = (
 
 
 def accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run and a row per published value, by group."""
+    """Return a row per run and a row per published value, by group; `part` is `mean`, or `seed` for a row per seed."""
     measured = accuracies(results, runs)
     frames = []
     if len(measured):
         groups = {run: group for group, (_, _, runs) in GROUPS.items() for run in runs}
-        ours = by_run(measured)
+        ours = by_run(measured).assign(part="mean")
+        seeds = measured[["run", "seed", "top1_percent"]].merge(ours[["source", "run", "model"]], on="run")
+        ours = pd.concat([ours, seeds.assign(part="seed")], ignore_index=True)
         frames.append(ours.assign(group=ours["run"].map(groups).fillna("other")))
     for group, (place, _, _) in GROUPS.items():
         if place:
@@ -68,20 +72,24 @@ def accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
 def draw_accuracy(data: DataFrame) -> Figure:
     """Draw a line per run, ours left and the published right."""
     ours, theirs = (data[data["source"] == source] for source in ("ours", "published"))
+    each, ours = ours[ours["part"] == "seed"], ours[ours["part"] == "mean"]
     seeds = int(ours["seeds"].max())
     spread = "bars: 95 % Student t interval over seeds" if seeds > 1 else "one seed: no interval"
-    notes = [f"{n_seeds([seeds])} per point; {spread}. Published: one run each, ImageNet-1K."]
+    notes = [f"{n_seeds([seeds])} per point; {spread}; small dots: seeds. Published: one run each, ImageNet-1K."]
     diverged = ours[ours["diverged"] > 0]["run"]
     if len(diverged):
         notes.append(f"Diverged, counted as a uniform guess: {', '.join(diverged)}.")
-    figure, (left, right) = canvas([3.4, 2.6], notes, height=0.27 * max(len(ours), len(theirs)) + 0.4, right=[4.2, 3.2])
-    _panel(left, ours, "Ours")
-    _panel(right, theirs, "")
+    longest = 0.075 * max(map(len, ours["model"]))
+    figure, (left, right) = canvas(
+        [3.4, 2.6], notes, height=0.27 * max(len(ours), len(theirs)) + 0.4, right=[longest + 0.2, 3.0]
+    )
+    _panel(left, ours, each, "Ours")
+    _panel(right, theirs, each[:0], "")
     mark_published(right, "ImageNet-1K")
     return figure
 
 
-def _panel(axes: Axes, rows: DataFrame, title: str) -> None:
+def _panel(axes: Axes, rows: DataFrame, seeds: DataFrame, title: str) -> None:
     order = {run: place for place, run in enumerate(NAMES)}
     colours = {group: colour for group, (_, colour, _) in GROUPS.items()}
     rows = rows.assign(
@@ -94,6 +102,8 @@ def _panel(axes: Axes, rows: DataFrame, title: str) -> None:
         bar = np.nan_to_num([[value - row["top1_percent_low"]], [row["top1_percent_high"] - value]])
         face = "white" if row["source"] == "published" else colour
         axes.errorbar(value, height, xerr=bar, color=colour, marker="o", markerfacecolor=face, capsize=2, elinewidth=1)
+        own = seeds.loc[seeds["run"] == row["run"], "top1_percent"]
+        axes.plot(own, np.full(len(own), height - 0.25), "o", color=colour, markersize=2.5, alpha=0.7)
         axes.annotate(
             row["model"], (1.02, height), xycoords=("axes fraction", "data"), va="center", fontsize=7.5, color=colour
         )

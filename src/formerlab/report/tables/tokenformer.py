@@ -16,10 +16,10 @@ from formerlab.report.questions import CHANCE, accuracy_columns
 from formerlab.report.runs import TOKENFORMER, TRAINED_ON, TRANSFORMER, add_perplexity, by_run, floors, held_out_losses
 from formerlab.report.scaling import against_envelope, scaling_laws
 from formerlab.report.tokenformer import (
-    FIRST,
     METHODS,
     STAGES,
     at_step,
+    before_growth,
     by_step,
     ends_over_seeds,
     held_out,
@@ -237,11 +237,12 @@ PUBLISHED = "grown-random-sqrt-2"
 def ablation(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per way of growing, in the order of the held-out loss."""
     losses = held_out_losses(results, STUDY, runs)
-    grown = losses[losses["run"] != FIRST] if len(losses) else losses
-    if grown.empty:
+    if losses.empty:
         return DataFrame()
+    start = before_growth(losses, "Tokenformer")
+    grown = losses[losses["run"].str.startswith(("grown-", "trained-on-"))]
     curves = by_step(results, runs)
-    parent, published = at_step(curves, FIRST, None), held_out(losses, PUBLISHED)
+    parent, published = at_step(curves, start, None), held_out(losses, PUBLISHED)
     rows = []
     for record in grown.drop_duplicates("run").to_dict("records"):
         run = record["run"]
@@ -253,7 +254,7 @@ def ablation(results: Results, runs: Sequence[str]) -> DataFrame:
             | (ends_over_seeds("loss_minus_published_nats", minus(final, published)) if run != PUBLISHED else {})
             | {"seeds": len(final)}
         )
-    return DataFrame(rows).sort_values("loss_nats", ignore_index=True)
+    return DataFrame(rows).sort_values("loss_nats", ignore_index=True) if rows else DataFrame()
 
 
 def _choices(record: dict[Any, Any]) -> dict[str, Any]:
@@ -272,7 +273,15 @@ def _choices(record: dict[Any, Any]) -> dict[str, Any]:
 
 tokenformer_ablation = Table(
     reads=("eval.csv", "test.csv", "run.json"),
-    runs=("tokenformer-1", "grown-random-*-2", "grown-zero-*-2", "trained-on-2", "trained-on-tokens-2"),
+    runs=(
+        "tokenformer-1",
+        "long-matched-chosen",
+        "grown-random-*-2",
+        "grown-zero-*-2",
+        "trained-on-2",
+        "trained-on-tokens-2",
+    ),
+    needs=("grown-random-*-2", "grown-zero-*-2"),
     caption=(
         "Ways to grow, at the end of the first stage, all from the same parent on the same batches (Tokenformer, "
         "arXiv:2410.23168, sections 3.3 and 4.1), and the parent itself trained on: for the stage's FLOPs (trained- "
@@ -293,7 +302,8 @@ def methods(results: Results, runs: Sequence[str]) -> DataFrame:
     if losses.empty:
         return losses
     rows: list[dict[str, Any]] = []
-    for method, (start, pattern, _) in METHODS.items():
+    for method, (_, pattern, _) in METHODS.items():
+        start = before_growth(losses, method)
         before = held_out(losses, start)
         for stage in (1, *STAGES):
             run = start if stage == 1 else pattern.format(size=stage)
@@ -317,11 +327,11 @@ def methods(results: Results, runs: Sequence[str]) -> DataFrame:
 def _against_tokenformer(
     losses: DataFrame, method: str, stage: int, before: dict[int, float], after: dict[int, float]
 ) -> dict[str, float]:
-    start, pattern, _ = METHODS["Tokenformer"]
+    _, pattern, _ = METHODS["Tokenformer"]
     ours = held_out(losses, pattern.format(size=stage))
     if method == "Tokenformer":
         return {}
-    lead = minus(minus(held_out(losses, start), ours), minus(before, after))
+    lead = minus(minus(held_out(losses, before_growth(losses, "Tokenformer")), ours), minus(before, after))
     return ends_over_seeds("tokenformers_lead_nats", lead) | ends_over_seeds(
         "loss_minus_tokenformers_nats", minus(after, ours)
     )
@@ -343,7 +353,8 @@ def _published_methods() -> DataFrame:
 
 tokenformer_methods = Table(
     reads=("test.csv", "run.json"),
-    runs=("tokenformer-1", "transformer-1", "grown-random-sqrt-[23]", "net2net-*", "hypercloning-*"),
+    runs=("tokenformer-1", "transformer-1", "long-*-chosen", "grown-random-sqrt-[23]", "net2net-*", "hypercloning-*"),
+    needs=("grown-random-sqrt-2", "net2net-*", "hypercloning-*"),
     caption=(
         "Growing by tokens against growing in width, after Table 8 of Tokenformer (arXiv:2410.23168). Gain: how much "
         "lower the held-out loss is than that of the family's own model before growth. Tokenformer's lead: its gain "

@@ -17,9 +17,9 @@ from formerlab.report.pruning import (
     model_notes,
     one_model,
 )
-from formerlab.report.questions import BARS, accuracies, answers, chance, title
+from formerlab.report.questions import MEAN, accuracies, answers, chance, title
 from formerlab.report.runs import missing_note, n_seeds
-from formerlab.report.style import GREY, canvas, look, widen
+from formerlab.report.style import BLACK, GREY, canvas, look, widen
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -105,10 +105,6 @@ decay_alpha = Plot(
 )
 
 
-ENDS = {"": "accuracy", "_low": "low", "_high": "high"}
-"""Columns of the mean and of the ends of its interval."""
-
-
 def alpha_accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return Decay at every alpha, H2O and Full, by task, at the budget with most alphas."""
     rows = one_model(answers(results, STUDY, runs))
@@ -123,26 +119,37 @@ def alpha_accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def draw_alpha_accuracy(data: DataFrame) -> Figure:
-    """Draw a panel per task."""
-    tasks = list(data["task"].unique())
+    """Draw a panel per task of which some question was answered, all with the same axis."""
+    some = data.groupby("task", sort=False)["accuracy"].max() > 0
+    tasks, none = list(some.index[some]), list(some.index[~some])
     budget, seeds = data.loc[data["budget"] != 1, "budget"].iloc[0], int(data["seeds"].max())
     notes = [
-        f"Budget {100 * budget:g} % of the tokens; {n_seeds([seeds])}. Dotted: the published alpha. Grey: chance. "
-        f"{BARS}",
+        f"Budget {100 * budget:g} % of the tokens; {n_seeds([seeds])}. Line at 0: Full, whose accuracy is in the "
+        "title; dashed: H2O; dotted: the published alpha. Bars: 95 % interval of the difference to Full.",
+        *([f"Not one right answer: {', '.join(map(title, none))}."] if none else []),
         *missing_levels(data),
         *model_notes(data),
     ]
-    figure, axes = canvas([2.4] * len(tasks), notes, height=2.2, right=0.95, columns=4)
+    figure, axes = canvas([2.3] * len(tasks), notes, height=2.0, right=0.6, columns=4)
     for panel, task in zip(axes, tasks, strict=True):
         rows = data[data["task"] == task]
-        percent = {f"percent{end}": 100 * rows[name] for end, name in ENDS.items()}
-        for guess in rows["chance"].dropna()[:1]:
-            panel.axhline(100 * guess, color=GREY, linewidth=0.8)
-        panel.set_ylabel("accuracy (%)")
-        if not rows["accuracy"].any():  # no answer is right: an axis around zero would show accuracies that cannot be
-            panel.set_ylim(-0.5, 10)
-        draw_alphas(panel, rows.assign(**percent), "percent")
-        panel.set_title(f"{title(task)} (n = {int(rows['questions'].iloc[0])})", fontsize=8.5)
+        decay = rows[rows["policy"] == "decay"].sort_values("alpha")
+        y, low, high = (100 * decay[f"difference{end}"] for end in ("", "_low", "_high"))
+        panel.axhline(0, color=BLACK, linewidth=1)
+        panel.axvline(PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
+        for level in 100 * rows.loc[rows["policy"] == "h2o", "difference"]:
+            panel.axhline(level, color=look("h2o").colour, linestyle="--", linewidth=1.2)
+        points_with_bars(panel, decay["alpha"], y, (low, high), look("decay"))
+        full = rows.loc[rows["policy"] == "full", "accuracy"]
+        share = f", Full {100 * full.iloc[0]:.0f} %" if len(full) else ""
+        name = title(task).removesuffix(" (local)").replace(MEAN, "mean of five")
+        panel.set_title(f"{name} (n = {rows['questions'].iloc[0]:.0f}{share})", fontsize=8.5)
+        panel.set_xlabel("forgetting factor alpha")
+    ends = [panel.get_ylim() for panel in axes]
+    for panel in axes:
+        panel.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+    for panel in axes[::4]:
+        panel.set_ylabel("accuracy minus Full's (points)")
     return figure
 
 
@@ -150,12 +157,12 @@ decay_alpha_accuracy = Plot(
     reads=("prune_questions.csv", "run.json"),
     runs=("decoder", "released-*"),
     caption=(
-        "Accuracy against the forgetting factor alpha of Decay without a recent part, one panel per data set, with "
-        "Full and H2O (half recent) as lines at the same budget; after Fig. 4b and 4c of the Decay article, whose "
-        "points exist only as an image. Bars: 95 % interval over questions and seeds. To see: whether small alphas do "
-        "better than large ones, and whether the best alpha differs between data sets by more than the bars; the best "
-        "point of a curve is no fair estimate, decay_tasks_table chooses on one half of the questions and judges on "
-        "the other."
+        "Accuracy against the forgetting factor alpha, minus that with the whole cache; after Fig. 4b and 4c of the "
+        "Decay article, whose points exist only as an image. Decay has no recent part; H2O (half recent) at the same "
+        "budget is a line; one panel per data set. Bars: 95 % interval of the difference, paired by question. To see: "
+        "whether small alphas do better than large ones, and whether the best alpha differs between data sets by more "
+        "than the bars; the best point of a curve is no fair estimate, decay_tasks_table chooses on one half of the "
+        "questions and judges on the other."
     ),
     data=alpha_accuracy_data,
     draw=draw_alpha_accuracy,

@@ -66,10 +66,10 @@ decay_passkey = Plot(
     reads=("passkey.csv", "run.json"),
     runs=("long-*",),
     caption=(
-        "Which policy still finds a number that stands once in a long, dull text and is asked for at its end (passkey "
-        "retrieval, arXiv:2305.16300), by length of the text and place of the number. Pruning acts from the first "
-        "token on, so a policy has to keep the number before it knows that it will be asked for. To see: a window of "
-        "recent tokens finds only what stands in it; what scores find, and where."
+        "Which policy still finds a number that stands once in a long and dull text and is asked for at its end "
+        "(passkey retrieval, arXiv:2305.16300), by length of the text and place of the number. Pruning acts from the "
+        "first token on, so a policy has to keep the number before it knows that it will be asked for. To see: a "
+        "window of recent tokens finds only what stands in it; what scores find, and where."
     ),
     data=passkey_data,
     draw=draw_passkey,

@@ -79,12 +79,12 @@ denseformer_flow = Plot(
     reads=("flow.csv", "run.json"),
     runs=("plain-*", "dwa-*"),
     caption=(
-        "Left: mean cosine between what each block passes on, Y_i, and the embedding X_0, for the deepest models that "
-        "were looked at, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622). To see: whether a DenseFormer stays "
-        "near the embedding over most of its depth and leaves it late, where the plain Transformer leaves it early. "
-        "Right: held-out loss, less that of the whole model, when the smallest mixing weights are dropped after "
-        "training, after Fig. 7: in the paper perplexity rises sharply beyond 15 %. The paper prints no numbers for "
-        "these figures."
+        "How far information flows over depth. Left: mean cosine between what each block passes on, Y_i, and the "
+        "embedding X_0, for the deepest models that were looked at, after Fig. 6 and 9 of DenseFormer "
+        "(arXiv:2402.02622). To see: whether a DenseFormer stays near the embedding over most of its depth and leaves "
+        "it late, where the plain Transformer leaves it early. Right: held-out loss, less that of the whole model, "
+        "when the smallest mixing weights are dropped after training, after Fig. 7: in the paper perplexity rises "
+        "sharply beyond 15 %. The paper prints no numbers for these figures."
     ),
     data=data,
     draw=draw,

@@ -10,10 +10,10 @@ denseformer_rates = Plot(
     runs=("*",),
     varied="optimizer.lr",
     caption=(
-        "Validation loss at the end of training against the peak learning rate, for every stack of the DenseFormer "
-        "study (arXiv:2402.02622) whose rate was searched: runs that differ in nothing else. Each depth has a panel. "
-        "To see: each ringed rate has a higher and a lower one beside it in the grid; where it has not, the foot of "
-        "the figure says so, and no comparison at that rate is fair."
+        "Search for the rates of the DenseFormer study (arXiv:2402.02622): validation loss at the end of training "
+        "against the peak learning rate, for every stack whose rate was searched: runs that differ in nothing else. "
+        "Each depth has a panel. To see: each ringed rate has a higher and a lower one beside it in the grid; where "
+        "it has not, the foot of the figure says so, and no comparison at that rate is fair."
     ),
     data=partial(searches, study="denseformer"),
     draw=draw,

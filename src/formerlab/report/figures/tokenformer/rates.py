@@ -10,11 +10,11 @@ tokenformer_rates = Plot(
     runs=("*",),
     varied="optimizer.lr",
     caption=(
-        "Validation loss at the end of training against the peak learning rate, for every model of the Tokenformer "
-        "study (arXiv:2410.23168) whose rate was searched: runs that differ in nothing else. What starts from a "
-        "parent, such as a stage of growth, has a panel of its own. To see: each ringed rate has a higher and a lower "
-        "one beside it in the grid; where it has not, the foot of the figure says so, and no comparison at that rate "
-        "is fair."
+        "Search for the rates of the Tokenformer study (arXiv:2410.23168): validation loss at the end of training "
+        "against the peak learning rate, for every model whose rate was searched: runs that differ in nothing else. "
+        "What starts from a parent, such as a stage of growth, has a panel of its own. To see: each ringed rate has a "
+        "higher and a lower one beside it in the grid; where it has not, the foot of the figure says so, and no "
+        "comparison at that rate is fair."
     ),
     data=partial(searches, study="tokenformer"),
     draw=draw,

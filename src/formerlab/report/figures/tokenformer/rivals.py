@@ -14,7 +14,16 @@ from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.runs import ends, held_out_losses, missing_note
 from formerlab.report.style import GREY, aside, canvas, mark_published, widen
-from formerlab.report.tokenformer import METHODS, STAGES, by_step, held_out, means, minus, seeds_note
+from formerlab.report.tokenformer import (
+    METHODS,
+    STAGES,
+    before_growth,
+    by_step,
+    held_out,
+    means,
+    minus,
+    seeds_note,
+)
 from formerlab.results.read import Results
 from formerlab.statistics import student
 
@@ -27,7 +36,7 @@ _PRINTED = {
 
 
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return rows of three parts: `curve` by step, `gain` by stage, and the published `gain`s."""
+    """Return rows: `curve` by step, `gain` by stage with that of every `seed`, and the published `gain`s."""
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
         return DataFrame()
@@ -39,16 +48,21 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def gains(losses: DataFrame) -> DataFrame:
-    """Return how much lower the held-out loss of each stage is than before growth, paired by seed, in nats."""
+    """Return how much lower the held-out loss of each stage is than before growth, paired by seed, in nats.
+
+    `part` is `gain` for the mean, `seed` for a row per seed.
+    """
     rows = []
-    for method, (start, pattern, _) in METHODS.items():
+    for method, (_, pattern, _) in METHODS.items():
+        start = held_out(losses, before_growth(losses, method))
         for size in STAGES:
             run = pattern.format(size=size)
-            gained = minus(held_out(losses, start), held_out(losses, run))
+            gained = minus(start, held_out(losses, run))
             if gained:
                 interval = student(list(gained.values()))
-                shared = {"source": "ours", "part": "gain", "method": method, "run": run, "size": size}
-                rows.append(shared | ends("gain_nats", interval) | {"seeds": interval.seeds})
+                shared = {"source": "ours", "method": method, "run": run, "size": size}
+                rows.append(shared | {"part": "gain"} | ends("gain_nats", interval) | {"seeds": interval.seeds})
+                rows += [shared | {"part": "seed", "seed": seed, "gain_nats": gain} for seed, gain in gained.items()]
     return DataFrame(rows)
 
 
@@ -70,9 +84,9 @@ def draw(data: DataFrame) -> Figure:
     notes = [seeds_note(ours, "bands and bars"), *missing_note(list(ours["method"].dropna().unique()), list(METHODS))]
     figure, (left, middle, right) = canvas([3.4, 3.6, 3.0], notes, right=[0.9, 0.9, 0.3])
     _draw_curves(left, data[data["part"] == "curve"])
-    _draw_gains(middle, ours[ours["part"] == "gain"])
+    _draw_gains(middle, ours[ours["part"] == "gain"], ours[ours["part"] == "seed"])
     middle.set_title("Ours: gain over the own start")
-    _draw_gains(right, data[data["source"] == "published"])
+    _draw_gains(right, data[data["source"] == "published"], data[:0])
     mark_published(right, "Table 8")
     return figure
 
@@ -85,16 +99,20 @@ def _draw_curves(axes: Axes, curves: DataFrame) -> None:
     axes.set_ylabel("validation loss (nats per token)")
 
 
-def _draw_gains(axes: Axes, rows: DataFrame) -> None:
+def _draw_gains(axes: Axes, rows: DataFrame, seeds: DataFrame) -> None:
     labels = []
     groups = list(rows.groupby("method", sort=False))
     for place, (method, points) in enumerate(groups):
         kind = METHODS[str(method)][2]
         x, y = aside(points["size"].astype(float), place, len(groups), 0.03), points["gain_nats"]
         points_with_bars(axes, x, y, (points["gain_nats_low"], points["gain_nats_high"]), kind)
+        own = seeds[seeds["method"] == method] if len(seeds) else seeds
+        beside = aside(own["size"].astype(float), place, len(groups), 0.03) - 0.012
+        axes.plot(beside, own["gain_nats"], "o", color=kind.colour, markersize=2.5, alpha=0.7)
         labels.append(Label(x.iloc[-1], y.iloc[-1], str(method), kind.colour))
     axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
     axes.set_xticks([float(size) for size in STAGES])
+    axes.set_xlim(STAGES[0] - 0.15, STAGES[-1] + 0.15)
     axes.set_xlabel("stage")
     axes.set_ylabel("loss before growth minus loss after (nats)")
     widen(axes, 0.75)
@@ -103,14 +121,15 @@ def _draw_gains(axes: Axes, rows: DataFrame) -> None:
 
 tokenformer_rivals = Plot(
     reads=("eval.csv", "test.csv", "run.json"),
-    runs=("tokenformer-1", "transformer-1", "grown-random-sqrt-[23]", "net2net-*", "hypercloning-*"),
+    runs=("tokenformer-1", "transformer-1", "long-*-chosen", "grown-random-sqrt-[23]", "net2net-*", "hypercloning-*"),
+    needs=("grown-random-sqrt-2", "net2net-*", "hypercloning-*"),
     caption=(
         "Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of "
         "Tokenformer (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. "
         "Middle: what the held-out loss has gained on the family's own model before growth, after each stage, because "
-        "the starts differ. To see: whose line lies highest has gained most from growing. Right: the same gains out "
-        "of the published perplexities. Padding is the form of Net2Net that the paper used; Net2Net (2015) and "
-        "HyperCloning copy units and keep the function where the factor is whole."
+        "the starts differ; small dots are seeds. To see: whose line lies highest has gained most from growing. "
+        "Right: the same gains out of the published perplexities. Padding is the form of Net2Net that the paper used; "
+        "Net2Net (2015) and HyperCloning copy units and keep the function where the factor is whole."
     ),
     data=data,
     draw=draw,
