@@ -148,18 +148,11 @@ def test_what_changes_no_number_runs_nothing(acted):
             acted.edit(file, after, before)
 
 
-MISTAKES = {
-    "decay.optimizer.lr": ("1e-3", "decay.runs.decoder.optimizer.lr: '1e-3' is text, not a number; write 1.0e-3"),
-    "tokenformer.init": ("nobody", "'nobody' does not exist; known are "),
-    "tokenformer.model.heads": (3, "heads=3 does not divide width=16; change one of them"),
-}
-
-
-@pytest.mark.parametrize("key", MISTAKES)
-def test_a_mistake_stops_before_any_job(acted, key):
-    value, answer = MISTAKES[key]
+def test_a_mistake_stops_before_any_job(acted):
+    """Which line answers which mistake: plan/test_mistakes.py."""
+    answer = "decay.runs.decoder.optimizer.lr: '1e-3' is text, not a number; write 1.0e-3"
     plans = set((acted.root / ".formerlab/plans").iterdir())
-    done = acted.snakemake("--cores", "1", "--forceall", config={"set": {key: value}})
+    done = acted.snakemake("--cores", "1", "--forceall", config={"set": {"decay.optimizer.lr": "1e-3"}})
     assert done.returncode != 0
     assert len([line for line in done.stderr.splitlines() if answer in line]) == 1
     assert jobs(done.stdout + done.stderr) == set()
