@@ -297,5 +297,7 @@ def test_snakemake_takes_all_targets_that_are_written(tmp_path):
     words = " ".join(line for line in COMMANDS if line.startswith("snakemake ") and "=" not in line).split()
     targets = sorted({word for word in words if re.fullmatch(r"[a-z]+", word)} - {"snakemake", "slurm"})
     assert len(targets) > 6
-    done = Checkout(tmp_path).snakemake(*targets, "--cores", "2", "-n")
+    checkout = Checkout(tmp_path)
+    checkout.plan_ahead()
+    done = checkout.snakemake(*targets, "--cores", "2", "-n")
     assert done.returncode == 0, done.stderr

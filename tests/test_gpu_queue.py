@@ -3,12 +3,14 @@
 import os
 import re
 import subprocess
-import sys
 import tarfile
 import time
 from pathlib import Path
 
 import pytest
+
+from formerlab.plan.build import build_plan
+from formerlab.plan.show import shell
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts/gpu_queue.sh"
@@ -60,13 +62,7 @@ def queue(tmp_path):
 
 
 def test_every_stage_of_a_plan_is_queued():
-    plan = subprocess.run(
-        [sys.executable, "-m", "formerlab", "plan", "--scale", "smoke", "--shell"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    plan = shell(build_plan(ROOT, {"scale": "smoke"}), Path("plan.json"))
     stages = set(re.findall(r"^python -m formerlab (\S+)", plan, re.MULTILINE))
     queued = re.search(r"formerlab \(([a-z|]+)\) '", SCRIPT.read_text())
     assert queued is not None

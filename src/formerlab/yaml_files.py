@@ -1,5 +1,7 @@
 """Read YAML files; every mistake becomes one line with the file and the remedy."""
 
+import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,17 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return node
 
 
+@functools.lru_cache(64)
+def _parsed(text: str) -> Any:
+    """Parse YAML once a process: every scale of a study, and every page of claims, asks for the same files."""
+    return yaml.load(text, Loader=_UniqueKeyLoader)
+
+
 def read_yaml(root: Path, place: str) -> dict[str, Any]:
     """Read a mapping from the YAML file at `place` below `root`."""
     path = root / place
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+        tree = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         near = near_misses(path.name, [file.name for file in path.parent.glob("*.yaml")])
         raise UserError(f"{place}: no such file{near}") from None

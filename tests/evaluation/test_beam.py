@@ -1,5 +1,6 @@
 """Decoding: the cache changes nothing, beam 1 is greedy, a beam wide enough is brute force, stopping early is exact."""
 
+import functools
 import itertools
 import math
 
@@ -66,7 +67,7 @@ def test_several_hypotheses_share_the_memory_of_their_sentence():
     torch.testing.assert_close(shared, alone, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_beam_one_is_greedy_and_batches_do_not_matter(seed):
     model = SPEC.build(seed).eval()
     lengths = [5, 2, 7, 3, 3]
@@ -83,40 +84,45 @@ def test_beam_one_is_greedy_and_batches_do_not_matter(seed):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
-@pytest.mark.parametrize("seed", range(6))
-def test_a_beam_wide_enough_is_brute_force(seed, alpha):
+@pytest.mark.parametrize("seed", range(4))
+def test_a_beam_wide_enough_is_brute_force(seed):
     """All targets of up to 4 of the 3 tokens: the best normalised log-probability, by trying each."""
     model, limit = TINY.build(seed).eval(), 4
     source, real = sources(4, [3], seed)
     targets = [t for length in range(limit + 1) for t in itertools.product((1, 2, 3), repeat=length)]
-    scores = {t: log_probability(model, source, real, t) / length_penalty(len(t) + 1, alpha) for t in targets}
-    best = max(scores, key=scores.__getitem__)
-    (found,) = beam_search(model, source, real, [limit], END, beam=4**limit, alpha=alpha)
-    assert tuple(found.tokens) == best
-    assert found.score == pytest.approx(scores[best], abs=1e-4)
+    totals = {t: log_probability(model, source, real, t) for t in targets}
+    for alpha in (0.0, 0.6, 1.5):
+        scores = {t: total / length_penalty(len(t) + 1, alpha) for t, total in totals.items()}
+        best = max(scores, key=scores.__getitem__)
+        (found,) = beam_search(model, source, real, [limit], END, beam=4**limit, alpha=alpha)
+        assert tuple(found.tokens) == best, alpha
+        assert found.score == pytest.approx(scores[best], abs=1e-4), alpha
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("seed", range(6))
-def test_stopping_early_changes_nothing(seed, alpha):
+def test_stopping_early_changes_nothing(seed):
     """The same search written plainly, for one sentence, that never stops before the limit or `beam` finished ones."""
     model = SPEC.build(seed).eval()
     source, real = sources(12, [6], seed)
-    (found,) = beam_search(model, source, real, [12], END, beam=3, alpha=alpha)
-    expected = plain_search(model, source, real, 12, 3, alpha)
-    assert found.tokens == expected[1]
-    assert found.score == pytest.approx(expected[0], abs=1e-4)
+
+    @functools.cache
+    def next_tokens(*tokens):
+        return torch.log_softmax(model(source, real, torch.tensor([[END, *tokens]]))[0, -1], dim=-1).tolist()
+
+    for alpha in (0.0, 0.6, 1.0):
+        (found,) = beam_search(model, source, real, [12], END, beam=3, alpha=alpha)
+        expected = plain_search(next_tokens, 12, 3, alpha)
+        assert found.tokens == expected[1], alpha
+        assert found.score == pytest.approx(expected[0], abs=1e-4), alpha
 
 
-def plain_search(model, source, real, limit, beam, alpha):
+def plain_search(next_tokens, limit, beam, alpha):
     live, finished = [(0.0, [])], []
     while live and len(finished) < beam:
         candidates = []
         for total, tokens in live:
-            logits = model(source, real, torch.tensor([[END, *tokens]]))[0, -1]
-            for token, log_prob in enumerate(torch.log_softmax(logits, dim=-1).tolist()):
+            for token, log_prob in enumerate(next_tokens(*tokens)):
                 if len(tokens) < limit or token == END:
                     candidates.append((total + log_prob, [*tokens, token]))
         candidates.sort(key=lambda candidate: -candidate[0])

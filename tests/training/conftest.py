@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jaxtyping
 import numpy as np
 import pytest
 from small_runs import RUN, VOCABULARY, trained
@@ -10,6 +11,12 @@ from formerlab.data import BytePairs, Files, TextData
 from formerlab.data.text.prepare import prepare
 
 TEXT = "the cat sat on a mat and the dog ran to an old house by the river where many birds sing"
+
+
+@pytest.fixture(autouse=True)
+def _shapes_checked_in_golden_runs(request, monkeypatch):
+    """Check shapes in the golden runs, of every kind of model and task, alone: it takes a third of a run."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", request.path.stem != "test_golden_trajectories")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Multi-head attention within a sequence, and, as the paper of 2017 has it, with masks and across sequences."""
 
 import math
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -77,11 +78,7 @@ class MultiHead(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-
-        def built(d_in: int, d_out: int, *, residual: bool = False) -> nn.Module:
-            spec = as_xavier(projection, d_in, d_out) if xavier else projection
-            return spec.build(d_in, d_out, residual=residual)
-
+        built = partial(_built, projection, xavier)
         self.query, self.key = (built(width, heads * d_key) for _ in range(2))
         self.value = built(width, heads * d_value)
         self.output = built(heads * d_value, width, residual=True)
@@ -137,3 +134,8 @@ def as_xavier(projection: Projection, d_in: int, d_out: int) -> Projection:
 def xavier_std(d_in: int, d_out: int) -> float:
     """Return sqrt(2 / (d_in + d_out)) (Glorot and Bengio 2010, equation 12), as drawn in the original code."""
     return math.sqrt(2 / (d_in + d_out))
+
+
+def _built(projection: Projection, xavier: bool, d_in: int, d_out: int, residual: bool = False) -> nn.Module:
+    spec = as_xavier(projection, d_in, d_out) if xavier else projection
+    return spec.build(d_in, d_out, residual=residual)

@@ -37,16 +37,14 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x: Stream, position: PositionEncoding, mask: Mask, layer: int, add: Add) -> Stream:
         """Apply the block to whole sentences."""
-
-        def attend(x: Stream) -> Stream:
-            attended: Tensor = self.attention(
-                self.attention.queries(x, position), self.attention.memory(x, position), mask
-            )
-            return attended
-
-        x = self.attention_connection(x, attend, partial(add, 2 * layer + 1))
+        x = self.attention_connection(x, partial(self._attend, position, mask), partial(add, 2 * layer + 1))
         out: Stream = self.feedforward_connection(x, self.feedforward, partial(add, 2 * layer + 2))
         return out
+
+    def _attend(self, position: PositionEncoding, mask: Mask, x: Stream) -> Stream:
+        q, memory = self.attention.queries(x, position), self.attention.memory(x, position)
+        attended: Stream = self.attention(q, memory, mask)
+        return attended
 
 
 class DecoderBlock(nn.Module):
@@ -75,17 +73,24 @@ class DecoderBlock(nn.Module):
 
         With `extend` there is one token per row, which may see all that came before it.
         """
-
-        def attend(x: Stream) -> Stream:
-            q, (k, v) = self.attention.queries(x, position, start), self.attention.memory(x, position, start)
-            memory = (k, v) if extend is None else extend(layer, k, v)
-            attended: Tensor = self.attention(q, memory, causal=extend is None)
-            return attended
-
+        extended = None if extend is None else partial(extend, layer)
+        attend = partial(self._attend, position, start, extended)
         x = self.attention_connection(x, attend, partial(add, 2 * layer + 1))
         x = self.cross_connection(x, lambda x: self.cross(self.cross.queries(x), source, mask), Tensor.add)
         out: Stream = self.feedforward_connection(x, self.feedforward, partial(add, 2 * layer + 2))
         return out
+
+    def _attend(
+        self,
+        position: PositionEncoding,
+        start: int,
+        extend: Callable[[AnyHeads, AnyHeads], tuple[AnyHeads, AnyHeads]] | None,
+        x: Stream,
+    ) -> Stream:
+        q, (k, v) = self.attention.queries(x, position, start), self.attention.memory(x, position, start)
+        memory = (k, v) if extend is None else extend(k, v)
+        attended: Stream = self.attention(q, memory, causal=extend is None)
+        return attended
 
 
 class AfterDropout(LinearProjection):

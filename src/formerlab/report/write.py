@@ -98,7 +98,8 @@ def _write_pictures(paths: list[Path], drawing: Drawing, plot: Plot, data: DataF
         matplotlib.rcParams.update(SETTINGS)
         if data.empty or not (data["source"] == "ours").any():
             what = f"the rows {drawing.name} needs ({', '.join(drawing.reads)})"
-            figure = empty(f"No finished run of study '{drawing.study}' at scale '{results.scale}' has {what} yet.")
+            where = f"study '{drawing.study}' at scale '{results.scale}'"
+            figure = empty(f"No finished run of {where} has {what} yet, or what it has cannot be compared.")
         else:
             figure = plot.draw(_without_formulas(data))
         width = figure.get_size_inches()[0]

@@ -1,0 +1,105 @@
+"""Where DenseFormer averages over depth, and over what (arXiv:2402.02622, Fig 1), drawn from the specs of the runs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from pandas import DataFrame
+
+from formerlab.report.drawings import Plot
+from formerlab.report.runs import variant
+from formerlab.report.style import GREY, canvas, look
+from formerlab.results.read import Results
+
+STUDY = "denseformer"
+MOST = 4
+"""Panels."""
+_THIN: dict[str, Any] = {"linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
+
+
+def averages(layers: int, dilation: int, period: int) -> dict[int, list[int]]:
+    """Return the sources of every average by the block that it follows: S_i = {j <= i : j = i mod k} where p divides i.
+
+    Blocks count from 1; source 0 are the embedded tokens. A test holds it equal to the mixer's own table.
+    """
+    return {i: list(range(i % dilation, i + 1, dilation)) for i in range(period, layers + 1, period)}
+
+
+def data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per average and source, for each dilation and period at the depth that has most of them."""
+    records = results.runs(STUDY, runs)
+    if "spec.model.depth.dilation" not in records:
+        return DataFrame()
+    records = records[records["spec.model.depth.kind"] == "dwa"]
+    keys = ["spec.model.layers", "spec.model.depth.dilation", "spec.model.depth.period"]
+    kinds = records.drop_duplicates(keys).sort_values(keys)
+    counts = kinds["spec.model.layers"].value_counts()
+    depth = counts.index[counts == counts.max()].max()
+    rows = []
+    for record in kinds[kinds["spec.model.layers"] == depth].head(MOST).to_dict("records"):
+        layers, dilation, period = (int(record[key]) for key in keys)
+        shared = {"source": "ours", "variant": variant(record), "layers": layers, "dilation": dilation}
+        shared |= {"period": period}
+        rows += [
+            shared | {"after_block": i, "reads": j}
+            for i, reads in averages(layers, dilation, period).items()
+            for j in reads
+        ]
+    return DataFrame(rows)
+
+
+def draw(data: DataFrame) -> Figure:
+    """Draw a row of blocks per kind, with an arc from everything that an average reads."""
+    groups = list(data.groupby("variant", sort=False))
+    layers = int(data["layers"].iloc[0])
+    notes = [
+        "Boxes: the embedding X0 and the raw outputs of the blocks. Circles: averages, which the next block reads."
+    ]
+    widths = [max(5.5, 0.62 * layers)] * len(groups)
+    figure, axes = canvas(widths, notes, height=2.1, right=0.2, columns=1, below=0.1)
+    for panel, (name, rows) in zip(axes, groups, strict=True):
+        _draw(panel, rows, layers, look(str(name)).colour)
+        weights = f"{len(rows)} weights in {rows['after_block'].nunique()} averages"
+        first = rows.iloc[0]
+        panel.set_title(f"{name}: dilation {first['dilation']}, period {first['period']}; {weights}")
+    return figure
+
+
+def _draw(axes: Axes, rows: DataFrame, layers: int, colour: str) -> None:
+    for block in range(layers + 1):
+        corner = (block - 0.28, -0.28)
+        axes.add_patch(FancyBboxPatch(corner, 0.56, 0.56, "round,pad=0.05", facecolor="#eef2f6", edgecolor=GREY))
+        axes.text(block, 0, f"{block}" if block else "X0", ha="center", va="center", fontsize=8)
+        if block:
+            way = ((block - 0.67, 0), (block - 0.33, 0))
+            axes.add_patch(FancyArrowPatch(*way, arrowstyle="-|>", mutation_scale=6, color=GREY, **_THIN))
+    for after, read in rows[["after_block", "reads"]].itertuples(index=False, name=None):
+        end = (after + 0.5, 0.45)
+        bent = "arc3,rad=-0.32"
+        axes.add_patch(
+            FancyArrowPatch((read, 0.33), end, arrowstyle="-", connectionstyle=bent, color=colour, alpha=0.55, **_THIN)
+        )
+    after = rows["after_block"].unique()
+    axes.plot(after + 0.5, [0.0] * len(after), "o", color=colour, markersize=7, zorder=3)
+    axes.vlines(after + 0.5, 0, 0.45, color=colour, linewidth=0.8)
+    axes.set_xlim(-0.6, layers + 0.9)
+    axes.set_ylim(-0.5, 0.5 + 0.17 * (layers + 0.5))
+    axes.set_axis_off()
+
+
+denseformer_architecture = Plot(
+    reads=("run.json",),
+    runs=("dwa-*",),
+    needs=("dwa-*",),
+    caption=(
+        "Where DenseFormer averages over depth and what each average reads, after Fig. 1 of DenseFormer "
+        "(arXiv:2402.02622), drawn from the settings of the runs. After every p-th block (period p) the next block "
+        "reads a weighted sum of that block's output and of every k-th earlier one (dilation k). To see: with dilation "
+        "1 and period 1 each average reads all earlier outputs, so arcs grow with the square of the depth; dilation "
+        "and period thin them out, and with a dilation above 1 the embedding enters only some of the averages."
+    ),
+    data=data,
+    draw=draw,
+)

@@ -1,0 +1,117 @@
+"""A Tokenformer's layers and how they grow (arXiv:2410.23168, Fig 2), drawn from the specs of the runs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Rectangle
+from pandas import DataFrame
+
+from formerlab.report.drawings import Plot
+from formerlab.report.runs import quantity
+from formerlab.report.style import BLACK, BLUE, GREEN, GREY, PURPLE, VERMILION, canvas
+from formerlab.results.read import Results
+
+STUDY = "tokenformer"
+STAGES = ("grown-random-sqrt-2", "grown-random-sqrt-3", "grown-random-sqrt-4")
+PROJECTIONS = ("query", "key", "value", "output")
+SCORES = {"l2_gelu": "gelu(tau s / |s|)"}
+"""Formulas of score functions; others are called by their names."""
+_COLOURS = (BLUE, VERMILION, GREEN, PURPLE)
+_ROWS = 4
+"""Rows that stand for the tokens of a stage where the formula is drawn."""
+
+
+def data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per stage and projection of a block: its tokens, and how many of them the stage added."""
+    records = results.runs(STUDY, runs)
+    if "spec.model.projection.tokens" not in records:
+        return DataFrame()
+    records = records.drop_duplicates("run").set_index("run", drop=False)
+    grown = [run for run in STAGES if run in records.index]
+    parents = [str(records.loc[run, "init.id"]).split("/")[1] for run in grown[:1]]
+    first = [run for run in (*parents, *records.index) if run in records.index and run not in STAGES]
+    rows, before = [], dict.fromkeys((*PROJECTIONS, "feed-forward"), 0)
+    for stage, run in enumerate([*first[:1], *grown], start=1):
+        record = records.loc[run]
+        counts = dict.fromkeys(PROJECTIONS, int(record["spec.model.projection.tokens"]))
+        if pd.notna(wide := record.get("spec.model.feedforward.tokens")):
+            counts["feed-forward"] = int(wide)
+        shared = {"source": "ours", "stage": stage, "run": run, "width": record["spec.model.width"]}
+        shared |= {"score": record.get("spec.model.projection.score", "l2_gelu")}
+        shared |= {"parameters_non_embedding": record["parameters_non_embedding"]}
+        rows += [shared | {"part": part, "tokens": n, "added": n - before[part]} for part, n in counts.items()]
+        before = counts
+    return DataFrame(rows)
+
+
+def draw(data: DataFrame) -> Figure:
+    """Draw the formula left, with the tokens of every stage, and the tokens of each projection right."""
+    width, stages = int(data["width"].iloc[0]), int(data["stage"].max())
+    sizes = data.drop_duplicates("stage")
+    grown = ", then ".join(quantity(float(size)) for size in sizes["parameters_non_embedding"])
+    notes = [f"Runs: {', '.join(sizes['run'])}. Parameters without embedding: {grown}. Width {width} at every stage."]
+    figure, (left, right) = canvas([5.0, 3.6], notes, height=2.9, right=[0.9, 1.0])
+    _draw_formula(left, stages, width, SCORES.get(data["score"].iloc[0], data["score"].iloc[0]))
+    _draw_counts(right, data)
+    return figure
+
+
+def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
+    arrow: dict[str, Any] = {"arrowstyle": "-|>", "color": BLACK, "linewidth": 1, "mutation_scale": 9}
+    for x, name in ((2.0, "keys K"), (6.4, "values V")):
+        _draw_tokens(axes, x, stages)
+        axes.text(x + 0.7, _ROWS * stages + 0.5, f"{name}, n x {width}", ha="center", fontsize=8.5)
+    middle = _ROWS * stages / 2
+    for x, words in ((0.0, f"x\n{width}"), (9.1, f"y\n{width}")):
+        axes.text(x, middle, words, ha="center", va="center", fontsize=10)
+    axes.text(4.9, middle, f"{score}\ns = K x\nn scores", ha="center", va="center", fontsize=8.5)
+    for begin, end in ((0.3, 1.9), (3.5, 3.9), (5.9, 6.3), (7.9, 8.8)):
+        axes.add_patch(FancyArrowPatch((begin, middle), (end, middle), shrinkA=0, shrinkB=0, **arrow))
+    axes.set_xlim(-0.5, 9.5)
+    axes.set_ylim(-0.6, _ROWS * stages + 1.2)
+    axes.set_axis_off()
+    axes.set_title("One projection: attention of the input to tokens that are parameters")
+
+
+def _draw_tokens(axes: Axes, x: float, stages: int) -> None:
+    """Draw the tokens of every stage as rows, the oldest at the bottom."""
+    for row in range(_ROWS * stages):
+        colour = _COLOURS[row // _ROWS]
+        axes.add_patch(Rectangle((x, row + 0.12), 1.4, 0.76, facecolor=colour, alpha=0.75, edgecolor="none"))
+
+
+def _draw_counts(axes: Axes, data: DataFrame) -> None:
+    parts = list(dict.fromkeys(data["part"]))
+    bottom = pd.Series(0.0, parts)
+    for (stage, rows), colour in zip(data.groupby("stage", sort=True), _COLOURS, strict=False):
+        added = rows.set_index("part")["added"].reindex(parts).astype(float)
+        name = "first model" if stage == 1 else f"added by stage {stage}"
+        axes.bar(parts, added, bottom=bottom, color=colour, alpha=0.75, width=0.6, label=name)
+        bottom += added
+    for place, whole in enumerate(bottom):
+        axes.annotate(f"{whole:.0f}", (place, whole), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+    axes.grid(visible=False, axis="x")
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_ylabel("tokens n")
+    axes.spines["left"].set_color(GREY)
+    axes.set_title("Tokens of every projection of a block")
+    if data["stage"].nunique() > 1:
+        axes.legend(loc="upper left", fontsize=8)
+
+
+tokenformer_layer = Plot(
+    reads=("run.json",),
+    runs=("tokenformer-1", "long-matched-chosen", "matched-chosen", "grown-random-sqrt-[2-4]"),
+    caption=(
+        "What a Tokenformer has in place of its matrices, and how it grows, after Fig. 2 of Tokenformer "
+        "(arXiv:2410.23168), drawn from the settings of the runs. Left: a projection scores its input against n key "
+        "tokens and sums n value tokens by these scores. Right: the tokens of each projection of a block; those that a "
+        "stage of growth adds lie on top of the old ones. To see: growth adds rows to keys and values and leaves the "
+        "width of every input and output as it was."
+    ),
+    data=data,
+    draw=draw,
+)
