@@ -7,6 +7,7 @@ from fixtures.rows import grown, make_run, make_tokenformer, tokenformer, transf
 
 from formerlab.report.drawings import draw_one
 from formerlab.report.formulas import Shape
+from formerlab.report.runs import minus
 from formerlab.report.tables.tokenformer import (
     tokenformer_ablation,
     tokenformer_formulas,
@@ -14,7 +15,7 @@ from formerlab.report.tables.tokenformer import (
     tokenformer_modern,
     tokenformer_scores,
 )
-from formerlab.report.tokenformer import at_step, by_step, means, minus
+from formerlab.report.tokenformer import at_step, by_step, means
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 

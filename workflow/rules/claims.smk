@@ -36,4 +36,4 @@ rule claims:
         arms=PLAN["claims"]["arms"],
         jobs=PLAN["jobs"],
     shell:
-        "FORMERLAB_LOG={log} python -m formerlab claims --out $(dirname {output.csv}) > {log} 2>&1 || (cat {log}; exit 1)"
+        "FORMERLAB_LOG={log} python -m formerlab claims --out $(dirname {output.csv}) 2>&1 | keep {log}"

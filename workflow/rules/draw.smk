@@ -17,7 +17,7 @@ for name, job in PLAN["draw"].items():
             names=list(job["drawings"]),
             drawings=job["drawings"],
         shell:
-            "FORMERLAB_LOG={log} python -m formerlab draw {params.names} > {log} 2>&1 || (cat {log}; exit 1)"
+            "FORMERLAB_LOG={log} python -m formerlab draw {params.names} 2>&1 | keep {log}"
 
 
 # Every finished run with what it cost and what it came from.
@@ -39,4 +39,4 @@ rule runs:
         code=PLAN["ledger"],
         jobs=PLAN["jobs"],
     shell:
-        "FORMERLAB_LOG={log} python -m formerlab runs --out $(dirname {output.csv}) > {log} 2>&1 || (cat {log}; exit 1)"
+        "FORMERLAB_LOG={log} python -m formerlab runs --out $(dirname {output.csv}) 2>&1 | keep {log}"

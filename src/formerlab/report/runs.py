@@ -114,6 +114,11 @@ def ends(name: str, interval: Interval) -> dict[str, float]:
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
+def ends_over_seeds(name: str, differences: Mapping[int, float]) -> dict[str, float]:
+    """Return the mean of values by seed as `name`, with the ends of its 95 % Student t interval."""
+    return ends(name, student([differences[seed] for seed in sorted(differences)])) if differences else {}
+
+
 def add_perplexity(row: dict[str, Any]) -> dict[str, Any]:
     """Add exp of the mean loss and of the ends of its interval."""
     return row | {f"perplexity{end}": float(np.exp(row[f"loss_nats{end}"])) for end in ("", "_low", "_high")}
@@ -163,12 +168,23 @@ def missing_note(present: Sequence[str], wanted: Sequence[str]) -> list[str]:
     return [f"Missing, no finished runs: {', '.join(absent)}."] if absent else []
 
 
+def held_out(losses: DataFrame, run: str) -> dict[int, float]:
+    """Return a run's held-out loss by seed."""
+    rows = losses[losses["run"] == run]
+    return dict(zip(rows["seed"].astype(int), rows["loss_nats"].astype(float), strict=True))
+
+
+def minus(a: dict[int, float], b: dict[int, float]) -> dict[int, float]:
+    """Return a - b for the seeds that both have."""
+    return {seed: a[seed] - b[seed] for seed in a.keys() & b.keys()}
+
+
 def paired_difference(results: Results, losses: DataFrame, a: str, b: str) -> Interval:
     """Return the held-out loss of run a minus that of run b, paired by seed.
 
     With a single shared seed the interval is a bootstrap over windows: it speaks of these two models alone.
     """
-    of_a, of_b = (_by_seed(losses, run) for run in (a, b))
+    of_a, of_b = (held_out(losses, run) for run in (a, b))
     interval = paired_student(of_a, of_b)
     if interval.seeds != 1:
         return interval
@@ -178,11 +194,6 @@ def paired_difference(results: Results, losses: DataFrame, a: str, b: str) -> In
     pairs = rows[rows["run"] == a].merge(rows[rows["run"] == b], on=["window", "tokens"], suffixes=("_a", "_b"))
     differences = (pairs["loss_nats_a"] - pairs["loss_nats_b"]).to_numpy()
     return over_examples(differences[None, :], pairs["tokens"].to_numpy(dtype=float)) if len(pairs) else interval
-
-
-def _by_seed(losses: DataFrame, run: str) -> dict[int, float]:
-    rows = losses.loc[losses["run"] == run, ["seed", "loss_nats"]]
-    return {int(seed): float(loss) for seed, loss in rows.itertuples(index=False, name=None)}
 
 
 def quantity(value: float) -> str:

@@ -1,7 +1,7 @@
 """What figures and tables of the Tokenformer study share: its series of sizes, their whole cost, and curves by step."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -155,22 +155,6 @@ def at_step(curves: DataFrame, run: str, step: float | None) -> dict[int, float]
     rows = curves[curves["run"] == run]
     rows = rows[rows["step"] == (rows.groupby("seed")["step"].transform("max") if step is None else step)]
     return dict(zip(rows["seed"].astype(int), rows["loss_nats"].astype(float), strict=True))
-
-
-def held_out(losses: DataFrame, run: str) -> dict[int, float]:
-    """Return a run's held-out loss by seed."""
-    rows = losses[losses["run"] == run]
-    return dict(zip(rows["seed"].astype(int), rows["loss_nats"].astype(float), strict=True))
-
-
-def minus(a: dict[int, float], b: dict[int, float]) -> dict[int, float]:
-    """Return a - b for the seeds that both have."""
-    return {seed: a[seed] - b[seed] for seed in a.keys() & b.keys()}
-
-
-def ends_over_seeds(name: str, differences: Mapping[int, float]) -> dict[str, float]:
-    """Return the mean of values by seed as `name`, with the ends of its 95 % Student t interval."""
-    return ends(name, student([differences[seed] for seed in sorted(differences)])) if differences else {}
 
 
 def seeds_note(rows: DataFrame, what: str = "bands") -> str:

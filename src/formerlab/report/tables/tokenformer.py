@@ -13,19 +13,20 @@ from formerlab.report.formulas import Shape, published_shapes, shape_of
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.questions import CHANCE, accuracy_columns
-from formerlab.report.runs import TOKENFORMER, TRAINED_ON, TRANSFORMER, add_perplexity, by_run, floors, held_out_losses
-from formerlab.report.scaling import against_envelope, scaling_laws
-from formerlab.report.tokenformer import (
-    METHODS,
-    STAGES,
-    at_step,
-    before_growth,
-    by_step,
+from formerlab.report.runs import (
+    TOKENFORMER,
+    TRAINED_ON,
+    TRANSFORMER,
+    add_perplexity,
+    by_run,
     ends_over_seeds,
+    floors,
     held_out,
+    held_out_losses,
     minus,
-    other_projection,
 )
+from formerlab.report.scaling import against_envelope, scaling_laws
+from formerlab.report.tokenformer import METHODS, STAGES, at_step, before_growth, by_step, other_projection
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"

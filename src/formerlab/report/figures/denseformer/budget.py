@@ -10,9 +10,8 @@ from formerlab.report.budgets import difference
 from formerlab.report.budgets import draw as draw_budgets
 from formerlab.report.depth import plains
 from formerlab.report.drawings import Plot
-from formerlab.report.runs import DENSEFORMER, held_out_losses
+from formerlab.report.runs import DENSEFORMER, held_out, held_out_losses
 from formerlab.report.style import BLUE, GREEN, ORANGE, PURPLE, VERMILION, Look
-from formerlab.report.tokenformer import held_out
 from formerlab.results.read import Results
 
 STUDY = "denseformer"

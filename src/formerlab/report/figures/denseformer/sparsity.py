@@ -11,9 +11,8 @@ from pandas import DataFrame
 from formerlab.report.depth import gains, published_depths, published_table
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import points_with_bars
-from formerlab.report.runs import held_out_losses, n_seeds
+from formerlab.report.runs import held_out, held_out_losses, minus, n_seeds
 from formerlab.report.style import BLACK, BLUE, GREY, ORANGE, PUBLISHED_GROUND, Look, canvas
-from formerlab.report.tokenformer import held_out, minus
 from formerlab.results.read import Results
 
 STUDY = "denseformer"

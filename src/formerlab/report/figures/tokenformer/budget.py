@@ -11,9 +11,8 @@ from formerlab.report.budgets import difference
 from formerlab.report.budgets import draw as draw_budgets
 from formerlab.report.drawings import Plot
 from formerlab.report.rates import last_losses
-from formerlab.report.runs import held_out_losses
+from formerlab.report.runs import held_out, held_out_losses
 from formerlab.report.style import BLACK, ORANGE, Look
-from formerlab.report.tokenformer import held_out
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"

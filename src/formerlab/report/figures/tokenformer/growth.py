@@ -11,9 +11,9 @@ from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.runs import GROWN, TRAINED_ON, ends, held_out_losses, parent
+from formerlab.report.runs import GROWN, TRAINED_ON, ends, held_out, held_out_losses, minus, parent
 from formerlab.report.style import BLACK, Look, canvas, look
-from formerlab.report.tokenformer import at_step, by_step, held_out, means, minus, seeds_note
+from formerlab.report.tokenformer import at_step, by_step, means, seeds_note
 from formerlab.results.read import Results
 from formerlab.statistics import student
 

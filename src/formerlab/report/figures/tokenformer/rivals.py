@@ -12,18 +12,9 @@ from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, curve_in_band, label_at_edge, points_with_bars
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
-from formerlab.report.runs import ends, held_out_losses, missing_note
+from formerlab.report.runs import ends, held_out, held_out_losses, minus, missing_note
 from formerlab.report.style import GREY, aside, canvas, mark_published, widen
-from formerlab.report.tokenformer import (
-    METHODS,
-    STAGES,
-    before_growth,
-    by_step,
-    held_out,
-    means,
-    minus,
-    seeds_note,
-)
+from formerlab.report.tokenformer import METHODS, STAGES, before_growth, by_step, means, seeds_note
 from formerlab.results.read import Results
 from formerlab.statistics import student
 
