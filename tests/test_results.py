@@ -133,6 +133,12 @@ def test_flatten_joins_keys_and_keeps_lists_as_text():
     assert flatten({"a": {"b": 1, "c": {"d": None}}, "e": [1, 2]}) == {"a.b": 1, "a.c.d": None, "e": "[1, 2]"}
 
 
+def test_commands_start_without_what_only_readers_of_rows_need():
+    code = "import sys, formerlab.__main__; print({'pandas', 'torch', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n", "every process of training would pay for it"
+
+
 def test_nothing_that_reads_rows_imports_torch_or_mlflow():
     code = """
 import sys
