@@ -25,12 +25,14 @@ def project(tmp_path):
 
 
 def test_time_and_memory_of_the_laptop_runs_are_predicted_within_half(tmp_path):
-    """The runs shared their machine, some of them more than others: of times the middle one is held."""
+    """Of times, each beside the middle one: how fast a processor is beside that of the constants is another matter."""
     rows = compare(ROOT / "results/cached/laptop", read_sources(ROOT, {"scale": "laptop"}), IMPORTS_MB)
     assert len(rows) >= 16
     found = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    assert 1 / 1.5 < median(row["time_ratio"] for row in found) < 1.5
+    middle = median(row["time_ratio"] for row in found)
+    assert 1 / 2 < middle < 2
     for row in found:
+        assert 1 / 1.5 < row["time_ratio"] / middle < 1.5, row
         assert 1 / 1.5 < row["memory_ratio"] < 1.5, row
 
 

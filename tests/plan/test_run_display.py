@@ -83,6 +83,14 @@ def test_the_time_left_weighs_jobs_by_their_predicted_cost(clock):
     assert "about 00:00 left" in shown.line()
 
 
+def test_a_job_whose_cost_no_plan_knows_says_nothing_of_the_rest(clock):
+    """A timing comes first: thirty seconds in place of the one that such jobs are taken for."""
+    shown = display(clock, io.StringIO(), {"speed": 1, "train": 3})
+    do(shown, clock, [("speed", "a")], seconds=30.0)
+    assert "1 of 4 jobs" in shown.line()
+    assert "about 1:30:00 left" in shown.line()
+
+
 def test_drawings_count_for_little(clock):
     shown = display(clock, io.StringIO())
     do(shown, clock, JOBS[:3], seconds=10.0)

@@ -43,7 +43,8 @@ class RunDisplay:
     """Show what is done of the jobs of a plan, and how long the rest may take.
 
     On a terminal the last line is the bar and is rewritten; elsewhere a line of it is added now and then. The time
-    left takes the costs of the plan as weights: the rest goes as fast as what is done went. `counts` are the jobs to do
+    left takes the costs of the plan as weights: the rest goes as fast as what is done went, and as fast as the plan says
+    while less than a tenth is done: timings and data come first, whose costs no plan knows. `counts` are the jobs to do
     by rule, `clock` gives seconds.
     """
 
@@ -170,15 +171,12 @@ class RunDisplay:
         work = {stage: count * self._seconds[stage] for stage, count in self._all.items()}
         done = sum(self._done[stage] * self._seconds[stage] for stage in work)
         rest = sum(work.values()) - done
+        told = done >= sum(work.values()) / 10
         if rest <= 0 or self._closed.is_set():
             return None
-        if done and self._last_end > self._start:
-            rest *= (self._last_end - self._start) / done
-        elif self._cores:
-            rest /= self._cores
-        else:
-            return None
-        return max(0.0, rest - (now - self._last_end))
+        if told and self._last_end > self._start:
+            return max(0.0, rest * (self._last_end - self._start) / done - (now - self._last_end))
+        return max(0.0, rest / self._cores - (now - self._last_end)) if self._cores else None
 
     def _show(self) -> None:
         if not self._with_bar or self._closed.is_set():
