@@ -43,9 +43,9 @@ class RunDisplay:
     """Show what is done of the jobs of a plan, and how long the rest may take.
 
     On a terminal the last line is the bar and is rewritten; elsewhere a line of it is added now and then. The time
-    left takes the costs of the plan as weights: the rest goes as fast as what is done went, and as fast as the plan says
-    while less than a tenth is done: timings and data come first, whose costs no plan knows. `counts` are the jobs to do
-    by rule, `clock` gives seconds.
+    left takes the costs of the plan as weights: the rest goes as fast as what is done went. While that is less than a
+    tenth it goes as fast as the plan says, for timings come first, whose costs no plan knows. `counts` are the jobs to
+    do by rule, `clock` gives seconds.
     """
 
     def __init__(
