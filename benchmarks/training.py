@@ -1,6 +1,6 @@
 """Training as it is done here beside the plainest code that does the same, and beside the libraries people use.
 
-    python benchmarks/training.py                                  # everything, about ten minutes of one core
+    python benchmarks/training.py                                  # everything, about seven minutes of one core
     python benchmarks/training.py --only decoder --rounds 41
 
 `decoder`: our plain decoder and a Tokenformer of as many parameters, trained by `train()` itself, beside a model of
