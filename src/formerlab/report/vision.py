@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 from pandas import DataFrame
 
 from formerlab.calibration import expected_calibration_error
@@ -120,7 +121,28 @@ def comparison(results: Results, runs: Sequence[str], *, compared: Mapping[str, 
     table = by_run(measured)
     points = [against(results, measured, run, compared[run]) for run in table["run"]]
     order = {run: place for place, run in enumerate(compared)}
-    return table.join(DataFrame(points)).sort_values("run", key=lambda names: names.map(order), ignore_index=True)
+    table = table.join(DataFrame(points)).sort_values("run", key=lambda names: names.map(order), ignore_index=True)
+    return pd.concat([_floors(results, tuple(compared)), table], ignore_index=True)
+
+
+def _floors(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per model without depth and data set (floors.csv), in the form of `by_run`."""
+    rows, records = results.rows("floors.csv", STUDY, runs), results.runs(STUDY, runs)
+    found = []
+    for (run, seed, floor), group in rows.groupby(["run", "seed", "floor"], sort=False):
+        data = records[(records["run"] == run) & (records["seed"] == seed)]["data.name"].iloc[0]
+        found.append(
+            {
+                "source": "ours",
+                "run": f"{floor} on {data}",
+                "model": f"{floor}, on the pixels",
+                "top1_percent": 100 * float((group["rank"] == 0).mean()),
+                "top5_percent": 100 * float((group["rank"] < 5).mean()),
+                "loss_nats": float(group["loss_nats"].mean()),
+                "images": len(group),
+            }
+        )
+    return DataFrame(found).drop_duplicates("run") if found else DataFrame()
 
 
 def published_accuracies(place: str) -> DataFrame:

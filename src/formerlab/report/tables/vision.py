@@ -6,14 +6,15 @@ from formerlab.report.drawings import Table
 from formerlab.report.vision import COLUMNS, comparison, published_accuracies
 
 vision_sizes = Table(
-    reads=("test.csv", "run.json"),
+    reads=("test.csv", "floors.csv", "run.json"),
     runs=("vit", "vit-wider", "tokenformer-matched", "tokenformer"),
     caption=(
         "ViT and Tokenformer, with as many parameters and with a third more, after Table 2 of Tokenformer "
         "(arXiv:2410.23168). Points are of top-1 accuracy, against another run and paired by seed. In brackets: 95 % "
         "Student t interval over seeds; with a single seed only the points have one, from a paired bootstrap over the "
         "test images, and the column interval says so. Calibration error: 15 bins. A run that diverged counts as a "
-        "uniform guess. The published rows are ImageNet-1K: compare differences, never levels."
+        "uniform guess. The linear probe, a floor, is logistic regression on the pixels. The published rows are "
+        "ImageNet-1K: compare differences, never levels."
     ),
     ours=partial(
         comparison,
@@ -71,7 +72,7 @@ vision_norms = Table(
 
 
 vision_growth_table = Table(
-    reads=("test.csv", "run.json"),
+    reads=("test.csv", "floors.csv", "run.json"),
     runs=("tokenformer*", "grown-*", "vit", "vit-dwa"),
     caption=(
         "Tokenformers that grow on images, beside those trained from scratch, and models with averages over depth. A "
