@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from fixtures.rows import make_run, write_csv
 
+from formerlab.report.figures.decay.budget import limits
 from formerlab.report.figures.decay.passkey import passkey_data
 from formerlab.report.pruning import decoding, measured
 from formerlab.report.questions import MEAN, SUITES, accuracies, chance, metric_of, title
@@ -152,3 +153,21 @@ def test_numbers_are_counted_by_length_and_place(tmp_path):
     data = passkey_data(Results(tmp_path), ("long-*",)).set_index("depth")
     assert data["found"].to_dict() == {0.1: 0.5, 0.5: 1.0}
     assert (data["numbers"] == 2).all()
+
+
+def lost(**losses):
+    """Rows of policies that lose so many nats at two budgets, each with bars of 0.001 nats."""
+    rows = pd.DataFrame({"configuration": list(losses) * 2, "increase_nats": [*losses.values()] * 2})
+    return rows.assign(increase_nats_low=rows["increase_nats"] - 1e-3, increase_nats_high=rows["increase_nats"] + 1e-3)
+
+
+def test_a_linear_axis_leaves_out_policies_that_are_far_above_most():
+    for rows in (lost(a=0.01, b=0.02, c=0.04), lost(a=0.01, b=0.02, c=0.04, far=0.5)):
+        bottom, top = limits(rows)
+        assert bottom < 0
+        assert 0.041 < top < 0.06
+    assert limits(lost(a=0.001, b=0.01, c=0.02))[1] > 0.02  # what is near zero does not put the others out
+    assert limits(lost(a=np.nan)) == (0.0, 1.0)
+    bottom, top = limits(lost(a=-0.01, b=-0.02))
+    assert bottom < -0.001
+    assert top > -0.01

@@ -72,7 +72,10 @@ _LOOKS = {
     "DenseFormer 2x3": Look("#66A61E", "D"),
     "DenseFormer 2x1": Look(GREEN, "P"),
     "dynamic_cache": Look(VERMILION, "<"),
-    "Decay, half recent": Look(SKY, "D"),
+    "Decay, half recent": Look(SKY, "o"),
+    "h2o variant=global_statistics": Look("#B5651D", "<"),
+    "h2o variant=local_statistics": Look("#B5651D", ">"),
+    "streaming_llm positions=reindexed": Look("#66A61E", "h"),
 }
 """Of ways to grow, of settings of one mixer or policy that stand beside each other, and of a cache that is no policy of
 ours."""
@@ -96,15 +99,16 @@ def canvas(
     height: float = 3.4,
     right: float | Sequence[float] = 1.45,
     columns: int = 4,
-    below: float = 0.72,
+    below: float = 0.55,
+    left: float = 0.95,
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with panels in rows of at most `columns`, and notes at its foot.
 
     `widths` and `height` are inches of the panels themselves, `right` the room beside each for labels or a second axis,
-    `below` that under each for its ticks.
+    `below` that under each for its ticks, `left` that before the first of a row.
     Positions are fixed, not found by a layout engine, so that labels can be set against the final size.
     """
-    left, top = 0.95, 0.5
+    top = 0.5
     rights = [right] * len(widths) if isinstance(right, float | int) else list(right)
     sizes = list(zip(widths, rights, strict=True))
     rows = [sizes[first : first + columns] for first in range(0, len(sizes), columns)]

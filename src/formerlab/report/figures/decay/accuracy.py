@@ -57,10 +57,11 @@ def draw(data: DataFrame) -> Figure:
     budget = ours.loc[ours["budget"] != 1, "budget"]
     seeds = int(ours["seeds"].max())
     held = ours.loc[ours["budget"] != 1, "realised_budget"]
-    realised = f"realised budgets {100 * held.min():.1f} to {100 * held.max():.1f} %" if len(held) else ""
+    ends = dict.fromkeys(f"{100 * end:.1f}" for end in (held.min(), held.max())) if len(held) else ()
+    realised = f", realised {' to '.join(ends)} %" if ends else ""
     size = f"Budget {100 * budget.iloc[0]:g} %" if len(budget) else "No pruned configuration"
     notes = [
-        f"{size}, {realised}; {n_seeds([seeds])}. Beside each suite: accuracy with the whole cache; grey: not better "
+        f"{size}{realised}; {n_seeds([seeds])}. Beside each suite: accuracy with the whole cache; grey: not better "
         "than guessing. Bars: 95 % interval of the difference, paired by question, over seeds where there "
         "are several.",
         *missing_note(list(ours["series"]), list(CONFIGURATIONS)),

@@ -34,17 +34,18 @@ def draw_alphas(axes: Axes, rows: DataFrame, value: str, levels: Mapping[str, st
     `levels` are policies with their names. Call it last, when all else that the panel shows is drawn.
     """
     decay = rows[rows["policy"] == "decay"].sort_values("alpha")
-    right, labels = 1.0, []
+    left, right, labels = 0.0, 1.0, []
     axes.axvline(PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
     if len(decay):
-        right = decay["alpha"].iloc[-1]
+        left, right = decay["alpha"].iloc[0], decay["alpha"].iloc[-1]
         ends = decay[f"{value}_low"], decay[f"{value}_high"]
         points_with_bars(axes, decay["alpha"], decay[value], ends, look("decay"))
         labels.append(Label(right, decay[value].iloc[-1], "Decay", look("decay").colour))
     for policy, name in levels.items():
         level: Series[float] = rows.loc[rows["policy"] == policy, value]
         if len(level) and not isna(level.iloc[0]):
-            axes.axhline(level.iloc[0], color=look(policy).colour, linestyle="--", linewidth=1)
+            # as long as the curve, so that it ends before its label
+            axes.hlines(level.iloc[0], left, right, color=look(policy).colour, linestyle="--", linewidth=1)
             labels.append(Label(right, level.iloc[0], name, look(policy).colour))
     axes.set_xlabel("forgetting factor alpha")
     widen(axes, 0.03)

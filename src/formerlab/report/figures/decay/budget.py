@@ -2,20 +2,21 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, label_directly, points_with_bars
+from formerlab.report.marks import points_with_bars
 from formerlab.report.pruning import CONFIGURATION, NAMES, configurations, interval_notes, main_configurations
 from formerlab.report.runs import missing_note
-from formerlab.report.style import canvas, look, widen
+from formerlab.report.style import Look, aside, canvas, look
 from formerlab.results.read import Results
 
 STUDY = "decay"
-LINEAR_BELOW_NATS = 0.01
 POLICIES_BUDGET = ("local", "streaming_llm", "h2o", "spatten", "decay")
 """Those of the article, and StreamingLLM; decay_baselines draws the others."""
 HALF_RECENT = "Decay, half recent"
@@ -24,7 +25,11 @@ HALF_RECENT = "Decay, half recent"
 def budget_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return one configuration per policy of the article at every budget, and Decay with half of it recent."""
     table = configurations(results, STUDY, runs)
-    table = table[table["policy"].isin(["full", *POLICIES_BUDGET])]
+    return with_half_recent(table[table["policy"].isin(["full", *POLICIES_BUDGET])])
+
+
+def with_half_recent(table: DataFrame) -> DataFrame:
+    """Return one configuration per policy, and Decay with half of the budget for recent tokens, as H2O divides it."""
     if table.empty:
         return table
     main = main_configurations(table)
@@ -34,43 +39,80 @@ def budget_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def draw_budget(data: DataFrame) -> Figure:
-    """Draw one panel per run, a line per policy."""
-    return draw_runs(data, missing_note([NAMES.get(name, name) for name in data["policy"]], _WANTED))
-
-
-def draw_runs(data: DataFrame, notes: Sequence[str]) -> Figure:
-    """Draw one panel per run, a line per policy."""
-    notes = [*interval_notes(data), *notes]
+    """Draw one panel per run, a line per policy, on one linear axis."""
+    pruned = data[data["policy"] != "full"]
+    notes = [*interval_notes(data), *missing_note([NAMES.get(name, name) for name in data["policy"]], _WANTED)]
     runs = list(data["run"].unique())
-    figure, axes = canvas([5.0] * len(runs), notes, columns=2)
+    columns = min(len(runs), 3)
+    rights = [2.4 if place % columns == columns - 1 else 0.55 for place in range(len(runs))]
+    figure, axes = canvas([3.3] * len(runs), notes, height=3.0, right=rights, columns=columns)
+    names = list(pruned["configuration"].unique())
     for panel, run in zip(axes, runs, strict=True):
-        _draw_run(panel, data[data["run"] == run])
+        _draw_run(panel, pruned[pruned["run"] == run], names)
         panel.set_title(f"Run {run}")
+    for panel in axes[::columns]:
+        panel.set_ylabel("loss above that of the whole cache\n(nats per token)")
+    handles, words = _keys(pruned)
+    axes[columns - 1].legend(handles, words, loc="upper left", bbox_to_anchor=(1.02, 1.0), fontsize=8)
     return figure
 
 
 _WANTED = [NAMES[name] for name in ("full", "local", "h2o", "spatten", "decay")]
+FAR = 3
+"""A policy is far off where its largest loss is more than this times that of all the policies below it."""
 
 
-def _draw_run(axes: Axes, rows: DataFrame) -> None:
-    pruned = rows[rows["policy"] != "full"]
-    labels = []
-    for configuration, points in pruned.sort_values("realised_budget", kind="stable").groupby(
-        "configuration", sort=False
-    ):
-        policy, recent = points["policy"].iloc[0], points["recent"].iloc[0]
-        kind = look(HALF_RECENT if policy == "decay" and recent == 0.5 else policy)
-        x, y = 100 * points["realised_budget"], points["increase_nats"]
-        points_with_bars(axes, x, y, (points["increase_nats_low"], points["increase_nats_high"]), kind)
-        labels.append(Label(x.iloc[-1], y.iloc[-1], str(configuration), kind.colour))
+def limits(pruned: DataFrame) -> tuple[float, float]:
+    """Return the ends of a linear axis for `increase_nats` of a run, for the policies that are not far above most."""
+    pruned = pruned.dropna(subset="increase_nats")
+    if pruned.empty:
+        return 0.0, 1.0
+    largest = np.sort(pruned.groupby("configuration")["increase_nats"].max())
+    ratios = largest[1:] / np.maximum(largest[:-1], 1e-9)
+    gaps = [place for place in range(len(largest) // 2, len(ratios)) if ratios[place] > FAR]
+    highest = largest[gaps[0]] if gaps else largest[-1]
+    near = pruned[pruned["increase_nats"] <= highest]
+    top = min(near["increase_nats_high"].max(), 1.6 * highest) if highest > 0 else near["increase_nats_high"].max()
+    bottom = min(max(near["increase_nats_low"].min(), -0.25 * abs(highest)), 0.0)
+    margin = 0.05 * (top - bottom)
+    return bottom - margin, top + margin
+
+
+def look_of_rows(rows: DataFrame) -> Look:
+    """Return the look of one configuration."""
+    policy, recent = rows["policy"].iloc[0], rows["recent"].iloc[0]
+    return look(HALF_RECENT if policy == "decay" and recent == 0.5 else policy)
+
+
+def _draw_run(axes: Axes, rows: DataFrame, names: Sequence[str]) -> None:
+    """Draw the policies side by side at each budget, so that no bar hides another."""
+    above, (bottom, top) = [], limits(rows)
     axes.axhline(0, color=look("full").colour, linestyle="--", linewidth=1)
-    labels.append(Label(100 * pruned["realised_budget"].max(), 0, "Full (no pruning)", look("full").colour))
-    # policies differ by orders of magnitude; near zero, where they cross it, the axis is linear
-    axes.set_yscale("symlog", linthresh=LINEAR_BELOW_NATS)
+    for place, name in enumerate(names):
+        points = rows[rows["configuration"] == name].sort_values("realised_budget", kind="stable")
+        if points.empty:
+            continue
+        if points["increase_nats"].min() > top:
+            high, low = points["increase_nats"].max(), points["increase_nats"].min()
+            above.append((f"{name}, above the panel: {high:.2g} to {low:.2g}", look_of_rows(points).colour))
+            continue
+        x = aside(100 * points["realised_budget"], place, len(names), 0.5)
+        ends = points["increase_nats_low"], points["increase_nats_high"]
+        points_with_bars(axes, x, points["increase_nats"], ends, look_of_rows(points))
+    for place, (words, colour) in enumerate(above):
+        axes.text(
+            0.99, 0.98 - 0.07 * place, words, color=colour, ha="right", va="top", transform=axes.transAxes, size=8
+        )
+    axes.set_ylim(bottom, top)
     axes.set_xlabel("kept tokens, realised budget (% of all tokens)")
-    axes.set_ylabel("loss above that of the whole cache (nats per token)")
-    widen(axes, 0.45)
-    label_directly(axes, labels)
+
+
+def _keys(pruned: DataFrame) -> tuple[list[Line2D], list[str]]:
+    """Return the handles and the words of the legend."""
+    looks = {str(name): look_of_rows(rows) for name, rows in pruned.groupby("configuration", sort=False)}
+    handles = [Line2D([], [], color=kind.colour, marker=kind.marker) for kind in looks.values()]
+    full = Line2D([], [], color=look("full").colour, linestyle="--", linewidth=1)
+    return [full, *handles], ["Full (no pruning)", *looks]
 
 
 decay_budget = Plot(
@@ -80,44 +122,12 @@ decay_budget = Plot(
         "Held-out loss of a decoder above that with the whole cache, against the share of tokens that its cache may "
         "keep, for each eviction policy. Policies are compared at their realised budgets; the query's own key comes "
         "on top of them. To see: which policy stays closest to zero as the budget shrinks, and whether the bars of "
-        "two policies part; the axis is linear below 0.01 nats and logarithmic above. Decay is drawn at the published "
-        "alpha of 0.2 where that was run, as published and with half of the budget for recent tokens, which is how H2O "
-        "divides it; decay_alpha shows the others. SpAtten's rule was written for encoders and "
-        "sees later queries, which no real decoder cache can. No perplexities were published; the published "
+        "two policies part. A policy that is far worse than most is written at the panel's upper edge. Decay is "
+        "drawn at the published alpha of 0.2 where that was run, as published and with half of the budget for recent "
+        "tokens, which is how H2O divides it; decay_alpha shows the others. SpAtten's rule was written for encoders "
+        "and sees later queries, which no real decoder cache can. No perplexities were published; the published "
         "accuracies stand in decay_table."
     ),
     data=budget_data,
     draw=draw_budget,
-)
-
-
-ARTICLE_ALONE = ("local", "spatten")
-"""Policies that decay_budget shows, and decay_baselines does not."""
-
-
-def baselines_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return one configuration per policy at every budget."""
-    table = configurations(results, STUDY, runs)
-    table = table[~table["policy"].isin(ARTICLE_ALONE)]
-    return table if table.empty else main_configurations(table)
-
-
-def draw_baselines(data: DataFrame) -> Figure:
-    """Draw a line per policy."""
-    return draw_runs(data, [])
-
-
-decay_baselines = Plot(
-    reads=("prune.csv", "run.json"),
-    runs=("decoder", "released-*"),
-    caption=(
-        "Held-out loss above that with the whole cache, against the realised budget, for what is used today and for "
-        "the other algorithms called H2O, all evicting step by step. Random is the floor; Ideal, which takes the best "
-        "keys of each row anew and so is no cache, the bound. To see: which rules that need no accumulated score come "
-        "near Decay. The official mask with global statistics chooses with later queries and is marked as such: its "
-        "loss is that of no cache. StreamingLLM is run with the positions of the text and with those within the "
-        "cache. Bars: 95 % interval of the paired difference; the axis is linear below 0.01 nats."
-    ),
-    data=baselines_data,
-    draw=draw_baselines,
 )

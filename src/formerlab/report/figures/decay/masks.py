@@ -1,6 +1,7 @@
 """Which keys are kept (Decay article, Fig 3; A2SF, arXiv:2407.20485, Table 2)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,9 +44,8 @@ def draw_masks(data: DataFrame) -> Figure:
     place = f"layer {data['layer'].iloc[0] + 1}, head {data['head'].iloc[0] + 1}, seed {data['seed'].iloc[0]}"
     notes = [f"First {tokens} tokens of the held-out text, {place}. A query sees its own key on top of the budget."]
     notes += model_notes(data)
-    figure, axes = canvas(
-        [1.75] * len(panels), [*notes, *missing_note(names, list(WANTED))], height=1.75, right=0.3, columns=len(names)
-    )
+    notes += missing_note(names, list(WANTED))
+    figure, axes = canvas([1.75] * len(panels), notes, height=1.75, right=0.3, columns=len(names), below=0.45)
     for panel, (budget, name) in zip(axes, panels, strict=True):
         rows = data[(data["budget"] == budget) & (data["configuration"] == name)].sort_values("query")
         seen = np.array([[int(cell) for cell in kept] for kept in rows["kept"]])
@@ -77,6 +77,15 @@ decay_masks = Plot(
 )
 
 
+_DISTANCE = "1 - cosine similarity"
+_AXES = {
+    "early_share": "share of the kept keys",
+    "early_share_10": "share of the kept keys",
+    "mean_position": "0: first token, 1: last so far",
+    "distance_to_ideal": _DISTANCE,
+    "distance_to_ideal_without_first": _DISTANCE,
+}
+_VALUE: dict[str, Any] = {"ha": "center", "fontsize": 7, "linespacing": 1.1}
 LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova": "TOVA"}
 
 
@@ -101,25 +110,28 @@ def draw_bias(data: DataFrame) -> Figure:
     notes = [
         f"Budget {100 * budget:g} % of the tokens, {n_seeds([seeds])}, {windows} windows, unpruned attention; {bars}. "
         "Shares and positions: 0 is the first token, 1 the last so far; distance: 1 - cosine similarity. "
-        "Dotted: alpha 0.2, the published choice; what an even choice would give."
+        "Dotted: upright, alpha 0.2, the published choice; level, what an even choice of keys would give."
     ]
     notes += model_notes(data)
-    figure, axes = canvas([*[2.5] * len(shown), 3.0], notes, height=2.4, right=1.35, columns=3)
+    figure, axes = canvas([*[2.5] * len(shown), 3.0], notes, height=2.4, right=1.5, columns=3)
     for panel, metric in zip(axes, shown, strict=False):
         heading, even = PANELS[metric]
         if even is not None:
             panel.axhline(even, color=GREY, linestyle=":", linewidth=1)
         draw_alphas(panel, shown_arms[shown_arms["metric"] == metric], "value", LEVELS)
         panel.set_title(heading)
+        panel.set_ylabel(_AXES[metric])
     theirs = axes[-1]
     for place, (name, value) in enumerate(zip(published["configuration"], published["value"], strict=True)):
         kind = look(KINDS[name.split()[0]])
         theirs.plot(place, value, color=kind.colour, marker=kind.marker)
-        theirs.annotate(f"{value:.3f}", (place, value), (7, 0), textcoords="offset points", va="center", fontsize=8)
+        words = f"{value:.3f}\ncos {1 - value:.3f}"
+        theirs.annotate(words, (place, value), (0, 5 if value < 0.5 else -18), textcoords="offset points", **_VALUE)
     theirs.set_xticks(
         range(len(published)), published["configuration"].str.replace(" (", "\n(", regex=False), fontsize=7
     )
-    theirs.set_xlim(-0.4, len(published))
+    theirs.set_xlim(-0.5, len(published) - 0.5)
+    theirs.set_ylabel(_AXES["distance_to_ideal"])
     theirs.set_ylim(bottom=-0.03)
     mark_published(theirs, "Distance to Ideal")
     return figure
