@@ -74,7 +74,7 @@ def test_a_withdrawn_claim_says_so_and_why_wherever_verdicts_are_shown(found, re
     shown = f"withdrawn: {REASON}"
     line = f"scratch at its final size. | {shown} |  | none; the paper's cost claim implies it |  |  |"
     assert line in markdown(found, results.scale)
-    assert line in all_block(found, results.scale)
+    assert line in all_block({results.scale: found})
     csv, _, html = written
     row = pd.read_csv(csv).set_index("claim").loc[WITHDRAWN]
     assert (row["outcome"], row["verdict"]) == ("withdrawn", shown)
@@ -138,12 +138,23 @@ def test_the_first_screen_is_there_before_any_of_its_scales_has_rows(found):
 
 
 def test_the_page_of_verdicts_names_scale_and_what_has_no_rows(found):
-    block = all_block(found, "overnight")
+    block = all_block({"overnight": found, "laptop": found})
     assert block.startswith("Scale `overnight`. Of 44 measured claims: ")
     for name in HEADLINES:
         assert f"**{name}**" in block
     assert "**transformer-sinusoid-linear-shift**" in block
     assert re.search(r"Not judged here, for want of runs: .*vision \d", block)
+    assert "Scale `laptop`" not in block
+
+
+def test_verdicts_on_released_models_stand_beside_those_of_the_largest_scale(found):
+    block = all_block({"overnight": found, "pretrained": found})
+    first, _, second = block.partition("Scale `pretrained`. ")
+    assert first.startswith("Scale `overnight`. ")
+    assert "4-bit weights" in second
+    assert "**decay-mask-closer-to-ideal**" in second
+    assert "not judged" not in second
+    assert "**transformer-sinusoid-linear-shift**" not in second
 
 
 def test_the_block_is_put_between_its_marks_and_only_there(tmp_path, results):

@@ -49,11 +49,10 @@ PAGES = ("README.md", "docs/verdicts.md", "docs/claims_table.md", "docs/files.md
 def blocks(root: Path) -> dict[str, str]:
     """Return what stands between the marks of every page of PAGES."""
     found = _verdicts(root)
-    largest = next(iter(found))
     return dict(
         zip(
             PAGES,
-            (first_screen(found), all_block(found[largest], largest), coverage_block(root), stages_block()),
+            (first_screen(found), all_block(found), coverage_block(root), stages_block()),
             strict=True,
         )
     )

@@ -87,8 +87,27 @@ def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
     return pipes(DataFrame(rows, columns=["verdict", "claim", "our number", "scale"]))
 
 
-def all_block(found: list[Verdict], scale: str) -> str:
-    """Return the headline claims, what else has rows, and what has none, as Markdown for docs/verdicts.md."""
+NOTES = {
+    "pretrained": "Nothing was trained: these are released models, which the verdict names, SmolLM2-135M-Instruct in "
+    "the 4-bit weights of its package ([released.md](released.md)). There is one of each, so intervals are over "
+    "questions or windows and speak of that model alone."
+}
+"""What a reader must know of a scale whose verdicts stand beside those of the largest."""
+
+
+def all_block(found: Mapping[str, Sequence[Verdict]]) -> str:
+    """Return the verdicts by scale as Markdown for docs/verdicts.md: all of the first scale, the judged of others."""
+    largest = next(iter(found))
+    parts = [_whole_scale(found[largest], largest)]
+    for scale in NOTES.keys() & found.keys() - {largest}:
+        judged = [verdict for verdict in found[scale] if verdict.outcome != "not judged"]
+        if measured := [verdict for verdict in judged if verdict.claim.kind == "measured"]:
+            parts += [f"Scale `{scale}`. {counts(measured)} {NOTES[scale]}", pipes(_short(readable(measured)))]
+    return "\n\n".join(parts)
+
+
+def _whole_scale(found: Sequence[Verdict], scale: str) -> str:
+    """Return the headline claims, what else has rows, and what has none."""
     shown = [verdict for verdict in found if not verdict.claim.headline and verdict.outcome != "not judged"]
     waiting = Counter(verdict.claim.study for verdict in found if verdict.outcome == "not judged")
     missing = ", ".join(f"{study} {count}" for study, count in waiting.items())
@@ -140,7 +159,8 @@ def _row(verdict: Verdict) -> dict[str, str]:
         for item, text in zip(rows["item"].fillna(""), rows["ours"], strict=True)
         if text
     ]
-    seeds = f"{rows['seeds'].max():.0f} seeds" if rows["seeds"].notna().any() else ""
+    n = rows["seeds"].max()
+    seeds = f"{n:.0f} seed{'s' * (n != 1)}" if rows["seeds"].notna().any() else ""
     examples = f", {rows['examples'].max():.0f} examples" if rows["examples"].notna().any() else ""
     first = rows.iloc[0]
     return {
