@@ -240,6 +240,14 @@ def test_depths_come_from_the_deepest_run(place):
     assert len(rows[rows["variant"] == "DenseFormer 1x1"]) == 16 * 19 // 2
 
 
+@pytest.mark.parametrize("name", ["denseformer_depth", "denseformer_tradeoff"])
+def test_seeds_stand_beside_the_interval_of_their_mean(place, name):
+    rows = pd.read_csv(place / "figures" / "live" / "three" / f"{name}.csv")
+    ours = rows[(rows["source"] == "ours") & (rows["run"] == "dwa-1x1-16")].groupby("part")["loss_nats"]
+    assert ours.mean()["seed"] == pytest.approx(ours.mean()["mean"])
+    assert ours.size().to_dict() == {"mean": 1, "seed": 3}
+
+
 def test_sparse_averages_are_shown_as_shares_of_the_dense_gain(place):
     rows = pd.read_csv(place / "figures" / "live" / "three" / "denseformer_sparsity.csv")
     theirs = rows[rows["source"] == "published"].set_index("run")["share_percent"]

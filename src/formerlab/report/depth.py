@@ -83,6 +83,12 @@ def gains(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     return DataFrame(rows).sort_values(["layers", "run"], ignore_index=True) if rows else DataFrame()
 
 
+def with_seeds(rows: DataFrame, losses: DataFrame, shared: Sequence[str]) -> DataFrame:
+    """Return rows of runs, `part` is mean, and below them a row per seed, `part` is seed, with the `shared` columns."""
+    seeds = losses[["run", "seed", "loss_nats"]].merge(rows[["run", *shared]], on="run")
+    return pd.concat([rows.assign(part="mean"), seeds.assign(part="seed")], ignore_index=True)
+
+
 def speeds(results: Results, study: str) -> DataFrame:
     """Return a row per timed run: median and quartiles of the times and of the bytes of each measure.
 

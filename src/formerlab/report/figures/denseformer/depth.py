@@ -1,6 +1,7 @@
 """Held-out loss against depth (DenseFormer, arXiv:2402.02622, Table 1 and Fig 3)."""
 
 from collections.abc import Sequence
+from textwrap import fill
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -8,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame
 
-from formerlab.report.depth import published_depths
+from formerlab.report.depth import published_depths, with_seeds
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_directly, points_with_bars
 from formerlab.report.runs import DENSEFORMER, TRANSFORMER, by_run, count_notes, held_out_losses, missing_note
@@ -19,15 +20,19 @@ STUDY = "denseformer"
 
 
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run, ours and the paper's."""
+    """Return a row per run, ours and the paper's, and one per seed of ours: `part` is mean or seed."""
     losses = held_out_losses(results, STUDY, runs)
-    ours = [by_run(losses).sort_values(["variant", "layers"])] if len(losses) else []
-    return pd.concat([*ours, published_depths()], ignore_index=True)
+    ours = []
+    if len(losses):
+        means = by_run(losses).sort_values(["variant", "layers"])
+        ours = [with_seeds(means, losses, ("source", "variant", "layers"))]
+    return pd.concat([*ours, published_depths().assign(part="mean")], ignore_index=True)
 
 
 def draw(data: DataFrame) -> Figure:
     """Draw our depths left and the published ones right."""
     ours, theirs = data[data["source"] == "ours"], data[data["source"] == "published"]
+    seeds, ours = ours[ours["part"] == "seed"], ours[ours["part"] == "mean"]
     sparse = [
         name for name in ours["variant"].unique() if name != f"{DENSEFORMER} 1x1" and name.startswith(DENSEFORMER)
     ]
@@ -36,11 +41,11 @@ def draw(data: DataFrame) -> Figure:
         *missing_note(
             list(ours["variant"]), [TRANSFORMER, f"{DENSEFORMER} 1x1", *(sparse or [f"{DENSEFORMER} k x p"])]
         ),
-        "Points of equal depth stand side by side. "
+        "Small dots: seeds. Points of equal depth stand side by side. "
         "Published: OWT2, batch 400, 256 tokens, 40k steps; bars: one standard error over 3 runs, mostly hidden.",
     ]
-    figure, (left, right) = canvas([4.2, 3.2], notes, right=[1.5, 1.3])
-    _draw_lines(left, ours, "loss_nats", 0.5)
+    figure, (left, right) = canvas([4.2, 3.6], notes, right=[1.5, 1.3])
+    _draw_lines(left, ours, "loss_nats", seeds)
     cut_bars(left, ours["loss_nats"], ours["loss_nats_low"], ours["loss_nats_high"])
     loss_axis(left)
     left.set_title("Ours")
@@ -48,7 +53,7 @@ def draw(data: DataFrame) -> Figure:
         perplexity_low=theirs["perplexity"] - theirs["perplexity_se"],
         perplexity_high=theirs["perplexity"] + theirs["perplexity_se"],
     )
-    _draw_lines(right, bounds, "perplexity", 0.0, hollow=True)
+    _draw_lines(right, bounds, "perplexity", theirs[:0], hollow=True)
     right.set_yscale("log")
     right.yaxis.set_major_locator(FixedLocator([17, 17.5, 18, 18.5]))
     right.yaxis.set_minor_locator(NullLocator())
@@ -58,20 +63,30 @@ def draw(data: DataFrame) -> Figure:
     return figure
 
 
-def _draw_lines(axes: Axes, rows: DataFrame, column: str, room: float, *, hollow: bool = False) -> None:
+def _draw_lines(axes: Axes, rows: DataFrame, column: str, seeds: DataFrame, *, hollow: bool = False) -> None:
     labels = []
     depths = sorted(rows["layers"].unique())
-    step = 0.0 if hollow else 0.02 * (depths[-1] - depths[0])
+    step = 0.0 if hollow else 0.03 * (depths[-1] - depths[0])
     groups = list(rows.sort_values("layers", kind="stable").groupby("variant", sort=False))
     for place, (name, points) in enumerate(groups):
         kind = look(str(name))
         x, y = aside(points["layers"], place, len(groups), step), points[column]
         ends = points[f"{column}_low"], points[f"{column}_high"]
         points_with_bars(axes, x, y, ends, kind, markerfacecolor="white" if hollow else kind.colour)
-        labels.append(Label(x.iloc[-1], y.iloc[-1], str(name), kind.colour))
+        own = seeds[seeds["variant"] == name]
+        beside = aside(own["layers"], place, len(groups), step) + 0.5 * step
+        axes.plot(beside, own[column], "o", color=kind.colour, markersize=2.5, alpha=0.7)
+        if hollow and len(points) == 1:  # beside the point, the name would lie on the line of the Transformers
+            point = (x.iloc[0], y.iloc[0])
+            axes.annotate(
+                fill(str(name), 6), point, (-4, -7), textcoords="offset points", va="top", size=8, color=kind.colour
+            )
+        else:
+            labels.append(Label(x.iloc[-1], y.iloc[-1], str(name), kind.colour))
     axes.set_xlabel("depth (blocks)")
     axes.set_xticks(depths)
-    widen(axes, room)
+    if not hollow:
+        widen(axes, 0.45)
     label_directly(axes, labels)
 
 

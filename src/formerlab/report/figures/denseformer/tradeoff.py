@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from pandas import DataFrame
 
-from formerlab.report.depth import gains, published_depths, speeds
+from formerlab.report.depth import gains, published_depths, speeds, with_seeds
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_at_edge
-from formerlab.report.runs import count_notes
+from formerlab.report.runs import count_notes, held_out_losses
 from formerlab.report.style import GREY, canvas, look, loss_axis, mark_published, widen
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
@@ -19,7 +20,10 @@ STUDY = "denseformer"
 
 
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run both trained and timed, and per model of Table 1; `front` marks the Pareto front."""
+    """Return a row per run both trained and timed, and per model of Table 1; `front` marks the Pareto front.
+
+    Our runs have a row per seed below them: `part` is mean or seed.
+    """
     ours = gains(results, STUDY, runs)
     if len(ours):
         ours = ours[ours["setting"] == "main"].merge(speeds(results, STUDY), on="run")
@@ -28,11 +32,13 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
         ours["batches_per_s_low"] = 1 / ours[f"{FORWARD}_time_s_high"]
         ours["batches_per_s_high"] = 1 / ours[f"{FORWARD}_time_s_low"]
         ours["front"] = _front(ours["batches_per_s"], ours["loss_nats"])
+        shared = ("source", "variant", "layers", "batches_per_s")
+        ours = with_seeds(ours, held_out_losses(results, STUDY), shared)
     theirs = published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
-    theirs["front"] = _front(theirs["batches_per_s"], theirs["perplexity"])
-    columns = ["source", "run", "variant", "layers", "batches_per_s", "batches_per_s_low", "batches_per_s_high"]
+    theirs = theirs.assign(front=_front(theirs["batches_per_s"], theirs["perplexity"]), part="mean")
+    columns = ["source", "part", "run", "variant", "layers", "batches_per_s", "batches_per_s_low", "batches_per_s_high"]
     columns += [f"{FORWARD}_sequences"]
-    columns += ["loss_nats", "loss_nats_low", "loss_nats_high", "perplexity", "seeds", "diverged", "front"]
+    columns += ["loss_nats", "loss_nats_low", "loss_nats_high", "perplexity", "seeds", "seed", "diverged", "front"]
     return pd.concat([ours, theirs], ignore_index=True).reindex(columns=columns)
 
 
@@ -47,46 +53,72 @@ def _front(speed: "pd.Series[float]", loss: "pd.Series[float]") -> list[bool]:
 def draw(data: DataFrame) -> Figure:
     """Draw ours left and Table 1 right."""
     ours, theirs = data[data["source"] == "ours"], data[data["source"] == "published"]
+    seeds, ours = ours[ours["part"] == "seed"], ours[ours["part"] == "mean"]
     notes = [
         *count_notes(ours),
-        "Numbers beside points are blocks. Horizontal bars: quartiles over repetitions of the timing.",
-        "Published: 256 tokens, on GPUs that the paper does not name. Dotted: Pareto front.",
+        "Small dots: seeds. Numbers beside points are blocks. Horizontal bars: quartiles over repetitions of the "
+        "timing. Published: 256 tokens, on GPUs that the paper does not name. Dotted: Pareto front.",
     ]
-    figure, (left, right) = canvas([4.6, 3.2], notes, right=[1.5, 1.4], height=3.6)
+    figure, (left, right) = canvas([4.6, 3.2], notes, right=[4.4, 1.4], height=3.6)
+    _draw_bars(left, ours, seeds)
     _draw_points(left, ours, "loss_nats")
     loss_axis(left)
     left.set_title("Ours")
+    handles, words = _keys(ours)
+    left.legend(handles, words, loc="upper left", bbox_to_anchor=(1.17, 1.0), fontsize=8)
     _draw_points(right, theirs, "perplexity", hollow=True)
+    widen(right, 0.3)
+    label_at_edge(right, [_label(points) for _, points in theirs.groupby("variant", sort=False)], size=7)
     right.set_ylabel("perplexity")
     mark_published(right, "Table 1")
     return figure
 
 
+def _draw_bars(axes: Axes, rows: DataFrame, seeds: DataFrame) -> None:
+    """Draw the intervals, and the seeds a little to the left of them."""
+    aside = 0.012 * (rows["batches_per_s"].max() - rows["batches_per_s"].min())
+    for name, points in rows.groupby("variant", sort=False):
+        colour, x, y = look(str(name)).colour, points["batches_per_s"], points["loss_nats"]
+        across = [x - points["batches_per_s_low"], points["batches_per_s_high"] - x]
+        up = [y - points["loss_nats_low"], points["loss_nats_high"] - y]
+        axes.errorbar(x, y, xerr=across, yerr=up, fmt="none", color=colour, elinewidth=0.8)
+        own = seeds[seeds["variant"] == name]
+        axes.plot(own["batches_per_s"] - aside, own["loss_nats"], "o", color=colour, markersize=2.5, alpha=0.7)
+
+
 def _draw_points(axes: Axes, rows: DataFrame, column: str, *, hollow: bool = False) -> None:
-    labels = []
+    """Draw models, the depths of one kind joined; where a kind has one depth alone, its name says which."""
     for name, points in rows.sort_values("batches_per_s").groupby("variant", sort=False):
         colour, marker = look(str(name))
         x, y = points["batches_per_s"], points[column]
         axes.plot(x, y, color=colour, marker=marker, markerfacecolor="white" if hollow else colour)
-        if not hollow:
-            axes.errorbar(
-                x,
-                y,
-                xerr=[x - points["batches_per_s_low"], points["batches_per_s_high"] - x],
-                yerr=[y - points["loss_nats_low"], points["loss_nats_high"] - y],
-                fmt="none",
-                color=colour,
-                elinewidth=0.8,
-            )
-        for row in points.itertuples():
+        for row in points.itertuples() if hollow or len(points) > 1 else ():
             place = (row.batches_per_s, getattr(row, column))
-            axes.annotate(f"{row.layers:.0f}", place, (0, 5), textcoords="offset points", fontsize=6, ha="center")
-        labels.append(Label(x.iloc[-1], y.iloc[-1], str(name), colour))
-    front = rows[rows["front"]].sort_values("batches_per_s")
+            offset, side = ((-4, 4), "right") if hollow else ((6, 5), "left")
+            axes.annotate(
+                f"{row.layers:.0f}", place, offset, textcoords="offset points", fontsize=7, color=colour, ha=side
+            )
+    front = rows[rows["front"].astype(bool)].sort_values("batches_per_s")
     axes.step(front["batches_per_s"], front[column], where="pre", color=GREY, linewidth=1, linestyle=":", zorder=0)
     axes.set_xlabel(f"full forward passes per second ({rows[f'{FORWARD}_sequences'].max():.0f} sequences)")
-    widen(axes, 0.5)
-    label_at_edge(axes, labels, size=7)
+
+
+def _label(points: DataFrame) -> Label:
+    fastest = points.sort_values("batches_per_s").iloc[-1]
+    name = str(fastest["variant"])
+    return Label(fastest["batches_per_s"], fastest["perplexity"], name, look(name).colour)
+
+
+def _keys(rows: DataFrame) -> tuple[list[Line2D], list[str]]:
+    """Return the handles and words of the legend, the highest loss first as in the panel."""
+    handles, words = [], []
+    worst_first = rows.groupby("variant")["loss_nats"].mean().sort_values(ascending=False)
+    for name in worst_first.index:
+        depths = rows.loc[rows["variant"] == name, "layers"]
+        colour, marker = look(str(name))
+        handles.append(Line2D([], [], color=colour, marker=marker, linestyle="-" if len(depths) > 1 else ""))
+        words.append(str(name) if len(depths) > 1 else f"{name} ({depths.iloc[0]:.0f} blocks)")
+    return handles, words
 
 
 denseformer_tradeoff = Plot(
