@@ -160,7 +160,7 @@ def _row(verdict: Verdict) -> dict[str, str]:
         if text
     ]
     n = rows["seeds"].max()
-    seeds = f"{n:.0f} seed{'s' * (n != 1)}" if rows["seeds"].notna().any() else ""
+    seeds = f"{n:.0f} seed{'' if n == 1 else 's'}" if rows["seeds"].notna().any() else ""
     examples = f", {rows['examples'].max():.0f} examples" if rows["examples"].notna().any() else ""
     first = rows.iloc[0]
     return {
