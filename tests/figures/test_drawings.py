@@ -119,6 +119,17 @@ def test_without_rows_it_says_so(tmp_path, name):
         assert "No finished run" in written[-2].read_text()
 
 
+@UNSAVED
+def test_without_a_run_to_compare_it_names_the_ones_it_wants(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(write, "empty", lambda message: said.append(message) or Figure())
+    for name, depth in (("plain-8", {"kind": "identity"}), ("dwa-1x1-8", {"kind": "dwa"})):
+        make_run(tmp_path / "results", "denseformer", name, spec=model(8) | {"depth": depth})
+    draw_one("denseformer_sparsity", tmp_path / "results", tmp_path / "out")
+    assert "called dwa-[!1]x1-* or dwa-1[0-9]x1-*, and no finished run of study 'denseformer'" in said[0]
+    assert set(pd.read_csv(tmp_path / "out" / "denseformer_sparsity.csv")["source"]) == {"published"}
+
+
 @pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=lambda drawing: drawing.name)
 def test_declarations_fit_the_contract(drawing):
     declared = declaration(drawing.name)

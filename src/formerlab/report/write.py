@@ -67,6 +67,8 @@ def write(
     """
     paths, numbers = [out / name for name in drawing.outputs], out / f"{drawing.name}.csv"
     rows = rows_of(declared, results) if rows is None else rows
+    if not _compares(drawing, results):
+        rows = rows[rows["source"] != "ours"]
     if isinstance(declared, Plot):
         _write_pictures(paths[:2], drawing, declared, rows, results)
     else:
@@ -97,9 +99,7 @@ def _write_pictures(paths: list[Path], drawing: Drawing, plot: Plot, data: DataF
         matplotlib.rcdefaults()  # neither a user's matplotlibrc nor an earlier figure changes the bytes
         matplotlib.rcParams.update(SETTINGS)
         if data.empty or not (data["source"] == "ours").any():
-            what = f"the rows {drawing.name} needs ({', '.join(drawing.reads)})"
-            where = f"study '{drawing.study}' at scale '{results.scale}'"
-            figure = empty(f"No finished run of {where} has {what} yet, or what it has cannot be compared.")
+            figure = empty(_why_empty(drawing, results))
         else:
             figure = plot.draw(_without_formulas(data))
         width = figure.get_size_inches()[0]
@@ -112,6 +112,22 @@ def _write_pictures(paths: list[Path], drawing: Drawing, plot: Plot, data: DataF
                 figure.savefig(temporary, format=form, metadata=stamp)
                 if form == "png":
                     _fewer_colours(temporary)
+
+
+def _compares(drawing: Drawing, results: Results) -> bool:
+    """Say whether there is one of the runs without which a drawing has nothing to compare."""
+    records = results.records() if drawing.needs else []
+    return not drawing.needs or bool(drawing.chosen([(one["study"], one["run"], one["spec"]) for one in records]))
+
+
+def _why_empty(drawing: Drawing, results: Results) -> str:
+    """Return why there is nothing to draw."""
+    where = f"study '{drawing.study}' at scale '{results.scale}'"
+    if not _compares(drawing, results):
+        wanted = " or ".join(drawing.needs)
+        return f"{drawing.name} compares runs called {wanted}, and no finished run of {where} is one of them."
+    what = f"the rows {drawing.name} needs ({', '.join(drawing.reads)})"
+    return f"No finished run of {where} has {what} yet, or what it has cannot be compared."
 
 
 def _fewer_colours(path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from pandas import DataFrame
 
 from formerlab.report.depth import gains, published_depths, published_table
@@ -75,24 +76,34 @@ def draw(data: DataFrame) -> Figure:
     seeds = int(ours["seeds"].max())
     spread = "95 % Student t interval over seeds" if seeds > 1 else "95 % bootstrap over windows, these models only"
     notes = [
-        f"Ours (blue): {ours['layers'].max():.0f} blocks, {n_seeds([seeds])}, paired by seed; bars: {spread}, without "
-        "that of 1x1's gain; small dots: seeds. Hollow: Tables 1 and 4 of the paper, 48 blocks, not ours. "
-        "Ringed: p = 1 mod k."
+        f"Ours: {ours['layers'].max():.0f} blocks, {n_seeds([seeds])}, paired by seed; bars: {spread}, without "
+        "that of 1x1's gain; small dots: seeds. Published: Tables 1 and 4 of the paper, 48 blocks."
     ]
-    figure, (left, right) = canvas([3.2, 3.2], notes, right=[0.9, 0.4])
+    figure, (left, right) = canvas([3.2, 3.2], notes, right=[0.9, 1.9])
     _draw(left, ours[ours["period"] == 1], theirs[theirs["period"] == 1], "dilation", "dilation k (period 1)")
     mine, printed = (rows[rows["dilation"] == dilation] for rows in (ours, theirs))
     _draw(right, mine, printed, "period", f"period p (dilation {dilation:.0f})")
+    right.legend(*_keys(), loc="upper left", bbox_to_anchor=(1.02, 1.0), fontsize=8)
     return figure
+
+
+def _keys() -> tuple[list[Line2D], list[str]]:
+    """Return the handles and the words of the legend."""
+    ours = Line2D([], [], color=BLUE, marker="s")
+    ringed = Line2D([], [], color=ORANGE, marker="o", markersize=11, markerfacecolor="none", linestyle="")
+    theirs = Line2D([], [], color="#6b5510", marker="D", markerfacecolor=PUBLISHED_GROUND, linestyle="")
+    dense = Line2D([], [], color=GREY, linewidth=1, linestyle="--")
+    return [ours, ringed, theirs, dense], ["ours", "p = 1 mod k", "PUBLISHED, not ours", "all of the gain"]
 
 
 def _draw(axes: Axes, ours: DataFrame, theirs: DataFrame, column: str, label: str) -> None:
     rows, seeds = ours[ours["part"] == "mean"].sort_values(column), ours[ours["part"] == "seed"]
     points_with_bars(axes, rows[column], rows[_SHARE], (rows[f"{_SHARE}_low"], rows[f"{_SHARE}_high"]), Look(BLUE, "s"))
-    axes.plot(seeds[column] - 0.15, seeds[_SHARE], "o", color=BLUE, markersize=2.5, alpha=0.7)
+    aside = 0.03 * (max(*rows[column], *theirs[column]) - 1)
+    axes.plot(seeds[column] - aside, seeds[_SHARE], "o", color=BLUE, markersize=2.5, alpha=0.7)
     ringed = rows[rows["follows"]]
     axes.plot(ringed[column], ringed[_SHARE], "o", markersize=11, markerfacecolor="none", color=ORANGE)
-    axes.plot(theirs[column], theirs[_SHARE], "D", zorder=3, markerfacecolor=PUBLISHED_GROUND, color="#6b5510")
+    axes.plot(theirs[column] + aside, theirs[_SHARE], "D", zorder=3, markerfacecolor=PUBLISHED_GROUND, color="#6b5510")
     axes.axhline(0, color=BLACK, linewidth=1)
     axes.axhline(100, color=GREY, linewidth=1, linestyle="--")
     axes.set_xlabel(label)

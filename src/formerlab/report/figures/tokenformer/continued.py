@@ -11,7 +11,7 @@ from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, curve_in_band, label_directly
 from formerlab.report.runs import missing_note
 from formerlab.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, Look, canvas
-from formerlab.report.tokenformer import at_step, by_step, means, seeds_note
+from formerlab.report.tokenformer import by_step, means, seeds_note
 from formerlab.results.read import Results
 
 TOKENFORMER_START, TRANSFORMER_START = "continued-tokenformer-ungrown", "continued-transformer-ungrown"
@@ -25,43 +25,44 @@ ARMS = {
     "continued-hypercloning": ("HyperCloning", Look(SKY, "X"), TRANSFORMER_START),
     TRANSFORMER_START: ("Transformer, not grown", Look(BLACK, "o"), TRANSFORMER_START),
 }
-"""Name for readers, look, and the run whose loss before its first step is subtracted, of every arm."""
+"""Name for readers, look, and the ungrown run of its family, of every arm."""
 
 YLABELS = {
     "loss": "validation loss, second domain (nats per token)",
-    "relative": "minus the ungrown model's before training (nats)",
+    "relative": "minus the ungrown model's\nafter as many steps (nats per token)",
 }
 """What stands beside the panel of a part."""
 
 
 def continued_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run and step; `part` is `loss`, or `relative` to the start of the family, paired by seed."""
+    """Return a row per run and step; `part` is `loss`, or `relative` to the ungrown model, paired by seed and step."""
     curves = by_step(results, runs)
     curves = curves[curves["run"].isin(ARMS)]
     if curves.empty:
         return DataFrame()
-    relative = []
-    for run, curve in curves.groupby("run", sort=False):
-        start = at_step(curves, ARMS[str(run)][2], 0)
-        relative.append(curve.assign(loss_nats=curve["loss_nats"] - curve["seed"].map(start)).dropna())
-    parts = {"loss": curves, "relative": pd.concat(relative)}
+    levels = curves.set_index(["run", "seed", "step"])["loss_nats"]
+    grown = curves[[ARMS[run][2] != run for run in curves["run"]]]
+    places = [(ARMS[run][2], seed, step) for run, seed, step in grown[["run", "seed", "step"]].itertuples(index=False)]
+    relative = grown.assign(loss_nats=grown["loss_nats"] - levels.reindex(places).to_numpy()).dropna()
+    parts = {"loss": curves, "relative": relative}
     rows = pd.concat([means(part).assign(part=name) for name, part in parts.items()], ignore_index=True)
     return rows.assign(variant=[ARMS[run][0] for run in rows["run"]])
 
 
 def draw_continued(data: DataFrame) -> Figure:
-    """Draw the losses and, where there is an ungrown model, the losses relative to its start."""
+    """Draw the losses and, where there is an ungrown model, the losses relative to it."""
     names = [name for name, _, _ in ARMS.values()]
     notes = [seeds_note(data), *missing_note(list(data["variant"].unique()), names)]
     shown = [part for part in YLABELS if (data["part"] == part).any()]
-    figure, panels = canvas([3.6] * len(shown), notes, height=3.8, right=[0.9, 2.6][-len(shown) :])
+    figure, panels = canvas([3.6] * len(shown), notes, height=3.8, right=[2.9] * len(shown))
     for axes, part in zip(panels, shown, strict=True):
         labels = _draw_curves(axes, data[data["part"] == part])
         axes.set_ylabel(YLABELS[part])
         if part == "relative":
-            axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
-        if part == shown[-1]:
-            label_directly(axes, labels)
+            last = data["step"].max()
+            axes.hlines(0, 0, last, color=GREY, linestyle="--", linewidth=1)
+            labels.append(Label(last, 0.0, "not grown", GREY))
+        label_directly(axes, labels)
     return figure
 
 
@@ -81,10 +82,11 @@ tokenformer_continued = Plot(
     caption=(
         "Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer "
         "(arXiv:2410.23168): models grown one size, and models not grown. Left: validation loss on the new domain "
-        "from before the first step. Right: minus the loss that each family's model before growth has there without "
-        "any training, because the two families start from different places. To see: a grown model that keeps its "
-        "function starts on zero; padding with new blocks, the paper's form of Net2Net, does not, and copies (the "
-        "Net2Net of 2015, HyperCloning) do by construction. The paper prints no values for its curves."
+        "from before the first step. Right: minus the loss of the ungrown model of the same family after as many "
+        "steps, paired by seed, because the two families start from different places. To see: a line below zero is a "
+        "model that growing has helped; one that keeps its function starts on zero; padding with new blocks, the "
+        "paper's form of Net2Net, does not, and copies (the Net2Net of 2015, HyperCloning) do by construction. The "
+        "paper prints no values for its curves."
     ),
     data=continued_data,
     draw=draw_continued,

@@ -1,12 +1,12 @@
 """Loss after growth, minus that of the model that grew (Tokenformer, arXiv:2410.23168, section 3.3, Appendix B)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
@@ -96,7 +96,7 @@ def draw_growth(data: DataFrame) -> Figure:
         "Left: validation loss. Right: held-out text."
     ]
     height = max(2.6, 0.44 * len(ended) + 0.4)
-    figure, (stage, end) = canvas([3.7, 3.3], notes, height=height, right=[2.3, 0.3])
+    figure, (stage, end) = canvas([3.7, 3.3], notes, height=height, right=[2.9, 0.3])
     _draw_stage(stage, data[data["part"] == "curve"])
     _draw_ends(end, ended, data[data["part"] == "seed"])
     return figure
@@ -114,18 +114,8 @@ def _draw_stage(axes: Axes, curves: DataFrame) -> None:
     axes.set_ylabel("loss minus the parent's (nats per token)")
     low, high = np.min([0.0, *curves[_LOSS]]), np.max([0.0, *curves[_LOSS]])
     axes.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
-    axes.annotate(
-        "the parent",
-        (1, 0),
-        xycoords=("axes fraction", "data"),
-        xytext=(-2, -3),
-        va="top",
-        ha="right",
-        textcoords="offset points",
-        fontsize=8,
-        color=BLACK,
-        path_effects=[withStroke(linewidth=2.5, foreground="white")],
-    )
+    beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (4, 0), "textcoords": "offset points"}
+    axes.annotate("the parent", (1, 0), va="center", fontsize=8, color=BLACK, **beside)
 
 
 def _draw_ends(axes: Axes, ended: DataFrame, seeds: DataFrame) -> None:
