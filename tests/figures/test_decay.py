@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from fixtures.rows import make_run, write_csv
 
+from formerlab.report.figures.decay.alpha import far_above
 from formerlab.report.figures.decay.budget import limits
 from formerlab.report.figures.decay.passkey import passkey_data
 from formerlab.report.pruning import decoding, measured
@@ -171,3 +172,18 @@ def test_a_linear_axis_leaves_out_policies_that_are_far_above_most():
     bottom, top = limits(lost(a=-0.01, b=-0.02))
     assert bottom < -0.001
     assert top > -0.01
+
+
+@pytest.mark.parametrize(
+    ("increases", "far"),
+    [
+        ([0.3, 0.2, 0.2, 3.7], [False, False, False, True]),
+        ([0.3, 0.2, 0.4, 3.7], [False] * 4),  # 9 times the next one: drawn
+        ([-0.1, -0.2, -0.2, 0.1], [False] * 4),
+        ([np.nan, np.nan, np.nan, np.nan], [False] * 4),
+    ],
+)
+def test_only_an_alpha_that_is_far_above_all_others_leaves_the_axis(increases, far):
+    decay = pd.DataFrame({"policy": "decay", "increase_nats": increases})
+    rows = pd.concat([pd.DataFrame({"policy": ["full"], "increase_nats": [0.0]}), decay])
+    assert far_above(rows).tolist() == [False, *far]

@@ -85,10 +85,31 @@ def draw_alpha(data: DataFrame) -> Figure:
     for panel, (run, budget) in zip(axes, panels, strict=True):
         mine = data[data["run"] == run]
         panel.set_ylabel("perplexity")
-        draw_alphas(panel, mine[mine["budget"].eq(budget) | mine["policy"].eq("full")], "perplexity")
+        rows = mine[mine["budget"].eq(budget) | mine["policy"].eq("full")]
+        far = far_above(rows)
+        draw_alphas(panel, rows[~far], "perplexity")
+        _write_at_edge(panel, rows[far])
         size = f"budget {100 * budget:g} % of the tokens" if budget <= 1 else f"budget {budget:g} entries"
         panel.set_title(f"{run}: {size}" if several else size[0].upper() + size[1:])
     return figure
+
+
+FAR = 10
+"""An alpha is far off where its loss above the whole cache is more than this times that of the next one."""
+
+
+def far_above(rows: DataFrame) -> "Series[bool]":
+    """Say of every row whether it is the one alpha that is far above all others."""
+    above = rows["increase_nats"].where(rows["policy"] == "decay")
+    second = above.nlargest(2).min()
+    return above.gt(FAR * second) & bool(second > 0)
+
+
+def _write_at_edge(axes: Axes, far: DataFrame) -> None:
+    """Write a perplexity that is far above all others at the upper edge."""
+    for alpha, perplexity in far[["alpha", "perplexity"]].itertuples(index=False, name=None):
+        words = f"alpha {alpha:g}: {perplexity:,.0f} \N{BLACK UP-POINTING TRIANGLE}"
+        axes.text(0.99, 1.0, words, color=look("decay").colour, ha="right", va="top", transform=axes.transAxes, size=8)
 
 
 decay_alpha = Plot(
@@ -99,7 +120,7 @@ decay_alpha = Plot(
         "H2O at the same budget as lines; after Fig. 4b and 4c of the Decay article, which show accuracies (its "
         "points exist only as an image). alpha 0 keeps what the last query attended to, alpha 1 is the plain sum. To "
         "see: where the curve is lowest, whether it lies below H2O, and how flat it is: within the bars, alphas are "
-        "not separable."
+        "not separable. One that is far worse than the others is written at the upper edge."
     ),
     data=alpha_data,
     draw=draw_alpha,
