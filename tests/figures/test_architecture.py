@@ -1,9 +1,14 @@
 """Drawings of what is built are true of what is built."""
 
+import numpy as np
 import pytest
+import torch
 from fixtures.rows import make_run, model, pattention
 
+from formerlab.cache import Decay
+from formerlab.cache.simulation import simulate
 from formerlab.layers import DepthWeightedAverage
+from formerlab.report.figures.decay.rule import ALPHAS, BUDGET, TOKENS, attention, decay_rule, example, pruned
 from formerlab.report.figures.denseformer.architecture import averages
 from formerlab.report.figures.tokenformer.layer import tokenformer_layer
 from formerlab.results.read import Results
@@ -28,3 +33,26 @@ def test_tokens_of_a_stage_are_what_its_run_has_more_than_its_parent(tmp_path):
     assert added[1, "query"] == (8, 8)
     assert added[2, "output"] == (24, 16)
     assert added[2, "feed-forward"] == (96, 64)
+
+
+@pytest.mark.parametrize("alpha", [*ALPHAS, 0.8, 0.0])
+def test_the_example_is_pruned_as_the_policy_prunes(alpha):
+    logits = torch.tensor(example())[None, None]
+    weights, seen = simulate(Decay(alpha=alpha), logits, BUDGET)
+    drawn = pruned(example(), alpha, BUDGET)
+    assert (drawn == seen[0, 0].numpy()).all()
+    for query in range(TOKENS):
+        expected = attention(example(), np.flatnonzero(drawn[query]), query)
+        assert weights[0, 0, query].numpy() == pytest.approx(expected)
+
+
+def test_the_scores_of_the_example_are_those_of_the_policy(tmp_path):
+    make_run(tmp_path, "decay", "decoder")
+    rows = decay_rule.data(Results(tmp_path), decay_rule.runs)
+    for alpha, block in rows.groupby("alpha"):
+        scores = torch.zeros(1, 1, TOKENS, dtype=torch.float64)
+        for query, of_query in block.groupby("query"):
+            new = torch.zeros(1, 1, TOKENS, dtype=torch.float64)
+            new[0, 0, : query + 1] = torch.tensor(of_query["attention"].to_numpy())
+            scores = Decay(alpha=alpha).score(scores, new)
+            assert scores[0, 0, : query + 1].numpy() == pytest.approx(of_query["score"].to_numpy())

@@ -1,0 +1,181 @@
+"""How Decay scores and drops tokens, on an example (Decay article, Fig 1 and 2): the rule itself, computed here."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from pandas import DataFrame
+
+from formerlab.report.drawings import Plot
+from formerlab.report.marks import Label, label_directly
+from formerlab.report.pruning import PUBLISHED_ALPHA
+from formerlab.report.style import BLUE, GREY, ORANGE, VERMILION, canvas
+from formerlab.results.read import Results
+
+STUDY = "decay"
+TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
+"""Length of the example, the token at which its topic changes, the one that matters to the end, and the cache."""
+ALPHAS = (1.0, PUBLISHED_ALPHA)
+FOLLOWED = ((0, "first topic", GREY), (NAME, "the name", ORANGE), (CHANGE, "second topic", BLUE))
+"""Tokens whose scores are drawn: place, what they are, colour."""
+
+Row: TypeAlias = NDArray[np.float64]
+Square: TypeAlias = NDArray[np.float64]
+
+
+def example() -> Square:
+    """Return attention logits, queries x keys: each query looks at its own topic and at the name, a little at the rest.
+
+    Nearer tokens weigh a trace more, so that no two scores are equal.
+    """
+    query, key = np.indices((TOKENS, TOKENS))
+    same_topic = (query < CHANGE) == (key < CHANGE)
+    logits: Square = np.where(key == NAME, 2.5, 2.0 * same_topic) - 0.05 * (query - key)
+    return logits
+
+
+def attention(logits: Square, seen: Sequence[int], query: int) -> Row:
+    """Return the attention of a query, which is zero but for the keys that it sees."""
+    weights: Row = np.zeros(len(logits))
+    weights[list(seen)] = np.exp(logits[query, list(seen)])
+    weights /= weights.sum()
+    return weights
+
+
+def rescored(past: Row, weights: Row, alpha: float) -> Row:
+    """Return alpha S + p, the score after a query."""
+    return alpha * past + weights
+
+
+def pruned(logits: Square, alpha: float, budget: int) -> NDArray[np.bool_]:
+    """Return which keys each query sees: those kept so far and its own; then the one of least score is dropped.
+
+    A test holds it equal to what the policy `Decay` does.
+    """
+    seen: NDArray[np.bool_] = np.zeros(logits.shape, dtype=bool)
+    kept: list[int] = []
+    scores: Row = np.zeros(len(logits))
+    for query in range(len(logits)):
+        kept.append(query)
+        seen[query, kept] = True
+        scores = rescored(scores, attention(logits, kept, query), alpha)
+        if len(kept) > budget:
+            kept.remove(min(kept, key=lambda key: scores[key]))
+    return seen
+
+
+def data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per alpha, query and key of the example: attention and score with a whole cache, and what is seen.
+
+    They are no measurement; the runs say only that the study was run.
+    """
+    if results.runs(STUDY, runs).empty:
+        return DataFrame()
+    logits, rows = example(), []
+    for alpha in ALPHAS:
+        seen = pruned(logits, alpha, BUDGET)
+        scores: Row = np.zeros(TOKENS)
+        for query in range(TOKENS):
+            weights = attention(logits, range(query + 1), query)
+            scores = rescored(scores, weights, alpha)
+            shared = {"source": "ours", "alpha": alpha, "budget": BUDGET, "query": query}
+            rows += [
+                shared | {"key": key, "attention": weights[key], "score": scores[key], "seen": int(seen[query, key])}
+                for key in range(query + 1)
+            ]
+    return DataFrame(rows)
+
+
+def draw(data: DataFrame) -> Figure:
+    """Draw the attention and the rule left, then a row per alpha: scores from query to query, and what is kept."""
+    notes = ["An example made to show the rule, computed by it; nothing here is measured."]
+    figure, axes = canvas([2.5, 3.0, 2.5] * 2, notes, height=2.5, right=[0.85, 1.95, 0.2] * 2, columns=3)
+    _draw_attention(axes[0], data[data["alpha"] == ALPHAS[0]])
+    _write_rule(axes[3])
+    for row, alpha in enumerate(ALPHAS):
+        rows = data[data["alpha"] == alpha]
+        _draw_scores(axes[3 * row + 1], rows, alpha)
+        _draw_kept(axes[3 * row + 2], rows)
+    return figure
+
+
+def _square(rows: DataFrame, column: str) -> Square:
+    """Return a column as queries x keys; later keys are not a number."""
+    square = np.full((TOKENS, TOKENS), np.nan)
+    square[rows["query"], rows["key"]] = rows[column]
+    return square
+
+
+def _grid(axes: Axes, *, title: str) -> None:
+    axes.grid(visible=False)
+    axes.axvline(CHANGE - 0.5, color=VERMILION, linestyle=":", linewidth=1)
+    axes.set_title(title)
+    axes.set_xlabel("token")
+    axes.set_ylabel("query (time runs down)")
+    axes.set_xticks(range(0, TOKENS, 4))
+    axes.set_yticks(range(0, TOKENS, 4))
+
+
+def _draw_attention(axes: Axes, rows: DataFrame) -> None:
+    axes.imshow(_square(rows, "attention"), cmap="Blues", vmin=0, vmax=0.5, interpolation="nearest")
+    _grid(axes, title="What each query attends to")
+    axes.text(NAME - 0.3, 0.2, "the name", color=ORANGE, va="center", fontsize=7)
+    axes.text(CHANGE - 0.2, 1.2, "here the topic changes", color=VERMILION, va="center", fontsize=7)
+
+
+def _write_rule(axes: Axes) -> None:
+    axes.set_axis_off()
+    axes.set_title("The rule, at each query")
+    rule = (
+        "1. The query attends to the kept tokens\n    and to itself, with weights p.\n\n"
+        "2. Each kept token's score becomes\n         S  =  alpha S + p\n\n"
+        f"3. Where more than {BUDGET} tokens are kept,\n    the one of the lowest score is dropped\n    for good.\n\n"
+        "alpha = 1 is the plain sum.\nalpha = 0 is the last attention alone."
+    )
+    axes.text(0, 0.97, rule, va="top", fontsize=8.5, linespacing=1.35, transform=axes.transAxes)
+
+
+def _draw_scores(axes: Axes, rows: DataFrame, alpha: float) -> None:
+    labels = []
+    for key, name, colour in FOLLOWED:
+        points = rows[rows["key"] == key].sort_values("query")
+        axes.plot(points["query"], points["score"], color=colour, marker=".")
+        labels.append(Label(points["query"].iloc[-1], points["score"].iloc[-1], f"{name} (token {key})", colour))
+    axes.axvline(CHANGE - 0.5, color=VERMILION, linestyle=":", linewidth=1)
+    axes.set_title("alpha 1: old sums never fade" if alpha == 1 else f"alpha {alpha:g}: what is not used fades")
+    axes.set_xlabel("query")
+    axes.set_xticks(range(0, TOKENS, 4))
+    axes.set_ylabel("score S, nothing dropped")
+    axes.set_ylim(bottom=0)
+    label_directly(axes, labels)
+
+
+def _draw_kept(axes: Axes, rows: DataFrame) -> None:
+    seen = _square(rows, "seen")
+    axes.imshow(seen, cmap=ListedColormap(["#e9e9e9", BLUE]), vmin=0, vmax=1, interpolation="nearest")
+    late = rows[rows["query"] >= CHANGE]
+    share = (late["attention"] * late["seen"]).sum() / late["attention"].sum()
+    _grid(axes, title=f"Kept, {BUDGET} and its own (grey: dropped)")
+    words = f"these have {100 * share:.0f} %\nof the attention\nafter the change"
+    axes.text(CHANGE - 0.2, 0.0, words, va="top", fontsize=7.5)
+
+
+decay_rule = Plot(
+    reads=("run.json",),
+    runs=("decoder", "released-*"),
+    caption=(
+        "How Decay decides which tokens a cache keeps, with forgetting and without it, after Fig. 1 and 2 of the Decay "
+        "article, drawn by the rule itself on an example of 16 tokens. The topic of the example changes after half of "
+        "them; one token, a name, stays of use to the end. Left: the attention with a whole cache. Middle: the scores "
+        "of three tokens, query by query. Right: the tokens that each query finds in a cache of six, and its own. To "
+        "see: without forgetting (above) the first topic has gathered so much that no token of the second can take its "
+        "place; with it (below) the first topic goes, the second comes in, and the name, which every query still "
+        "attends to, stays. A real model's masks are in decay_masks."
+    ),
+    data=data,
+    draw=draw,
+)
