@@ -10,7 +10,7 @@ from formerlab.report.figures.decay.budget import limits
 from formerlab.report.figures.decay.passkey import passkey_data
 from formerlab.report.pruning import decoding, measured
 from formerlab.report.questions import MEAN, SUITES, accuracies, chance, metric_of, title
-from formerlab.report.tables.decay import precision
+from formerlab.report.tables.decay import decay_suites_table, precision, suites
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -142,6 +142,33 @@ def test_precisions_are_compared_on_the_same_questions(tmp_path):
     assert (table["questions"] == 10).all()
     assert (table["difference_low"] < 0.2).all()
     assert precision(Results(tmp_path), ("released-*",)).empty
+
+
+def test_the_table_of_suites_compares_at_the_published_budget_and_in_percent(tmp_path):
+    right = {("full", 1.0): 8, ("h2o", 0.2): 0, ("h2o", 0.4): 5, ("local", 0.4): 4}
+    rows = [
+        (policy, None, 0.5 if policy == "h2o" else None, budget, budget, f"{suite}_local", 1, example, "acc", value)
+        for (policy, budget), count in right.items()
+        for suite in SUITES
+        for example in range(10)
+        for value in [float(example < count)]
+    ]
+    folder = make_run(tmp_path, "decay", "released-small")
+    write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, rows)
+    table = suites(Results(tmp_path), ("released-*",)).set_index("configuration")
+    assert table.index.to_list() == ["Full", "Local", "H2O"]
+    assert table["PIQA (%)"].tolist() == table["mean of five (%)"].tolist() == pytest.approx([80, 40, 50])
+    assert table["minus Full (points)"].tolist() == pytest.approx([np.nan, -40, -30], nan_ok=True)
+    assert table["minus H2O (points)"].tolist() == pytest.approx([30, -10, np.nan], nan_ok=True)
+    assert table.loc["Local", "minus Full (points)_low"] < -40 < table.loc["Local", "minus Full (points)_high"] < 0
+
+
+def test_the_published_rows_of_the_table_of_suites_are_those_of_the_article():
+    theirs = decay_suites_table.published().set_index("run")
+    ours = theirs.loc["OPT-2.7B Decay 0+40 alpha=0.2"]
+    assert ours[["OpenBookQA (%)", "mean of five (%)", "minus Full (points)"]].tolist() == pytest.approx(
+        [23.4, 47.6, -1.9]
+    )
 
 
 def test_numbers_are_counted_by_length_and_place(tmp_path):

@@ -10,7 +10,7 @@ from pandas import DataFrame
 
 from formerlab.report.pruning import CONFIGURATION, ordered
 from formerlab.results.read import Results
-from formerlab.statistics import RESAMPLES, bootstrap_means, mean_ends, standard_error
+from formerlab.statistics import bootstrap_means, mean_ends, standard_error
 
 SUITES = ("openbookqa", "winogrande", "arc_easy", "arc_challenge", "piqa")
 """The suites of the Decay article, scored by the summed log-probability (acc)."""
@@ -66,6 +66,10 @@ def with_mean(replicates: dict[str, Grid]) -> dict[str, Grid]:
         if all(name in replicates for name in names):
             replicates = replicates | {label: np.mean([replicates[name] for name in names], axis=0)}
     return replicates
+
+
+RESAMPLES = 2_000
+"""Resamples behind an interval that is drawn or listed, not judged: its ends are known to a tenth of its width."""
 
 
 def accuracies(rows: DataFrame, against: str = "full", resamples: int = RESAMPLES) -> DataFrame:
@@ -129,6 +133,7 @@ def title(task: str) -> str:
         "hellaswag": "HellaSwag",
         "lambada": "LAMBADA",
         "blimp": "BLiMP",
+        "sciq": "SciQ",
     }
     plain = task.removesuffix(LOCAL)
     return names.get(plain, plain.removeprefix("embedded_").replace("_", " ")) + (" (local)" if plain != task else "")

@@ -221,6 +221,8 @@ def number(name: str, value: float) -> str:
         return f"{value:.3g}"
     if name.startswith("top"):
         return f"{value:.2f}"
+    if name.endswith(("(%)", "(points)")):
+        return f"{value:.1f}"
     if name.startswith(("acc", "chance", "calibration")) or "(" in name:
         return f"{value:.3f}"
     return f"{value:g}" if value == round(value, 4) else f"{value:.4g}"

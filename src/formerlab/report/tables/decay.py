@@ -1,6 +1,6 @@
 """Tables of the pruning study (Decay, Jo and Shin 2024; A2SF, arXiv:2407.20485)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,17 @@ from formerlab.report.pruning import (
     ordered,
 )
 from formerlab.report.published import DECAY, published, published_cosines
-from formerlab.report.questions import CHANCE, SUITES, accuracy_columns, answers, counted, title
+from formerlab.report.questions import (
+    CHANCE,
+    LOCAL,
+    MEAN,
+    SUITES,
+    accuracies,
+    accuracy_columns,
+    answers,
+    counted,
+    title,
+)
 from formerlab.report.runs import ends
 from formerlab.report.two_fold import Grid, Halves, half_of, two_fold_selection
 from formerlab.results.read import Results
@@ -69,6 +79,71 @@ decay_table = Table(
     ),
     ours=main,
     published=_published_main,
+)
+
+
+_NAMES = {suite: f"{title(suite)} (%)" for suite in (*SUITES, "sciq", "blimp")}
+_MEAN, _AGAINST = "mean of five (%)", {"full": "minus Full (points)", "h2o": "minus H2O (points)"}
+
+
+def suites(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run and configuration at the budget nearest to the published 40 %."""
+    rows = answers(results, STUDY, runs)
+    rows = rows[rows["task"].str.removesuffix(LOCAL).isin(_NAMES)]
+    budgets = rows.loc[rows["budget"] != 1, "budget"].unique()
+    if not len(budgets):
+        return DataFrame()
+    rows = rows[rows["budget"].isin([1, min(budgets, key=lambda budget: abs(budget - 0.4))])]
+    paired = {policy: accuracies(rows, against=policy) for policy in _AGAINST}
+    found = paired["full"]
+    table = found[[*CONFIGURATION, "configuration", "realised_budget", "seeds"]].drop_duplicates(ignore_index=True)
+    for task, block in found.groupby("task"):
+        name = _NAMES.get(str(task).removesuffix(LOCAL), _MEAN)
+        table = _joined(table, block, {"accuracy": name, "low": f"{name}_low", "high": f"{name}_high"})
+    for policy, name in _AGAINST.items():
+        block = paired[policy]
+        block = block[block["task"].str.startswith(MEAN) & (block["policy"] != policy)]
+        table = _joined(table, block, {f"difference{end}": f"{name}{end}" for end in ("", "_low", "_high")})
+    return table
+
+
+def _joined(table: DataFrame, block: DataFrame, shown: Mapping[str, str]) -> DataFrame:
+    """Return the table with columns of `block` under other names and in percent, joined by configuration."""
+    percent = block[[*CONFIGURATION, *shown]].rename(columns=shown)
+    percent[[*shown.values()]] *= 100
+    return table.merge(percent, on=CONFIGURATION, how="left")
+
+
+def _published_suites() -> DataFrame:
+    rows = published(DECAY, "Fig 4a", "Table 2")
+    names = {f"{suite}_acc": _NAMES[suite] for suite in SUITES} | {"average": _MEAN}
+    rows = rows.assign(value=rows["value"].astype(float), metric=rows["metric"].map(names))
+    wide = rows.pivot_table("value", ["model", "setting"], "metric", sort=False)[[*names.values()]].reset_index()
+    full = wide[wide["model"].str.endswith(" Full")]
+    level = dict(zip(full["model"].str.split().str[0], full[_MEAN], strict=True))
+    wide["minus Full (points)"] = wide[_MEAN] - wide["model"].str.split().str[0].map(level)
+    return wide.rename(columns={"model": "run", "setting": "configuration"})
+
+
+decay_suites_table = Table(
+    reads=("prune_questions.csv", "run.json"),
+    runs=("released-*", "decoder"),
+    caption=(
+        "Accuracies under every policy that keeps 40 % of the tokens (or the budget nearest to it), without examples "
+        "in the prompt, after Fig. 4a and Table 2 of the Decay article. In brackets: 95 % interval over questions, and "
+        "over seeds where there are several; the mean weighs the five suites alike. Minus Full and minus H2O are of "
+        "the mean, paired by question: read these, for the accuracies of two policies on the same questions err "
+        "together. Our suites come from local files with prompts of their own, so levels compare with none published."
+    ),
+    ours=suites,
+    published=_published_suites,
+    columns=(
+        *("source", "run", "configuration", "policy", "realised_budget"),
+        *(f"{name}{end}" for name in [*_NAMES.values()][:5] for end in ("", "_low", "_high")),
+        *(f"{name}{end}" for name in (_MEAN, *_AGAINST.values()) for end in ("", "_low", "_high")),
+        *(f"{name}{end}" for name in [*_NAMES.values()][5:] for end in ("", "_low", "_high")),
+        "seeds",
+    ),
 )
 
 
