@@ -27,16 +27,17 @@ class Label(NamedTuple):
     colour: str
 
 
-def label_directly(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> None:
+def label_directly(axes: Axes, labels: Sequence[Label], *, size: float = 8, column: float = _COLUMN) -> None:
     """Write each text to the right of its point, moved up or down so that no two overlap and none leaves the axes.
 
-    Texts of points at almost the same place of x stand in one column. Call it last, when the limits are final.
+    Texts of points that are less than `column` apart, a share of the axes' width, stand in one column. A thin line
+    leads to a text that is not beside its point. Call it last, when the limits are final.
     """
     figure = axes.figure
     axes.autoscale_view()  # limits are otherwise found only when the figure is drawn
     gap = size * 1.3 * figure.dpi / 72
     places, heights = axes.transData.transform([(label.x, label.y) for label in labels]).T
-    asides = _columns(places, _COLUMN * axes.bbox.width) * 72 / figure.dpi
+    asides = _columns(places, column * axes.bbox.width) * 72 / figure.dpi
     placed = _spread(heights, gap, (axes.bbox.y0 + gap / 2, axes.bbox.y1 - gap / 2))
     halo = [withStroke(linewidth=2.5, foreground=axes.get_facecolor())]
     for label, old, new, right in zip(labels, heights, placed, asides, strict=True):
@@ -92,5 +93,4 @@ def curve_in_band(axes: Axes, curve: DataFrame, look: Look, line: str = "-") -> 
 def label_at_edge(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> None:
     """Write the names below each other, to the right of the last of all points. Call it last."""
     if labels:
-        edge = max(label.x for label in labels)
-        label_directly(axes, [label._replace(x=edge) for label in labels], size=size)
+        label_directly(axes, labels, size=size, column=1.0)

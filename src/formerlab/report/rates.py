@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame, Series
 
-from formerlab.report.marks import Label, label_directly, points_with_bars
+from formerlab.report.marks import Label, label_at_edge, points_with_bars
 from formerlab.report.runs import GROWN, ends, n_seeds, variant
 from formerlab.report.siblings import families
 from formerlab.report.style import BLUE, GREEN, ORANGE, PURPLE, SKY, Look, canvas, look, widen
@@ -136,7 +136,7 @@ def draw(rows: DataFrame) -> Figure:
         *_diverged(means),
     ]
     panels = list(rows["panel"].unique())
-    figure, axes = canvas([3.4] * len(panels), list(filter(None, notes)), right=2.2, columns=2)
+    figure, axes = canvas([3.4] * len(panels), list(filter(None, notes)), right=2.2, columns=2, below=0.75)
     for place, panel in zip(axes, panels, strict=True):
         _draw_panel(place, rows[rows["panel"] == panel])
         place.set_title(panel)
@@ -170,12 +170,12 @@ def _draw_panel(axes: Axes, rows: DataFrame) -> None:
     rates = sorted(rows["lr"].unique())
     axes.xaxis.set_major_locator(FixedLocator(rates))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
     axes.tick_params(axis="x", labelrotation=30)
     axes.set_xlabel("peak learning rate")
     axes.set_ylabel("validation loss at the end (nats)")
     widen(axes, 0.0)
-    label_directly(axes, labels)
+    label_at_edge(axes, labels)
 
 
 def _ends(means: DataFrame) -> tuple[Series, Series]:

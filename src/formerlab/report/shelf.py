@@ -18,6 +18,8 @@ SKETCHES = ("smoke", "laptop")
 """Scales that are no evidence, and are drawn but not committed."""
 RATES_ALONE = ("pilot",)
 """Scales that chose rates and show nothing else."""
+LAST = ("combined",)
+"""Studies that make sense after the others."""
 KEPT = {"figure": ("png", "csv"), "table": ("md", "csv")}
 """Endings of the files that are committed."""
 _HEAD = """# Figures and tables of the committed rows
@@ -94,7 +96,7 @@ def _written_index(root: Path) -> str:
 def index(root: Path) -> str:
     """Return the page: for every study its figures as pictures, and its tables as links."""
     parts = [_HEAD]
-    for path in sorted((root / "workflow" / "studies").glob("*.yaml")):
+    for path in sorted((root / "workflow" / "studies").glob("*.yaml"), key=lambda path: (path.stem in LAST, path.stem)):
         entries: dict[str, list[str]] = {"figure": [], "table": []}
         for drawing in catalogue().values():
             if drawing.study == path.stem:

@@ -131,9 +131,13 @@ def _why_empty(drawing: Drawing, results: Results) -> str:
 
 
 def _fewer_colours(path: Path) -> None:
-    """Write a picture again with the 256 colours that serve it best: it takes a third of the room, and looks alike."""
+    """Write a picture again with 256 colours: it takes a third of the room, and looks alike.
+
+    They are spread over all colours of the picture, so that one that covers little, as in a colour bar, stays itself;
+    then each moves to the mean of those that it stands for, which keeps the ground as it was.
+    """
     with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        small = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
     small.save(path, "PNG")
 
 

@@ -163,9 +163,12 @@ def draw_positions(data: DataFrame) -> Figure:
     """Draw the encoding as a map and the products as a line."""
     values, products = data[data["what"] == "encoding"], data[data["what"] == "product"]
     notes = [f"The first {_POSITIONS} positions and at most {_CHANNELS} channels; nothing here is learned."]
-    figure, (left, right) = canvas([3.2, 3.2], notes, height=2.8, right=0.9)
+    figure, (left, right) = canvas([3.2, 3.2], notes, height=2.8, right=[1.6, 0.4])
     weights = values.pivot(index="position", columns="channel", values="value")
-    left.imshow(weights.to_numpy(), cmap="RdBu", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+    shown = left.imshow(weights.to_numpy(), cmap="RdBu", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+    figure.colorbar(shown, cax=left.inset_axes((1.04, 0.0, 0.04, 1.0)), label="value", ticks=[-1, 0, 1])
+    left.set_title("The encoding")
+    right.set_title("Two positions, by distance")
     left.grid(visible=False)
     left.set_xlabel("channel")
     left.set_ylabel("position")

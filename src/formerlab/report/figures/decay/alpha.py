@@ -148,7 +148,7 @@ def draw_alpha_accuracy(data: DataFrame) -> Figure:
     notes = [
         f"Budget {100 * budget:g} % of the tokens; {n_seeds([seeds])}. Line at 0: Full, whose accuracy is in the "
         "title; dashed: H2O; dotted: the published alpha. Bars: 95 % interval of the difference to Full.",
-        *([f"Not one right answer: {', '.join(map(title, none))}."] if none else []),
+        *([f"Not drawn, as not one answer is right: {', '.join(map(title, none))}."] if none else []),
         *missing_levels(data),
         *model_notes(data),
     ]

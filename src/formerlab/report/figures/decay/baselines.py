@@ -16,7 +16,7 @@ from formerlab.results.read import Results
 STUDY = "decay"
 ARTICLE_ALONE = ("local", "spatten")
 """Policies that decay_budget shows, and decay_baselines does not."""
-_COLUMNS = 3
+_COLUMNS = 4
 """Panels in a row."""
 
 
@@ -35,7 +35,7 @@ def draw(data: DataFrame) -> Figure:
     panels = list(cells.itertuples(index=False, name=None))
     height = 0.27 * len(names) + 0.3
     figure, axes = canvas(
-        [2.5] * len(panels), interval_notes(data), height=height, right=0.45, columns=_COLUMNS, left=2.9
+        [2.5] * len(panels), interval_notes(data), height=height, right=0.45, columns=_COLUMNS, left=2.9, below=0.7
     )
     several = len({run for run, _ in panels}) > 1
     for place, (panel, (run, budget)) in enumerate(zip(axes, panels, strict=True)):

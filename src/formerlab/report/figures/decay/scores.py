@@ -43,6 +43,8 @@ def draw(data: DataFrame) -> Figure:
     highest = max(panel.get_ylim()[1] for panel in axes[: len(alphas)])
     for panel in axes[: len(alphas)]:
         panel.set_ylim(lowest, highest)
+    # the plain sum forgets nothing, so that its panel has room below
+    axes[len(alphas) - 1].legend(loc="lower left", fontsize=7.5, labelcolor="linecolor", handlelength=1.2)
     _draw_misses(axes[-1], data[data["group"] == "important"])
     return figure
 
@@ -55,7 +57,6 @@ def _draw_scores(axes: Axes, rows: DataFrame) -> None:
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(1e-5, rows["low"].clip(lower=1e-5).min()))
     axes.set_xlabel("query")
-    axes.legend(loc="lower left", fontsize=7.5, labelcolor="linecolor", handlelength=1.2)
 
 
 def _draw_misses(axes: Axes, rows: DataFrame) -> None:

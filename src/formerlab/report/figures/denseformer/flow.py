@@ -47,6 +47,9 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
     return pd.DataFrame(found)
 
 
+_TITLES = {COSINE: "What each block passes on", PRUNED: "Without the smallest mixing weights"}
+
+
 def draw(data: DataFrame) -> Figure:
     """Draw cosines left and pruned losses right."""
     seeds = int(data["seeds"].max())
@@ -67,6 +70,7 @@ def draw(data: DataFrame) -> Figure:
             panel.plot(place, rows["value"], color=colour, marker=marker, markersize=3.5)
             panel.fill_between(place, rows["value_low"], rows["value_high"], color=colour, alpha=0.2, linewidth=0)
             names.append(Label(place.iloc[-1], rows["value"].iloc[-1], str(name), colour))
+        panel.set_title(_TITLES[measure])
         panel.set_xlabel(x)
         panel.set_ylabel(y)
         widen(panel, 0.05)

@@ -91,10 +91,10 @@ denseformer_weights = Plot(
     caption=(
         "Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken "
         "after block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest "
-        "model is shown, as the mean over seeds. At the start of training the diagonal is 1 and all else 0. To see, "
-        "if the pattern of the paper appears: weight on the diagonal and just beside it, a column at X_0 that is "
-        "positive early and negative late, and a triangle of large weights over the last blocks. Colours are linear "
-        "between -0.05 and 0.05, logarithmic beyond."
+        "model is shown, as the mean over seeds. At the start of training the diagonal is 1 and all else 0. To see: "
+        "whether the pattern of the paper appears, with weight on the diagonal and just beside it, a column at X_0 "
+        "that is positive early and negative late, and a triangle of large weights over the last blocks. Colours "
+        "are linear between -0.05 and 0.05, logarithmic beyond."
     ),
     data=weights_data,
     draw=draw_weights,
