@@ -20,6 +20,7 @@ from formerlab.results.read import Results
 
 STUDY = "decay"
 _COLUMNS = 3
+_RIGHT = 0.85
 CONFIGURATIONS = ("Full", "H2O", "Decay", "Local")
 
 
@@ -67,7 +68,7 @@ def draw(data: DataFrame) -> Figure:
         *missing_note(list(ours["series"]), list(CONFIGURATIONS)),
     ]
     widths = [max(2.6, 0.42 * rows["task"].nunique()) for _, rows in (*panels, *theirs)]
-    figure, axes = canvas(widths, notes, height=2.7, right=0.85, columns=_COLUMNS, below=1.15)
+    figure, axes = canvas(_filled(widths), notes, height=2.7, right=_RIGHT, columns=_COLUMNS, below=1.15)
     for panel, (run, rows) in zip(axes, [*panels, *theirs], strict=True):
         _draw(panel, rows)
         if rows["source"].iloc[0] == "published":
@@ -78,6 +79,15 @@ def draw(data: DataFrame) -> Figure:
         beside = axes[min(len(axes), _COLUMNS) - 1]
         beside.legend(*_keys(shown), loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7.5, handletextpad=0.1)
     return figure
+
+
+def _filled(widths: Sequence[float]) -> list[float]:
+    """Return the widths of the panels; those of a last row that is not full fill it."""
+    full = len(widths) - len(widths) % _COLUMNS
+    if not full or full == len(widths):
+        return list(widths)
+    room = sum(widths[:_COLUMNS]) + _COLUMNS * _RIGHT - (len(widths) - full) * _RIGHT
+    return [*widths[:full], *(width * room / sum(widths[full:]) for width in widths[full:])]
 
 
 def _keys(series: Sequence[str]) -> tuple[list[Line2D], list[str]]:

@@ -150,8 +150,9 @@ decay_bias = Plot(
         "% and the first 10 % of the positions seen so far, mean position of the kept keys (0 the first, 1 the last), "
         "and 1 - cosine between the attention rows and the ideal ones, with and without position 0, an attention sink "
         "that decides the cosine alone. Last, published: A2SF (arXiv:2407.20485), Table 2, LLaMA-2-7B at 20 % of the "
-        "tokens, mean of four suites, with position 0. Dotted: an even choice. To see: the plain sum (alpha 1) keeps "
-        "the beginning; small alphas do not, and lie nearest to the ideal. Bars: 95 % intervals."
+        "tokens, mean of four suites, with position 0. Dotted: an even choice. To see: whether the plain sum "
+        "(alpha 1) keeps the beginning and small alphas do not, and which lie nearest to the ideal. Bars: 95 % "
+        "intervals."
     ),
     data=bias_data,
     draw=draw_bias,

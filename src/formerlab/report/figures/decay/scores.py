@@ -82,8 +82,8 @@ decay_scores = Plot(
         "without values). Left: scores as each alpha remembers them, on a logarithmic axis (mean, and the middle 80 % "
         "of tokens as a band). Important are the tenth of the tokens in the first half that the second half attends "
         "to most. Right: how often such a token is, at the moment, not among the best 40 % of all tokens so far, and "
-        "would be dropped. To see: attention alone (alpha 0) misses important tokens in passing dips; remembering a "
-        "little bridges these."
+        "would be dropped. To see: whether attention alone (alpha 0) misses important tokens in passing dips, "
+        "and whether remembering a little bridges these."
     ),
     data=data,
     draw=draw,
