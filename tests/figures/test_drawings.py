@@ -30,7 +30,7 @@ from formerlab.errors import UserError
 from formerlab.report import write
 from formerlab.report.drawings import catalogue, declaration, draw_all, draw_each, draw_one
 from formerlab.report.headline import headline
-from formerlab.report.pruning import configurations, main_configurations
+from formerlab.report.pruning import configurations, main_configurations, with_seeds
 from formerlab.report.runs import by_run, chain, held_out_losses, variant
 from formerlab.report.write import number, readable
 from formerlab.results.read import Results
@@ -304,6 +304,20 @@ def test_arms_are_paired_with_the_whole_cache(tmp_path):
     assert (h2o["increase_nats_high"] - h2o["increase_nats_low"]).max() < 0.05
     assert "Decay, alpha 0.2, 50 % recent" in table.index
     assert "H2O (local statistics)" in table.index
+
+
+def test_seeds_of_a_configuration_have_its_mean(tmp_path):
+    make_decay(tmp_path, (0, 1, 2))
+    results = Results(tmp_path)
+    table = with_seeds(results, "decay", configurations(results, "decay"))
+    for policy in ("h2o", "local"):  # the recent share of Local is not a number
+        rows = table[(table["policy"] == policy) & (table["budget"] == 0.1)].groupby("part")["increase_nats"]
+        assert rows.size().to_dict() == {"mean": 1, "seed": 3}
+        assert rows.mean()["seed"] == pytest.approx(rows.mean()["mean"])
+    assert set(table.loc[table["policy"] == "full", "part"]) == {"mean"}
+    make_decay(tmp_path / "one", (0,))
+    alone = Results(tmp_path / "one")
+    assert set(with_seeds(alone, "decay", configurations(alone, "decay"))["part"]) == {"mean"}
 
 
 def test_the_main_arm_is_the_published_one(tmp_path):

@@ -63,10 +63,8 @@ def ordered(table: DataFrame) -> DataFrame:
 
 def _of_run(rows: DataFrame) -> DataFrame:
     """Compare every configuration of a run with its whole cache, on the seeds and windows that all of them share."""
-    groups = list(rows.groupby(CONFIGURATION, sort=False, dropna=False))
-    shared = set.intersection(*(set(zip(group["seed"], group["window"], strict=True)) for _, group in groups))
-    seeds = sorted({seed for seed, _ in shared})
-    rows = rows[[pair in shared for pair in zip(rows["seed"], rows["window"], strict=True)]]
+    rows = _shared(rows)
+    seeds = sorted(rows["seed"].unique())
     rows = rows.sort_values([*CONFIGURATION, "seed", "window"])
     table, losses = [], []
     for key, group in rows.groupby(CONFIGURATION, sort=False, dropna=False):
@@ -75,6 +73,34 @@ def _of_run(rows: DataFrame) -> DataFrame:
         weights = group["tokens"].to_numpy(dtype=float)[: losses[-1].shape[1]]
     frame = DataFrame(table).assign(seeds=len(seeds), windows=len(weights))
     return _with_losses(frame, np.stack(losses), weights)
+
+
+def _shared(rows: DataFrame) -> DataFrame:
+    """Return the rows of the seeds and windows that all configurations of a run have."""
+    groups = rows.groupby(CONFIGURATION, sort=False, dropna=False)
+    shared = set.intersection(*(set(zip(group["seed"], group["window"], strict=True)) for _, group in groups))
+    return rows[[pair in shared for pair in zip(rows["seed"], rows["window"], strict=True)]]
+
+
+def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
+    """Return configurations, `part` is mean, and below them, where there are several, a row per seed, `part` is seed.
+
+    A seed has its `increase_nats`.
+    """
+    found = []
+    for _, rows in results.rows("prune.csv", study, list(table["run"].unique())).groupby("run", sort=False):
+        rows = _shared(rows)
+        whole = rows[rows["policy"] == "full"].set_index(["seed", "window"])["loss_nats"]
+        pairs = list(zip(rows["seed"], rows["window"], strict=True))
+        if len(whole) and rows["seed"].nunique() > 1:
+            more = (rows["loss_nats"] - whole.reindex(pairs).to_numpy()) * rows["tokens"]
+            sums = rows.assign(more=more).groupby([*CONFIGURATION, "seed"], dropna=False)[["more", "tokens"]].sum()
+            found.append((sums["more"] / sums["tokens"]).rename("increase_nats").reset_index())
+    parts = [table.assign(part="mean")]
+    if found:
+        kept = table.loc[table["policy"] != "full", ["source", *CONFIGURATION, "realised_budget", "configuration"]]
+        parts.append(kept.merge(pd.concat(found), on=CONFIGURATION).assign(part="seed"))
+    return pd.concat(parts, ignore_index=True)
 
 
 def _with_losses(table: DataFrame, losses: NDArray[np.float64], weights: NDArray[np.float64]) -> DataFrame:
@@ -141,7 +167,8 @@ def interval_notes(table: DataFrame) -> list[str]:
     bars = f"bars: 95 % interval of the paired difference to Full, over {windows} windows {models}"
     if table["increase_nats_low"].isna().all():
         bars = "no rows of Full, so no paired interval"
-    return [f"{n_seeds([seeds])}; {bars}."]
+    dots = "; small dots: seeds" if "part" in table and (table["part"] == "seed").any() else ""
+    return [f"{n_seeds([seeds])}; {bars}{dots}."]
 
 
 PANELS = {

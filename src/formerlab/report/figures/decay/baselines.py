@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.figures.decay.budget import limits, look_of_rows, with_half_recent
-from formerlab.report.pruning import configurations, interval_notes, size_of
+from formerlab.report.pruning import configurations, interval_notes, size_of, with_seeds
 from formerlab.report.style import BLACK, canvas
 from formerlab.results.read import Results
 
@@ -21,14 +21,18 @@ _COLUMNS = 4
 
 
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return one configuration per policy at every budget, and Decay with half of it recent."""
+    """Return one configuration per policy at every budget, and Decay with half of it recent.
+
+    `part` is mean, or seed.
+    """
     table = configurations(results, STUDY, runs)
-    return with_half_recent(table[~table["policy"].isin(ARTICLE_ALONE)])
+    return with_seeds(results, STUDY, with_half_recent(table[~table["policy"].isin(ARTICLE_ALONE)]))
 
 
 def draw(data: DataFrame) -> Figure:
     """Draw a panel per run and budget; its rows are policies, the one that loses least on top."""
     pruned = data[data["policy"] != "full"]
+    seeds, pruned = pruned[pruned["part"] == "seed"], pruned[pruned["part"] == "mean"]
     worst_first = pruned.groupby("configuration")["increase_nats"].mean().sort_values(ascending=False)
     names = [str(name) for name in worst_first.index]
     cells = pruned[["run", "budget"]].drop_duplicates().sort_values(["run", "budget"])
@@ -40,7 +44,8 @@ def draw(data: DataFrame) -> Figure:
     several = len({run for run, _ in panels}) > 1
     for place, (panel, (run, budget)) in enumerate(zip(axes, panels, strict=True)):
         of_run = pruned[pruned["run"] == run]
-        _draw(panel, of_run[of_run["budget"] == budget], names, limits(of_run))
+        own = seeds[(seeds["run"] == run) & (seeds["budget"] == budget)]
+        _draw(panel, of_run[of_run["budget"] == budget], own, names, limits(of_run))
         panel.set_title(f"{run}: {size_of(budget)}" if several else f"{size_of(budget)} of the tokens kept")
         panel.set_yticks(range(len(names)), names if place % _COLUMNS == 0 else [])
     for panel in axes[-_COLUMNS:]:
@@ -48,7 +53,7 @@ def draw(data: DataFrame) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, rows: DataFrame, names: Sequence[str], ends: tuple[float, float]) -> None:
+def _draw(axes: Axes, rows: DataFrame, seeds: DataFrame, names: Sequence[str], ends: tuple[float, float]) -> None:
     for name, found in rows.groupby("configuration", sort=False):
         place, kind, row = names.index(str(name)), look_of_rows(found), found.iloc[0]
         value = row["increase_nats"]
@@ -58,6 +63,8 @@ def _draw(axes: Axes, rows: DataFrame, names: Sequence[str], ends: tuple[float, 
             continue
         bars = np.nan_to_num([[value - row["increase_nats_low"]], [row["increase_nats_high"] - value]])
         axes.errorbar([value], [place], xerr=bars, color=kind.colour, marker=kind.marker, capsize=2, elinewidth=1)
+        own = seeds.loc[seeds["configuration"] == name, "increase_nats"]
+        axes.plot(own, np.full(len(own), place - 0.3), "o", color=kind.colour, markersize=2, alpha=0.7)
     axes.axvline(0, color=BLACK, linestyle="--", linewidth=1)
     axes.set_xlim(*ends)
     axes.set_ylim(-0.6, len(names) - 0.4)

@@ -11,7 +11,14 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import points_with_bars
-from formerlab.report.pruning import CONFIGURATION, NAMES, configurations, interval_notes, main_configurations
+from formerlab.report.pruning import (
+    CONFIGURATION,
+    NAMES,
+    configurations,
+    interval_notes,
+    main_configurations,
+    with_seeds,
+)
 from formerlab.report.runs import missing_note
 from formerlab.report.style import Look, aside, canvas, look
 from formerlab.results.read import Results
@@ -23,9 +30,12 @@ HALF_RECENT = "Decay, half recent"
 
 
 def budget_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return one configuration per policy of the article at every budget, and Decay with half of it recent."""
+    """Return one configuration per policy of the article at every budget, and Decay with half of it recent.
+
+    `part` is mean, or seed.
+    """
     table = configurations(results, STUDY, runs)
-    return with_half_recent(table[table["policy"].isin(["full", *POLICIES_BUDGET])])
+    return with_seeds(results, STUDY, with_half_recent(table[table["policy"].isin(["full", *POLICIES_BUDGET])]))
 
 
 def with_half_recent(table: DataFrame) -> DataFrame:
@@ -41,14 +51,19 @@ def with_half_recent(table: DataFrame) -> DataFrame:
 def draw_budget(data: DataFrame) -> Figure:
     """Draw one panel per run, a line per policy, on one linear axis."""
     pruned = data[data["policy"] != "full"]
-    notes = [*interval_notes(data), *missing_note([NAMES.get(name, name) for name in data["policy"]], _WANTED)]
+    seeds = pruned[pruned["part"] == "seed"]
+    pruned = pruned[pruned["part"] == "mean"]
+    notes = [
+        *interval_notes(data),
+        *missing_note([NAMES.get(name, name) for name in data["policy"]], _WANTED),
+    ]
     runs = list(data["run"].unique())
     columns = min(len(runs), 3)
     rights = [2.4 if place % columns == columns - 1 else 0.55 for place in range(len(runs))]
     figure, axes = canvas([3.3] * len(runs), notes, height=3.0, right=rights, columns=columns)
     names = list(pruned["configuration"].unique())
     for panel, run in zip(axes, runs, strict=True):
-        _draw_run(panel, pruned[pruned["run"] == run], names)
+        _draw_run(panel, pruned[pruned["run"] == run], seeds[seeds["run"] == run], names)
         panel.set_title(f"Run {run}")
     for panel in axes[::columns]:
         panel.set_ylabel("loss above that of the whole cache\n(nats per token)")
@@ -84,7 +99,7 @@ def look_of_rows(rows: DataFrame) -> Look:
     return look(HALF_RECENT if policy == "decay" and recent == 0.5 else policy)
 
 
-def _draw_run(axes: Axes, rows: DataFrame, names: Sequence[str]) -> None:
+def _draw_run(axes: Axes, rows: DataFrame, seeds: DataFrame, names: Sequence[str]) -> None:
     """Draw the policies side by side at each budget, so that no bar hides another."""
     above, (bottom, top) = [], limits(rows)
     axes.axhline(0, color=look("full").colour, linestyle="--", linewidth=1)
@@ -99,6 +114,9 @@ def _draw_run(axes: Axes, rows: DataFrame, names: Sequence[str]) -> None:
         x = aside(100 * points["realised_budget"], place, len(names), 0.5)
         ends = points["increase_nats_low"], points["increase_nats_high"]
         points_with_bars(axes, x, points["increase_nats"], ends, look_of_rows(points))
+        own = seeds[seeds["configuration"] == name]
+        beside = aside(100 * own["realised_budget"], place, len(names), 0.5) + 0.2
+        axes.plot(beside, own["increase_nats"], "o", color=look_of_rows(points).colour, markersize=2, alpha=0.7)
     for place, (words, colour) in enumerate(above):
         axes.text(
             0.99, 0.98 - 0.07 * place, words, color=colour, ha="right", va="top", transform=axes.transAxes, size=8
