@@ -275,6 +275,13 @@ def test_seeds_stand_beside_the_interval_of_their_mean(place, name):
     assert ours.size().to_dict() == {"mean": 1, "seed": 3}
 
 
+def test_the_mean_of_a_flow_is_that_of_its_seeds(place):
+    rows = pd.read_csv(place / "figures" / "live" / "three" / "denseformer_flow.csv")
+    means = rows.pivot_table("value", ["run", "measure", "place"], "part")
+    assert means["seed"].to_numpy() == pytest.approx(means["mean"].to_numpy())
+    assert len(rows[rows["part"] == "seed"]) == 3 * len(means)
+
+
 def test_sparse_averages_are_shown_as_shares_of_the_dense_gain(place):
     rows = pd.read_csv(place / "figures" / "live" / "three" / "denseformer_sparsity.csv")
     theirs = rows[rows["source"] == "published"].set_index("run")["share_percent"]

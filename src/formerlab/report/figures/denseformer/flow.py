@@ -21,7 +21,7 @@ STUDY = "denseformer"
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return mean and interval over seeds of every measure, at the depth that most kinds of models share.
 
-    Of several such depths it is the deepest.
+    Of several such depths it is the deepest. `part` is mean, or seed for a row per seed.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     if rows.empty:
@@ -44,7 +44,10 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
         found.append(
             {"source": "ours", **row, **ends("value", interval), "kept": group["kept"].mean(), "seeds": interval.seeds}
         )
-    return pd.DataFrame(found)
+    seeds = rows[["run", "variant", "layers", "measure", "place", "seed", "value"]]
+    return pd.concat(
+        [DataFrame(found).assign(part="mean"), seeds.assign(source="ours", part="seed")], ignore_index=True
+    )
 
 
 _TITLES = {COSINE: "What each block passes on", PRUNED: "Without the smallest mixing weights"}
@@ -53,7 +56,7 @@ _TITLES = {COSINE: "What each block passes on", PRUNED: "Without the smallest mi
 def draw(data: DataFrame) -> Figure:
     """Draw cosines left and pruned losses right."""
     seeds = int(data["seeds"].max())
-    spread = "bands: 95 % Student t interval over seeds" if seeds > 1 else "no interval"
+    spread = "bands: 95 % Student t interval over seeds; thin lines: seeds" if seeds > 1 else "no interval"
     notes = [f"{data['layers'].max():.0f} blocks, {n_seeds([seeds])}; {spread}."]
     if PRUNED not in set(data["measure"]):
         notes.append("Missing, no finished runs: a model with mixing weights.")
@@ -64,9 +67,13 @@ def draw(data: DataFrame) -> Figure:
     )
     for panel, measure, (x, y), factor in zip(axes, (COSINE, PRUNED), labels, (1, 100), strict=True):
         names = []
-        for name, rows in data[data["measure"] == measure].sort_values("place").groupby("variant"):
+        shown = data[data["measure"] == measure].sort_values("place")
+        seeds_of = shown[shown["part"] == "seed"]
+        for name, rows in shown[shown["part"] == "mean"].groupby("variant"):
             colour, marker = look(str(name))
             place = factor * rows["place"]
+            for _, own in seeds_of[seeds_of["variant"] == name].groupby("seed"):
+                panel.plot(factor * own["place"], own["value"], color=colour, linewidth=0.5, alpha=0.6)
             panel.plot(place, rows["value"], color=colour, marker=marker, markersize=3.5)
             panel.fill_between(place, rows["value_low"], rows["value_high"], color=colour, alpha=0.2, linewidth=0)
             names.append(Label(place.iloc[-1], rows["value"].iloc[-1], str(name), colour))
