@@ -42,7 +42,7 @@ def draw_attention(data: DataFrame) -> Figure:
     notes = [
         f"Run {data['run'].iloc[0]}, seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence."
     ]
-    figure, axes = canvas([2.3] * len(panels), notes, height=2.3, right=0.75, columns=len(heads))
+    figure, axes = canvas([2.3] * len(panels), notes, height=2.3, right=0.75, columns=len(heads), below=0.75)
     for panel, (part, head) in zip(axes, panels, strict=True):
         _draw_map(panel, data[(data["part"] == part) & (data["head"] == head)])
         panel.set_title(f"{part}, head {head + 1}")

@@ -45,7 +45,7 @@ def draw_masks(data: DataFrame) -> Figure:
     notes = [f"First {tokens} tokens of the held-out text, {place}. A query sees its own key on top of the budget."]
     notes += model_notes(data)
     notes += missing_note(names, list(WANTED))
-    figure, axes = canvas([1.75] * len(panels), notes, height=1.75, right=0.3, columns=len(names), below=0.45)
+    figure, axes = canvas([1.75] * len(panels), notes, height=1.75, right=0.3, columns=len(names))
     for panel, (budget, name) in zip(axes, panels, strict=True):
         rows = data[(data["budget"] == budget) & (data["configuration"] == name)].sort_values("query")
         seen = np.array([[int(cell) for cell in kept] for kept in rows["kept"]])

@@ -96,7 +96,7 @@ def draw_growth(data: DataFrame) -> Figure:
         "Left: validation loss. Right: held-out text."
     ]
     height = max(2.6, 0.44 * len(ended) + 0.4)
-    figure, (stage, end) = canvas([3.7, 3.3], notes, height=height, right=[2.9, 0.3])
+    figure, (stage, end) = canvas([3.7, 3.3], notes, height=height, right=[2.9, 0.3], below=0.75)
     _draw_stage(stage, data[data["part"] == "curve"])
     _draw_ends(end, ended, data[data["part"] == "seed"])
     return figure
