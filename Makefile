@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 CORES ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 SCALE ?=
+PORT ?= 5000
 TEST_WORKERS ?= 2
 
 BIN := $(VENV)/bin
@@ -62,8 +63,8 @@ plan: $(READY) ## every job with its cost, before anything runs
 status: $(READY) ## what is finished, what is under way, what is left
 	@$(FORMERLAB) status $(SCALE_OPTION)
 
-ui: $(READY) ## the MLflow UI over all runs
-	@$(FORMERLAB) ui
+ui: $(READY) ## the MLflow UI over all runs, at PORT (5000)
+	@$(FORMERLAB) ui --port $(PORT)
 
 # One thread per process: the tests share the cores already, and sums keep their order.
 test test-fast test-cluster: export OMP_NUM_THREADS := 1

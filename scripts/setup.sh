@@ -35,7 +35,11 @@ make_environment() {
     "$python" -m venv "$environment"
 }
 
-pip_install() { "$environment/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@"; }
+# What pip says about how other people's packages are built is nothing that a reader could mend.
+pip_install() {
+    "$environment/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@" \
+        2> >(grep --invert-match '^ *DEPRECATION: ' >&2)
+}
 
 # Pip says several lines per package: count those of the lock and name the downloads that take a while.
 show_progress() {

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 from contextlib import chdir, redirect_stderr
 from io import StringIO
@@ -145,6 +146,7 @@ def test_mistakes_are_one_line(project, capsys, verb, words, line):
             ["train", "small/plian/seed0"],
             "no job 'small/plian/seed0' of stage train at scale smoke; did you mean small/",
         ),
+        (["train", "plain"], "no job 'plain' of stage train at scale smoke; did you mean small/plain/seed0 or small/"),
         (["data", "txt"], "no job 'txt' of stage data at scale smoke; did you mean text?"),
         (["zeroshot", "small/child/seed0"], "no job 'small/child/seed0' of stage zeroshot at scale smoke; "),
         (["prune", "x"], "no job 'x' of stage prune at scale smoke; known are small/plain/seed0, small/plain/seed1"),
@@ -152,6 +154,13 @@ def test_mistakes_are_one_line(project, capsys, verb, words, line):
 )
 def test_an_unknown_job_is_answered_with_those_there_are(project, capsys, words, line):
     assert refused(capsys, *words).startswith(line)
+
+
+def test_the_ui_refuses_a_port_where_it_cannot_listen(project, capsys):
+    assert refused(capsys, "ui", "--port", "99999") == "--port: 99999 is no port; choose another between 1024 and 65535"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert refused(capsys, "ui", "--port", str(port)).startswith(f"--port: {port} is taken; choose another")
 
 
 def test_jobs_keep_the_plan_that_they_were_started_with(project, capsys, monkeypatch):

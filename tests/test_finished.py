@@ -50,7 +50,7 @@ def test_a_run_is_named_by_its_folder_or_by_its_id_where_one_scale_has_it(tmp_pa
     tokens = torch.arange(6).reshape(1, 6)
     for name in (folder, str(folder), "results/live/smoke/study/run/seed7", "study/run/seed7"):
         assert torch.equal(formerlab.load(name)(tokens), written(tokens))
-    with pytest.raises(UserError, match=r"study/run/seed8/run.json: no such file"):
+    with pytest.raises(UserError, match=r"study/run/seed8: no finished run there; python -m formerlab runs"):
         formerlab.load("study/run/seed8")
     other = tmp_path / "results/live/laptop/study/run/seed7"
     other.mkdir(parents=True)

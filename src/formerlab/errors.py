@@ -1,6 +1,7 @@
 """The two ways in which formerlab stops on purpose, and how a message shows values and names."""
 
 import difflib
+import re
 
 MOST_NAMED = 30
 """Names that a message lists at most."""
@@ -38,7 +39,8 @@ def shown(value: object) -> str:
 def near_misses(word: str, known: list[str]) -> str:
     """Return what a misspelt word may mean, ready to stand at the end of a message."""
     names = sorted(set(known))
-    if close := difflib.get_close_matches(word, names, n=3):
+    within = [name for name in names if word in re.split("[/:]", name)][:3]  # a run's name alone, say
+    if close := within or difflib.get_close_matches(word, names, n=3):
         return f"; did you mean {' or '.join(close)}?"
     more = ["..."] if len(names) > MOST_NAMED else []
     return f"; known are {', '.join([*names[:MOST_NAMED], *more]) or 'none'}"

@@ -174,7 +174,12 @@ def test_a_sweep_asks_suites_and_measures_texts(folder, tmp_path, monkeypatch, c
         ({"suites": {"birds_local": suite | {"leading_token": True}}}, "leading_token is one for all here"),
         ({"texts": ["nothing.txt"]}, "texts: no file at 'nothing.txt'"),
         ({"contexts": [100]}, "contexts: 100 tokens exceed the model's context of 64"),
-        ({"budget": 0.4}, "sweep: budget: Extra inputs are not permitted"),
+        ({"budget": 0.4}, "sweep.yaml: budget: unknown key (value 0.4); did you mean budgets?"),
+        ({"policies": [{"kind": "h20"}]}, "sweep.yaml: policies.0: unknown kind 'h20'; did you mean h2o?"),
+        (
+            {"suites": {"birds_local": suite | {"paths": ["no.jsonl"]}}},
+            "suites.birds_local.paths: no file at 'no.jsonl'",
+        ),
     ):
         (tmp_path / "sweep.yaml").write_text(json.dumps(sweep | change))
         assert main(words) == EXIT_USER_ERROR

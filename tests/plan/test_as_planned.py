@@ -49,6 +49,13 @@ def test_what_is_as_planned_works(plan):
     )
 
 
+def test_a_stage_says_where_its_results_are(plan, capsys):
+    work(plan)
+    assert (
+        capsys.readouterr().err.splitlines()[-1] == f"train {RUN}: results in {Judge(plan).record('train', RUN).parent}"
+    )
+
+
 def test_other_code_than_the_plan_s_is_refused_by_its_files(plan):
     assert work(with_other_code(plan)) == (
         f"train {RUN}: its code has changed since it was planned ({LOOP}); start snakemake again, which plans anew, or "

@@ -523,7 +523,8 @@ def test_a_file_that_is_no_yaml_mapping_is_named_with_the_line(project, text, an
 
 def test_a_missing_file_is_named(project):
     (project.root / project.config).unlink()
-    assert project.mistake() == "config.yaml: no such file; known are none"
+    line = f"config.yaml: not in {project.root.resolve()}; run this in the folder of formerlab's checkout"
+    assert project.mistake() == line
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ AGAIN = "start snakemake again, which plans anew"
 def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[None]:
     """Refuse to begin where code or what the job reads is not the plan's, and to keep what is not what it asked for.
 
+    At the end it says where the results are.
+
     Raises
     ------
     UserError
@@ -43,6 +45,7 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[None]:
         raise UserError(f"{job}: {_some(late)} was edited while it ran, so its results do not count; {AGAIN}")
     if not judge.verdict(stage, name).current:
         raise UserError(f"{job}: what it made is {judge.verdict(stage, name)} already; {AGAIN}")
+    print(f"{job}: results in {judge.record(stage, name).parent}", file=sys.stderr)
 
 
 def _check_code(job: str, sources: dict[str, str], planned: str, modules: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
 
     parser = add_verb(verbs, "generate", generate, "continue a prompt with a finished run", configured=False)
-    parser.add_argument("checkpoint", type=Path, help="folder of a finished run")
+    parser.add_argument("checkpoint", type=Path, help="folder of a finished run, or its id")
     parser.add_argument("prompt")
     parser.add_argument("--tokens", type=int, default=100, help="tokens to add at most; default 100")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most probable token; default 0.8")
@@ -36,7 +37,7 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--out", type=Path, help="CSV file for a row per image")
 
     parser = add_verb(verbs, "ui", ui, "open the MLflow UI over all runs")
-    parser.add_argument("--port", type=int, default=5000)
+    parser.add_argument("--port", type=int, default=5000, help="where it listens on this machine; default 5000")
 
 
 def demo(arguments: argparse.Namespace) -> None:
@@ -50,10 +51,11 @@ def generate(arguments: argparse.Namespace) -> None:
     """Print the continuation as it is made."""
     from formerlab.data import load_tokenizer
     from formerlab.evaluation.language.generate import generate as continue_prompt
-    from formerlab.training.load import data_of, load_decoder
+    from formerlab.training.load import data_of, found, load_decoder
 
-    model, run = load_decoder(arguments.checkpoint)
-    data = data_of(arguments.checkpoint, run)
+    folder = found(arguments.checkpoint)
+    model, run = load_decoder(folder)
+    data = data_of(folder, run)
     print(arguments.prompt, end="", flush=True)
     notes: list[str] = []
     continue_prompt(
@@ -93,10 +95,20 @@ def classify(arguments: argparse.Namespace) -> None:
     )
 
 
+def _check_free(port: int) -> None:
+    """Raise UserError where no server can listen at a port of this machine."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except (OSError, OverflowError) as error:
+        reason = "is no port" if isinstance(error, OverflowError) else "is taken"
+        raise UserError(f"--port: {port} {reason}; choose another between 1024 and 65535") from None
+
+
 def ui(arguments: argparse.Namespace) -> None:
     """Replace this process by the MLflow server."""
     from formerlab.tracking.mlflow import database_of, landing
 
+    _check_free(arguments.port)
     plan = load_plan(arguments)
     uri = plan["tracking_uri"]
     if not uri:

@@ -17,13 +17,20 @@ def load(run: str | Path) -> nn.Module:
     `run` is a run's folder, or its id (`denseformer/plain-4/seed0`) where one scale in `results/live` has such a run.
     Raises UserError where there is none, or more than one.
     """
+    return load_model(found(run))[0]
+
+
+def found(run: str | Path) -> Path:
+    """Return the folder of a finished run, given that or its id. Raises UserError as `load` does."""
     folder = Path(run)
     if not (folder / "run.json").is_file() and not folder.is_absolute():
-        found = [path.parent for path in sorted(Path("results/live").glob(f"*/{folder}/run.json"))]
-        if len(found) > 1:
-            raise UserError(f"{run}: more than one scale has this run; name {' or '.join(map(str, found))}")
-        folder = found[0] if found else folder
-    return load_model(folder)[0]
+        live = [path.parent for path in sorted(Path("results/live").glob(f"*/{folder}/run.json"))]
+        if len(live) > 1:
+            raise UserError(f"{run}: more than one scale has this run; name {' or '.join(map(str, live))}")
+        folder = live[0] if live else folder
+    if not (folder / "run.json").is_file():
+        raise UserError(f"{run}: no finished run there; python -m formerlab runs lists those of a scale")
+    return folder
 
 
 def load_model(folder: Path) -> tuple[nn.Module, Run]:

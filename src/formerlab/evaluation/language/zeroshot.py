@@ -31,6 +31,8 @@ def load_tasks(configs: Sequence[TaskConfig | str], *, offline: bool = True) -> 
     """
     if offline:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
+        if constants := sys.modules.get("huggingface_hub.constants"):  # which read the variable when they were imported
+            constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
     with quiet(), TemporaryDirectory(ignore_cleanup_errors=True) as cache:
         from lm_eval.tasks import TaskManager
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full
 from formerlab.errors import UserError
@@ -23,11 +23,14 @@ from formerlab.evaluation.pruning.prune import QUESTION_COLUMNS, WINDOW_COLUMNS,
 from formerlab.files import read_json, write_json
 from formerlab.integrations.huggingface.load import Loaded
 from formerlab.plan.code import code_hash
+from formerlab.plan.layers import Layer
+from formerlab.plan.read import parse
 from formerlab.progress import Progress
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count, Size, Spec, fingerprint
 from formerlab.tasks.scoring import AttendFor
 from formerlab.tasks.window_losses import Stream, spread_windows, window_losses
+from formerlab.yaml_files import read_yaml
 
 Rows = list[list[Cell]]
 
@@ -84,20 +87,19 @@ class QuestionSweep(Spec):
 
 
 def read_sweep(path: Path | None, **changes: Any) -> QuestionSweep:
-    """Return the sweep of a YAML file (none: the published one) with some fields changed, those that are not none."""
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) if path is not None else {}
-        given = {key: value for key, value in changes.items() if value is not None}
-        sweep = QuestionSweep.model_validate({**tree, **given})
-    except OSError:
-        raise UserError(f"{path}: no such file") from None
-    except (yaml.YAMLError, TypeError) as error:
-        raise UserError(f"{path}: not a mapping of YAML ({str(error).partition(chr(10))[0]})") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"sweep: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    """Return the sweep of a YAML file (none: the published one) with some fields changed, those that are not none.
+
+    A file that names questions or texts of its own asks the published tasks only where it names them too.
+    """
+    tree = read_yaml(Path(), str(path)) if path is not None else {}
+    given = {key: value for key, value in changes.items() if value is not None}
+    if {"suites", "texts"} & tree.keys() and "tasks" not in tree | given:
+        tree["tasks"] = []
+    sweep = parse(QuestionSweep, [Layer(str(path or "sweep"), tree), Layer("command line", given)])
+    for name, suite in sweep.suites.items():
+        suite.files(name)  # a file that is missing is named before a large model is loaded
     for name in sweep.tasks:
-        _task(name)  # a file that is missing is named before a large model is loaded
+        _task(name)
     for text in sweep.texts:
         if not Path(text).is_file():
             raise UserError(f"texts: no file at '{text}'")
