@@ -2,6 +2,7 @@ import math
 import subprocess
 import sys
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
@@ -168,6 +169,12 @@ def test_few_shot_prompts_are_the_same_for_every_policy(model, tokenizer, config
 def test_missing_questions_are_named(configs, missing):
     with pytest.raises(UserError, match=r"x\.jsonl|no_such_task"):
         load_tasks([missing if isinstance(missing, str) else {**configs[0], **missing}])
+
+
+def test_a_hub_library_that_is_imported_already_hears_that_it_may_not_ask(configs, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    load_tasks(configs)
+    assert huggingface_hub.constants.HF_HUB_OFFLINE
 
 
 def test_the_harness_is_imported_only_where_it_is_used():

@@ -1,6 +1,7 @@
 """The verbs of interoperation: export-huggingface, import-tokenformer, zeroshot-folder, prune-folder."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,7 @@ def zeroshot(arguments: argparse.Namespace) -> None:
     write_rows(arguments.out / "zeroshot.csv", COLUMNS, rows)
     for name, mean in task_means(rows):
         print(f"{name:<40} {mean:.4f}")
+    print(f"answers in {arguments.out / 'zeroshot.csv'}", file=sys.stderr)
 
 
 def prune(arguments: argparse.Namespace) -> None:
@@ -104,6 +106,7 @@ def prune(arguments: argparse.Namespace) -> None:
     print("\t".join(columns))
     for row in means:
         print("\t".join(_cell(row[name]) for name in columns))
+    print(f"every answer and window in {arguments.out}", file=sys.stderr)
 
 
 def _changes(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -43,9 +43,9 @@ def load_tasks(configs: Sequence[TaskConfig | str], *, offline: bool = True) -> 
             )
         except (OSError, KeyError, ValueError) as error:  # of the harness, of data sets, of the hub
             reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"the questions cannot be loaded ({reason}); prepare their data again, or name local copies"
-            ) from error
+            remedy = "prepare their data again, or name local copies"
+            fetch = ", or let --online fetch them" if offline and "Offline" in reason else ""
+            raise UserError(f"the questions cannot be loaded ({reason}); {remedy}{fetch}") from error
     return tasks
 
 
