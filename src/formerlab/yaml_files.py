@@ -35,6 +35,9 @@ def read_yaml(root: Path, place: str) -> dict[str, Any]:
     try:
         tree = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
+        if place == "config.yaml":
+            here = f"config.yaml: not in {root.resolve()}"
+            raise UserError(f"{here}; run this in the folder of formerlab's checkout") from None
         near = near_misses(path.name, [file.name for file in path.parent.glob("*.yaml")])
         raise UserError(f"{place}: no such file{near}") from None
     except yaml.MarkedYAMLError as error:

@@ -161,7 +161,8 @@ def test_a_time_limit_shorter_than_its_margin_is_a_mistake(processes, words):
 def test_a_finished_run_says_so_and_another_one_in_its_place_is_refused(processes, words, data, tmp_path, out):
     assert processes.run(*words)["status"] == 0
     again = processes.run(*words)
-    assert (again["status"], again["output"]) == (0, "study/run/seed3: already finished\n")
+    said = f"study/run/seed3: already finished\ntrain study/run/seed3: results in {out}\n"
+    assert (again["status"], again["output"]) == (0, said)
     words = train_words(RUN, data, tmp_path, code="new")
     refused = processes.run(*words)
     expected = (

@@ -58,8 +58,6 @@ def study_place(name: str) -> str:
 
 def read_sources(root: Path, given: Tree) -> Sources:
     """Read config, scale and studies below `root`; `given` are the values of the command line."""
-    if not (root / "config.yaml").exists():
-        raise UserError(f"config.yaml: not in {root.resolve()}; run this in the folder of formerlab's checkout")
     layers = [Layer("config.yaml", read_yaml(root, "config.yaml")), Layer("command line", given)]
     known = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
     _check_config_keys(root, layers, known)
