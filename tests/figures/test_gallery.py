@@ -35,7 +35,8 @@ def page(tmp_path):
     names = ("denseformer_table", "denseformer_depth", "denseformer_tradeoff", "denseformer_flow")
     drawings = dict.fromkeys(names, RUNS)
     part = Part("DenseFormer", "Does <depth> pay?", drawings)
-    return gallery(Results(Path(root)), figures, {"denseformer": part}, STAGES)
+    empty = Part("Vision", "Is it as good?", {"vision_rates": RUNS})
+    return gallery(Results(Path(root)), figures, {"denseformer": part, "vision": empty}, STAGES)
 
 
 def test_it_opens_on_all_figures_and_each_leads_to_its_section(page):
@@ -44,6 +45,12 @@ def test_it_opens_on_all_figures_and_each_leads_to_its_section(page):
     assert links == ["denseformer_depth", "denseformer_tradeoff"]
     assert all(f'id="{name}"' in page for name in [*links, "denseformer_table"])
     assert "denseformer_flow" not in page  # not drawn
+
+
+def test_a_study_without_drawings_says_how_to_get_them(page):
+    assert page.count("Nothing is drawn yet") == 1
+    command = "<code>snakemake --cores 2 vision --config scale=tiny</code>"
+    assert command in page.partition('<section id="vision">')[2]
 
 
 def test_each_drawing_has_title_caption_verdicts_command_and_runs(page):

@@ -102,6 +102,9 @@ def _section(
     own = claims[claims["claim"].str.startswith(f"{name}-")]
     articles = [_article(drawing, part.drawings[drawing.name], figures, own, results) for drawing in found]
     head = [pages.heading(part.title), pages.paragraph(part.question)]
+    if not found:
+        command = f"snakemake --cores 2 {name} --config scale={results.scale}"
+        head += [f'<p class="small">Nothing is drawn yet: <code>{escape(command)}</code></p>']
     inside = "".join([*head, _verdicts("All claims of this study", own), *articles])
     return f'<section id="{escape(name)}">{inside}</section>'
 
