@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from formerlab.evaluation.language.flow import Flow, flow
-from formerlab.layers import DepthWeightedAverage
+from formerlab.evaluation.language.spectra import MATRICES, singular_values
+from formerlab.layers import DepthWeightedAverage, Pattention
 from formerlab.models import Decoder
-from formerlab.results.schema import COSINE, PRUNED
+from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 from formerlab.tasks import LanguageModeling
 from formerlab.training.run import Run
 
@@ -52,6 +53,36 @@ def test_zero_weights_are_dropped_for_nothing_and_others_are_not(tmp_path):
 
 
 def test_a_transformer_has_cosines_alone(tmp_path):
-    rows = found(MODEL.build(0), tmp_path)
-    assert {measure for measure, _ in rows} == {COSINE}
-    assert len(rows) == 3
+    measures = [measure for measure, _ in found(MODEL.build(0), tmp_path)]
+    assert measures.count(COSINE) == 3
+    assert PRUNED not in measures
+    assert measures.count(f"{SINGULAR}feed-forward up") == 16
+
+
+def test_singular_values_are_relative_to_the_largest_and_mean_over_blocks():
+    model = MODEL.build(0)
+    with torch.no_grad():
+        for block, scale in zip(model.blocks, (1.0, 5.0, 9.0), strict=True):
+            block.attention.output.weight.copy_(scale * torch.eye(16))
+        model.blocks[0].attention.output.weight[3:] = 0  # rank 3 in one of three blocks
+    found = {}
+    for matrix, rank, value in singular_values(model):
+        found.setdefault(matrix, []).append((rank, value))
+    assert list(found) == [*MATRICES, "embedding"]
+    ranks, values = zip(*found["attention output"], strict=True)
+    assert values == pytest.approx([1.0] * 3 + [2 / 3] * 13)
+    assert (ranks[0], ranks[-1], len(ranks)) == (0.0, 1.0, 16)
+    theirs = np.linalg.svd(model.embedding.detach().numpy(), compute_uv=False)
+    assert [value for _, value in found["embedding"]] == pytest.approx(theirs / theirs[0], abs=1e-5)
+    joined = np.linalg.svd(np.concatenate([model.blocks[0].attention.query.weight.detach()] * 2), compute_uv=False)
+    model.blocks[0].attention.key.weight = model.blocks[0].attention.query.weight
+    model.blocks[0].attention.value.weight.data.zero_()
+    one = Decoder.model_copy(MODEL, update={"layers": 1}).build(0)
+    one.blocks[0] = model.blocks[0]
+    shared = [value for matrix, _, value in singular_values(one) if matrix == "query-key-value"]
+    assert shared == pytest.approx(joined / joined[0], abs=1e-5)
+
+
+def test_projections_without_a_weight_matrix_have_no_singular_values():
+    model = MODEL.model_copy(update={"projection": Pattention(tokens=8)}).build(0)
+    assert {row.matrix for row in singular_values(model)} == {"feed-forward up", "feed-forward down", "embedding"}

@@ -282,6 +282,15 @@ def test_the_mean_of_a_flow_is_that_of_its_seeds(place):
     assert len(rows[rows["part"] == "seed"]) == 3 * len(means)
 
 
+def test_singular_values_are_means_within_their_seeds(place):
+    rows = pd.read_csv(place / "figures" / "live" / "three" / "denseformer_spectra.csv")
+    assert set(rows["variant"]) == {"Transformer", "DenseFormer 1x1"}
+    assert rows["matrix"].nunique() == 5
+    assert (rows["lowest"] <= rows["value"]).all()
+    assert (rows["value"] <= rows["highest"]).all()
+    assert set(rows["seeds"]) == {3}
+
+
 def test_sparse_averages_are_shown_as_shares_of_the_dense_gain(place):
     rows = pd.read_csv(place / "figures" / "live" / "three" / "denseformer_sparsity.csv")
     theirs = rows[rows["source"] == "published"].set_index("run")["share_percent"]

@@ -20,8 +20,8 @@ class Column(NamedTuple):
 
 TRAINING, FORWARD, DECODE = "training_step", "forward", "decode"
 """Measures of speed.csv."""
-COSINE, PRUNED = "cosine_with_embedding", "pruned_loss_nats"
-"""Measures of flow.csv."""
+COSINE, PRUNED, SINGULAR = "cosine_with_embedding", "pruned_loss_nats", "singular values: "
+"""Measures of flow.csv; the last is followed by the name of a matrix."""
 CLAIMS = "claims"
 """The one job of the stage `exact`."""
 UNPLANNED = "not in the plan"

@@ -1,7 +1,7 @@
 """The stage `flow`: how information moves over the depth of a trained model (arXiv:2402.02622, section 5).
 
-Two questions to a finished run: how close to the embedding is what each block reads, and how many of the smallest
-mixing weights may be dropped after training.
+Three questions to a finished run: how close to the embedding is what each block reads, how many of the smallest mixing
+weights may be dropped after training, and how the singular values of the weights fall (`spectra.py`).
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,12 @@ from torch.nn import functional as F
 
 from formerlab.data import load_stream
 from formerlab.errors import UserError
+from formerlab.evaluation.language.spectra import singular_values
 from formerlab.evaluation.measurement import Measured, Measurement, Reading
 from formerlab.layers.depth.dwa import DepthWeightedAverageLayer
 from formerlab.layers.depth.identity import History, Mixer, Stream
 from formerlab.models.decoder import DecoderModel
-from formerlab.results.schema import COSINE, PRUNED
+from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count
@@ -75,6 +76,7 @@ def flow(model: DecoderModel, run: AnyRun, stream: NDArray[np.integer[Any]], set
         for share in settings.shares:
             with _pruned(model.mixer, share) as kept:
                 rows.append([PRUNED, share, kept, loss()])
+    rows += [[SINGULAR + matrix, rank, None, value] for matrix, rank, value in singular_values(model)]
     write_rows(path, TABLES["flow.csv"].names, rows)
 
 

@@ -24,16 +24,10 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
     Of several such depths it is the deepest. `part` is mean, or seed for a row per seed.
     """
     rows = results.rows("flow.csv", STUDY, runs)
+    rows = rows[rows["measure"].isin([COSINE, PRUNED])] if len(rows) else rows
     if rows.empty:
         return DataFrame()
-    records = results.runs(STUDY, runs).drop_duplicates("run")
-    records = records[records["run"].isin(rows["run"])]
-    records = records.assign(
-        variant=[variant(record) for record in records.to_dict("records")], layers=records["spec.model.layers"]
-    )
-    kinds = records.groupby("layers")["variant"].nunique()
-    compared = records[records["layers"] == kinds.index[kinds == kinds.max()].max()]
-    rows = rows.merge(compared[["run", "variant", "layers"]], on="run")
+    rows = compared(results, rows, runs)
     whole = rows[(rows["measure"] == PRUNED) & (rows["place"] == 0)].set_index(["run", "seed"])["value"]
     shift = [whole.get((row.run, row.seed), 0.0) if row.measure == PRUNED else 0.0 for row in rows.itertuples()]
     rows = rows.assign(value=rows["value"] - np.array(shift))
@@ -48,6 +42,18 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
     return pd.concat(
         [DataFrame(found).assign(part="mean"), seeds.assign(source="ours", part="seed")], ignore_index=True
     )
+
+
+def compared(results: Results, rows: DataFrame, runs: Sequence[str]) -> DataFrame:
+    """Return the rows of flow.csv of the deepest of the depths that most kinds of models share, with kind and depth."""
+    records = results.runs(STUDY, runs).drop_duplicates("run")
+    records = records[records["run"].isin(rows["run"])]
+    records = records.assign(
+        variant=[variant(record) for record in records.to_dict("records")], layers=records["spec.model.layers"]
+    )
+    kinds = records.groupby("layers")["variant"].nunique()
+    deepest = records[records["layers"] == kinds.index[kinds == kinds.max()].max()]
+    return rows.merge(deepest[["run", "variant", "layers"]], on="run")
 
 
 _TITLES = {COSINE: "What each block passes on", PRUNED: "Without the smallest mixing weights"}
