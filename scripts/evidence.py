@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run one study of a scale in the order in which its runs are wanted, and bring out what is finished as it ends.
 
-    scripts/evidence.py STUDY [--scale overnight] [--workers 2] [--to CHECKOUT] [--commit] [--timing]
+    scripts/evidence.py STUDY [--runs PATTERN ...] [--scale NAME] [--workers 2] [--to CHECKOUT] [--commit] [--timing]
 
 What is finished is not done again, and a run that was stopped goes on, so the same command resumes. Every worker trains
 one run at a time, followed by the run's measurements; a run waits for its parent. After each run the rows of all
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Evidence:
     """The jobs of a study that are left, shared by the workers."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self.study, self.scale = arguments.study, arguments.scale
+        self.study, self.scale, self.patterns = arguments.study, arguments.scale, arguments.runs
         self.to, self.commit = arguments.to, arguments.commit
         path = ensure_plan(Path.cwd(), {"scale": self.scale})
         self.plan = read_plan(path)
@@ -47,7 +48,16 @@ class Evidence:
         self.failed: set[str] = set()
 
     def runs(self) -> dict[str, Any]:
-        """Return the training jobs of the study, the most wanted first."""
+        """Return the training jobs that are asked for, and what they start from, the most wanted first."""
+        jobs = self.study_runs()
+        wanted = {name for name, job in jobs.items() if any(fnmatch(job["run"], pattern) for pattern in self.patterns)}
+        for name in list(wanted):
+            while name := jobs[name]["init"]:
+                wanted.add(name)
+        return {name: job for name, job in jobs.items() if name in wanted}
+
+    def study_runs(self) -> dict[str, Any]:
+        """Return the training jobs of the whole study, the most wanted first."""
         return {name: job for name, job in self.plan["train"].items() if job["study"] == self.study}
 
     def prepare(self) -> None:
@@ -133,7 +143,7 @@ class Evidence:
     def pack(self) -> None:
         """Pack the folders, checkpoints aside, of finished runs that unfinished ones start from."""
         judge, size = Judge(self.plan), 0
-        wanted = [job["init"] for name, job in self.runs().items() if not judge.verdict("train", name).current]
+        wanted = [job["init"] for name, job in self.study_runs().items() if not judge.verdict("train", name).current]
         temporary = self.weights.with_suffix(".part")
         with zipfile.ZipFile(temporary, "w") as archive:
             for parent in dict.fromkeys(filter(None, wanted)):
@@ -151,6 +161,7 @@ def main() -> int:
     """Run the study; the status is 1 where something failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study")
+    parser.add_argument("--runs", nargs="+", metavar="PATTERN", default=["*"], help="these alone, as in 'long-*'")
     parser.add_argument("--scale", default="overnight")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, each on one core; default: 2")
     parser.add_argument("--to", type=Path, default=Path(), help="checkout whose results/cached takes the rows")

@@ -40,9 +40,9 @@ def study(tmp_path, monkeypatch):
             called.append(("exported", name))
             self.pack()
 
-    def made(**settings):
+    def made(runs=("*",), **settings):
         called.clear()
-        made = Quick(Namespace(study="small", scale="smoke", to=Path(), commit=False, timing=False))
+        made = Quick(Namespace(study="small", runs=runs, scale="smoke", to=Path(), commit=False, timing=False))
         vars(made).update(settings)
         made.prepare()
         made.work()
@@ -73,6 +73,12 @@ def test_what_is_done_is_not_done_again(study):
     assert ("prune", "small/plain/seed0") in called
     make()
     assert called == []
+
+
+def test_runs_that_are_named_and_what_they_start_from(study):
+    make, called, _ = study
+    make(runs=["ch*"])
+    assert trained(called) == ["parent", "child"]
 
 
 def test_children_of_a_run_that_failed_are_left_and_the_rest_is_done(study):
