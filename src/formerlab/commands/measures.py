@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from formerlab.training.released import AnyRun
 
 SCHEMA = 1
+LARGEST_KEPT = 2**25
+"""Bytes of the largest block that malloc keeps while a run is measured: sizes differ between policies."""
 
 
 def add_parsers(verbs: Any) -> None:
@@ -50,7 +52,7 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
     folder = Path(plan["results"], arguments.id)
     with noted(stage.name, folder), as_planned(plan, stage.name, arguments.id), own_gpus(plan["device"]):
         torch.set_num_threads(plan["threads"])
-        keep_memory()
+        keep_memory(LARGEST_KEPT)
         record, began, notes = read_json(folder / "run.json"), time.monotonic(), dict[str, Any]()
         if stage.models and record["status"] != "finished":
             _write_nothing(stage, folder)
