@@ -1,4 +1,5 @@
 import csv
+import re
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ from formerlab.evaluation.pruning import masks
 from formerlab.evaluation.pruning.calibration import calibrated, head_distances
 from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.evaluation.pruning.masks import mask_dumps, mean_position
-from formerlab.evaluation.pruning.prune import FILES, PruneSweep, one_shot_losses, prune
+from formerlab.evaluation.pruning.one_shot import one_shot_losses
+from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
 from formerlab.evaluation.pruning.score_trajectories import ALPHAS, follow, mean_and_tenths, score_trajectories
 from formerlab.results.stages import STAGES
 from formerlab.tasks.window_losses import mean_loss, window_batches, window_losses
@@ -195,6 +197,17 @@ def test_what_is_not_asked_for_has_no_rows(model, streams, tmp_path, capfd):
     rows = {path.name: len(read(path)) for path in tmp_path.iterdir()}
     assert rows == dict.fromkeys(FILES, 0) | {"prune.csv": 4}
     assert "prune s/r/seed0  window 4/4" in capfd.readouterr().err
+
+
+def test_every_part_says_how_far_it_is(model, streams, tmp_path, capfd):
+    once = SWEEP.model_copy(update={
+        "questions": False, "windows": 3, "alphas": (0.2,), "calibration_windows": 2, "calibration_budgets": (0.2,),
+        "score_windows": 1, "one_shot": (Local(),), "one_shot_budgets": (0.5,),
+    })  # fmt: skip
+    prune(model, streams, None, once, tmp_path, label="prune it")
+    lines, layers = capfd.readouterr().err, model.spec.layers
+    for part, total in (("masks", 2 * layers), ("alpha per head", 2 * 2 + 3 * 3), ("scores", layers), ("one shot", 6)):
+        assert re.search(rf"prune it, {part}  .* {total}/{total} ", lines), part
 
 
 def test_windows_longer_than_the_context_are_refused(model, streams, tmp_path):

@@ -19,6 +19,7 @@ from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.evaluation.pruning.masks import observe_unpruned
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.models.decoder import DecoderModel
+from formerlab.progress import Progress
 from formerlab.results.write import Cell
 from formerlab.tasks.scoring import AttendFor
 from formerlab.tasks.window_losses import Stream, mean_loss, window_batches, window_losses
@@ -69,6 +70,7 @@ def head_distances(
     budget: int | float,
     *,
     batch: int = 16,
+    progress: Progress | None = None,
 ) -> Distances:
     """Return how far each head's attention under each alpha is from the ideal, mean over windows and queries."""
     collected: dict[tuple[float, int], list[Tensor]] = {}
@@ -84,6 +86,8 @@ def head_distances(
 
     for _, tokens in window_batches(stream, context, windows, batch):
         observe_unpruned(model, tokens, observe)
+        if progress is not None:
+            progress.advance(len(tokens))
     layers = 1 + max(layer for _, layer in collected)
     means = [[torch.cat(collected[alpha, layer]).mean(0) for layer in range(layers)] for alpha in alphas]
     return Distances(tuple(alphas), torch.stack([torch.stack(row) for row in means]).cpu())
@@ -126,6 +130,11 @@ def choices(distances: Distances, losses: Mapping[float, float]) -> list[Choice]
     ]
 
 
+def windows_read(windows: Mapping[str, Sequence[int]], alphas: Sequence[float]) -> int:
+    """Return how many windows `calibrated` reads: `valid` for each alpha and for distances, `test` thrice."""
+    return (len(alphas) + 1) * len(windows["valid"]) + 3 * len(windows["test"])
+
+
 def calibrated(
     model: DecoderModel,
     streams: Mapping[str, Stream],
@@ -135,6 +144,7 @@ def calibrated(
     budget: int | float,
     *,
     batch: int = 16,
+    progress: Progress | None = None,
 ) -> tuple[list[Choice], list[tuple[Cell, ...]]]:
     """Choose on the windows of the split `valid`; return the choices and the rows of their losses on `test`.
 
@@ -150,17 +160,26 @@ def calibrated(
                 batch=batch,
                 attend_for=Configuration(Decay(alpha=alpha), budget).attend,
                 windows=windows["valid"],
+                progress=progress,
             )
         )
         for alpha in alphas
     }
-    distances = head_distances(model, streams["valid"], context, windows["valid"], alphas, budget, batch=batch)
+    distances = head_distances(
+        model, streams["valid"], context, windows["valid"], alphas, budget, batch=batch, progress=progress
+    )
     chosen = choices(distances, losses)
     rows: list[tuple[Cell, ...]] = []
     for choice in chosen:
         attend_for: AttendFor = partial(Headwise, choice.alphas, budget)
         for loss in window_losses(
-            model, streams["test"], context, batch=batch, attend_for=attend_for, windows=windows["test"]
+            model,
+            streams["test"],
+            context,
+            batch=batch,
+            attend_for=attend_for,
+            windows=windows["test"],
+            progress=progress,
         ):
             rows.append((budget, choice.name, loss.realised_budget, *loss[:3]))
     return chosen, rows

@@ -13,6 +13,7 @@ from formerlab.cache.measures import cosine_distance, ideal_attention
 from formerlab.cache.simulation import Seen
 from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.models.decoder import DecoderModel
+from formerlab.progress import Progress
 from formerlab.results.write import Cell
 from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.window_losses import Stream, window_batches
@@ -65,10 +66,21 @@ def mean_position(visible: SquareMask) -> Share:
     return share
 
 
-def observe_unpruned(model: DecoderModel, tokens: Tensor, observe: Callable[[int, Seen], None]) -> None:
-    """Read windows of T + 1 tokens without pruning; `observe` gets each layer's number and attention."""
+def observe_unpruned(
+    model: DecoderModel, tokens: Tensor, observe: Callable[[int, Seen], None], progress: Progress | None = None
+) -> None:
+    """Read windows of T + 1 tokens without pruning; `observe` gets each layer's number and attention.
+
+    `progress` counts layers of windows.
+    """
+
+    def observed(layer: int, seen: Seen) -> None:
+        observe(layer, seen)
+        if progress is not None:
+            progress.advance(len(tokens))
+
     with evaluating(model):
-        model(tokens[:, :-1].to(model.embedding.device), attend=Simulation(Full(), 1.0, observe=observe))
+        model(tokens[:, :-1].to(model.embedding.device), attend=Simulation(Full(), 1.0, observe=observed))
 
 
 def mask_measures(
@@ -79,6 +91,7 @@ def mask_measures(
     configurations: Sequence[Configuration],
     *,
     batch: int = 16,
+    progress: Progress | None = None,
 ) -> Iterator[MaskMeasure]:
     """Yield every measure of every configuration and window.
 
@@ -87,7 +100,7 @@ def mask_measures(
     """
     for indices, tokens in window_batches(stream, context, windows, batch):
         observer = _Observer(configurations)
-        observe_unpruned(model, tokens, observer)
+        observe_unpruned(model, tokens, observer, progress)
         values = torch.stack([torch.stack(layers).mean(0) for layers in observer.layers.values()]).tolist()
         for (configuration, metric), row in zip(observer.layers, values, strict=True):
             for window, value in zip(indices, row, strict=True):

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, field_validator
-from torch.nn import functional as F
 
-from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Full, KVCache, Local
+from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, Local
 from formerlab.cache.policies.policy import Policy
 from formerlab.data import load_stream
 from formerlab.errors import UserError
@@ -18,16 +17,15 @@ from formerlab.evaluation.language.journal import Journal
 from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.language.suite_tasks import questions_of
 from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Reading
-from formerlab.evaluation.pruning import calibration, masks, score_trajectories
 from formerlab.evaluation.pruning.configuration import Configuration
+from formerlab.evaluation.pruning.further import Further
 from formerlab.evaluation.pruning.kept import Kept
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.stages import STAGES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import AnyCount, Count, Size
-from formerlab.tasks.scoring import evaluating
-from formerlab.tasks.window_losses import Stream, spread_windows, window_batches, window_losses
+from formerlab.tasks.window_losses import Stream, spread_windows, window_losses
 from formerlab.training.released import AnyRun
 
 FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
@@ -192,57 +190,9 @@ def prune(
                 )
                 answers += _question_rows(model, questions, configuration, sweep, progress, work.kept.journal(*about))
     write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, answers)
-    parts = _parts(model, streams, context, windows, sweep)
-    with Progress(len(parts), label, unit="further file") as progress:
-        for name, measure_part in parts.items():
-            write_rows(out / name, FILES[name], work.kept.rows(measure_part, *work.of_all(sweep, name)))
-            progress.advance()
+    for name, rows_of in Further(model, streams, context, windows, sweep, label).files.items():
+        write_rows(out / name, FILES[name], work.kept.rows(rows_of, *work.of_all(sweep, name)))
     work.kept.tidy()
-
-
-def _parts(
-    model: DecoderModel, streams: Mapping[str, Stream], context: int, windows: Sequence[int], sweep: PruneSweep
-) -> dict[str, Callable[[], Iterable[Sequence[Cell]]]]:
-    """Return what makes the rows of everything but losses and accuracies, by file."""
-    test, batch = streams["test"], sweep.batch_of(context)
-
-    def masked() -> Iterator[Sequence[Cell]]:
-        chosen = spread_windows(test, context, sweep.mask_windows)
-        pruned = sweep.configurations(sweep.budgets)[1:]
-        for measure in masks.mask_measures(model, test, context, chosen, pruned, batch=sweep.batch_of(context, 16)):
-            yield *measure.configuration.cells(), *measure[1:]
-
-    @cache  # two files come of it
-    def calibrated() -> tuple[list[tuple[Cell, ...]], list[tuple[Cell, ...]]]:
-        alphas: list[tuple[Cell, ...]] = []
-        losses: list[tuple[Cell, ...]] = []
-        split = {"valid": spread_windows(streams["valid"], context, sweep.calibration_windows), "test": windows}
-        for budget in sweep.calibration_budgets if sweep.calibration_windows and sweep.alphas else ():
-            chosen, rows = calibration.calibrated(model, streams, context, split, sweep.alphas, budget, batch=batch)
-            alphas += [row for choice in chosen for row in choice.rows(budget)]
-            losses += rows
-        return alphas, losses
-
-    def dumped() -> Iterable[Sequence[Cell]]:
-        tokens = min(sweep.mask_dump_tokens, context)
-        return masks.mask_dumps(model, test, tokens, 0, sweep.mask_dump_budgets) if tokens else ()
-
-    def followed() -> Iterable[Sequence[Cell]]:
-        chosen = spread_windows(test, context, sweep.score_windows)
-        return score_trajectories.score_trajectories(model, test, context, chosen, batch=batch)
-
-    def compressed() -> Iterable[Sequence[Cell]]:
-        pairs = [Configuration(policy, budget) for budget in sweep.one_shot_budgets for policy in sweep.one_shot]
-        return one_shot_losses(model, test, context, windows, pairs, batch=batch) if pairs else ()
-
-    return {
-        "prune_masks.csv": masked,
-        "prune_alphas.csv": lambda: calibrated()[0],
-        "prune_calibrated.csv": lambda: calibrated()[1],
-        "prune_mask_dumps.csv": dumped,
-        "prune_score_trajectories.csv": followed,
-        "prune_one_shot.csv": compressed,
-    }
 
 
 def _window_rows(
@@ -285,34 +235,3 @@ def _question_rows(
     )
     for answer in answers:
         yield *configuration.cells(), answer.realised_budget, *answer[: len(zeroshot.COLUMNS)]
-
-
-def one_shot_losses(
-    model: DecoderModel,
-    stream: Stream,
-    context: int,
-    windows: Sequence[int],
-    configurations: Sequence[Configuration],
-    *,
-    batch: int = 16,
-) -> Iterator[tuple[Cell, ...]]:
-    """Yield the cells of prune_one_shot.csv: the loss on the second half of windows, given the compressed first half.
-
-    The first half is the prompt; budgets are shares of it. A full cache, for comparison, comes first.
-    """
-    half = context // 2
-    for indices, tokens in window_batches(stream, context, windows, batch):
-        if tokens.shape[1] <= context:
-            continue  # a partial window has no second half of the same length
-        inputs = tokens.to(model.embedding.device)
-        for configuration in (None, *configurations):
-            cache = KVCache() if configuration is None else CompressedCache(*configuration, position=model.position)
-            with evaluating(model):
-                model(inputs[:, :half], attend=cache, last=1)
-                logits = model(inputs[:, half:-1], attend=cache, start=half)
-            targets = inputs[:, half + 1 :]
-            losses = F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none").double().mean(1)
-            held = 1.0 if isinstance(cache, KVCache) else cache.kept(0).shape[-1] / half
-            cells = ("full", None, None, 1.0) if configuration is None else configuration.cells()
-            for window, loss in zip(indices, losses.tolist(), strict=True):
-                yield *cells, held, half, window, targets.shape[1], loss

@@ -15,6 +15,7 @@ from torch import Tensor
 from formerlab.cache.simulation import Seen
 from formerlab.evaluation.pruning.masks import observe_unpruned
 from formerlab.models.decoder import DecoderModel
+from formerlab.progress import Progress
 from formerlab.results.write import Cell
 from formerlab.tasks.window_losses import Stream, window_batches
 
@@ -65,7 +66,13 @@ def follow(attention: Square) -> Followed:
 
 
 def score_trajectories(
-    model: DecoderModel, stream: Stream, context: int, windows: Sequence[int], *, batch: int = 16
+    model: DecoderModel,
+    stream: Stream,
+    context: int,
+    windows: Sequence[int],
+    *,
+    batch: int = 16,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[Cell, ...]]:
     """Yield the cells of prune_score_trajectories.csv: mean, 10 % and 90 % quantile of both groups at every query.
 
@@ -77,7 +84,7 @@ def score_trajectories(
         found.append(follow(seen.probabilities).packed())
 
     for _, tokens in window_batches(stream, context, windows, batch):
-        observe_unpruned(model, tokens, observe)
+        observe_unpruned(model, tokens, observe, progress)
     if not found:
         return
     importance = torch.cat([each.importance for each in found])[:, 1:]
