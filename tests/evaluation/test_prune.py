@@ -17,7 +17,7 @@ from formerlab.cache import (
     distance_to_ideal,
     simulate,
 )
-from formerlab.cache.measures import ideal_attention
+from formerlab.cache.measures import ideal_attention, means_over_kept, place_weights
 from formerlab.commands.measures import _write_nothing
 from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import Questions
@@ -25,7 +25,7 @@ from formerlab.evaluation.language.zeroshot import evaluate_tasks, load_tasks
 from formerlab.evaluation.pruning import masks
 from formerlab.evaluation.pruning.calibration import calibrated, head_distances
 from formerlab.evaluation.pruning.configuration import Configuration
-from formerlab.evaluation.pruning.masks import mask_dumps, mean_position
+from formerlab.evaluation.pruning.masks import mask_dumps
 from formerlab.evaluation.pruning.one_shot import one_shot_losses
 from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
 from formerlab.evaluation.pruning.score_trajectories import ALPHAS, follow, mean_and_tenths, score_trajectories
@@ -221,10 +221,13 @@ def test_the_sweep_survives_its_plain_form():
 
 
 def test_the_mean_position_of_an_even_choice_is_the_middle():
+    def mean_position(visible):
+        return means_over_kept(visible, place_weights(9, visible.device).unsqueeze(-1)).item()
+
     square = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
-    assert mean_position(square).tolist() == pytest.approx([0.5])
-    assert mean_position(square & (torch.arange(9) < 1)).item() < 0.15
-    assert mean_position(square & (torch.arange(9)[:, None] - torch.arange(9) <= 1)).item() > 0.85
+    assert mean_position(square) == pytest.approx(0.5)
+    assert mean_position(square & (torch.arange(9) < 1)) < 0.15
+    assert mean_position(square & (torch.arange(9)[:, None] - torch.arange(9) <= 1)) > 0.85
 
 
 def test_alpha_of_each_head_is_the_best_for_it(model, streams):

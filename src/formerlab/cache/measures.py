@@ -16,20 +16,43 @@ def early_share(
 ) -> Float[Tensor, " batch"]:
     """Return the share of kept keys that lie in the first 40 % of the positions seen so far.
 
-    Averaged over the queries in the second half of each sequence that find any kept key, and over heads. Kept are the
-    keys that a query finds besides its own, out of the q positions before it. The position across the 40 % mark counts
-    in part, so that an even choice, and no pruning at all, give exactly 0.4; 1 is only early keys. NaN where there is
-    no such query. (Claim decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
+    The position across the 40 % mark counts in part, so that an even choice, and no pruning at all, give exactly 0.4; 1
+    is only early keys. (Claim decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
+    """
+    weights = early_weights(visible.shape[-1], early, visible.device)
+    return means_over_kept(visible, weights.unsqueeze(-1), lengths)[0]
+
+
+def early_weights(time: int, early: float, device: torch.device) -> Float[Tensor, "queries keys"]:
+    """Return 1 for keys in the first `early` of the positions before a query, 0 for the others."""
+    position = torch.arange(time, device=device)
+    return (early * position.double()[:, None] - position).clamp(0, 1)
+
+
+def place_weights(time: int, device: torch.device) -> Float[Tensor, "queries keys"]:
+    """Return where keys lie among those before a query: 0 is the first, 1 the last, 0.5 the mean of an even choice."""
+    position = torch.arange(time, device=device)
+    return (position.double() + 0.5) / position[:, None].clamp(min=1)
+
+
+def means_over_kept(
+    visible: SquareMask,
+    weights: Float[Tensor, "queries keys measures"],
+    lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
+) -> Float[Tensor, "measures batch"]:
+    """Return the mean weight of kept keys, for several weights at once.
+
+    Kept are the keys that a query finds besides its own, out of the q positions before it. Averaged over the queries in
+    the second half of each sequence that find any, and over heads. NaN where there is no such query.
     """
     batch, _, time, _ = visible.shape
     true = on_device(true_lengths(lengths, batch, time), visible.device)
     position = torch.arange(time, device=visible.device)
-    weight = (early * position.double()[:, None] - position).clamp(0, 1)
-    kept = visible & (position < position[:, None])
+    kept = (visible & (position < position[:, None])).double()
     count = kept.sum(-1)
     counted = ((2 * position >= true[:, None]) & (position < true[:, None]))[:, None] & (count > 0)
-    share = (kept * weight).sum(-1) / count.clamp(min=1)
-    return (share * counted).sum((1, 2)) / counted.sum((1, 2))
+    means = torch.einsum("bhqk,qkm->mbhq", kept, weights) / count.clamp(min=1)
+    return (means * counted).sum((2, 3)) / counted.sum((1, 2))
 
 
 def distance_to_ideal(
@@ -78,7 +101,8 @@ def cosine_distance(
     true = on_device(true_lengths(lengths, batch, time), probabilities.device)
     pruned, ideal = probabilities[..., skip:].double(), ideal[..., skip:].double()
     norms = pruned.norm(dim=-1) * ideal.norm(dim=-1)
-    distance = (1 - (pruned * ideal).sum(-1) / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(min=0)
+    cosine = torch.linalg.vecdot(pruned, ideal) / norms.clamp(min=torch.finfo(norms.dtype).tiny)
+    distance = (1 - cosine).clamp(min=0)
     position = torch.arange(time, device=true.device)
     counted = (position >= skip) & (position < true[:, None])
     summed: Tensor = distance.mean(1).where(counted, 0).sum(1)

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from formerlab.cache import H2O, Decay, Full, Ideal, Local, Simulation, early_share, simulate
-from formerlab.cache.measures import cosine_distance, ideal_attention
+from formerlab.cache import H2O, Decay, Full, Ideal, Local, Simulation, simulate
+from formerlab.cache.measures import cosine_distance, early_weights, ideal_attention, means_over_kept, place_weights
 from formerlab.cache.simulation import Seen
 from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.models.decoder import DecoderModel
@@ -41,29 +41,19 @@ def measures(pruned: Square, ideal: Square, visible: SquareMask) -> dict[str, Sh
     position, and 1 - cosine between the attention rows and those of the best choice; an attention sink dominates the
     cosine, so once without position 0.
     """
+    time, device, precise = visible.shape[-1], visible.device, pruned.double()
+    marks = [early_weights(time, early, device) for early in (0.4, 0.1, 0.6)]
+    early, early_10, not_recent, place = means_over_kept(
+        visible, torch.stack([*marks, place_weights(time, device)], dim=-1)
+    )
     return {
-        "early_share": early_share(visible, early=0.4),
-        "early_share_10": early_share(visible, early=0.1),
-        "mean_position": mean_position(visible),
-        "recent_share": 1 - early_share(visible, early=0.6),
-        "distance_to_ideal": cosine_distance(pruned, ideal),
-        "distance_to_ideal_without_first": cosine_distance(pruned, ideal, skip=1),
+        "early_share": early,
+        "early_share_10": early_10,
+        "mean_position": place,
+        "recent_share": 1 - not_recent,
+        "distance_to_ideal": cosine_distance(precise, ideal),
+        "distance_to_ideal_without_first": cosine_distance(precise, ideal, skip=1),
     }
-
-
-def mean_position(visible: SquareMask) -> Share:
-    """Return the mean position of the kept keys as a share of those seen so far: 0.5 is even, 0 only the first.
-
-    Averaged, as in `early_share`, over the queries in the second half that find any kept key, and over heads.
-    """
-    time = visible.shape[-1]
-    position = torch.arange(time, device=visible.device)
-    kept = visible & (position < position[:, None])
-    count = kept.sum(-1)
-    mean = (kept * (position + 0.5)).sum(-1) / count.clamp(min=1) / position.clamp(min=1)
-    counted = (2 * position >= time) & (count > 0)
-    share: Share = (mean.double() * counted).sum((1, 2)) / counted.sum((1, 2))
-    return share
 
 
 def observe_unpruned(
@@ -116,8 +106,10 @@ class _Observer:
 
     def __call__(self, layer: int, seen: Seen) -> None:
         groups = seen.logits.shape[1] // seen.keys.shape[1]
-        budgets = {configuration.budget for configuration in self.states}
-        ideals = {budget: ideal_attention(seen.probabilities, budget) for budget in budgets}  # each sorts every row
+        budgets = {configuration.budget for configuration in self.states}  # ideals sort every row: once is enough
+        ideals = {
+            budget: ideal_attention(seen.probabilities, budget).double() for budget in budgets
+        }  # each sorts all rows
         for configuration, state in self.states.items():
             pruned, kept = simulate(
                 configuration.policy,
