@@ -211,6 +211,6 @@ def test_a_linear_axis_leaves_out_policies_that_are_far_above_most():
     ],
 )
 def test_only_an_alpha_that_is_far_above_all_others_leaves_the_axis(increases, far):
-    decay = pd.DataFrame({"policy": "decay", "increase_nats": increases})
-    rows = pd.concat([pd.DataFrame({"policy": ["full"], "increase_nats": [0.0]}), decay])
+    decay = pd.DataFrame({"policy": "decay", "perplexity": 30 + np.array(increases)})
+    rows = pd.concat([pd.DataFrame({"policy": ["full"], "perplexity": [30.0]}), decay])
     assert far_above(rows).tolist() == [False, *far]

@@ -95,12 +95,13 @@ def draw_alpha(data: DataFrame) -> Figure:
 
 
 FAR = 10
-"""An alpha is far off where its loss above the whole cache is more than this times that of the next one."""
+"""An alpha is far off where its perplexity above the whole cache's is more than this times that of the next one."""
 
 
 def far_above(rows: DataFrame) -> "Series[bool]":
     """Say of every row whether it is the one alpha that is far above all others."""
-    above = rows["increase_nats"].where(rows["policy"] == "decay")
+    full = rows.loc[rows["policy"] == "full", "perplexity"].mean()
+    above = (rows["perplexity"] - full).where(rows["policy"] == "decay")
     second = above.nlargest(2).min()
     return above.gt(FAR * second) & bool(second > 0)
 
