@@ -102,11 +102,11 @@ def resampled(
         yield slice(start, start + count), _drawn(random_seed, start, count, examples).astype(float)
 
 
-@functools.lru_cache(maxsize=16)  # of 4 MB each: many comparisons are of the same examples
-def _drawn(random_seed: int, start: int, count: int, examples: int) -> NDArray[np.uint16]:
+@functools.lru_cache(maxsize=48)  # of 2 MB each, enough for the questions of five suites, which many comparisons share
+def _drawn(random_seed: int, start: int, count: int, examples: int) -> NDArray[np.uint8]:
     draws = np.random.default_rng([random_seed, start]).integers(examples, size=(count, examples))
     draws += examples * np.arange(count)[:, None]
-    return np.bincount(draws.ravel(), minlength=count * examples).reshape(count, examples).astype(np.uint16)
+    return np.bincount(draws.ravel(), minlength=count * examples).reshape(count, examples).astype(np.uint8)
 
 
 def mean_ends(

@@ -1,8 +1,9 @@
 """The verbs that read results: draw, figures, exact, claims, readme, runs, headline, track, export."""
 
 import argparse
-import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,17 +70,19 @@ def draw(arguments: argparse.Namespace) -> None:
 def figures(arguments: argparse.Namespace) -> None:
     """Draw everything that has rows, at every scale."""
     from formerlab.report.drawings import draw_all
-    from formerlab.report.ledger import write_ledger
-    from formerlab.results.read import Results
+    from formerlab.results.read import has_runs
 
-    out = arguments.figures / arguments.tree
-    processes = (os.cpu_count() or 1) if arguments.tree == "cached" else 1  # cached rows have no judge
-    written = draw_all(arguments.results / arguments.tree, out, _objection, processes=processes)
-    if Path("workflow", "studies").is_dir():
-        for scale in sorted({path.parent.name for path in written}):
-            root = arguments.results / arguments.tree / scale
-            written += _write_claims(root, out / scale, _objection(root))
-            written += write_ledger(Results(root, _objection(root)), out / scale)
+    rows, out = arguments.results / arguments.tree, arguments.figures / arguments.tree
+    judged = sorted(rows.glob("*/")) if Path("workflow", "studies").is_dir() else []
+    tasks = [(root, out / root.name) for root in judged if has_runs(root)]
+    if arguments.tree == "cached":  # nobody objects to these rows, so processes may share the work
+        with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+            verdicts = [pool.submit(_write_verdicts, *task) for task in tasks]  # the longest tasks, so they begin first
+            written = draw_all(rows, out, pool=pool)
+            written += [path for one in verdicts for path in one.result()]
+    else:
+        written = draw_all(rows, out, _objection)
+        written += [path for task in tasks for path in _write_verdicts(*task)]
     print(f"{len(written)} files in {out}")
 
 
@@ -155,6 +158,15 @@ def _write_claims(results: Path, out: Path, objection: "Objection | None") -> li
     if warning := found.warning():
         print(f"claims: {warning}", file=sys.stderr)
     return paths
+
+
+def _write_verdicts(results: Path, out: Path) -> list[Path]:
+    """Write the verdicts of a scale, and its list of runs and their costs."""
+    from formerlab.report.ledger import write_ledger
+    from formerlab.results.read import Results
+
+    objection = _objection(results)
+    return _write_claims(results, out, objection) + write_ledger(Results(results, objection), out)
 
 
 def _objection(results: Path) -> "Objection | None":

@@ -14,12 +14,10 @@ import difflib
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +25,8 @@ from formerlab.errors import UserError
 from formerlab.report.siblings import families
 
 if TYPE_CHECKING:  # these take a second to import; the plan reads the catalogue without them
+    from concurrent.futures import Executor
+
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
@@ -194,22 +194,21 @@ def draw_all(
     out_root: Path,
     objection_of: "Callable[[Path], Objection | None]" = lambda root: None,
     *,
-    processes: int = 1,
+    pool: "Executor | None" = None,
 ) -> list[Path]:
     """Draw, for every scale below `tree_root` (results/<tree>), what has rows, into `out_root`/<scale>.
 
-    What has none leaves no file there. Several `processes` share the work where nobody objects to any rows.
+    What has none leaves no file there. The processes of a `pool` share the work where nobody objects to any rows.
     """
     from formerlab.results.read import Results, has_runs
 
     opened = [Results(root, objection_of(root)) for root in sorted(tree_root.glob("*/")) if has_runs(root)]
     tasks = [(results, name) for results in opened for name in catalogue()]
-    if processes > 1:
-        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-            of_root = [(results.root, out_root / results.scale, name) for results, name in tasks]
-            drawn = list(pool.map(_draw_there, *zip(*of_root, strict=True)))
-    else:
+    if pool is None:
         drawn = [_draw_if_rows(results, out_root / results.scale, name) for results, name in tasks]
+    else:
+        of_root = [(results.root, out_root / results.scale, name) for results, name in tasks]
+        drawn = list(pool.map(_draw_there, *zip(*of_root, strict=True))) if tasks else []
     for (results, name), paths in zip(tasks, drawn, strict=True):
         outcome = "drawn" if paths else f"skipped, no finished runs of '{catalogue()[name].study}' have rows for it"
         print(f"{results.scale}: {name} {outcome}", file=sys.stderr)
