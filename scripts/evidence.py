@@ -24,7 +24,7 @@ from typing import Any
 from formerlab.errors import UserError
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan
-from formerlab.results.stages import MEASURED, TIMED
+from formerlab.results.stages import ALONE, MEASURED
 
 LARGEST_ARCHIVE = 16_000_000
 """Bytes of weights that are packed; those wanted first come first."""
@@ -96,7 +96,9 @@ class Evidence:
                 for name, job in self.runs().items():
                     if name in self.running or name in self.failed:
                         continue
-                    stages = [stage for stage in ("train", *MEASURED) if name in self.plan[stage]]
+                    stages = [
+                        stage for stage in ("train", *MEASURED) if name in self.plan[stage] and stage not in ALONE
+                    ]
                     left = [(stage, name) for stage in stages if not judge.verdict(stage, name).current]
                     if not left:
                         continue
@@ -123,6 +125,15 @@ class Evidence:
                 else:
                     self.bring_out(name)
                 self.changed.notify_all()
+
+    def time(self) -> None:
+        """Measure what wants the machine for itself, one after the other, of the study or of a finished run."""
+        judge = Judge(self.plan)
+        finished = [name for name in self.runs() if judge.verdict("train", name).current]
+        for stage in sorted(ALONE):
+            for name in [one for one in (self.study, *finished) if one in self.plan[stage]]:
+                if not judge.verdict(stage, name).current and self.call(stage, name):
+                    self.bring_out(f"{name}/{stage}/")
 
     def bring_out(self, name: str) -> None:
         """Export the rows, commit them where asked to, and pack the weights."""
@@ -179,10 +190,8 @@ def main() -> int:
         worker.start()
     for worker in workers:
         worker.join()
-    for stage in TIMED if arguments.timing else ():
-        if evidence.study in evidence.plan[stage] and not Judge(evidence.plan).verdict(stage, evidence.study).current:
-            evidence.call(stage, evidence.study)
-            evidence.bring_out(f"{evidence.study}/{stage}/")
+    if arguments.timing:
+        evidence.time()
     return 1 if evidence.failed else 0
 
 

@@ -21,7 +21,8 @@ def study(tmp_path, monkeypatch):
     """Return a function that makes the evidence of a small project whose stages leave their records at once."""
     project = Project(tmp_path)
     project.lay_over(project.config, "seeds: [0]")
-    project.lay_over(project.scale, "studies: {small: {only: ['deep-4', child, parent, plain]}}")
+    only = "only: ['deep-4', child, parent, plain], measure: {complexity: {runs: [plain]}, speed: {runs: [plain]}}"
+    project.lay_over(project.scale, f"studies: {{small: {{{only}}}}}")
     monkeypatch.chdir(tmp_path)
     plan = project.plan()
     monkeypatch.setattr(evidence, "ensure_plan", lambda root, given: root / "plan.json")
@@ -79,6 +80,17 @@ def test_runs_that_are_named_and_what_they_start_from(study):
     make, called, _ = study
     make(runs=["ch*"])
     assert trained(called) == ["parent", "child"]
+
+
+def test_times_are_measured_where_they_are_asked_for_and_of_runs_that_finished(study):
+    make, called, _ = study
+    make(fails="small/plain/seed0").time()
+    assert not {stage for stage, _ in called} & {"complexity"}
+    assert called[-2:] == [("speed", "small"), ("exported", "small/speed/")]
+    make()
+    assert not {stage for stage, _ in called} & {"complexity", "speed"}
+    make().time()
+    assert called == [("complexity", "small/plain/seed0"), ("exported", "small/plain/seed0/complexity/")]
 
 
 def test_children_of_a_run_that_failed_are_left_and_the_rest_is_done(study):

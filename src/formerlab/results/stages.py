@@ -285,6 +285,8 @@ TIMED = {name: stage for name, stage in STAGES.items() if stage.module and stage
 """Those that time runs of a study alone on the machine. They need nothing trained, and come first."""
 MEASURED = {name: stage for name, stage in STAGES.items() if stage.module and stage.unit == "run"}
 """Those that measure a finished run."""
+ALONE = frozenset(stage.name for stage in STAGES.values() if stage.module.startswith("timing."))
+"""Those that measure times, for which the machine must be idle."""
 
 MAKING = {name: stage for name, stage in STAGES.items() if stage.record == STAGES["train"].record}
 """Those that make a run: what measures it does not ask by which it was made."""

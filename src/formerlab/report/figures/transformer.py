@@ -21,6 +21,7 @@ from formerlab.results.read import Results
 STUDY = "transformer"
 _PARTS = ("encoder", "decoder", "cross")
 _MOST_HEADS = 4
+_INCHES_OF_A_LETTER = 0.055
 
 
 def attention_data(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -42,7 +43,9 @@ def draw_attention(data: DataFrame) -> Figure:
     notes = [
         f"Run {data['run'].iloc[0]}, seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence."
     ]
-    figure, axes = canvas([2.3] * len(panels), notes, height=2.3, right=0.75, columns=len(heads), below=0.75)
+    longest = max(len(_shown(str(token))) for place in ("query", "key") for token in data[f"{place}_token"].unique())
+    room = 0.3 + _INCHES_OF_A_LETTER * longest
+    figure, axes = canvas([2.3] * len(panels), notes, height=2.3, right=room, columns=len(heads), below=room, left=room)
     for panel, (part, head) in zip(axes, panels, strict=True):
         _draw_map(panel, data[(data["part"] == part) & (data["head"] == head)])
         panel.set_title(f"{part}, head {head + 1}")
@@ -70,7 +73,7 @@ transformer_attention = Plot(
     runs=("base",),
     caption=(
         "Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762: "
-        "every head of the last layer, in the encoder, in the decoder and from decoder to encoder. Rows are the "
+        "heads of the last layer, in the encoder, in the decoder and from decoder to encoder. Rows are the "
         "tokens that look, columns the tokens looked at; white is 0, black 1. To see: in the cross-attention a trace "
         "of which source piece each target piece is written from, across the different word orders of the two "
         "languages."
