@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from formerlab.statistics import bootstrap_means, mean_ends, over_examples, paired_student, standard_error, student
+from formerlab.statistics import (
+    Interval,
+    bootstrap_means,
+    mean_ends,
+    over_examples,
+    paired_student,
+    standard_error,
+    student,
+)
 
 
 def test_student_is_scipys_interval():
@@ -149,3 +157,19 @@ def test_intervals_lie_around_their_mean_and_among_the_values(values):
     assert of_seeds.low <= of_seeds.mean <= of_seeds.high
     assert min(values) - 1e-9 <= of_examples.low <= of_examples.high <= max(values) + 1e-9
     assert of_seeds.mean == pytest.approx(of_examples.mean)
+
+
+@pytest.mark.parametrize(
+    ("mean", "low", "high", "text"),
+    [
+        (-0.02065, -0.04948, 0.008176, "-0.0207 [-0.0495, 0.0082]"),
+        (5.99e-5, -0.008825, 0.008717, "0.00006 [-0.00882, 0.00872]"),
+        (1.03405, 1.034, 1.0341, "1.034 [1.034, 1.034]"),
+        (31.605, 27.54, 35.67, "31.61 [27.54, 35.67]"),
+        (0.008097, 3.228e-5, 0.01632, "0.00810 [0.00003, 0.01632]"),
+        (0.5, 0.5, 0.5, "0.5 [0.5, 0.5]"),
+        (3.2e18, 3.1e18, 3.3e18, "3.2e+18 [3.1e+18, 3.3e+18]"),
+    ],
+)
+def test_an_interval_shows_three_digits_of_its_spread_and_four_of_the_number(mean, low, high, text):
+    assert str(Interval(mean, low, high, seeds=3)) == text

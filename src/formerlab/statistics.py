@@ -41,7 +41,12 @@ class Interval:
     def __str__(self) -> str:
         if not self.known:
             return f"{self.mean:.4g} (n = {self.seeds})"
-        return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
+        half, largest = (self.high - self.low) / 2, max(abs(self.low), abs(self.high))
+        if half <= 0 or largest >= 1e6:
+            return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
+        # Three digits of the spread, since no more of the mean is known; at most four of the number itself.
+        decimals = max(0, min(2 - math.floor(math.log10(half)), 3 - math.floor(math.log10(largest))))
+        return f"{self.mean:.{decimals}f} [{self.low:.{decimals}f}, {self.high:.{decimals}f}]"
 
 
 def student(values: ArrayLike, confidence: float = CONFIDENCE) -> Interval:

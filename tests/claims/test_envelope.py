@@ -94,7 +94,7 @@ def exact(root, run, seed, loss, flops, **changes):
 def test_a_chain_at_half_the_cost_saves_it(tmp_path):
     verdict = judged(tmp_path / "overnight")
     assert verdict.outcome == "holds"
-    assert verdict.items[0].values["cost"] == "0.5 [0.5, 0.5]"
+    assert verdict.items[0].values["cost"] == "0.5000 [0.5000, 0.5000]"
     assert "envelope-2-4" in verdict.runs
     assert judged(tmp_path / "dearer/overnight", flops=4.1e12).outcome == "fails"
 

@@ -25,7 +25,7 @@ def _verdicts(root: Path) -> dict[str, list[Verdict]]:
     scales = [name for name in reversed(SCALES) if has_runs(cached / name)]
     if not scales:
         raise UserError(f"{cached}: no rows at any scale; export some first (make results-export)")
-    wanted = {scales[0], *(scale for of_claim in FIRST_SCREEN.values() for scale in of_claim)}
+    wanted = {scales[0], *(scale for shown in FIRST_SCREEN.values() for scale in shown.scales)}
     return {name: verdicts(Results(cached / name), read_arms(root, name)) for name in scales if name in wanted}
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import pandas as pd
 from pandas import DataFrame
@@ -58,17 +59,28 @@ def html(found: list[Verdict], scale: str) -> str:
     return pages.page(f"Claims at scale {scale}", parts)
 
 
+class OnFirstScreen(NamedTuple):
+    """How a claim stands on the first screen of the README."""
+
+    meaning: str
+    """What its first number is, and the unit."""
+    scales: tuple[str, ...] = ("overnight",)
+    """The scales that may judge it, the best first."""
+
+
 FIRST_SCREEN = {
-    "transformer-single-head-worse": ("overnight",),
-    "transformer-dropout-helps": ("overnight",),
-    "tokenformer-growth-saves-cost": ("overnight",),
-    "tokenformer-worse-than-modern-transformer": ("overnight",),
-    "denseformer-better-at-equal-depth": ("overnight",),
-    "denseformer-sparse-keeps-the-gain": ("overnight",),
-    "decay-beats-h2o": ("pretrained", "overnight"),
-    "decay-needs-no-recent-window": ("pretrained", "overnight"),
+    "transformer-single-head-worse": OnFirstScreen("loss with one head minus with several, nats"),
+    "transformer-dropout-helps": OnFirstScreen("loss without dropout minus with it, nats"),
+    "tokenformer-growth-saves-cost": OnFirstScreen("FLOPs of the chain by those from scratch"),
+    "tokenformer-worse-than-modern-transformer": OnFirstScreen("loss of Tokenformer minus Transformer, nats"),
+    "denseformer-better-at-equal-depth": OnFirstScreen("loss of the plain stack minus 1x1, nats"),
+    "denseformer-sparse-keeps-the-gain": OnFirstScreen("lost gain beyond a quarter of it, nats"),
+    "decay-beats-h2o": OnFirstScreen("accuracy of Decay minus H2O, of 1", ("pretrained", "overnight")),
+    "decay-needs-no-recent-window": OnFirstScreen(
+        "accuracy lost beyond a quarter of what H2O loses, of 1", ("pretrained", "overnight")
+    ),
 }
-"""Two claims of each paper for the first screen of the README, with the scales that may judge them, the best first."""
+"""Two claims of each paper for the first screen of the README."""
 
 
 def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
@@ -76,13 +88,14 @@ def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
     by_id = {scale: {verdict.claim.id: verdict for verdict in verdicts} for scale, verdicts in found.items()}
     statements = {claim.id: claim.statement for claim in read_claims().claims}
     rows = []
-    for name, scales in FIRST_SCREEN.items():
+    for name, (meaning, scales) in FIRST_SCREEN.items():
         mine = [(scale, by_id[scale][name]) for scale in scales if scale in by_id]
         judged = [pair for pair in mine if pair[1].outcome != "not judged"] or mine[-1:]
         scale, outcome, number = scales[-1], "not judged", ""
         if judged:
             scale, verdict = judged[0]
-            outcome, number = verdict.outcome, _row(verdict)["ours"].partition("\n")[0].partition(";")[0]
+            values = [value for item in verdict.items for value in item.values.values()]
+            outcome, number = verdict.outcome, f"{meaning}: {values[0]}" if values else ""
         rows.append((outcome, statements[name], number, scale))
     return pipes(DataFrame(rows, columns=["verdict", "claim", "our number", "scale"]))
 
