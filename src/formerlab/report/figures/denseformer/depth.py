@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from textwrap import fill
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame
 
-from formerlab.report.depth import published_depths, with_seeds
+from formerlab.report.depth import METHODS, gains, published_depths, with_seeds
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_directly, points_with_bars
 from formerlab.report.runs import DENSEFORMER, TRANSFORMER, by_run, count_notes, held_out_losses, missing_note
@@ -17,16 +18,36 @@ from formerlab.report.style import aside, canvas, cut_bars, look, loss_axis, mar
 from formerlab.results.read import Results
 
 STUDY = "denseformer"
+_PAIRED = ["Bars of a DenseFormer: 95 % Student t interval of its difference to the Transformer of its depth, by seed."]
 
 
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run, ours and the paper's, and one per seed of ours: `part` is mean or seed."""
+    """Return a row per run, ours and the paper's, and one per seed of ours: `part` is mean or seed.
+
+    The ends of a DenseFormer of several seeds are those of its paired difference to the Transformer of its depth: the
+    seeds of both share their data, so the differences spread far less than the losses.
+    """
     losses = held_out_losses(results, STUDY, runs)
     ours = []
     if len(losses):
-        means = by_run(losses).sort_values(["variant", "layers"])
+        means = _with_paired_ends(by_run(losses), gains(results, STUDY, runs)).sort_values(["variant", "layers"])
         ours = [with_seeds(means, losses, ("source", "variant", "layers"))]
     return pd.concat([*ours, published_depths().assign(part="mean")], ignore_index=True)
+
+
+def _with_paired_ends(means: DataFrame, pairs: DataFrame) -> DataFrame:
+    if "gain_nats" not in pairs:
+        return means
+    pairs = pairs[pairs["interval"] == METHODS["student"]].set_index("run")
+    paired = means["run"].isin(pairs.index)
+    of_run = pairs.reindex(means["run"]).set_axis(means.index)
+    above, below = (abs(of_run[f"gain_nats_{end}"] - of_run["gain_nats"]) for end in ("low", "high"))
+    means = means.assign(paired=paired)
+    means.loc[paired, "loss_nats_low"] = means["loss_nats"] - below
+    means.loc[paired, "loss_nats_high"] = means["loss_nats"] + above
+    for end in ("low", "high"):
+        means[f"perplexity_{end}"] = np.exp(means[f"loss_nats_{end}"])
+    return means
 
 
 def draw(data: DataFrame) -> Figure:
@@ -41,6 +62,7 @@ def draw(data: DataFrame) -> Figure:
         *missing_note(
             list(ours["variant"]), [TRANSFORMER, f"{DENSEFORMER} 1x1", *(sparse or [f"{DENSEFORMER} k x p"])]
         ),
+        *_PAIRED * bool("paired" in ours and ours["paired"].eq(True).any()),
         "Small dots: seeds. Points of equal depth stand side by side. "
         "Published: OWT2, batch 400, 256 tokens, 40k steps; bars: one standard error over 3 runs, mostly hidden.",
     ]
