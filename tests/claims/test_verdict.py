@@ -118,7 +118,7 @@ def test_what_is_printed_is_the_point_estimate():
     arms |= {("common", "accuracy"): kept(0.6, 2)}
     verdict = judge(evidence(claim, Planted(claim, {}, arms)), "workstation")
     exact = (arms["own", "accuracy"] - arms["common", "accuracy"]).mean()
-    assert verdict.items[0].values["effect"].startswith(f"{exact:.4g} [")
+    assert verdict.items[0].values["effect"].startswith(f"{exact:.4f} [")
 
 
 def test_three_seeds_that_agree_in_sign_are_not_enough():

@@ -94,7 +94,8 @@ def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
         scale, outcome, number = scales[-1], "not judged", ""
         if judged:
             scale, verdict = judged[0]
-            values = [value for item in verdict.items for value in item.values.values()]
+            deciding = [item for item in verdict.items if item.outcome == verdict.outcome]
+            values = [value for item in deciding for value in item.values.values()]
             outcome, number = verdict.outcome, f"{meaning}: {values[0]}" if values else ""
         rows.append((outcome, statements[name], number, scale))
     return pipes(DataFrame(rows, columns=["verdict", "claim", "our number", "scale"]))
