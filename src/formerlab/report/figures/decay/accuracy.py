@@ -125,7 +125,7 @@ def _draw(axes: Axes, rows: DataFrame) -> None:
 
 decay_accuracy = Plot(
     reads=("prune_questions.csv", "run.json"),
-    runs=("*",),
+    runs=("decoder*", "released-*"),
     caption=(
         "Zero-shot accuracy of a pruned cache minus that of the whole one, after Fig. 4a and Table 2 of the Decay "
         "article, whose values stand in panels of their own: other models, other questions. H2O (half recent), Decay "

@@ -135,7 +135,7 @@ def _keys(pruned: DataFrame) -> tuple[list[Line2D], list[str]]:
 
 decay_budget = Plot(
     reads=("prune.csv", "run.json"),
-    runs=("*",),
+    runs=("decoder*", "released-*", "wikitext-*", "long-*"),
     caption=(
         "Held-out loss of a decoder above that with the whole cache, against the share of tokens that its cache may "
         "keep, for each eviction policy. Policies are compared at their realised budgets; the query's own key comes "
