@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Run one study of a scale in the order in which its runs are wanted, and bring out what is finished as it ends.
 
-    scripts/evidence.py STUDY [--runs PATTERN ...] [--scale NAME] [--workers 2] [--to CHECKOUT] [--commit] [--timing]
+    scripts/evidence.py STUDY [--runs PATTERN ...] [--missing] [--scale NAME] [--workers 2]
+                        [--to CHECKOUT] [--commit] [--timing]
 
-What is finished is not done again, and a run that was stopped goes on, so the same command resumes. Every worker trains
-one run at a time, followed by the run's measurements; a run waits for its parent. After each run the rows of all
-complete runs are exported to results/cached below CHECKOUT (this one, unless named: another one keeps the tree that
-the runs come from clean), and with --commit committed there. The weights that later runs start from are packed into
+What is finished is not done again, and a run that was stopped goes on, so the same command resumes; with --missing it
+goes on from the rows alone, on a machine that has nothing else. Every worker trains one run at a time, followed by the
+run's measurements; a run waits for its parent. After each run the rows of all complete runs are exported to
+results/cached below CHECKOUT (this one, unless named: another one keeps the tree that the runs come from clean), where
+other runs keep theirs, and with --commit committed there. The weights that later runs start from are packed into
 results/live/<scale>-<study>-weights.zip; where that lies in a fresh checkout, they are unpacked from it. Times are
 measured with --timing alone, last, on a machine that must be idle.
 """
@@ -24,6 +26,7 @@ from typing import Any
 from formerlab.errors import UserError
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan
+from formerlab.results.read import Results
 from formerlab.results.stages import ALONE, MEASURED
 
 LARGEST_ARCHIVE = 16_000_000
@@ -35,7 +38,7 @@ class Evidence:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.study, self.scale, self.patterns = arguments.study, arguments.scale, arguments.runs
-        self.to, self.commit = arguments.to, arguments.commit
+        self.to, self.commit, self.missing = arguments.to, arguments.commit, arguments.missing
         path = ensure_plan(Path.cwd(), {"scale": self.scale})
         self.plan = read_plan(path)
         if self.study not in self.plan["studies"]:
@@ -51,10 +54,17 @@ class Evidence:
         """Return the training jobs that are asked for, and what they start from, the most wanted first."""
         jobs = self.study_runs()
         wanted = {name for name, job in jobs.items() if any(fnmatch(job["run"], pattern) for pattern in self.patterns)}
+        if self.missing:
+            wanted -= self.exported()
         for name in list(wanted):
             while name := jobs[name]["init"]:
                 wanted.add(name)
         return {name: job for name, job in jobs.items() if name in wanted}
+
+    def exported(self) -> set[str]:
+        """Return the ids of the runs whose rows lie where those of this call will go."""
+        cached = self.to / "results" / "cached" / self.scale
+        return {record["id"] for record in Results(cached).records()} if cached.is_dir() else set()
 
     def study_runs(self) -> dict[str, Any]:
         """Return the training jobs of the whole study, the most wanted first."""
@@ -138,7 +148,7 @@ class Evidence:
     def bring_out(self, name: str) -> None:
         """Export the rows, commit them where asked to, and pack the weights."""
         cached = self.to / "results" / "cached"
-        words = [sys.executable, "-m", "formerlab", "export", "--to", str(cached)]
+        words = [sys.executable, "-m", "formerlab", "export", "--keep", "--to", str(cached)]
         exported = subprocess.run(words, env=self.environment, capture_output=True, text=True)
         if exported.returncode:
             print(exported.stderr.strip().splitlines()[-1] if exported.stderr.strip() else "export failed", flush=True)
@@ -173,6 +183,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study")
     parser.add_argument("--runs", nargs="+", metavar="PATTERN", default=["*"], help="these alone, as in 'long-*'")
+    parser.add_argument("--missing", action="store_true", help="leave out runs that have rows in CHECKOUT")
     parser.add_argument("--scale", default="overnight")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, each on one core; default: 2")
     parser.add_argument("--to", type=Path, default=Path(), help="checkout whose results/cached takes the rows")

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from fixtures.checkout import ROOT
 from fixtures.project import Project, finish
+from fixtures.rows import make_run
 
 from formerlab.plan.judge import Judge
+from formerlab.results.export import export
 
 _SPEC = importlib.util.spec_from_file_location("evidence", ROOT / "scripts" / "evidence.py")
 evidence = importlib.util.module_from_spec(_SPEC)
@@ -43,7 +45,8 @@ def study(tmp_path, monkeypatch):
 
     def made(runs=("*",), **settings):
         called.clear()
-        made = Quick(Namespace(study="small", runs=runs, scale="smoke", to=Path(), commit=False, timing=False))
+        given = {"to": Path("elsewhere"), "commit": False, "timing": False, "missing": False} | settings
+        made = Quick(Namespace(study="small", runs=runs, scale="smoke", **given))
         vars(made).update(settings)
         made.prepare()
         made.work()
@@ -80,6 +83,15 @@ def test_runs_that_are_named_and_what_they_start_from(study):
     make, called, _ = study
     make(runs=["ch*"])
     assert trained(called) == ["parent", "child"]
+
+
+def test_runs_that_have_rows_are_left_out_but_what_missing_ones_start_from(study, tmp_path):
+    make, called, _ = study
+    for run in ("deep-4", "parent"):
+        make_run(tmp_path / "elsewhere/results/live/smoke", "small", run)
+    export(tmp_path / "elsewhere/results/live/smoke", tmp_path / "elsewhere/results/cached/smoke")
+    make(missing=True)
+    assert trained(called) == ["parent", "child", "plain"]
 
 
 def test_times_are_measured_where_they_are_asked_for_and_of_runs_that_finished(study):

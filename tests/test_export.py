@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 
 import pytest
 from fixtures.rows import add_decode, make_denseformer, make_run, make_tokenformer, write_csv
@@ -75,6 +76,56 @@ def test_new_rows_are_not_withdrawn_for_what_was_wrong_with_the_old(live, cached
     withdrawn.write_text("denseformer-better-at-equal-depth: taken at full moon\n")
     export(live, cached)
     assert not withdrawn.exists()
+
+
+def test_runs_of_two_machines_are_brought_together(live, cached, tmp_path):
+    """What two machines made of a study, exported one after the other, is what one machine would have exported."""
+    add_decode(live / "denseformer", ("plain-4",))
+    folder = live / "denseformer/plain-4/seed0"
+    write_csv(folder / "zeroshot.csv", TABLES["zeroshot.csv"].required, [])
+    (folder / "zeroshot.json").write_text('{"code_hash": "0123"}')
+    whole = tmp_path / "whole" / "laptop"
+    export(live, whole)
+    elsewhere = tmp_path / "elsewhere" / "laptop"
+    shutil.copytree(live, elsewhere)
+    shutil.rmtree(live / "denseformer/plain-4")
+    (live / "denseformer/decode.csv").unlink()
+    shutil.rmtree(elsewhere / "denseformer/dwa-1x1-4")
+    export(elsewhere, cached)
+    (cached / "denseformer/withdrawn.yaml").write_text("denseformer-better-at-equal-depth: taken at full moon\n")
+    assert len(export(live, cached, keep=True)["exported"]) == len(Results(live).records())
+    found, wanted = files(cached), files(whole)
+    withdrawn = found.pop("denseformer/withdrawn.yaml")
+    assert b"full moon" in withdrawn, "the rows it is about are still there"
+    records = [json.loads(one.pop("denseformer/provenance.json")) | {"exported": None} for one in (found, wanted)]
+    assert records[0] == records[1]
+    assert found == wanted
+
+
+def test_a_run_that_is_new_takes_the_place_of_the_kept_one_with_all_its_seeds(live, cached):
+    export(live, cached)
+    for seed in (0, 1):
+        shutil.rmtree(live / f"denseformer/plain-4/seed{seed}")
+    make_run(live, "denseformer", "plain-4", 5)
+    for run in {record["run"] for record in Results(live).records()} - {"plain-4"}:
+        shutil.rmtree(live / "denseformer" / run)
+    export(live, cached, keep=True)
+    kept = Results(cached)
+    assert kept.runs(runs=["plain-4"])["seed"].tolist() == [5]
+    assert kept.runs(runs=["dwa-1x1-4"])["seed"].tolist() == [0, 1]
+
+
+def test_kept_runs_on_other_data_are_refused(live, cached):
+    export(live, cached)
+    before = files(cached)
+    shutil.rmtree(live / "denseformer/plain-4")
+    for path in live.glob("denseformer/*/*/run.json"):
+        record = read_json(path)
+        record["data"]["fingerprint"] = "0" * 16
+        path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="runs read different states of data"):
+        export(live, cached, keep=True)
+    assert files(cached) == before
 
 
 def test_what_a_killed_export_left_is_removed(live, cached):

@@ -14,9 +14,9 @@ from pandas import DataFrame
 from formerlab import __version__
 from formerlab.errors import UserError
 from formerlab.files import beside, read_json, remove_abandoned, replacing, write_json
-from formerlab.results.exported import write_study
-from formerlab.results.read import DATA, SIZES, Objection, Results, always_written, read_rows
-from formerlab.results.schema import CLAIMS, UNPLANNED
+from formerlab.results.exported import RUNS, ExportedStudy, write_study
+from formerlab.results.read import DATA, SIZES, Objection, Results, always_written, read_rows, required_columns
+from formerlab.results.schema import CLAIMS, UNPLANNED, WITHDRAWN
 
 Rows = dict[str, dict[str, DataFrame]]
 Stages = dict[str, dict[str, Any]]
@@ -26,13 +26,19 @@ EXACT = "exact.csv"
 
 
 def export(
-    live_root: Path, cached_root: Path, objection: Objection | None = None, seeds: Mapping[str, Set[int]] | None = None
+    live_root: Path,
+    cached_root: Path,
+    objection: Objection | None = None,
+    seeds: Mapping[str, Set[int]] | None = None,
+    *,
+    keep: bool = False,
 ) -> dict[str, Any]:
     """Bring the rows (never the weights) of finished runs from results/live/<scale> to results/cached/<scale>.
 
     There they lie in few files (results/exported.py). A run goes along when all its `seeds` are there, by study/run
     (where they are not given: all that any run of its study has), and every file can be read. A study is replaced as a
-    whole, in one rename, and only when it has such a run; studies that are not in `live_root` stay as they are. What
+    whole, in one rename, and only when it has such a run; studies that are not in `live_root` stay as they are. With
+    `keep`, exported runs that are not among the new ones stay too: those made on another machine, say. What
     `objection` objects to, as not made by the plan's configuration and code, stays behind like what is not finished.
     Returns the ids of runs by what became of them: exported, diverged (exported too: divergence is a result) and
     unfinished (with the reason). Raises UserError for damaged files and for a mix of scales or of data.
@@ -47,13 +53,17 @@ def export(
         records = [record for record in results.records() if record["study"] == study]
         unfinished = _unfinished(results, study, records, seeds or {})
         complete = [record for record in records if record["id"] not in unfinished]
-        _check_data(results.root / study, complete)
         if complete:
             rows, stages = _read(results, study, complete)
+            kept = ExportedStudy(cached_root / study) if keep and (cached_root / study / RUNS).exists() else None
+            written = complete if kept is None else _with_kept(kept, complete, rows, stages)
+            _check_data(results.root / study, written)
             now = datetime.now(UTC).isoformat(timespec="seconds")
             stamp = {"scale": results.scale, "exported": now, "formerlab": __version__, "unfinished": unfinished}
             with _replacing(cached_root / study) as fresh:
-                write_study(fresh, stamp, complete, rows, stages)
+                write_study(fresh, stamp, written, rows, stages)
+                if kept is not None and (kept.folder / WITHDRAWN).exists():
+                    shutil.copyfile(kept.folder / WITHDRAWN, fresh / WITHDRAWN)
         report["exported"] += [record["id"] for record in complete]
         report["diverged"] += [record["id"] for record in complete if record["status"] == "diverged"]
         report["unfinished"] |= unfinished
@@ -129,6 +139,26 @@ def _read(results: Results, study: str, records: Sequence[dict[str, Any]]) -> tu
             elif path.suffix == ".json":
                 stages[owner][path.stem] = read_json(path)
     return rows, stages
+
+
+def _with_kept(
+    kept: ExportedStudy, complete: Sequence[dict[str, Any]], rows: Rows, stages: Stages
+) -> list[dict[str, Any]]:
+    """Add to new rows and stages those that were exported before, and return the records of all runs in their order.
+
+    A run whose rows are new is replaced with all its seeds, and so is a file of the study.
+    """
+    new = {record["run"] for record in complete}
+    older = [record for record in kept.records() if record["run"] not in new]
+    for owner in [*(record["id"] for record in older), kept.name]:
+        for name in set(kept.hashes.get(owner, ())) - {RUNS}:
+            rows[name].setdefault(owner, kept.rows(name, owner, required_columns(name)))
+        if owner in kept.stages:
+            stages[owner] = kept.stages[owner] | stages[owner]
+    records = sorted([*older, *complete], key=lambda record: (record["run"], record["seed"]))
+    for name, frames in rows.items():
+        rows[name] = {owner: frames[owner] for owner in [*(one["id"] for one in records), kept.name] if owner in frames}
+    return records
 
 
 @contextmanager

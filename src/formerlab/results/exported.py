@@ -39,14 +39,24 @@ class ExportedStudy:
         self._frames: dict[str, dict[str, DataFrame]] = {}
 
     @cached_property
-    def hashes(self) -> dict[str, dict[str, str]]:
-        """Hashes of what was exported, by file, of each run by its id, and of the study by its name."""
+    def _provenance(self) -> dict[str, Any]:
         path = self.folder / PROVENANCE
         record = read_json(path)
         if not isinstance(record, dict) or record.get("schema") != SCHEMA or "sha256" not in record:
             raise UserError(f"{path}: not of schema {SCHEMA}, which this version reads; {REMEDY}")
-        hashes: dict[str, dict[str, str]] = record["sha256"]
+        return record
+
+    @property
+    def hashes(self) -> dict[str, dict[str, str]]:
+        """Hashes of what was exported, by file, of each run by its id, and of the study by its name."""
+        hashes: dict[str, dict[str, str]] = self._provenance["sha256"]
         return hashes
+
+    @property
+    def stages(self) -> dict[str, dict[str, Any]]:
+        """Records of other stages than training, by run or study, then by stage."""
+        stages: dict[str, dict[str, Any]] = self._provenance.get("stages", {})
+        return stages
 
     def records(self) -> list[dict[str, Any]]:
         """Return the contents of run.json of every run."""

@@ -110,13 +110,13 @@ class Results:
                 path = self.root / name_of_run / name
                 raise UserError(f"{path}: missing, although the run is finished; delete the folder and make it again")
         if not frames:
-            return DataFrame(columns=[*_KEYS, *_required(name)])
+            return DataFrame(columns=[*_KEYS, *required_columns(name)])
         return pd.concat(frames, ignore_index=True)[[*_KEYS, *frames[0].columns.drop(_KEYS)]]
 
     def rows_of_study(self, name: str, study: str) -> DataFrame:
         """Return the rows of a file that belongs to a study rather than to a run (`speed.csv`); none where it lacks."""
         frame = self._rows_of(name, study)
-        return DataFrame(columns=_required(name)) if frame is None else frame
+        return DataFrame(columns=required_columns(name)) if frame is None else frame
 
     def folder(self, study: str, run: str, seed: int) -> Path:
         """Return the folder of a run."""
@@ -185,9 +185,9 @@ class Results:
         if not (exported.has(name, owner) if exported else path.exists()):
             return None
         if self.leaves_out(name, owner):
-            return DataFrame(columns=_required(name))
+            return DataFrame(columns=required_columns(name))
         if exported:
-            return exported.rows(name, owner, _required(name))
+            return exported.rows(name, owner, required_columns(name))
         if path not in self._frames:
             self._frames[path] = read_rows(path)
         return self._frames[path]
@@ -267,7 +267,8 @@ def _columns(file: str) -> Iterable[Column]:
     return TABLES[file].columns if file in TABLES else COLUMNS.values()
 
 
-def _required(file: str) -> tuple[str, ...]:
+def required_columns(file: str) -> tuple[str, ...]:
+    """Return the columns that a file of rows must have."""
     return TABLES[file].required if file in TABLES else ()
 
 
@@ -278,7 +279,7 @@ def _check_shape(path: Path, text: str) -> None:
         raise UserError(f"{path}: cut short; {remedy}")
     lines = text.splitlines()
     header, last = next(csv.reader(lines[:1])), next(csv.reader(lines[-1:]))
-    if missing := [column for column in _required(path.name) if column not in header]:
+    if missing := [column for column in required_columns(path.name) if column not in header]:
         raise UserError(f"{path}: lacks the column '{missing[0]}'; {remedy}")
     if len(last) != len(header):
         raise UserError(f"{path}: its last row is cut short; {remedy}")

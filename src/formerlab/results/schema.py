@@ -26,6 +26,8 @@ CLAIMS = "claims"
 """The one job of the stage `exact`."""
 UNPLANNED = "not in the plan"
 """Why rows of a run are left out that nobody asked for."""
+WITHDRAWN = "withdrawn.yaml"
+"""In the folder of an exported study: claims whose rows there are no evidence, each with the reason."""
 
 COLUMNS = {
     column.name: column

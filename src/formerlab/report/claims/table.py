@@ -14,14 +14,12 @@ from formerlab.report.claims.registry import Claim, ClaimRegistry, read_claims
 from formerlab.report.claims.rows import Rows
 from formerlab.report.claims.verdict import ItemVerdict, Verdict, judge_all
 from formerlab.results.read import Results
-from formerlab.results.schema import CLAIMS
+from formerlab.results.schema import CLAIMS, WITHDRAWN
 from formerlab.results.write import write_rows
 from formerlab.yaml_files import read_yaml
 
 EXACT = "exact.csv"
 """The numbers of the exact checks: claim, name, value."""
-WITHDRAWN = "withdrawn.yaml"
-"""In the folder of a study: claims whose rows there are no evidence, each with the reason."""
 COLUMNS = (
     *("claim", "kind", "headline", "item", "outcome", "verdict", "standing", "changed", "ours", "published"),
     *("seeds", "examples", "reason", "holm_p", "runs", "statement", "source", "traps"),
