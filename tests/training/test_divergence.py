@@ -97,7 +97,7 @@ def test_run_again_it_is_not_trained_again(diverged, data, capsys):
 
 def test_a_run_that_would_grow_from_it_is_refused(data, tmp_path):
     parent = small(
-        name="parent", model=TOKENFORMER, **{key: getattr(DIVERGING, key) for key in ("optimizer", "schedule")}
+        name="parent", model=TOKENFORMER, **{key: getattr(DIVERGING, key) for key in ("optimizer", "schedule", "steps")}
     )
     assert trained(parent, data, tmp_path / "parent")["status"] == "diverged"
     child = small(name="child", model=TOKENFORMER, init="parent", growth=Growth())
