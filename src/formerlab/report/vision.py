@@ -34,8 +34,8 @@ NAMES = {
 """What a reader calls a run."""
 
 METRICS = ("top1_percent", "top5_percent", "loss_nats", "calibration_error")
-SHARED = {"parameters": "parameters", "flops_cumulative": "flops_cumulative", "tokens_per_s": "images_per_s"}
-"""Numbers of run.json that seeds share, or whose mean is shown, and their names here."""
+SHARED = ("parameters", "flops_cumulative")
+"""Numbers of run.json that seeds share."""
 
 COMPARED = "top1_points"
 
@@ -43,7 +43,7 @@ COLUMNS = (
     *("source", "run", "model", "parameters"),
     *(f"{name}{end}" for name in ("top1_percent", COMPARED) for end in ("", "_low", "_high")),
     *("compared_with", "interval", "top5_percent", "loss_nats", "loss_nats_low", "loss_nats_high"),
-    *("calibration_error", "flops_cumulative", "images_per_s", "images", "seeds", "diverged"),
+    *("calibration_error", "flops_cumulative", "images", "seeds", "diverged"),
 )
 """Columns of the tables."""
 
@@ -83,7 +83,7 @@ def by_run(measured: DataFrame) -> DataFrame:
         }
         for metric in METRICS:
             row |= ends(metric, student(group[metric]))
-        row |= {ours: group[name].astype(float).mean() for name, ours in SHARED.items() if name in group}
+        row |= {name: group[name].astype(float).mean() for name in SHARED if name in group}
         rows.append(row | {"images": group["images"].iloc[0], "seeds": len(group), "diverged": group["diverged"].sum()})
     return DataFrame(rows)
 

@@ -35,8 +35,6 @@ HEADINGS = {
     "flops": "FLOPs",
     "flops_cumulative": "cumulative FLOPs",
     "parameters_non_embedding": "without embedding",
-    "tokens_per_s": "training tokens/s",
-    "images_per_s": "training images/s",
     "inference_batches_per_s": "inference batches/s",
     "forward_sequences": "sequences of a forward pass",
 }

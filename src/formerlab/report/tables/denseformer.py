@@ -56,9 +56,8 @@ denseformer_table = Table(
         "Loss minus plain is the difference to the plain Transformer of the same depth, paired by seed. In brackets: "
         "95 % Student t interval over seeds. With a single seed only the difference has one, from a paired bootstrap "
         "over windows; it speaks of these two models alone, and the column interval says so. Inference batches are "
-        "full forward passes of as many sequences as the column says, measured alone on our machine; training "
-        "tokens/s are those of the runs, other jobs beside them. Speeds of different machines are not comparable. "
-        "After ±: the published standard error over three runs."
+        "full forward passes of as many sequences as the column says, measured alone on our machine; those of "
+        "different machines are not comparable. After ±: the published standard error over three runs."
     ),
     ours=main,
     published=published_depths,
@@ -76,7 +75,7 @@ denseformer_table = Table(
         ),
         *("loss_nats", "loss_nats_low", "loss_nats_high", "bits_per_byte"),
         *("loss_minus_plain_nats", "loss_minus_plain_nats_low", "loss_minus_plain_nats_high", "interval"),
-        *("tokens_per_s", "inference_batches_per_s", f"{FORWARD}_sequences", "seeds", "diverged"),
+        *("inference_batches_per_s", f"{FORWARD}_sequences", "seeds", "diverged"),
     ),
 )
 
