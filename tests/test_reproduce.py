@@ -12,6 +12,7 @@ from fixtures.rows import make_run
 
 from formerlab import errors
 from formerlab.__main__ import main
+from formerlab.commands import reproduce as reproducing
 from formerlab.commands.context import VARIABLE
 from formerlab.plan import locate
 from formerlab.results.read import Results, read_run
@@ -100,6 +101,21 @@ def test_what_was_interrupted_goes_on(project, capsys, monkeypatch):
         assert main(["reproduce", "small/parent/seed0"]) == errors.EXIT_STOPPED_EARLY
     assert "run the same command again" in capsys.readouterr().err
     assert main(["reproduce", "small/parent/seed0"]) == 0
+
+
+def test_rows_of_others_may_be_exported_meanwhile(project, exported, capsys, monkeypatch):
+    made = reproducing._made
+
+    def made_while_others_export(*given):
+        live = "results/live/smoke/small/parent"
+        shutil.copytree(exported / live, project / live)
+        assert main(["export"]) == 0
+        return made(*given)
+
+    monkeypatch.setattr(reproducing, "_made", made_while_others_export)
+    before = (project / "results/cached/smoke/small/runs.csv").read_bytes()
+    assert main(["reproduce", "small/parent/seed0"]) == 0
+    assert (project / "results/cached/smoke/small/runs.csv").read_bytes() != before
 
 
 def test_other_code_is_refused_unless_said_otherwise(project, capsys, monkeypatch):

@@ -397,6 +397,8 @@ def test_questions_without_windows_keep_their_rows(tmp_path):
 
 def test_numbers_read_well():
     assert number("loss_nats", 3.45678) == "3.4568"
+    assert number("difference (nats)", -0.00001) == "0.0000"
+    assert number("accuracy (points)", -0.01) == "0.0"
     assert number("parameters", 1_310_000_000.0) == "1.31B"
     assert number("flops_cumulative", 4.1e12) == "4.1e+12"
     frame = pd.DataFrame({"loss_nats": [3.0], "loss_nats_low": [2.5], "loss_nats_high": [3.5], "empty": [np.nan]})

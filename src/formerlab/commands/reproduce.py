@@ -47,8 +47,7 @@ def reproduce(arguments: argparse.Namespace) -> None:
     cached = live.parent.parent / "cached" / live.name
     if not has_runs(cached):
         raise UserError(f"{cached}: no committed runs of scale {live.name}; --scale names another")
-    committed = Results(cached)
-    records = {record["id"]: record for record in committed.all_records()}
+    records = {record["id"]: record for record in Results(cached).all_records()}
     if arguments.id not in records:
         raise UserError(f"{cached}: no run {arguments.id!r}{near_misses(arguments.id, list(records))}")
     chain = [records[arguments.id]]
@@ -59,6 +58,7 @@ def reproduce(arguments: argparse.Namespace) -> None:
     parent: Path | None = None
     for record, child in zip(chain, [*chain[1:], None], strict=True):
         parent = _made(record, child, parent, out, plan, set(arguments.other))
+    committed = Results(cached)  # read anew: rows of other runs may have been exported meanwhile
     text, equal = report(
         chain[-1], read_run(out / arguments.id / "run.json"), differences(committed, Results(out), chain[-1])
     )

@@ -212,21 +212,21 @@ def _cell(name: str, value: Any, spreads: dict[str, float]) -> str:
 
 
 def number(name: str, value: float) -> str:
-    """Return a number with the digits that its column deserves."""
+    """Return a number with the digits that its column deserves; zero, rounded from below, has no sign."""
     if "nats" in name or name == "bits_per_byte":
-        return f"{value:.4f}"
+        return f"{value:z.4f}"
     if "perplexity" in name or name.endswith("_per_s"):
-        return f"{value:,.2f}" if value < 1000 else f"{value:,.0f}"
+        return f"{value:z,.2f}" if value < 1000 else f"{value:,.0f}"
     if name.startswith(("parameters", "tokens")):
         return quantity(value)
     if name.startswith("flops"):
         return f"{value:.3g}"
     if name.startswith("top"):
-        return f"{value:.2f}"
+        return f"{value:z.2f}"
     if name.endswith(("(%)", "(points)")):
-        return f"{value:.1f}"
+        return f"{value:z.1f}"
     if name.startswith(("acc", "chance", "calibration")) or "(" in name:
-        return f"{value:.3f}"
+        return f"{value:z.3f}"
     return f"{value:g}" if value == round(value, 4) else f"{value:.4g}"
 
 
