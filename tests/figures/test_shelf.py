@@ -31,6 +31,13 @@ def test_the_page_shows_every_committed_file_and_nothing_else():
     assert sum(path.stat().st_size for path in kept) < MOST_BYTES
 
 
+def test_the_released_model_comes_before_the_small_ones_under_one_heading():
+    page = (ROOT / shelf.INDEX).read_text()
+    places = [page.index(f"(cached/{scale}/decay_accuracy.png)") for scale in ("pretrained", "overnight")]
+    assert places == sorted(places)
+    assert "\n#" not in page[places[0] : places[1]]
+
+
 @pytest.mark.usefixtures("unsaved")
 def test_what_is_outdated_is_drawn_and_what_lost_its_rows_goes(tmp_path):
     (tmp_path / "workflow").symlink_to(ROOT / "workflow")

@@ -20,6 +20,8 @@ RATES_ALONE = ("pilot",)
 """Scales that chose rates and show nothing else."""
 LAST = ("combined",)
 """Studies that make sense after the others."""
+FIRST = ("pretrained",)
+"""Scales that say more than the others: a released model."""
 KEPT = {"figure": ("png", "csv"), "table": ("md", "csv")}
 """Endings of the files that are committed."""
 _HEAD = """# Figures and tables of the committed rows
@@ -108,17 +110,27 @@ def index(root: Path) -> str:
 
 
 def _entries(root: Path, drawing: Drawing) -> Iterator[str]:
-    """Give what the page says of a drawing, for every scale that has it."""
-    for path in sorted((root / "figures" / "cached").glob(f"*/{drawing.name}.{KEPT[drawing.kind][0]}")):
-        scale, words = path.parent.name, escape(title(drawing), quote=False)
+    """Give what the page says of a drawing that a scale has: a heading, and its files by scale; of a table a line."""
+    words = escape(title(drawing), quote=False)
+    found = []
+    paths = (root / "figures" / "cached").glob(f"*/{drawing.name}.{KEPT[drawing.kind][0]}")
+    for path in sorted(paths, key=lambda path: (path.parent.name not in FIRST, path.parent.name)):
+        scale = path.parent.name
         if scale in SKETCHES or not is_kept(drawing, scale):
             continue
         there = path.relative_to(root / "figures").as_posix()
         numbers = f"[numbers]({there.rpartition('.')[0]}.csv)"
         if drawing.kind == "table":
-            yield f"- [{words}]({there}): scale `{scale}`, {numbers}"
+            found.append(f"[{scale}]({there}), {numbers}")
         else:
-            yield f"### {words}\n\n![{drawing.name}]({there})\n\nScale `{scale}`, {numbers}. {to_see(drawing)}\n"
+            found.append(f"![{drawing.name}]({there})\n\nScale `{scale}`, {numbers}.")
+    if found and drawing.kind == "table":
+        yield f"- {words}: {'; '.join(found)}"
+    elif found:
+        yield (
+            "\n\n".join([f"### {words}", to_see(drawing), *found] if to_see(drawing) else [f"### {words}", *found])
+            + "\n"
+        )
 
 
 def to_see(drawing: Drawing) -> str:
