@@ -71,8 +71,8 @@ class OnFirstScreen(NamedTuple):
 FIRST_SCREEN = {
     "transformer-single-head-worse": OnFirstScreen("loss with one head minus with several, nats"),
     "transformer-dropout-helps": OnFirstScreen("loss without dropout minus with it, nats"),
-    "tokenformer-growth-saves-cost": OnFirstScreen("FLOPs of the chain by those from scratch"),
     "tokenformer-worse-than-modern-transformer": OnFirstScreen("loss of Tokenformer minus Transformer, nats"),
+    "vision-matches-vit-equal-parameters": OnFirstScreen("logarithm of Tokenformer's error rate over ViT's"),
     "denseformer-better-at-equal-depth": OnFirstScreen("loss of the plain stack minus 1x1, nats"),
     "denseformer-sparse-keeps-the-gain": OnFirstScreen("lost gain beyond a quarter of it, nats"),
     "decay-beats-h2o": OnFirstScreen("accuracy of Decay minus H2O, of 1", ("pretrained", "overnight")),

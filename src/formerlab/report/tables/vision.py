@@ -28,6 +28,7 @@ vision_sizes = Table(
 vision_scores = Table(
     reads=("test.csv", "run.json"),
     runs=("score-*", "tokenformer"),
+    needs=("score-*",),
     caption=(
         "What stands in place of softmax in the parameter attention, after Table 4 of Tokenformer (arXiv:2410.23168): "
         "its rows change the activation and the norm, and from the second to the third also their order, so the same "
@@ -54,6 +55,7 @@ vision_scores = Table(
 vision_norms = Table(
     reads=("test.csv", "run.json"),
     runs=("norm-*", "tokenformer"),
+    needs=("norm-*",),
     caption=(
         "Tokenformers whose block norms learn gain and bias, bias alone or nothing, after Table 5 of Tokenformer "
         "(arXiv:2410.23168); the final norm learns both in all of them. A gain common to all channels cannot matter "
@@ -73,10 +75,12 @@ vision_norms = Table(
 
 vision_growth_table = Table(
     reads=("test.csv", "floors.csv", "run.json"),
-    runs=("tokenformer*", "grown-*", "vit", "vit-dwa"),
+    runs=("tokenformer*", "grown-*", "trained-on", "vit", "vit-dwa"),
+    needs=("grown-*", "*-dwa"),
     caption=(
-        "Tokenformers that grow on images, beside those trained from scratch, and models with averages over depth. A "
-        "grown model pays for its parent: cumulative FLOPs. Neither is published for images: the method is that of "
+        "Tokenformers that grow on images, beside their parent trained on for the FLOPs of the stage and those trained "
+        "from scratch, and models with averages over depth. A grown model pays for its parent: cumulative FLOPs. "
+        "Neither is published for images: the method is that of "
         "Tokenformer (arXiv:2410.23168, section 3.3) and of DenseFormer (arXiv:2402.02622). Points are of top-1 "
         "accuracy, against another run and paired by seed. In brackets: 95 % Student t interval over seeds; with a "
         "single seed only the points have one, from a paired bootstrap over the test images, and the column interval "
@@ -90,6 +94,7 @@ vision_growth_table = Table(
             "tokenformer-short": "tokenformer",
             "grown-random-sqrt": "tokenformer",
             "grown-zero-keep": "tokenformer",
+            "trained-on": "tokenformer",
             "tokenformer-dwa": "tokenformer",
             "vit": "vit",
             "vit-dwa": "vit",
