@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import socket
 import time
+from itertools import islice
 from unittest.mock import patch
 
 import pytest
@@ -67,11 +68,17 @@ def numbers(row):
 
 
 def free_ports(count):
-    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Return ports below those that the system gives to any connection, which could take one before it is used."""
+    free = (port for port in range(20_000, 30_000) if is_free(port))
+    return list(islice(free, count))
+
+
+def is_free(port):
+    try:
+        socket.create_server(("localhost", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")

@@ -127,10 +127,7 @@ def _entries(root: Path, drawing: Drawing) -> Iterator[str]:
     if found and drawing.kind == "table":
         yield f"- {words}: {'; '.join(found)}"
     elif found:
-        yield (
-            "\n\n".join([f"### {words}", to_see(drawing), *found] if to_see(drawing) else [f"### {words}", *found])
-            + "\n"
-        )
+        yield "\n\n".join(filter(None, [f"### {words}", to_see(drawing), *found])) + "\n"
 
 
 def to_see(drawing: Drawing) -> str:

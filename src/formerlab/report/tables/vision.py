@@ -80,11 +80,11 @@ vision_growth_table = Table(
     caption=(
         "Tokenformers that grow on images, beside their parent trained on for the FLOPs of the stage and those trained "
         "from scratch, and models with averages over depth. A grown model pays for its parent: cumulative FLOPs. "
-        "Neither is published for images: the method is that of "
-        "Tokenformer (arXiv:2410.23168, section 3.3) and of DenseFormer (arXiv:2402.02622). Points are of top-1 "
-        "accuracy, against another run and paired by seed. In brackets: 95 % Student t interval over seeds; with a "
-        "single seed only the points have one, from a paired bootstrap over the test images, and the column interval "
-        "says so. Calibration error: 15 bins. A run that diverged counts as a uniform guess."
+        "Neither is published for images: the method is that of Tokenformer (arXiv:2410.23168, section 3.3) and of "
+        "DenseFormer (arXiv:2402.02622). Points are of top-1 accuracy, against another run and paired by seed. In "
+        "brackets: 95 % Student t interval over seeds; with a single seed only the points have one, from a paired "
+        "bootstrap over the test images, and the column interval says so. Calibration error: 15 bins. A run that "
+        "diverged counts as a uniform guess."
     ),
     ours=partial(
         comparison,
