@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ import urllib.request
 
 import pytest
 from fixtures.chromium import browser, needed
+from fixtures.ports import free_ports
 from fixtures.rows import make_run, model, write_csv
 
 from formerlab.results.stages import TABLES
@@ -45,9 +45,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(place):
     """Where the server answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     uri = f"sqlite:///{place}/mlflow.db"
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(port), "--workers", "1"]
     environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}

@@ -10,11 +10,12 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from fixtures.ports import free_ports
 
 PROGRAMS = (
     "munged",
@@ -102,16 +103,6 @@ def missing():
     if os.geteuid() != 0:
         return "a private Slurm makes device files, which needs root"
     return None
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 class PrivateSlurm:

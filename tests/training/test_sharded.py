@@ -2,13 +2,12 @@
 
 import multiprocessing
 import os
-import socket
 import time
-from itertools import islice
 from unittest.mock import patch
 
 import pytest
 import torch
+from fixtures.ports import free_ports
 from safetensors.torch import load_file, save_file
 from small_runs import MODEL, TOKENFORMER, rows, small, trained
 
@@ -65,20 +64,6 @@ def train_until(last, first, run, data, out):
 
 def numbers(row):
     return [value for value in row.values() if not isinstance(value, str)]
-
-
-def free_ports(count):
-    """Return ports below those that the system gives to any connection, which could take one before it is used."""
-    free = (port for port in range(20_000, 30_000) if is_free(port))
-    return list(islice(free, count))
-
-
-def is_free(port):
-    try:
-        socket.create_server(("localhost", port)).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
