@@ -114,7 +114,11 @@ def _check_copies(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
 def widen(
     model: DecoderModel, state: dict[str, Tensor], parent: Decoder, method: WidthMethod, noise: float, seed: int
 ) -> None:
-    """Write a parent's weights into the wider model; what net2net_pad leaves alone keeps the value it has."""
+    """Write a parent's weights into the wider model: W_new[i, j] = W_old[s(i), s(j)] / copies of s(j), or W_old as the
+    top left block (arXiv:1511.05641, Algorithm 1; arXiv:2409.12903, section 3; block: arXiv:2410.23168, eq. 13).
+
+    What net2net_pad leaves alone keeps the value it has.
+    """
     with torch.no_grad():
         for name, weight in model.state_dict().items():
             old = state[name]

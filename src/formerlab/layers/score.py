@@ -54,7 +54,7 @@ def exp_l1(products: Scores, tau: float) -> Scores:
 
 
 def softmax(products: Scores, tau: float) -> Scores:
-    """S_i = exp(A_i) / ||exp(A)||_1, weights that sum to one, no tau: Appendix A of arXiv:2410.23168 compares with it.
+    """S_i = exp(A_i) / ||exp(A)||_1, weights that sum to one, no tau (arXiv:2410.23168, Appendix A, to compare with).
 
     Attention's 1/sqrt(d) is left to the keys, whose initial standard deviation (init = fan_in) is just that.
     """

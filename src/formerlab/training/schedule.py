@@ -41,9 +41,9 @@ class Cosine(Spec):
 
 
 class OneCycle(Spec):
-    """Cosine rise from 1/start_division to 1, then cosine fall to 1/end_division.
+    """Cosine rise from 1/start_division to 1, then cosine fall to 1/end_division (arXiv:2402.02622, official code).
 
-    It is torch's OneCycleLR with anneal_strategy "cos", as in the code of DenseFormer (arXiv:2402.02622).
+    It is torch's OneCycleLR with anneal_strategy "cos".
     """
 
     kind: Literal["onecycle"] = "onecycle"

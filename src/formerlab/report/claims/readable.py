@@ -71,7 +71,9 @@ class OnFirstScreen(NamedTuple):
 FIRST_SCREEN = {
     "transformer-single-head-worse": OnFirstScreen("loss with one head minus with several, nats"),
     "transformer-dropout-helps": OnFirstScreen("loss without dropout minus with it, nats"),
-    "tokenformer-worse-than-modern-transformer": OnFirstScreen("loss of Tokenformer minus Transformer, nats"),
+    "tokenformer-growth-beats-continuing": OnFirstScreen(
+        "loss of the grown model minus its parent's, trained on, nats"
+    ),
     "vision-matches-vit-equal-parameters": OnFirstScreen("logarithm of Tokenformer's error rate over ViT's"),
     "denseformer-better-at-equal-depth": OnFirstScreen("loss of the plain stack minus 1x1, nats"),
     "denseformer-sparse-keeps-the-gain": OnFirstScreen("lost gain beyond a quarter of it, nats"),

@@ -1,0 +1,94 @@
+"""Write docs/formulas.md: every formula with its source and its place, from the docstrings that state them.
+
+    python scripts/write_formulas.py
+
+A public class or function whose docstring opens with a formula and names its source in parentheses is a row of the
+table of its topic; tests/test_formulas.py holds the page to the docstrings.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src/formerlab"
+PAGE = ROOT / "docs/formulas.md"
+
+TOPICS = {
+    "Parameters as tokens": ("layers/pattention.py", "layers/score.py", "growth"),
+    "Attention, positions, blocks": (
+        "layers/attention.py",
+        "layers/position.py",
+        "layers/linear.py",
+        "layers/mlp.py",
+        "layers/norm.py",
+        "layers/block.py",
+        "models",
+    ),
+    "Averages over depth": ("layers/depth",),
+    "What a cache keeps": ("cache/policies",),
+    "Training, translation, measures": (
+        "training/schedule.py",
+        "training/optimizer.py",
+        "tasks/translation.py",
+        "evaluation/translation",
+        "calibration.py",
+    ),
+}
+"""The tables of the page, with the files or folders of the package that they list."""
+
+HEAD = """# Where is the formula?
+
+Every variant's docstring opens with its formula and its source, and goes on with the shapes of what goes in and out. \
+This page is written from them by `scripts/write_formulas.py`.
+"""
+SOURCE = re.compile(r"\(((?:[^()]|\([^()]*\))*(?:arXiv:\d|\beq\. \d|official)(?:[^()]|\([^()]*\))*)\)")
+"""Parentheses that name an article, an equation or an official code."""
+ARTICLE = re.compile(r"arXiv:(\d{4}\.\d{5})")
+
+
+class Formula(NamedTuple):
+    """A row of the page."""
+
+    name: str
+    """Of the class or function."""
+    path: Path
+    text: str
+    """The docstring up to its source."""
+    source: str
+
+
+def formulas(topic: str) -> Iterator[Formula]:
+    """Yield the rows of a topic, file by file as TOPICS has them, and within a file from the top down."""
+    for place in TOPICS[topic]:
+        path = PACKAGE / place
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                    opening = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
+                    if found := SOURCE.search(opening):
+                        yield Formula(node.name, file, opening[: found.start()].strip(" ."), found[1])
+
+
+def row(formula: Formula) -> str:
+    """Return a line of the table: what is computed, who says so, where it stands."""
+    text = formula.text.removeprefix("Return ").replace("|", "\\|")
+    source = ARTICLE.sub(r"[\1](https://arxiv.org/abs/\1)", formula.source)
+    place = f"[`{formula.name}`](../{formula.path.relative_to(ROOT)})"
+    return f"| {place} | {text} | {source} |"
+
+
+def page() -> str:
+    """Return the page."""
+    lines = [HEAD]
+    for topic in TOPICS:
+        lines += [f"## {topic}", "", "| in code | formula | source |", "|---|---|---|"]
+        lines += [*map(row, formulas(topic)), ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"written: {PAGE.relative_to(ROOT)}")

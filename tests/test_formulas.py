@@ -1,0 +1,47 @@
+"""docs/formulas.md is what the docstrings say, and leaves no variant out."""
+
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+import write_formulas  # noqa: E402
+
+from formerlab.cache import CachePolicy  # noqa: E402
+from formerlab.layers.depth.union import DepthMixer  # noqa: E402
+from formerlab.layers.feedforward import FeedForward  # noqa: E402
+from formerlab.layers.norm import Norm  # noqa: E402
+from formerlab.layers.position import Position  # noqa: E402
+from formerlab.layers.projection import Projection  # noqa: E402
+from formerlab.layers.score import SCORES  # noqa: E402
+from formerlab.training.optimizer import Optimizer  # noqa: E402
+from formerlab.training.schedule import Schedule  # noqa: E402
+
+FOUND = [formula for topic in write_formulas.TOPICS for formula in write_formulas.formulas(topic)]
+NAMES = {formula.name for formula in FOUND}
+
+
+def test_the_page_is_what_the_docstrings_say():
+    assert write_formulas.PAGE.read_text() == write_formulas.page(), "run scripts/write_formulas.py"
+
+
+def test_every_place_that_is_named_has_a_formula():
+    for places in write_formulas.TOPICS.values():
+        for place in places:
+            path = write_formulas.PACKAGE / place
+            assert any(formula.path == path or path in formula.path.parents for formula in FOUND), place
+
+
+VARIANTS = {score.__name__ for score in SCORES.values()} | {
+    variant.__name__
+    for union in (CachePolicy, DepthMixer, FeedForward, Norm, Optimizer, Position, Projection, Schedule)
+    for variant in get_args(get_args(union)[0])
+}
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_every_variant_states_its_formula_and_source(name):
+    assert name in NAMES
