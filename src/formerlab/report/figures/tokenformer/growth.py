@@ -112,10 +112,29 @@ def _draw_stage(axes: Axes, curves: DataFrame) -> None:
     axes.set_title("From the moment of growth on")
     axes.set_xlabel("training cost since then (TFLOP)")
     axes.set_ylabel("loss minus the parent's (nats per token)")
-    low, high = np.min([0.0, *curves[_LOSS]]), np.max([0.0, *curves[_LOSS]])
+    trained = curves.loc[curves["step"] > 0, _LOSS]
+    low, high = np.min([0.0, *trained]), np.max([0.0, *trained])
     axes.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
+    _say_starts(axes, curves[(curves["step"] == 0) & (curves[_LOSS] > high)])
     beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (4, 0), "textcoords": "offset points"}
     axes.annotate("the parent", (1, 0), va="center", fontsize=8, color=BLACK, **beside)
+
+
+def _say_starts(axes: Axes, starts: DataFrame) -> None:
+    """Write the starts that lie above all that follows, which they would flatten, in the corner that curves leave."""
+    for place, (_, start) in enumerate(starts.iterrows()):
+        words, colour = str(start["label"]).partition("\n")[0], _look(str(start["variant"]))[0].colour
+        axes.annotate(
+            f"{words}: starts at +{start[_LOSS]:.2f}",
+            (1, 1),
+            xycoords="axes fraction",
+            xytext=(-4, -4 - 11 * place),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=8,
+            color=colour,
+        )
 
 
 def _draw_ends(axes: Axes, ended: DataFrame, seeds: DataFrame) -> None:
@@ -156,9 +175,10 @@ tokenformer_growth = Plot(
         "The first stage after growth: loss minus that of the parent at the end of its own training, by how the new "
         "keys start, whether tau keeps its value, whether the optimizer's moments are carried over and whether old "
         "tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B); the published way is in bold. "
-        "The line at zero is the parent as it was. The control is the parent trained on, without growth. To see: only "
-        "zero keys with tau kept start on the line, because only they keep the function. Growing has helped where a "
-        "model ends left of the parent trained on. Small models, so signs and sizes here need not hold at scale. The "
+        "The line at zero is the parent as it was; a start far above it is given in words. The control is the parent "
+        "trained on, without growth. To see: only zero keys with tau kept start on the line, because only they keep "
+        "the function. Growing has helped where a model ends left of the parent trained on. Small models, so signs and "
+        "sizes here need not hold at scale. The "
         "paper prints no values for its curves."
     ),
     data=growth_data,
