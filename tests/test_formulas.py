@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -17,6 +16,7 @@ from formerlab.layers.norm import Norm  # noqa: E402
 from formerlab.layers.position import Position  # noqa: E402
 from formerlab.layers.projection import Projection  # noqa: E402
 from formerlab.layers.score import SCORES  # noqa: E402
+from formerlab.spec import variants  # noqa: E402
 from formerlab.training.optimizer import Optimizer  # noqa: E402
 from formerlab.training.schedule import Schedule  # noqa: E402
 
@@ -38,7 +38,7 @@ def test_every_place_that_is_named_has_a_formula():
 VARIANTS = {score.__name__ for score in SCORES.values()} | {
     variant.__name__
     for union in (CachePolicy, DepthMixer, FeedForward, Norm, Optimizer, Position, Projection, Schedule)
-    for variant in get_args(get_args(union)[0])
+    for variant in variants(union)
 }
 
 

@@ -13,8 +13,8 @@ class Ideal(Policy):
     """Each query sees itself and the `budget` earlier keys of its own largest probabilities; nothing is ever removed
     (arXiv:2407.20485, Table 2).
 
-    The oracle of A2SF, and the row by which `distance_to_ideal` measures. No cache can run
-    it: a key that one query leaves out may be the next one's best.
+    The oracle of A2SF, and the row by which `distance_to_ideal` measures. No cache can run it: a key that one query
+    leaves out may be the next one's best.
     """
 
     label: ClassVar[str] = "Ideal"

@@ -178,8 +178,7 @@ tokenformer_growth = Plot(
         "The line at zero is the parent as it was; a start far above it is given in words. The control is the parent "
         "trained on, without growth. To see: only zero keys with tau kept start on the line, because only they keep "
         "the function. Growing has helped where a model ends left of the parent trained on. Small models, so signs and "
-        "sizes here need not hold at scale. The "
-        "paper prints no values for its curves."
+        "sizes here need not hold at scale. The paper prints no values for its curves."
     ),
     data=growth_data,
     draw=draw_growth,
