@@ -30,7 +30,7 @@ class Label(NamedTuple):
 def label_directly(axes: Axes, labels: Sequence[Label], *, size: float = 8, column: float = _COLUMN) -> None:
     """Write each text to the right of its point, moved up or down so that no two overlap and none leaves the axes.
 
-    Texts of points that are less than `column` apart, a share of the axes' width, stand in one column. A thin line
+    Texts of points that are less than `column` apart, a share of the axes' width, stand in one column. A dotted line
     leads to a text that is not beside its point. Call it last, when the limits are final.
     """
     figure = axes.figure
@@ -42,9 +42,9 @@ def label_directly(axes: Axes, labels: Sequence[Label], *, size: float = 8, colu
     halo = [withStroke(linewidth=2.5, foreground=axes.get_facecolor())]
     for label, old, new, right in zip(labels, heights, placed, asides, strict=True):
         offset = (new - old) * 72 / figure.dpi
-        # The line ends at the left edge of the text, so that it crosses no other.
-        arrow = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 3}
-        arrow |= {"relpos": (0.0, 0.5)}
+        # The line ends at the left edge of the text, so that it crosses no other; dotted, it is no curve of the data.
+        arrow = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.6, "linestyle": (0, (1, 3))}
+        arrow |= {"shrinkA": 1, "shrinkB": 3, "relpos": (0.0, 0.5)}
         axes.annotate(
             label.text,
             (label.x, label.y),
