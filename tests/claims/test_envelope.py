@@ -74,7 +74,7 @@ def judged(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=No
             make_envelope_run(root, size, length, cost, seed, init=init)
     for seed in (0, 1, 2):
         exact(root, "grown-random-sqrt-4", seed, 4 * 8**-0.1 if loss is None else loss, flops, tokens=1)
-    arms = ClaimArms(arms={"grown": Arm(run="grown-random-sqrt-4", envelope="envelope-*")})
+    arms = ClaimArms(arms={"grown": Arm(run="grown-random-sqrt-4", envelope=("envelope-*",))})
     rows = Rows(Results(root), "tokenformer", arms)
     return judge(Evidence(CLAIM, read_claims().protocol, rows, {}), "overnight")
 

@@ -87,7 +87,7 @@ def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
     assert rows.loc["trained-on-2", "variant"] == "Tokenformer, trained on"
     assert rows.loc["trained-on-2", "envelope"] == "beyond its ends"
     assert np.isnan(rows.loc["trained-on-2", "flops_ratio"])
-    arm = Arm(run="grown-random-sqrt-2", envelope="envelope-*")
+    arm = Arm(run="grown-random-sqrt-2", envelope=("envelope-*",))
     judged = Rows(results, "tokenformer", ClaimArms(arms={"grown": arm})).value(arm, "flops_ratio_at_equal_loss")
     assert list(judged.values.values()) == pytest.approx([0.5] * 3), "as the claim is judged"
 

@@ -5,6 +5,7 @@ from fixtures.checkout import ROOT
 
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.sources import read_sources
+from formerlab.report.scaling import FROM_SCRATCH
 
 STUDIES = ("transformer", "tokenformer", "denseformer", "decay", "combined", "vision")
 ARMS = ("matched", "modern", "classic")
@@ -95,7 +96,7 @@ def test_from_scratch_costs_what_the_chain_costs(runs):
 
 
 def test_the_envelope_has_three_sizes_at_three_budgets(runs):
-    points = {name: run for name, run in runs.items() if name.startswith("envelope-")}
+    points = {name: run for name, run in runs.items() if name.startswith(FROM_SCRATCH)}
     by_width = {}
     for run in points.values():
         by_width.setdefault(run.model.width, []).append(run.flops)

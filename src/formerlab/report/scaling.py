@@ -24,8 +24,11 @@ from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, student
 
 STUDY = "tokenformer"
-ENVELOPE = "envelope-"
-"""Beginning of the names of the Transformers from scratch, each with a full schedule of its own."""
+FROM_SCRATCH = ("envelope-", "modern-chosen", "long-modern-chosen")
+"""Beginnings of the names of the Transformers from scratch, each with a full schedule of its own.
+
+The smallest ones of the shortest and of the longest budget are runs of their own, which other comparisons read too.
+"""
 FLOPS, TOKENS, PARAMETERS = "flops_cumulative", "tokens", "parameters_non_embedding"
 
 
@@ -78,7 +81,7 @@ def _least_squares(
 
 def from_scratch(losses: DataFrame) -> DataFrame:
     """Return a row per run of the envelope, by size and length; `lowest` marks those on the lower envelope."""
-    points = by_run(losses[losses["run"].str.startswith(ENVELOPE)])
+    points = by_run(losses[losses["run"].str.startswith(FROM_SCRATCH)])
     lowest = set(on_envelope(points[FLOPS], points["loss_nats"]))
     points["lowest"] = [place in lowest for place in range(len(points))]
     return points.sort_values([PARAMETERS, TOKENS], ignore_index=True)
@@ -118,7 +121,7 @@ def chains(losses: DataFrame) -> DataFrame:
 
     `parent` is the run it starts from, `tokens_cumulative` counts its ancestors' tokens too.
     """
-    data = set(losses.loc[losses["run"].str.startswith(ENVELOPE), "data.fingerprint"])
+    data = set(losses.loc[losses["run"].str.startswith(FROM_SCRATCH), "data.fingerprint"])
     if "init.id" not in losses:
         return DataFrame()
     started = losses.loc[losses["init.id"].notna() & losses["data.fingerprint"].isin(data), "run"].unique()
@@ -141,7 +144,7 @@ def against_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
     points = chains(losses) if len(losses) else DataFrame()
     if points.empty:
         return points
-    scratch = losses[losses["run"].str.startswith(ENVELOPE)]
+    scratch = losses[losses["run"].str.startswith(FROM_SCRATCH)]
     by_cost: list[dict[str, Any]] = points.sort_values(FLOPS).to_dict("records")  # type: ignore[assignment]
     rows: list[dict[str, Any]] = []
     for row in by_cost:
@@ -163,7 +166,7 @@ def _ratio(scratch: DataFrame, seed: int, cost: float, loss: float) -> float:
 def scaling(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return what the figure shows; `part` is `scratch`, `seed`, `chain`, or `law` for points of a fitted line."""
     losses = held_out_losses(results, STUDY, runs)
-    if losses.empty or not losses["run"].str.startswith(ENVELOPE).any():
+    if losses.empty or not losses["run"].str.startswith(FROM_SCRATCH).any():
         return DataFrame()
     points, grown = from_scratch(losses), chains(losses)
     seeds = losses[losses["run"].isin({*points["run"], *(grown["run"] if len(grown) else ())})]

@@ -8,6 +8,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.runs import by_run, chain, ends, held_out_losses, n_seeds, parent
+from formerlab.report.scaling import FROM_SCRATCH
 from formerlab.report.style import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
 from formerlab.results.read import Results
 from formerlab.statistics import student
@@ -100,7 +101,7 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
         for variant, rows in points[points["run"].isin(others)].groupby("variant", sort=False)
     ]
     if chains:
-        frames.append(_lowest(points[points["run"].str.startswith("envelope-")]).assign(series=ENVELOPE))
+        frames.append(_lowest(points[points["run"].str.startswith(FROM_SCRATCH)]).assign(series=ENVELOPE))
     means = pd.concat(frames, ignore_index=True).assign(part="mean")
     seeds = losses[["run", "seed", "loss_nats"]].merge(means.drop(columns=_OF_SEEDS), on="run")
     return pd.concat([means, seeds.assign(part="seed")], ignore_index=True)

@@ -39,8 +39,8 @@ class Arm(Spec):
     measure: Literal["training_step", "forward", "decode"] | None = None
     """What is timed of the run, for seconds and bytes."""
 
-    envelope: str | None = None
-    """Glob pattern of the Transformers from scratch whose lower envelope the FLOPs of the run are compared with."""
+    envelope: tuple[str, ...] = ()
+    """Glob patterns of the Transformers from scratch whose lower envelope the FLOPs of the run are compared with."""
 
     @model_validator(mode="after")
     def _check(self) -> "Arm":

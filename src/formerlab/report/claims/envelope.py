@@ -39,15 +39,15 @@ def flops_at_loss(loss: float, flops: ArrayLike, losses: ArrayLike) -> float:
     return float(np.exp(costs[below] + share * (costs[above] - costs[below])))
 
 
-def check_envelope(runs: DataFrame, pattern: str) -> None:
+def check_envelope(runs: DataFrame, patterns: str) -> None:
     """Raise MissingRowsError unless there are enough sizes and lengths, all from scratch."""
     if "init.id" in runs and (grown := sorted(runs.loc[runs["init.id"].notna(), "run"].unique())):
-        raise MissingRowsError(f"the envelope {pattern} has runs that are not from scratch: {', '.join(grown)}")
+        raise MissingRowsError(f"the envelope {patterns} has runs that are not from scratch: {', '.join(grown)}")
     lengths = runs.groupby("parameters")["tokens"].nunique() if len(runs) else ()
     enough = sum(count >= LENGTHS for count in lengths)
     if enough < SIZES:
         raise MissingRowsError(
-            f"the envelope {pattern} needs {SIZES} sizes of {LENGTHS} lengths each; {enough} sizes have so many"
+            f"the envelope {patterns} needs {SIZES} sizes of {LENGTHS} lengths each; {enough} sizes have so many"
         )
 
 

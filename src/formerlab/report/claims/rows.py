@@ -136,10 +136,10 @@ class Rows:
 
     def _flops_ratio(self, run: str, arm: Arm) -> Seeds:
         """Return the cumulative FLOPs of a run by those that models from scratch need for its loss."""
-        if arm.envelope is None:
+        if not arm.envelope:
             raise MissingRowsError(f"arm {run} names no envelope")
-        points = self.results.runs(self.study, [arm.envelope])
-        envelope.check_envelope(points, arm.envelope)
+        points = self.results.runs(self.study, arm.envelope)
+        envelope.check_envelope(points, ", ".join(arm.envelope))
         losses = {name: self._loss(str(name), arm).values for name in points["run"].unique()}
         self.used |= set(losses)
         found = [losses[name][seed] for name, seed in zip(points["run"], points["seed"], strict=True)]

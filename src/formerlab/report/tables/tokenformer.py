@@ -442,7 +442,7 @@ tokenformer_envelope = Table(
 
 tokenformer_laws = Table(
     reads=("test.csv", "run.json"),
-    runs=("envelope-*",),
+    runs=("envelope-*", "modern-chosen", "long-modern-chosen"),
     caption=(
         "Power laws of the held-out loss of Transformers from scratch: loss = constant times FLOPs to the exponent, "
         "on the runs of the lower envelope; and loss = constant times parameters and tokens, each to its exponent, on "
