@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from pandas import DataFrame
 from pandas.api.types import is_numeric_dtype
@@ -135,7 +136,12 @@ def _fewer_colours(path: Path) -> None:
     then each moves to the mean of those that it stands for, which keeps the ground as it was.
     """
     with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+        colours = picture.convert("RGB")
+    small = colours.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    of_pixel = np.asarray(small).ravel()
+    sums = [np.bincount(of_pixel, np.asarray(channel).ravel(), minlength=256) for channel in colours.split()]
+    means = np.stack(sums, axis=1) / np.maximum(np.bincount(of_pixel, minlength=256), 1)[:, None]
+    small.putpalette(means.round().astype(np.uint8).tobytes())
     small.save(path, "PNG")
 
 

@@ -192,6 +192,7 @@ def draw_stages(data: DataFrame) -> Figure:
 tokenformer_stages = Plot(
     reads=("test.csv", "run.json"),
     runs=("*",),
+    needs=("transformer-short-*", "grown-random-sqrt-3"),
     caption=(
         "Held-out loss against the cost of the last stage alone, after Fig. 4 of Tokenformer (arXiv:2410.23168): what "
         "a size costs once the smaller one is there. To see: a grown model against the Transformer on the tokens of a "

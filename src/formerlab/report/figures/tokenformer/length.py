@@ -81,6 +81,7 @@ def _draw_lines(axes: Axes, rows: DataFrame) -> None:
 tokenformer_length = Plot(
     reads=("run.json",),
     runs=("transformer-[1-4]", "tokenformer-1", "grown-random-sqrt-[2-4]"),
+    needs=("transformer-[1-4]",),
     caption=(
         "FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer "
         "(arXiv:2410.23168), drawn per token so that the lines part: computed, not measured. To see: at equal "

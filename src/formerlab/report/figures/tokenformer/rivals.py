@@ -113,7 +113,7 @@ def _draw_gains(axes: Axes, rows: DataFrame, seeds: DataFrame) -> None:
 tokenformer_rivals = Plot(
     reads=("eval.csv", "test.csv", "run.json"),
     runs=("tokenformer-1", "transformer-1", "long-*-chosen", "grown-random-sqrt-[23]", "net2net-*", "hypercloning-*"),
-    needs=("grown-random-sqrt-2", "net2net-*", "hypercloning-*"),
+    needs=("net2net-*", "hypercloning-*"),
     caption=(
         "Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of "
         "Tokenformer (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. "
