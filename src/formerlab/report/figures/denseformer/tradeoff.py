@@ -59,12 +59,13 @@ def draw(data: DataFrame) -> Figure:
         "Small dots: seeds. Numbers beside points are blocks. Horizontal bars: quartiles over repetitions of the "
         "timing. Published: 256 tokens, on GPUs that the paper does not name. Dotted: Pareto front.",
     ]
-    figure, (left, right) = canvas([4.6, 3.2], notes, right=[4.4, 1.4], height=3.6)
+    handles, words = _keys(ours)
+    room = 1.7 + 0.065 * max(map(len, words), default=0)  # inches: the perplexity's axis, marks, letters
+    figure, (left, right) = canvas([4.6, 3.2], notes, right=[room, 1.4], height=3.6)
     _draw_bars(left, ours, seeds)
     _draw_points(left, ours, "loss_nats")
     loss_axis(left)
     left.set_title("Ours")
-    handles, words = _keys(ours)
     left.legend(handles, words, loc="upper left", bbox_to_anchor=(1.17, 1.0), fontsize=8)
     _draw_points(right, theirs, "perplexity", hollow=True)
     widen(right, 0.3)
