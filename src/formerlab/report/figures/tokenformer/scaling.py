@@ -33,7 +33,7 @@ def draw(data: DataFrame) -> Figure:
         "Grey: lower envelope of the runs from scratch. Dashed: power laws, fitted to the envelope (left) and to all "
         "runs from scratch (middle, right).",
     ]
-    figure, (flops, tokens, size) = canvas([4.4, 3.0, 3.0], notes, height=3.8, right=[1.9, 1.1, 0.9])
+    figure, (flops, tokens, size) = canvas([4.4, 3.0, 3.0], notes, height=3.8, right=[2.6, 1.1, 0.9])
     _draw_flops(flops, data)
     _draw_lines(tokens, data, TOKENS, PARAMETERS, "tokens")
     tokens.set_xlabel("tokens")
