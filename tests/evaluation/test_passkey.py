@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from formerlab.cache import Full, Local
+from formerlab.cache import TOVA, Full, Local
 from formerlab.errors import UserError
+from formerlab.evaluation.pruning.kept import Kept
 from formerlab.evaluation.pruning.passkey import FILLER, QUESTION, Passkey, make_text, rows
 from formerlab.models.decoder import Decoder
 
@@ -57,6 +58,32 @@ def test_a_policy_finds_what_it_kept(tokenizer):
     assert [row[8] for row in found] == [1, 1, 0, 1], "a window forgets what stood early"
     assert found[0][4] == 1.0
     assert found[2][4] == pytest.approx(0.3, abs=0.01)
+
+
+def test_a_stage_that_was_stopped_goes_on(tokenizer, tmp_path):
+    class Stopped(Copier):
+        left = 3
+
+        def forward(self, *given, **named):
+            if not self.left:
+                raise KeyboardInterrupt
+            self.left -= 1
+            return super().forward(*given, **named)
+
+    settings = Passkey(policies=(Local(),), budgets=(0.3,), lengths=(420,), depths=(0.1, 1.0), numbers=1)
+    whole = rows(Copier(tokenizer.get_vocab_size()), tokenizer, settings)
+    asked = {"decides": lambda configuration: (configuration.policy.to_dict(), configuration.budget)}
+    model = Stopped(tokenizer.get_vocab_size())
+    with pytest.raises(KeyboardInterrupt):
+        rows(model, tokenizer, settings, kept=Kept(tmp_path), **asked)
+    model.left = 2  # the whole cache was done
+    again = rows(model, tokenizer, settings, kept=Kept(tmp_path), **asked)
+    assert [tuple(row) for row in again] == [tuple(row) for row in whole]
+    more = settings.model_copy(update={"policies": (Local(), TOVA())})
+    with pytest.raises(KeyboardInterrupt):
+        rows(model, tokenizer, more, kept=Kept(tmp_path), **asked)
+    model.left = 2
+    assert len(rows(model, tokenizer, more, kept=Kept(tmp_path), **asked)) == 6, "the new policy alone was asked"
 
 
 def test_settings_fit_the_model():

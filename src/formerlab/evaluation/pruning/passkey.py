@@ -5,8 +5,9 @@ for. Pruning acts from the first token on, as everywhere here, so a policy has t
 it will be asked for.
 """
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
 from formerlab.evaluation.measurement import Measured, Measurement, Reading
 from formerlab.evaluation.pruning.configuration import Configuration
+from formerlab.evaluation.pruning.kept import Kept
 from formerlab.evaluation.pruning.prune import PruneSweep
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
@@ -26,6 +28,8 @@ from formerlab.spec import Count, Size
 from formerlab.tasks.scoring import evaluating, score
 from formerlab.training.released import AnyRun
 
+KEPT = ".passkey"
+"""Folder beside a run in which the answers that are there wait for the others."""
 TASK = "There is a pass key hidden in a long text. Find it and remember it.\n\n"
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 HIDDEN = "The pass key is {key}. Remember it. {key} is the pass key.\n"
@@ -78,34 +82,66 @@ class Text(NamedTuple):
 
 def measure(run: Measured, settings: Passkey) -> None:
     """Write passkey.csv."""
-    tokenizer = load_tokenizer(run.data)
-    run.write("passkey.csv", rows(run.model, tokenizer, settings, label=run.label))
+    kept, tokenizer = Kept(run.folder / KEPT), load_tokenizer(run.data)
+
+    def decides(configuration: Configuration) -> tuple[Any, ...]:
+        alone = settings.model_copy(update={"policies": (configuration.policy,)})
+        return *run.belongs_to, run.code_of(alone), configuration.policy.to_dict(), configuration.budget
+
+    run.write("passkey.csv", rows(run.model, tokenizer, settings, label=run.label, kept=kept, decides=decides))
+    kept.tidy()
 
 
 def rows(
-    model: DecoderModel, tokenizer: Tokenizer, settings: Passkey, *, label: str = "passkey"
-) -> list[tuple[Cell, ...]]:
-    """Return a row per configuration, length, depth and number: whether every token of it is the most probable."""
-    texts = [
-        (length, depth, number, make_text(tokenizer, length, depth, number))
+    model: DecoderModel,
+    tokenizer: Tokenizer,
+    settings: Passkey,
+    *,
+    label: str = "passkey",
+    kept: Kept | None = None,
+    decides: Callable[[Configuration], tuple[Any, ...]] = tuple,
+) -> list[Sequence[Cell]]:
+    """Return a row per configuration, length, depth and number: whether every token of it is the most probable.
+
+    What `kept` has of a configuration and a length is not read again; `decides` returns what its rows depend on beside
+    the texts.
+    """
+    kept = kept or Kept()
+    texts = {
+        length: [
+            (depth, number, make_text(tokenizer, length, depth, number))
+            for depth in settings.depths
+            for number in range(settings.numbers)
+        ]
         for length in settings.lengths
-        for depth in settings.depths
-        for number in range(settings.numbers)
-    ]
-    found: list[tuple[Cell, ...]] = []
+    }
+    found: list[Sequence[Cell]] = []
     configurations = settings.configurations()
-    with Progress(len(configurations) * len(texts), label, unit="text") as progress, evaluating(model):
+    total = len(configurations) * sum(map(len, texts.values()))
+    with Progress(total, label, unit="text") as progress, evaluating(model):
         for configuration in configurations:
-            attend_for = partial(configuration.attend, position=model.position)
-            for length, depth, number, text in texts:
-                tokens = torch.tensor([text.tokens])
-                inputs = torch.tensor([len(text.tokens) - 1])
-                said = score(model, tokens, inputs, attend_for, last=text.answer)
-                right, log_prob = bool(said.greedy.all()), said.log_probs.double().sum().item()
-                held = said.realised_budget.item()
-                found.append((*configuration.cells(), held, length, depth, number, int(right), log_prob))
-                progress.advance()
+            for length, of_length in texts.items():
+                asked = (*decides(configuration), length, settings.depths, settings.numbers)
+                if kept.has(*asked):
+                    progress.skip(len(of_length))
+                found += kept.rows(partial(_answers, model, configuration, length, of_length, progress), *asked)
     return found
+
+
+def _answers(
+    model: DecoderModel,
+    configuration: Configuration,
+    length: int,
+    texts: Iterable[tuple[float, int, Text]],
+    progress: Progress,
+) -> Iterator[Sequence[Cell]]:
+    attend_for = partial(configuration.attend, position=model.position)
+    for depth, number, text in texts:
+        inputs = torch.tensor([len(text.tokens) - 1])
+        said = score(model, torch.tensor([text.tokens]), inputs, attend_for, last=text.answer)
+        right, log_prob = bool(said.greedy.all()), said.log_probs.double().sum().item()
+        yield *configuration.cells(), said.realised_budget.item(), length, depth, number, int(right), log_prob
+        progress.advance()
 
 
 def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> Text:
