@@ -162,7 +162,8 @@ def main_configurations(table: DataFrame) -> DataFrame:
 
 def interval_notes(table: DataFrame) -> list[str]:
     """Return notes on seeds, windows and what the bars mean, for the foot of a figure."""
-    seeds, windows = int(table["seeds"].max()), int(table["windows"].max())
+    seeds, fewest, most = int(table["seeds"].max()), int(table["windows"].min()), int(table["windows"].max())
+    windows = f"{most}" if fewest == most else f"{fewest} to {most}"
     models = "of this one model only" if seeds == 1 else "and over seeds"
     bars = f"bars: 95 % interval of the paired difference to Full, over {windows} windows {models}"
     if table["increase_nats_low"].isna().all():

@@ -115,7 +115,7 @@ def _write_at_edge(axes: Axes, far: DataFrame) -> None:
 
 decay_alpha = Plot(
     reads=("prune.csv", "run.json"),
-    runs=("decoder*", "released-*", "wikitext-*", "long-*"),
+    runs=("decoder*", "released-*"),
     caption=(
         "Held-out perplexity against the forgetting factor alpha of Decay, for each budget, with the whole cache and "
         "H2O at the same budget as lines; after Fig. 4b and 4c of the Decay article, which show accuracies (its "

@@ -14,6 +14,7 @@ from formerlab.report.marks import points_with_bars
 from formerlab.report.pruning import (
     CONFIGURATION,
     NAMES,
+    RELEASED_RUNS,
     configurations,
     interval_notes,
     main_configurations,
@@ -57,7 +58,7 @@ def draw_budget(data: DataFrame) -> Figure:
         *interval_notes(data),
         *missing_note([NAMES.get(name, name) for name in data["policy"]], _WANTED),
     ]
-    runs = list(data["run"].unique())
+    runs = sorted(data["run"].unique(), key=lambda run: not run.startswith(RELEASED_RUNS))
     columns = min(len(runs), 3)
     rights = [2.4 if place % columns == columns - 1 else 0.55 for place in range(len(runs))]
     figure, axes = canvas([3.3] * len(runs), notes, height=3.0, right=rights, columns=columns)

@@ -39,8 +39,8 @@ def draw_passkey(data: DataFrame) -> Figure:
     run, numbers = str(data["run"].iloc[0]), int(data["numbers"].min())
     kept = "" if several or pruned.empty else f"Caches keep {pruned['budget'].iloc[0]:.0%} of the text. "
     notes = [
-        f"Model: {run.partition('-')[2]}. {kept}A cell: share of {numbers} numbers of which every token was the most "
-        "probable one."
+        f"Model: {run.partition('-')[2]}. {kept}A cell: share of {numbers} number{'s' * (numbers > 1)} of which every "
+        "token was the most probable one."
     ]
     figure, axes = canvas([1.9] * len(panels), notes, height=1.7, right=0.3, columns=min(5, len(panels)))
     for place, (panel, (name, budget)) in enumerate(zip(axes, panels, strict=True)):
