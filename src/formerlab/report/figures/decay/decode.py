@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
@@ -42,8 +42,9 @@ def draw(data: DataFrame) -> Figure:
         speeds.set_title(f"Run {run}, {several}")
         _draw_lines(speeds, rows, lines, "tokens_per_s", "decoded tokens per second")
         speeds.set_yscale("log")
-        speeds.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))  # 600, not 6 x 10^2
-        speeds.yaxis.set_major_formatter(LogFormatter())
+        speeds.yaxis.set_major_locator(MaxNLocator(6))  # a part of a decade has one power of ten or none
+        speeds.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        speeds.yaxis.set_minor_formatter(NullFormatter())
         _draw_bytes(sizes, rows, lines)
         for panel in prompts:
             _draw_lines(panel, rows, lines, "prompt_ratio", "seconds to read the prompt, over Full's")
