@@ -39,7 +39,7 @@ def missing_arms(root: Path, scale: str) -> dict[str, list[str]]:
 def _exists(arm: Arm | None, runs: set[str]) -> bool:
     if arm is None:
         return False
-    patterns = [*arm.envelope, *([arm.best_of] if arm.best_of is not None else [])]
+    patterns = [pattern for pattern in (*arm.envelope, arm.best_of) if pattern is not None]
     if not all(any(fnmatchcase(run, pattern) for run in runs) for pattern in patterns):
         return False
     return arm.run is None or arm.run in runs

@@ -39,15 +39,13 @@ def draw(rows: DataFrame, looks: Mapping[str, Look], ylabel: str, notes: Sequenc
         points_with_bars(axes, x, points["difference_nats"], (low, high), kind)
         beside = aside(seeds["tokens"], place, len(groups), 0.06, logarithm=True) * 0.97
         axes.plot(beside, seeds["difference_nats"], ".", color=kind.colour, alpha=0.7, markersize=4)
-        label = Label(x.iloc[-1], points["difference_nats"].iloc[-1], str(name), kind.colour)
-        if points["tokens"].iloc[-1] < means["tokens"].max():  # a line from here to the edge would read as a trend
-            of_budget = means[means["tokens"] == points["tokens"].iloc[-1]]
-            top = of_budget[["difference_nats", "difference_nats_high"]].max(axis=None)
-            axes.annotate(
-                label.text, (label.x, top), (0, 4), textcoords="offset points", fontsize=8, color=label.colour
-            )
+        end = points.iloc[-1]
+        if end["tokens"] < means["tokens"].max():  # a line from here to the edge would read as a trend
+            of_budget = means[means["tokens"] == end["tokens"]]
+            above = x.iloc[-1], of_budget[["difference_nats", "difference_nats_high"]].max(axis=None)
+            axes.annotate(str(name), above, (0, 4), textcoords="offset points", fontsize=8, color=kind.colour)
         else:
-            labels.append(label)
+            labels.append(Label(x.iloc[-1], end["difference_nats"], str(name), kind.colour))
     _finish(axes, rows, ylabel)
     label_at_edge(axes, labels)
     return figure

@@ -5,9 +5,9 @@ for. Pruning acts from the first token on, as everywhere here, so a policy has t
 it will be asked for.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from formerlab.errors import UserError
 from formerlab.evaluation.measurement import Measured, Measurement, Reading
 from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.evaluation.pruning.kept import Kept
-from formerlab.evaluation.pruning.prune import PruneSweep
+from formerlab.evaluation.pruning.prune import PruneSweep, Work
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.write import Cell
@@ -66,6 +66,10 @@ class Passkey(Measurement):
         tokens = len(self.configurations()) * sum(self.lengths) * len(self.depths) * self.numbers
         return Reading(tokens, cached=tokens)
 
+    def alone(self, configuration: Configuration) -> Self:
+        """Return the settings without what a configuration is compared with."""
+        return self.model_copy(update={"policies": (configuration.policy,)})
+
     def configurations(self) -> list[Configuration]:
         """Return the whole cache and every policy at every budget, each once."""
         return PruneSweep(policies=self.policies).configurations(self.budgets)
@@ -82,14 +86,9 @@ class Text(NamedTuple):
 
 def measure(run: Measured, settings: Passkey) -> None:
     """Write passkey.csv."""
-    kept, tokenizer = Kept(run.folder / KEPT), load_tokenizer(run.data)
-
-    def decides(configuration: Configuration) -> tuple[Any, ...]:
-        alone = settings.model_copy(update={"policies": (configuration.policy,)})
-        return *run.belongs_to, run.code_of(alone), configuration.policy.to_dict(), configuration.budget
-
-    run.write("passkey.csv", rows(run.model, tokenizer, settings, label=run.label, kept=kept, decides=decides))
-    kept.tidy()
+    work = Work(Kept(run.folder / KEPT), run.belongs_to, run.code_of)
+    run.write("passkey.csv", rows(run.model, load_tokenizer(run.data), settings, label=run.label, work=work))
+    work.kept.tidy()
 
 
 def rows(
@@ -98,15 +97,13 @@ def rows(
     settings: Passkey,
     *,
     label: str = "passkey",
-    kept: Kept | None = None,
-    decides: Callable[[Configuration], tuple[Any, ...]] = tuple,
+    work: Work | None = None,
 ) -> list[Sequence[Cell]]:
     """Return a row per configuration, length, depth and number: whether every token of it is the most probable.
 
-    What `kept` has of a configuration and a length is not read again; `decides` returns what its rows depend on beside
-    the texts.
+    What `work` keeps of a configuration and a length is not read again.
     """
-    kept = kept or Kept()
+    work = work or Work()
     texts = {
         length: [
             (depth, number, make_text(tokenizer, length, depth, number))
@@ -121,10 +118,12 @@ def rows(
     with Progress(total, label, unit="text") as progress, evaluating(model):
         for configuration in configurations:
             for length, of_length in texts.items():
-                asked = (*decides(configuration), length, settings.depths, settings.numbers)
-                if kept.has(*asked):
+                alone = settings.alone(configuration)
+                about = work.of(alone, configuration, length, settings.depths, settings.numbers)
+                if work.kept.has(*about):
                     progress.skip(len(of_length))
-                found += kept.rows(partial(_answers, model, configuration, length, of_length, progress), *asked)
+                make = partial(_answers, model, configuration, length, of_length, progress)
+                found += work.kept.rows(make, *about)
     return found
 
 

@@ -113,6 +113,10 @@ class PruneSweep(Measurement):
         fit = self.batch if self.batch_tokens is None else min(self.batch, max(1, self.batch_tokens // context))
         return fit if most is None else min(fit, most)
 
+    def alone(self, configuration: Configuration) -> Self:
+        """Return the settings without what a configuration is compared with."""
+        return self.model_copy(update={"policies": (configuration.policy,), "alphas": (), "one_shot": ()})
+
     def configurations(self, budgets: Iterable[int | float]) -> list[Configuration]:
         """Return the full cache and every policy at every budget, each once."""
         policies = dict.fromkeys((*self.policies, *(Decay(alpha=alpha) for alpha in self.alphas)))
@@ -131,18 +135,17 @@ def measure(run: Measured, settings: PruneSweep) -> None:
 
 
 class Work(NamedTuple):
-    """Where a sweep keeps what it has done, and what that belongs to."""
+    """Where a measurement of policies keeps what it has done, and what that belongs to."""
 
     kept: Kept = Kept()
     belongs_to: tuple[Any, ...] = ()
-    code_of: Callable[[PruneSweep], str] = repr
+    code_of: Callable[[Measurement], str] = repr
 
-    def of(self, sweep: PruneSweep, configuration: Configuration, *asked: Any) -> tuple[Any, ...]:
-        """Return what decides the rows of one configuration; what is compared with it does not."""
-        alone = sweep.model_copy(update={"policies": (configuration.policy,), "alphas": (), "one_shot": ()})
+    def of(self, alone: Measurement, configuration: Configuration, *asked: Any) -> tuple[Any, ...]:
+        """Return what decides the rows of one configuration, given the settings that name it `alone`."""
         return *self.belongs_to, self.code_of(alone), configuration.policy.to_dict(), configuration.budget, *asked
 
-    def of_all(self, sweep: PruneSweep, *asked: Any) -> tuple[Any, ...]:
+    def of_all(self, sweep: Measurement, *asked: Any) -> tuple[Any, ...]:
         """Return what decides rows that follow from the whole sweep."""
         return *self.belongs_to, self.code_of(sweep), sweep.to_dict(), *asked
 
@@ -174,7 +177,9 @@ def prune(
     with Progress(len(configurations) * len(windows), label, unit="window") as progress:
         rows: list[list[Cell]] = []
         for configuration in configurations:
-            about = work.of(sweep, configuration, "windows", windows, context, sweep.batch_of(context))
+            about = work.of(
+                sweep.alone(configuration), configuration, "windows", windows, context, sweep.batch_of(context)
+            )
             if work.kept.has(*about):
                 progress.skip(len(windows))
             make = partial(_window_rows, model, streams["test"], context, windows, configuration, sweep, progress)
@@ -186,7 +191,12 @@ def prune(
         with Progress(len(asked) * len(questions), label, unit="request") as progress:
             for configuration in asked:
                 about = work.of(
-                    sweep, configuration, "questions", sweep.question_limit, sweep.batch, sweep.batch_tokens
+                    sweep.alone(configuration),
+                    configuration,
+                    "questions",
+                    sweep.question_limit,
+                    sweep.batch,
+                    sweep.batch_tokens,
                 )
                 answers += _question_rows(model, questions, configuration, sweep, progress, work.kept.journal(*about))
     write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, answers)
