@@ -77,8 +77,8 @@ def test_the_examples_of_the_readme_run_and_are_short(names, tmp_path, monkeypat
     folder.mkdir(parents=True)
     write_run(folder, MODELS["mixed"])
     monkeypatch.chdir(tmp_path)
-    blocks = examples("README.md", "\n## In code of your own\n")
-    assert len(blocks) == 3
+    blocks = examples("README.md")
+    assert len(blocks) == 4
     for block in blocks:
         assert len([line for line in block.splitlines() if line and not line.startswith("#")]) <= 6
         exec(block, names)
