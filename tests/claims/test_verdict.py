@@ -86,6 +86,17 @@ def test_every_item_counts():
     assert outcome(claim, {("plain", "loss_nats"): [3.0] * 3, ("dense", "loss_nats"): [3.2, 3.21, 3.2]}) == "fails"
 
 
+def test_the_seeds_are_counted_over_which_the_interval_goes():
+    """The short runs have five, the long ones three: their gaps are compared over three."""
+    short = {
+        ("tokenformer_short", "loss_nats"): [4.3, 4.31, 4.3, 4.29, 4.3],
+        ("transformer_short", "loss_nats"): [4.2] * 5,
+    }
+    long = {("tokenformer_long", "loss_nats"): [4.0, 4.01, 4.0], ("transformer_long", "loss_nats"): [4.1] * 3}
+    claim = claim_of("tokenformer-gap-shrinks-with-training")
+    assert judge(evidence(claim, Planted(claim, short | long)), "overnight").seeds == 3
+
+
 def kept(share, seed, seeds=3):
     return (np.random.default_rng(seed).random((seeds, 400)) < share).astype(float)
 

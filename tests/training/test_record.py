@@ -194,6 +194,20 @@ def test_the_commit_of_a_repository_that_does_not_hold_the_package_is_not_ours(i
     assert re.fullmatch(r"[0-9a-f]{40}", provenance.git_state.__wrapped__()["commit"])
 
 
+def test_rows_that_were_exported_meanwhile_are_no_change_of_the_code(installed):
+    rows, code = installed / "results" / "cached" / "runs.csv", installed / "venv" / "site-packages" / "code.py"
+    for path in (rows, code):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("before\n")
+    git(installed, "init")
+    git(installed, "add", ".")
+    git(installed, "commit", "-m", "all")
+    rows.write_text("after\n")
+    assert provenance.git_state.__wrapped__()["dirty_hash"] is None
+    code.write_text("after\n")
+    assert provenance.git_state.__wrapped__()["dirty_hash"]
+
+
 def test_an_interrupted_run_has_no_record(data, tmp_path, monkeypatch):
     interrupted(monkeypatch, 3, RUN, data, tmp_path)
     assert not (tmp_path / "run.json").exists()

@@ -24,13 +24,14 @@ def now() -> str:
 def git_state() -> dict[str, str | None]:
     """Return commit and, where tracked files differ from it, a hash of the difference.
 
-    Both are empty where no repository holds this very file: an installed package may lie in a folder of some other one.
+    Rows and pictures are left out: they say what earlier runs found, and nothing that trains reads them. Both are empty
+    where no repository holds this very file: an installed package may lie in a folder of some other one.
     """
     file = Path(__file__).resolve()
     try:
         _git(file.parent, "ls-files", "--error-unmatch", file.name)
         commit = _git(file.parent, "rev-parse", "HEAD").strip()
-        difference = _git(file.parent, "diff", "HEAD")
+        difference = _git(file.parent, "diff", "HEAD", "--", ":/", ":(top,exclude)results", ":(top,exclude)figures")
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty_hash": None}
     return {"commit": commit, "dirty_hash": fingerprint(difference) if difference else None}

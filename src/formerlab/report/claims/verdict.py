@@ -36,14 +36,16 @@ class Judgement:
         self.criterion, self.min_seeds = evidence.claim.criterion, evidence.protocol.min_seeds
         self.confidence = evidence.protocol.confidence if confidence is None else confidence
         self.fewest_seeds = math.inf
-        self.seeds = self.examples = 0
+        self.seeds_of_pairs = self.examples = 0
         self.names: dict[str, Any] = {}
 
     def verdict(self) -> ItemVerdict:
         """Return the verdict; a missing arm is named in its reason."""
         try:
             for name, expression in self.criterion.let.items():
-                self.names[name] = self._evaluate(expression)
+                self.names[name] = found = self._evaluate(expression)
+                if isinstance(found, Seeds):  # arms may have more than those they share, over which its interval goes
+                    self.fewest_seeds = min(self.fewest_seeds, len(found.values))
             met = self.criterion.requires is None or self._evaluate(self.criterion.requires)
             outcome = self._outcome(met)
         except MissingRowsError as error:
@@ -57,7 +59,8 @@ class Judgement:
             reason = f"requires {self.criterion.requires}"
         elif self.fewest_seeds < self.min_seeds:
             reason = f"{self.fewest_seeds} seeds of {self.min_seeds}"
-        return ItemVerdict(self.item, outcome, self._texts(), reason, self.seeds, self.examples)
+        seeds = self.seeds_of_pairs if math.isinf(self.fewest_seeds) else int(self.fewest_seeds)
+        return ItemVerdict(self.item, outcome, self._texts(), reason, seeds, self.examples)
 
     def _outcome(self, met: bool) -> Outcome:
         if not met or self.fewest_seeds < self.min_seeds:
@@ -91,7 +94,6 @@ class Judgement:
     def _value(self, arm: str, metric: str) -> Seeds:
         seeds = self.evidence.value(self.item, arm, metric)
         self.fewest_seeds = min(self.fewest_seeds, len(seeds.values))
-        self.seeds = max(self.seeds, len(seeds.values))
         return seeds
 
     def _ratio(self, a: str, b: str, metric: str) -> Seeds:
@@ -99,7 +101,7 @@ class Judgement:
 
     def _paired(self, a: str, b: str, metric: str) -> Paired:
         paired = self.evidence.paired(self.item, a, b, metric)
-        self.seeds, self.examples = len(paired.of_seeds), paired.examples
+        self.seeds_of_pairs, self.examples = len(paired.of_seeds), paired.examples
         return paired
 
     def _number(self, name: str) -> float:

@@ -427,9 +427,10 @@ tokenformer_envelope = Table(
     caption=(
         "What grown models, and parents that were trained on, cost beside Transformers from scratch (Tokenformer, "
         "arXiv:2410.23168). FLOPs ratio: a run's cumulative FLOPs, its ancestors' included, by those at which the "
-        "lower envelope of nine Transformers from scratch (three sizes, three lengths, every one with its own full "
-        "schedule) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half the cost. A value "
-        "per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope says nothing."
+        "lower envelope of Transformers from scratch (those finished of three sizes and three lengths, every one with "
+        "its own full schedule) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half the "
+        "cost. A value per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope "
+        "says nothing."
     ),
     ours=against_envelope,
     columns=(
