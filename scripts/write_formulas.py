@@ -17,7 +17,7 @@ PACKAGE = ROOT / "src/formerlab"
 PAGE = ROOT / "docs/formulas.md"
 
 TOPICS = {
-    "Parameters as tokens": ("layers/pattention.py", "layers/score.py", "growth"),
+    "Parameters as tokens": ("layers/pattention.py", "layers/pattention_function.py", "layers/score.py", "growth"),
     "Attention, positions, blocks": (
         "layers/attention.py",
         "layers/position.py",
@@ -28,13 +28,15 @@ TOPICS = {
         "models",
     ),
     "Averages over depth": ("layers/depth",),
-    "What a cache keeps": ("cache/policies",),
+    "What a cache keeps": ("cache/eviction.py", "cache/policies", "cache/budget.py"),
     "Training, translation, measures": (
         "training/schedule.py",
         "training/optimizer.py",
         "tasks/translation.py",
         "evaluation/translation",
         "calibration.py",
+        "report/formulas.py",
+        "evaluation/timing/complexity.py",
     ),
 }
 """The tables of the page, with the files or folders of the package that they list."""

@@ -17,7 +17,7 @@ Budget = Annotated[int, Field(ge=1, le=10**7)] | Annotated[float, Field(gt=0, le
 
 
 def resolve_budget(budget: int | float, length: int) -> int:
-    """Return the entries that a budget allows a sequence of `length` tokens: a ratio gives round_half_up(ratio length).
+    """Return round_half_up(ratio length), or the count given: the keys held between steps (official codes floor).
 
     The ratio is taken as the decimal number that it prints as, so that 0.29 of 50 is 14.5 and rounds up to 15, where
     binary floating point gives 14. A ratio may leave a very short sequence no entry: its queries see themselves alone.

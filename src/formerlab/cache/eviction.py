@@ -40,11 +40,11 @@ class Rows(NamedTuple):
 
 
 class Eviction(Policy):
-    """A policy that evicts at most one key per step, separately in every head group that choose together.
-
-    For q = 0, 1, ...: (1) the cache takes in q; (2) p = softmax over the keys it holds, evicted ones gone from the
+    """For q = 0, 1, ...: (1) the cache takes in q; (2) p = softmax over the keys it holds, evicted ones gone from the
     denominator; (3) S[k] = score(S[k], p[k]); (4) if it holds more than the budget, the key of the lowest S among
     sink <= k <= q - recent goes, and its score with it (Decay article, eq. 5; A2SF, arXiv:2407.20485, eq. 5 and 6).
+
+    So a policy of this kind evicts at most one key per step, separately in all heads that choose together.
     """
 
     scope: Literal["head", "group", "layer"] = "group"

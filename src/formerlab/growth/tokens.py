@@ -54,7 +54,7 @@ class Growth(Spec):
     (whose mean is over all tokens). With tau = sqrt it does not, whatever the keys, unless the score has no tau. New
     values are always random: with K_new = V_new = 0 both gradients stay zero for ever.
 
-    Transformers grow in width, by the other methods: see `growth_width.py` for what they do and what they keep.
+    Transformers grow in width, by the other methods: see `growth/width.py` for what they do and what they keep.
     """
 
     method: Literal["tokens"] | WidthMethod = "tokens"
@@ -193,7 +193,7 @@ def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth
     With method = tokens old keys and values become the leading rows and all other weights are copied. New rows are what
     `child.build(seed)` draws, so they follow the initial distribution of the grown layer (values 1/sqrt(tokens) with
     the new count under init = fan_in), except that keys = zero sets the new keys to zero. For the other methods see
-    `growth_width.py`. Raises UserError as `grown_spec` does, and where the weights are not those of the parent's spec.
+    `growth/width.py`. Raises UserError as `grown_spec` does, and where the weights are not those of the parent's spec.
     """
     parent = growable(parent)
     grown = grown_spec(parent, growable(child), growth)

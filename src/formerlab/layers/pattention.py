@@ -17,7 +17,7 @@ TRUNCATED_STD = 0.8796256610342398
 
 
 class Pattention(Spec):
-    """y = gelu(tau x K^T / ||x K^T||_2) V: token-parameter attention (arXiv:2410.23168, eq. 4 and 5).
+    """y = gelu(tau x K^T / ||x K^T||_2) V: token-parameter attention (arXiv:2410.23168, eq. 4; version 1, eq. 5).
 
     K (tokens x d_in) and V (tokens x d_out) are learned; the norm runs over the parameter tokens, tau = sqrt(tokens).
     There is no bias and no 1/sqrt(d). As a feed-forward it is one Pattention from d to d. Adding tokens with zero keys

@@ -26,7 +26,7 @@ Y = Float[Tensor, "*batch d_out"]
 
 
 def lean_pattention(x: X, keys: Keys, values: Values, tau: float) -> Y:
-    """Return gelu(tau A / ||A||_2) V with A = x K^T (arXiv:2410.23168, eq. 4 and 5).
+    """Return gelu(tau A / ||A||_2) V with A = x K^T (arXiv:2410.23168, eq. 4; its gradient: Appendix A).
 
     Under autocast the operands are cast as those of a matrix product are. Second derivatives are not available.
     """

@@ -63,7 +63,7 @@ def softmax(products: Scores, tau: float) -> Scores:
 
 
 def gelu(products: Scores, tau: float) -> Scores:
-    """S = A cdf(A), no norm and no tau: a plain two-layer MLP (official TPU code, `gelu`)."""
+    """S = A cdf(A), no norm and no tau: a plain two-layer MLP (official TPU code, `gelu`, in JAX's tanh form)."""
     del tau
     return F.gelu(products)
 
@@ -74,7 +74,10 @@ def l2(products: Scores, tau: float) -> Scores:
 
 
 def gelu_layernorm(products: Scores, tau: float) -> Scores:
-    """S = (g - mean(g)) / sqrt(variance(g) + 1e-6) with g = gelu(A), no tau (official TPU code, `gelu_layer_norm`)."""
+    """S = (g - mean(g)) / sqrt(variance(g) + 1e-6) with g = gelu(A), no tau (official TPU code, `gelu_layer_norm`).
+
+    The code's GeLU is JAX's tanh form; here it is exact, as in all scores.
+    """
     del tau
     return F.layer_norm(F.gelu(products), products.shape[-1:], eps=1e-6)
 

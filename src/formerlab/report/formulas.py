@@ -13,7 +13,10 @@ from formerlab.report.published import published
 
 
 class Shape(NamedTuple):
-    """What the formulas need of a decoder; `tokens` are parameter tokens, 0 for a Transformer."""
+    """A forward pass over T tokens: 2 N T + 4 L d T^2 FLOPs, N without embedding (arXiv:2410.23168, Table 3).
+
+    What the formulas need of a decoder; tokens of attention and feed-forward are parameter tokens, 0 for a Transformer.
+    """
 
     layers: int
     width: int

@@ -11,7 +11,8 @@ from formerlab.spec import AnyCount
 
 
 class Decay(Eviction):
-    """S[k] <- alpha S[k] + p[k]: decay first, then add; the newest attention has weight 1 (Decay article, eq. 5).
+    """S[k] <- alpha S[k] + p[k]: decay first, then add; the newest attention has weight 1 (Accumulated Attention Score
+    Decaying Technique for Transformer Decoder Token Pruning, "the Decay article", eq. 5).
 
     Hyun-rae Jo and Dongkun Shin, Accumulated Attention Score Decaying Technique for Transformer Decoder Token Pruning
     (Sungkyunkwan University, 2024), later published as A2SF (arXiv:2407.20485, eq. 5 and 6). While nothing is evicted

@@ -53,7 +53,9 @@ def rows_of(spec: Complexity) -> Iterator[list[Any]]:
 
 
 def multiply_adds(name: LayerName, n: int, d: int, spec: Complexity) -> int:
-    """Return the multiply-adds of the mixing operation, counted by PyTorch while it runs without data."""
+    """Return n^2 d (self-attention), n d^2 (recurrent), k n d^2 (convolution), r n d (restricted), up to a factor:
+    multiply-adds of a layer's mixing (arXiv:1706.03762, Table 1), counted by PyTorch while it runs without data.
+    """
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         _layer(name, n, d, spec)()
     return int(counter.get_total_flops()) // 2

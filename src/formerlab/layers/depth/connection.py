@@ -12,7 +12,7 @@ Order = Literal["post", "pre"]
 
 
 class Connection(nn.Module):
-    """Norm, dropout and addition around a sub-layer."""
+    """post: LN(x + dropout(f(x))); pre: x + dropout(f(LN(x))) (arXiv:1706.03762, 3.1; arXiv:2002.04745, Fig 1)."""
 
     def __init__(self, norm: nn.Module, dropout: float, order: Order) -> None:
         super().__init__()
