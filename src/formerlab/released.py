@@ -194,7 +194,7 @@ class HubModel(_Released):
         try:
             place = snapshot_download(self.name, revision=self.revision, local_files_only=True)
         except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
-            fetch = f"fetch it once: huggingface-cli download {self.name} --revision {self.revision}"
+            fetch = f"fetch it once: hf download {self.name} --revision {self.revision}"
             raise UserError(f"{self.name}: not in the hub's cache; {fetch}") from None
         return _model_files(Path(place))
 

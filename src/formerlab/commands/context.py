@@ -26,7 +26,7 @@ def add_verb(verbs: Any, name: str, function: Verb, text: str, *, configured: bo
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Let a verb choose the configuration that it works on."""
-    parser.add_argument("--scale", help="a file of workflow/scales, such as laptop; default: that of config.yaml")
+    parser.add_argument("--scale", help="one of those in workflow/scales, such as laptop; default: that of config.yaml")
     parser.add_argument(
         "--set",
         action="append",

@@ -112,7 +112,9 @@ def ui(arguments: argparse.Namespace) -> None:
     plan = load_plan(arguments)
     uri = plan["tracking_uri"]
     if not uri:
-        raise UserError("config.yaml: tracking_uri is empty; set it to sqlite:///mlflow.db and run `formerlab track`")
+        raise UserError(
+            "config.yaml: tracking_uri is empty; set it to sqlite:///mlflow.db and run `python -m formerlab track`"
+        )
     if database := database_of(uri):
         uri = f"sqlite:///{database}"
     first = landing(uri, plan["scale"], list(plan["studies"]))

@@ -142,7 +142,7 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
         started_ms=_milliseconds(record["started"]),
         finished_ms=_milliseconds(record["finished"]),
         status="FINISHED" if record["status"] == "finished" else "FAILED",
-        tags=_place(results, record["study"]) | _tags(record, len(params)),
+        tags=_place(results, record["study"]) | _tags(record, len(params), results.scale),
         params=dict(list(params.items())[:MOST_PARAMS]),
         points=[point for point in _points(results, record) if math.isfinite(point[1])],
         files=files,
@@ -150,7 +150,7 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
     )
 
 
-def _tags(record: dict[str, Any], params: int) -> dict[str, str]:
+def _tags(record: dict[str, Any], params: int, scale: str) -> dict[str, str]:
     """Return what a run is searched by; nothing of the environment, which may hold secrets."""
     git = record.get("git") or {}
     tags = {
@@ -164,7 +164,7 @@ def _tags(record: dict[str, Any], params: int) -> dict[str, str]:
         "formerlab.params_omitted": str(max(0, params - MOST_PARAMS)),
         "mlflow.source.name": "formerlab",
         "mlflow.source.type": "LOCAL",
-        "mlflow.note.content": _note(record),
+        "mlflow.note.content": _note(record, scale),
         "mlflow.source.git.commit": git.get("commit"),
         "formerlab.git_dirty_hash": git.get("dirty_hash"),
         **{f"formerlab.version.{name}": version for name, version in (record.get("versions") or {}).items()},
@@ -172,11 +172,11 @@ def _tags(record: dict[str, Any], params: int) -> dict[str, str]:
     return {_name(key): _shorten(value) for key, value in tags.items() if value is not None}
 
 
-def _note(record: dict[str, Any]) -> str:
+def _note(record: dict[str, Any], scale: str) -> str:
     """Return what a reader of the run is told first."""
     grown = f" It goes on from {record['init']['id']}." if isinstance(record.get("init"), dict) else ""
-    scale = f"`python -m formerlab train {record['id']}`"
-    return f"{record['run']}, seed {record['seed']}, on data set {record['data']['name']}.{grown} Command: {scale}"
+    command = f"`python -m formerlab train {record['id']} --scale {scale}`"
+    return f"{record['run']}, seed {record['seed']}, on data set {record['data']['name']}.{grown} Command: {command}"
 
 
 def _points(results: Results, record: dict[str, Any]) -> Iterator[Point]:

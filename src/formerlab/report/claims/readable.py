@@ -69,17 +69,19 @@ class OnFirstScreen(NamedTuple):
 
 
 FIRST_SCREEN = {
-    "transformer-single-head-worse": OnFirstScreen("loss with one head minus with several, nats"),
+    "transformer-single-head-worse": OnFirstScreen("loss with one head minus with four, nats"),
     "transformer-dropout-helps": OnFirstScreen("loss without dropout minus with it, nats"),
     "tokenformer-growth-beats-continuing": OnFirstScreen(
         "loss of the grown model minus its parent's, trained on, nats"
     ),
     "vision-matches-vit-equal-parameters": OnFirstScreen("logarithm of Tokenformer's error rate over ViT's"),
-    "denseformer-better-at-equal-depth": OnFirstScreen("loss of the plain stack minus 1x1, nats"),
-    "denseformer-sparse-keeps-the-gain": OnFirstScreen("lost gain beyond a quarter of it, nats"),
-    "decay-beats-h2o": OnFirstScreen("accuracy of Decay minus H2O, of 1", ("pretrained", "overnight")),
+    "denseformer-better-at-equal-depth": OnFirstScreen("loss of the plain stack minus DenseFormer's (1x1), nats"),
+    "denseformer-sparse-keeps-the-gain": OnFirstScreen("gain lost beyond the quarter that is allowed, nats"),
+    "decay-beats-h2o": OnFirstScreen(
+        "accuracy of Decay minus H2O, as a share of the questions", ("pretrained", "overnight")
+    ),
     "decay-needs-no-recent-window": OnFirstScreen(
-        "accuracy lost beyond a quarter of what H2O loses, of 1", ("pretrained", "overnight")
+        "accuracy lost beyond a quarter of what H2O loses, as a share of the questions", ("pretrained", "overnight")
     ),
 }
 """Two claims of each paper for the first screen of the README."""
