@@ -36,9 +36,9 @@ from fixtures.rows import make_run
 
 from formerlab.cache import Peak, PrunedCache, Simulation
 from formerlab.data import TextData, load_stream, prepare
-from formerlab.data.sums import Sums
+from formerlab.data.text.sums import Sums
 from formerlab.report.drawings import draw_one
-from formerlab.layers.anchor import Anchor
+from formerlab.layers.depth.anchor import Anchor
 from formerlab.layers.low_rank import LowRank
 from formerlab.models import Decoder
 from formerlab.plan.build import build_plan

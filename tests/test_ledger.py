@@ -3,7 +3,7 @@
 import pandas as pd
 from fixtures.rows import make_run
 
-from formerlab.report.ledger import COLUMNS, costs, ledger, write_ledger
+from formerlab.report.ledger import COLUMNS, costs, ledger, text, write_ledger
 from formerlab.results.read import Results
 
 
@@ -22,16 +22,17 @@ def test_every_run_is_a_row_and_every_study_a_sum(tmp_path):
     assert (rows["outside_steps"] == 1 - rows["training_time_s"] / rows["wall_time_s"]).all()
     csv, page = write_ledger(Results(root), tmp_path)
     assert pd.read_csv(csv)["git.commit"].tolist() == ["a" * 40] * 4
-    text = page.read_text()
-    assert "synthetic processor" in text
-    assert "aaaaaaaaaa" in text
-    assert "diverged" in text
+    written = page.read_text()
+    assert "synthetic processor" in written
+    assert "aaaaaaaaaa" in written
+    assert "diverged" in written
 
 
 def test_without_runs_it_is_empty(tmp_path):
     (tmp_path / "live/smoke").mkdir(parents=True)
     assert len(ledger(Results(tmp_path / "live/smoke"))) == 0
     write_ledger(Results(tmp_path / "live/smoke"), tmp_path)
+    assert text(Results(tmp_path / "live/smoke")).startswith("no finished run in ")
 
 
 def test_runs_that_are_not_as_planned_are_marked(tmp_path):

@@ -84,6 +84,8 @@ def write_ledger(results: Results, out: Path) -> list[Path]:
 def text(results: Results) -> str:
     """Return the costs by study and a line per run, for a terminal."""
     rows = ledger(results)
+    if rows.empty:
+        return f"no finished run in {results.root} yet; make demo makes those of scale laptop"
     lines = _readable(rows).drop(columns=["data", "commit, code, spec", "torch", "device"])
     lines.insert(0, "study", rows["study"])
     return f"{costs(rows).to_string(index=False)}\n\n{lines.to_string(index=False)}"
