@@ -1,5 +1,6 @@
 """Differences of held-out losses against the tokens that both models saw, a point for each budget."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def draw(rows: DataFrame, looks: Mapping[str, Look], ylabel: str, notes: Sequenc
     means = rows[rows["part"] == "mean"]
     spread = "bars: 95 % Student t interval over seeds, dots: seeds" if means["seeds"].max() > 1 else "no interval"
     figure, (axes,) = canvas([4.6], [f"{n_seeds(means['seeds'])} per point; {spread}.", *notes], right=2.4)
-    labels = []
+    labels, above_budget = [], Counter[float]()
     groups = list(rows.groupby("series", sort=False))
     for place, (name, group) in enumerate(groups):
         seeds, points = group[group["part"] == "seed"], group[group["part"] == "mean"].sort_values("tokens")
@@ -43,7 +44,9 @@ def draw(rows: DataFrame, looks: Mapping[str, Look], ylabel: str, notes: Sequenc
         if end["tokens"] < means["tokens"].max():  # a line from here to the edge would read as a trend
             of_budget = means[means["tokens"] == end["tokens"]]
             above = x.iloc[-1], of_budget[["difference_nats", "difference_nats_high"]].max(axis=None)
-            axes.annotate(str(name), above, (0, 4), textcoords="offset points", fontsize=8, color=kind.colour)
+            offset = (0, 4 + 10 * above_budget[end["tokens"]])  # one above the other, where several end here
+            axes.annotate(str(name), above, offset, textcoords="offset points", fontsize=8, color=kind.colour)
+            above_budget[end["tokens"]] += 1
         else:
             labels.append(Label(x.iloc[-1], end["difference_nats"], str(name), kind.colour))
     _finish(axes, rows, ylabel)
