@@ -93,7 +93,12 @@ def _draw_lines(axes: Axes, data: DataFrame, x: str, series: str, law: str) -> N
         labels.append(Label(end[x], end["loss_nats"], quantity(float(str(value))), kind.colour))
     _logarithmic(axes)
     axes.xaxis.set_major_locator(MaxNLocator(1))
-    axes.set_xticks(sorted(scratch[x].unique()))
+    ticks: list[float] = []
+    apart = (scratch[x].max() / scratch[x].min()) ** 0.2  # nearer ones would stand on each other
+    for value in sorted(scratch[x].unique()):
+        if not ticks or value > apart * ticks[-1]:
+            ticks.append(float(value))
+    axes.set_xticks(ticks)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: quantity(tick)))
     axes.set_xticks([], minor=True)
     label_directly(axes, labels, size=7.5)
