@@ -1,5 +1,7 @@
 """Loss of Transformers from scratch against FLOPs, tokens and parameters, and grown models beside their envelope."""
 
+from itertools import cycle
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,8 +14,13 @@ from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, n_seeds, quant
 from formerlab.report.scaling import FLOPS, PARAMETERS, TOKENS, scaling
 from formerlab.report.style import BLACK, BLUE, GREY, Look, canvas, look, widen
 
-_SIZES = tuple(Look(colour, marker) for colour, marker in (("#9E9AC8", "o"), ("#6A51A3", "s"), ("#3F007D", "D")))
-"""Of the sizes, or lengths, of Transformers from scratch, the smallest first."""
+_SIZES = tuple(
+    Look(colour, marker)
+    for colour, marker in (
+        *(("#9E9AC8", "o"), ("#6A51A3", "s"), ("#3F007D", "D"), ("#C994C7", "^"), ("#DF65B0", "v"), ("#980043", "P")),
+    )
+)
+"""Of the sizes, or lengths, of Transformers from scratch, the smallest first; beyond these they begin again."""
 _START = Look(BLUE, "s")
 SHOWN = {
     f"{GROWN}: random keys, tau sqrt(n)": "grown: random keys, tau sqrt(n)",
@@ -54,7 +61,7 @@ def _draw_flops(axes: Axes, data: DataFrame) -> None:
     law = data[(data["part"] == "law") & (data.get("law") == "flops")]
     axes.plot(law[FLOPS], law["loss_nats"], "--", color=GREY, linewidth=1)
     axes.plot(seeds[FLOPS] * 0.97, seeds["loss_nats"], ".", color=GREY, alpha=0.7, markersize=3)
-    for kind, (_, points) in zip(_SIZES, scratch.groupby(PARAMETERS), strict=False):
+    for kind, (_, points) in zip(cycle(_SIZES), scratch.groupby(PARAMETERS), strict=False):
         _points(axes, points, FLOPS, kind)
     last = lowest.iloc[-1]
     labels = [Label(float(last[FLOPS]), float(last["loss_nats"]), "Transformers from scratch", BLACK)]
@@ -84,7 +91,7 @@ def _draw_lines(axes: Axes, data: DataFrame, x: str, series: str, law: str) -> N
     scratch = data[data["part"] == "scratch"]
     fitted = data[(data["part"] == "law") & (data.get("law") == law)]
     labels = []
-    for kind, (value, points) in zip(_SIZES, scratch.groupby(series), strict=False):
+    for kind, (value, points) in zip(cycle(_SIZES), scratch.groupby(series), strict=False):
         points = points.sort_values(x)
         _points(axes, points, x, kind)
         line = fitted[np.isclose(fitted[series].astype(float), float(str(value)))]
