@@ -14,9 +14,9 @@ class Decay(Eviction):
     """S[k] <- alpha S[k] + p[k]: decay first, then add; the newest attention has weight 1 (Accumulated Attention Score
     Decaying Technique for Transformer Decoder Token Pruning, "the Decay article", eq. 5).
 
-    Hyun-rae Jo and Dongkun Shin, Accumulated Attention Score Decaying Technique for Transformer Decoder Token Pruning
-    (Sungkyunkwan University, 2024), later published as A2SF (arXiv:2407.20485, eq. 5 and 6). While nothing is evicted
-    S[k] = sum over q of alpha^(n - q) p[q, k]. alpha = 1 is the accumulated score of H2O, alpha = 0 the last row alone.
+    The article is by Hyun-rae Jo and Dongkun Shin (Sungkyunkwan University, 2024); a later form of it is A2SF
+    (arXiv:2407.20485, eq. 5 and 6). While nothing is evicted S[k] = sum over q of alpha^(n - q) p[q, k].
+    alpha = 1 is the accumulated score of H2O, alpha = 0 the last row alone.
     """
 
     label: ClassVar[str] = "Decay"

@@ -118,8 +118,7 @@ def rows(
     with Progress(total, label, unit="text") as progress, evaluating(model):
         for configuration in configurations:
             for length, of_length in texts.items():
-                alone = settings.alone(configuration)
-                about = work.of(alone, configuration, length, settings.depths, settings.numbers)
+                about = work.of(settings, configuration, length, settings.depths, settings.numbers)
                 if work.kept.has(*about):
                     progress.skip(len(of_length))
                 make = partial(_answers, model, configuration, length, of_length, progress)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Protocol, Self
 
 from pydantic import Field, field_validator
 
@@ -134,6 +134,13 @@ def measure(run: Measured, settings: PruneSweep) -> None:
     prune(run.model, streams, questions, settings, run.folder, label=run.label, work=work)
 
 
+class Comparison(Protocol):
+    """Settings that compare configurations."""
+
+    def alone(self, configuration: Configuration) -> Measurement:
+        """Return the settings without what a configuration is compared with."""
+
+
 class Work(NamedTuple):
     """Where a measurement of policies keeps what it has done, and what that belongs to."""
 
@@ -141,11 +148,12 @@ class Work(NamedTuple):
     belongs_to: tuple[Any, ...] = ()
     code_of: Callable[[Measurement], str] = repr
 
-    def of(self, alone: Measurement, configuration: Configuration, *asked: Any) -> tuple[Any, ...]:
-        """Return what decides the rows of one configuration, given the settings that name it `alone`."""
-        return *self.belongs_to, self.code_of(alone), configuration.policy.to_dict(), configuration.budget, *asked
+    def of(self, settings: Comparison, configuration: Configuration, *asked: Any) -> tuple[Any, ...]:
+        """Return what decides the rows of one configuration; what is compared with it does not."""
+        code = self.code_of(settings.alone(configuration))
+        return *self.belongs_to, code, configuration.policy.to_dict(), configuration.budget, *asked
 
-    def of_all(self, sweep: Measurement, *asked: Any) -> tuple[Any, ...]:
+    def of_all(self, sweep: PruneSweep, *asked: Any) -> tuple[Any, ...]:
         """Return what decides rows that follow from the whole sweep."""
         return *self.belongs_to, self.code_of(sweep), sweep.to_dict(), *asked
 
@@ -177,9 +185,7 @@ def prune(
     with Progress(len(configurations) * len(windows), label, unit="window") as progress:
         rows: list[list[Cell]] = []
         for configuration in configurations:
-            about = work.of(
-                sweep.alone(configuration), configuration, "windows", windows, context, sweep.batch_of(context)
-            )
+            about = work.of(sweep, configuration, "windows", windows, context, sweep.batch_of(context))
             if work.kept.has(*about):
                 progress.skip(len(windows))
             make = partial(_window_rows, model, streams["test"], context, windows, configuration, sweep, progress)
@@ -191,12 +197,7 @@ def prune(
         with Progress(len(asked) * len(questions), label, unit="request") as progress:
             for configuration in asked:
                 about = work.of(
-                    sweep.alone(configuration),
-                    configuration,
-                    "questions",
-                    sweep.question_limit,
-                    sweep.batch,
-                    sweep.batch_tokens,
+                    sweep, configuration, "questions", sweep.question_limit, sweep.batch, sweep.batch_tokens
                 )
                 answers += _question_rows(model, questions, configuration, sweep, progress, work.kept.journal(*about))
     write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, answers)

@@ -16,9 +16,7 @@ from formerlab.report.style import BLACK, BLUE, GREY, Look, canvas, look, widen
 
 _SIZES = tuple(
     Look(colour, marker)
-    for colour, marker in (
-        *(("#9E9AC8", "o"), ("#6A51A3", "s"), ("#3F007D", "D"), ("#C994C7", "^"), ("#DF65B0", "v"), ("#980043", "P")),
-    )
+    for colour, marker in zip(("#9E9AC8", "#6A51A3", "#3F007D", "#C994C7", "#DF65B0", "#980043"), "osD^vP", strict=True)
 )
 """Of the sizes, or lengths, of Transformers from scratch, the smallest first; beyond these they begin again."""
 _START = Look(BLUE, "s")
