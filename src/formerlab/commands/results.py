@@ -1,6 +1,7 @@
 """The verbs that read results: draw, figures, exact, claims, readme, runs, headline, track, export."""
 
 import argparse
+import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -78,6 +79,7 @@ def figures(arguments: argparse.Namespace) -> None:
     judged = sorted(rows.glob("*/")) if Path("workflow", "studies").is_dir() else []
     tasks = [(root, out / root.name) for root in judged if has_runs(root)]
     if arguments.tree == "cached":  # nobody objects to these rows, so processes may share the work
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process: together they keep all cores busy
         with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
             verdicts = [pool.submit(_write_verdicts, *task) for task in tasks]  # the longest tasks, so they begin first
             written = draw_all(rows, out, pool=pool)

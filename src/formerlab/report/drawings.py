@@ -198,38 +198,55 @@ def draw_all(
 ) -> list[Path]:
     """Draw, for every scale below `tree_root` (results/<tree>), what has rows, into `out_root`/<scale>.
 
-    What has none leaves no file there. The processes of a `pool` share the work where nobody objects to any rows.
+    What has none leaves no file there. The processes of a `pool` share the studies where nobody objects to any rows,
+    those with the most rows first.
     """
     from formerlab.results.read import Results, has_runs
 
     opened = [Results(root, objection_of(root)) for root in sorted(tree_root.glob("*/")) if has_runs(root)]
-    tasks = [(results, name) for results in opened for name in catalogue()]
+    studies = sorted({drawing.study for drawing in catalogue().values()})
+    shares = [(results, study) for results in opened for study in studies]
     if pool is None:
-        drawn = [_draw_if_rows(results, out_root / results.scale, name) for results, name in tasks]
+        parts = [_draw_study(results, out_root / results.scale, study) for results, study in shares]
     else:
-        of_root = [(results.root, out_root / results.scale, name) for results, name in tasks]
-        drawn = list(pool.map(_draw_there, *zip(*of_root, strict=True))) if tasks else []
-    for (results, name), paths in zip(tasks, drawn, strict=True):
-        outcome = "drawn" if paths else f"skipped, no finished runs of '{catalogue()[name].study}' have rows for it"
-        print(f"{results.scale}: {name} {outcome}", file=sys.stderr)
+        shares.sort(key=lambda share: _bytes_of_rows(share[0].root / share[1]), reverse=True)
+        tasks = [pool.submit(_draw_there, results.root, out_root / results.scale, study) for results, study in shares]
+        parts = [task.result() for task in tasks]
+    drawn = {
+        (results.scale, name): paths
+        for (results, _), part in zip(shares, parts, strict=True)
+        for name, paths in part.items()
+    }
+    for scale, name in sorted(drawn):
+        outcome = (
+            "drawn"
+            if drawn[scale, name]
+            else f"skipped, no finished runs of '{catalogue()[name].study}' have rows for it"
+        )
+        print(f"{scale}: {name} {outcome}", file=sys.stderr)
     for results in opened:
         if warning := results.warning():
             print(f"{results.scale}: {warning}", file=sys.stderr)
-    if not any(drawn):
+    if not any(drawn.values()):
         raise UserError(f"{tree_root}: no finished runs at any scale; run the DAG first")
-    return [path for paths in drawn for path in paths]
+    return [path for paths in drawn.values() for path in paths]
 
 
-@cache
-def _opened(root: Path) -> "Results":
+def _bytes_of_rows(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+
+
+def _draw_there(root: Path, out: Path, study: str) -> dict[str, list[Path]]:
+    """Draw in another process, which reads the rows for itself, once for all drawings of the study."""
     from formerlab.results.read import Results
 
-    return Results(root)
+    return _draw_study(Results(root), out, study)
 
 
-def _draw_there(root: Path, out: Path, name: str) -> list[Path]:
-    """Draw in a process that keeps what it read of a scale for its next drawing."""
-    return _draw_if_rows(_opened(root), out, name)
+def _draw_study(results: "Results", out: Path, study: str) -> dict[str, list[Path]]:
+    """Draw what a study has rows for; return the files written, by drawing."""
+    names = [drawing.name for drawing in catalogue().values() if drawing.study == study]
+    return {name: _draw_if_rows(results, out, name) for name in names}
 
 
 def _draw_if_rows(results: "Results", out: Path, name: str) -> list[Path]:

@@ -37,7 +37,6 @@ SETTINGS: dict[Any, Any] = {
     "legend.frameon": False,
     "pdf.fonttype": 42,
     "figure.dpi": 100,
-    "savefig.dpi": 150,
 }
 
 PUBLISHED_GROUND = "#f6f2e7"

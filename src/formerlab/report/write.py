@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 import pandas as pd
 from pandas import DataFrame
 from pandas.api.types import is_numeric_dtype
 from pandas.testing import assert_frame_equal
-from PIL import Image
 
 from formerlab.files import replacing, write_text
-from formerlab.report import pages
+from formerlab.report import pages, pictures
 from formerlab.report.drawings import Drawing, Plot, Table
 from formerlab.report.runs import quantity
 from formerlab.report.style import SETTINGS, empty
@@ -104,13 +102,7 @@ def _write_pictures(paths: list[Path], drawing: Drawing, plot: Plot, data: DataF
         width = figure.get_size_inches()[0]
         place = results.place(drawing.study, drawing.runs)
         figure.text(1 - 0.1 / width, 0.995, place, ha="right", va="top", fontsize=7, color="#555555")
-        for path in paths:
-            with replacing(path) as temporary:
-                form = path.suffix[1:]
-                stamp = {"CreationDate": None} if form == "pdf" else {"Software": None}
-                figure.savefig(temporary, format=form, metadata=stamp)
-                if form == "png":
-                    _fewer_colours(temporary)
+        pictures.save(figure, *paths)
 
 
 def _compares(drawing: Drawing, results: Results) -> bool:
@@ -127,22 +119,6 @@ def _why_empty(drawing: Drawing, results: Results) -> str:
         return f"{drawing.name} compares runs called {wanted}, and no finished run of {where} is one of them."
     what = f"the rows {drawing.name} needs ({', '.join(drawing.reads)})"
     return f"No finished run of {where} has {what} yet, or what it has cannot be compared."
-
-
-def _fewer_colours(path: Path) -> None:
-    """Write a picture again with 256 colours: it takes a third of the room, and looks alike.
-
-    They are spread over all colours of the picture, so that one that covers little, as in a colour bar, stays itself;
-    then each moves to the mean of those that it stands for, which keeps the ground as it was.
-    """
-    with Image.open(path) as picture:
-        colours = picture.convert("RGB")
-    small = colours.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    of_pixel = np.asarray(small).ravel()
-    sums = [np.bincount(of_pixel, np.asarray(channel).ravel(), minlength=256) for channel in colours.split()]
-    means = np.stack(sums, axis=1) / np.maximum(np.bincount(of_pixel, minlength=256), 1)[:, None]
-    small.putpalette(means.round().astype(np.uint8).tobytes())
-    small.save(path, "PNG")
 
 
 def _without_formulas(data: DataFrame) -> DataFrame:
