@@ -20,7 +20,6 @@ SUPERSEDED = "checkpoint.superseded"
 WEIGHTS = "weights.safetensors"
 FILES = STAGES["train"].written[:-1]
 """The files of a run beside run.json, which is written last and speaks for them."""
-"""The optimizer's final state, where a run that grows from this one carries it on."""
 
 
 def write_results(run: Run, state: State, data: Path, out: Path, diverged: int | None) -> dict[str, float | None]:
