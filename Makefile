@@ -7,7 +7,6 @@ CORES ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 SCALE ?=
 PORT ?= 5000
 TEST_WORKERS ?= 2
-IN_PARALLEL = -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder # a file a worker, as tests/conftest.py orders them
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -72,13 +71,13 @@ test test-fast test-cluster: export OMP_NUM_THREADS := 1
 test test-fast: export PYTEST_ADDOPTS := --ignore=tests/cluster
 
 test: $(READY) ## all tests but those of test-cluster
-	@$(BIN)/python -m pytest $(IN_PARALLEL)
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 test-fast: $(READY) ## the tests without those marked slow
-	@$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow"
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow"
 
 test-cluster: $(READY) ## jobs of a real, private Slurm and what may happen to them; minutes, needs root and Slurm
-	@$(BIN)/python -m pytest tests/cluster -rs $(IN_PARALLEL)
+	@$(BIN)/python -m pytest tests/cluster -rs -n $(TEST_WORKERS) --dist loadfile
 
 lint: $(READY) ## ruff, mypy, snakefmt, snakemake --lint
 	$(BIN)/python -m ruff check .

@@ -15,7 +15,7 @@ from formerlab.results.stages import TABLES
 from formerlab.tracking.mlflow import VIEW, database_of, landing, redacted, sync
 from formerlab.tracking.rows import LONGEST_PARAM, MOST_PARAMS, MOST_POINTS, seed_entry
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mlflow")]
+pytestmark = pytest.mark.xdist_group("mlflow")
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from formerlab.results.export import export
 from formerlab.results.read import Results
 from formerlab.tasks.window_losses import spread_windows, window_losses
 
-pytestmark = pytest.mark.slow
 END = "<|endoftext|>"
 STUDY = """
 title: Small

@@ -19,7 +19,7 @@ from formerlab.tasks import LanguageModeling, Translation
 from formerlab.training import processes
 from formerlab.training.optimizer import AdamW
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("parallel")]
+pytestmark = pytest.mark.xdist_group("parallel")
 
 RUN = small(
     model=MODEL.model_copy(update={"dropout": 0.1}),
