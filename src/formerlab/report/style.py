@@ -26,6 +26,7 @@ SETTINGS: dict[Any, Any] = {
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
     "axes.titlepad": 8,
+    "axes.titley": 1.0,  # no label stands above a panel, and looking for one takes time
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -70,6 +71,9 @@ _LOOKS = {
     "DenseFormer 4x5": Look(ORANGE, "^"),
     "DenseFormer 2x3": Look("#66A61E", "D"),
     "DenseFormer 2x1": Look(GREEN, "P"),
+    "DenseFormer 8x1": Look(PURPLE, "d"),
+    "DenseFormer 4x3": Look(VERMILION, ">"),
+    "DenseFormer 4x8": Look("#B5651D", "<"),
     "dynamic_cache": Look(VERMILION, "<"),
     "Decay, half recent": Look(SKY, "o"),
     "h2o variant=global_statistics": Look("#B5651D", "<"),

@@ -26,6 +26,7 @@ NAMES = {
     "norm-gain-bias": "norms with gain and bias",
     "tokenformer-small": "a quarter of the tokens",
     "tokenformer-short": "all tokens, on the steps of a stage alone",
+    "trained-on": "a quarter of the tokens, trained on, not grown",
     "grown-random-sqrt": "grown: random keys, tau sqrt(n)",
     "grown-zero-keep": "grown: zero keys, tau kept",
     "vit-dwa": "ViT with averages over depth",

@@ -11,7 +11,7 @@ from pandas import DataFrame
 
 from formerlab.report.combined import NAMES, PRUNED, cells, contrasts, levels
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, label_at_edge, label_directly, points_with_bars
+from formerlab.report.marks import Label, label_directly, points_with_bars
 from formerlab.report.runs import n_seeds
 from formerlab.report.style import BLACK, BLUE, GREY, SKY, VERMILION, Look, canvas
 from formerlab.results.read import Results
@@ -36,17 +36,20 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def draw(data: DataFrame) -> Figure:
-    """Draw what the models lose and the contrasts of that; below, what pruning costs them and the contrasts of that."""
+    """Draw what the models lose and the contrasts of that; below, for each policy, what pruning costs and the same."""
     seeds = int(data["seeds"].max())
     bars = "bars: 95 % Student t interval over seeds" if seeds > 1 else "one seed, so no interval"
     notes = [f"{n_seeds([seeds])} per model, of the same windows; {bars}; small dots: seeds."]
-    figure, axes = canvas([2.7, 3.4, 2.7, 3.4], notes, height=2.9, right=[3.1, 0.3] * 2, columns=2)
+    rows = 1 + len(PRUNED)
+    figure, axes = canvas([2.7, 3.4] * rows, notes, height=2.3, right=[2.6, 0.3] * rows, columns=2)
     found, effects = data[data["kind"] == "cell"], data[data["kind"] != "cell"]
     of_cost = effects["name"].str.contains("|".join(PRUNED.values()))
     _draw_losses(axes[0], found[found["policy"] == "full"])
-    _draw_contrasts(axes[1], effects[~of_cost], "effects on this loss")
-    _draw_costs(axes[2], found[found["policy"] != "full"])
-    _draw_contrasts(axes[3], effects[of_cost], "effects on this cost")
+    _draw_contrasts(axes[1], effects[~of_cost], "Main effects on this loss (black) and interactions")
+    for (policy, name), left, right in zip(PRUNED.items(), axes[2::2], axes[3::2], strict=True):
+        _draw_costs(left, found[found["policy"] == policy], name)
+        of_policy = effects[effects["name"].str.contains(name)]
+        _draw_contrasts(right, of_policy, f"Mean cost of {name} (black) and interactions")
     return figure
 
 
@@ -66,20 +69,14 @@ def _draw_losses(axes: Axes, rows: DataFrame) -> None:
     label_directly(axes, labels)
 
 
-def _draw_costs(axes: Axes, rows: DataFrame) -> None:
-    labels, policies = [], list(PRUNED)
-    for number, (run, look) in enumerate(_LOOKS.items()):
-        points = rows[rows["run"] == run]
-        points = points.assign(place=[policies.index(one) + 0.12 * (number - 1.5) for one in points["policy"]])
-        last = _draw_points(axes, points, "cost_nats", look, "")
-        labels.append(Label(*last, NAMES[run], look.colour))
+def _draw_costs(axes: Axes, rows: DataFrame, policy: str) -> None:
+    for place, (run, look) in enumerate(_LOOKS.items()):
+        _draw_points(axes, rows[rows["run"] == run].assign(place=float(place)), "cost_nats", look, "")
     axes.axhline(0, color=BLACK, linewidth=1)
-    axes.set_xticks(range(len(PRUNED)), list(PRUNED.values()))
-    axes.set_xlim(-0.4, 1.3)
-    axes.set_xlabel("cache policy, 40 % of the tokens kept")
+    axes.set_xticks(range(len(_LOOKS)), [NAMES[run].replace(", ", ",\n") for run in _LOOKS], fontsize=7.5)
+    axes.set_xlim(-0.5, len(_LOOKS) - 0.5)
     axes.set_ylabel("loss added (nats per token)")
-    axes.set_title("Cost of pruning the cache")
-    label_at_edge(axes, labels)
+    axes.set_title(f"Cost of pruning: {policy}, 40 % of the tokens kept")
 
 
 def _draw_points(axes: Axes, rows: DataFrame, name: str, look: Look, line: str) -> tuple[float, float]:
@@ -110,17 +107,18 @@ def _draw_contrasts(axes: Axes, rows: DataFrame, title: str) -> None:
         tick.set_color(colour)
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.set_xlabel("nats per token; below zero is better")
-    axes.set_title(f"Main {title} (black) and interactions")
+    axes.set_title(title)
 
 
 combined_effects = Plot(
     reads=("prune.csv", "run.json"),
     runs=("*",),
     caption=(
-        "Linear or Pattention x plain or DWA x Full, H2O or Decay (alpha 0.2, no recent part) at 40 % of the tokens, "
-        "at equal tokens and about equal parameters. Above: held-out loss with the whole cache, where parallel lines "
+        "Parameters as tokens, averages over depth and a pruned cache together. Linear or Pattention x plain or DWA x "
+        "Full, H2O or Decay (alpha 0.2, no recent part) at 40 % of the tokens, at equal tokens and about equal "
+        "parameters. Above: held-out loss with the whole cache, where parallel lines "
         "mean that Pattention and DWA add up. Below: what each policy costs each model. Right: the factorial "
-        "contrasts, those of the loss and those of the cost on scales of their own. "
+        "contrasts. Every panel has a scale of its own. "
         "To see: an interaction whose bar crosses zero gives no sign that one idea changes what another brings, at "
         "this precision. Eleven intervals are not corrected for their number. No paper combines the three; nothing is "
         "published."

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 from pandas import DataFrame
 
@@ -20,8 +21,11 @@ from formerlab.results.read import Results
 
 STUDY = "transformer"
 _PARTS = ("encoder", "decoder", "cross")
+_LOOKING = {"cross": "piece that is written next"}
+"""What the rows of a map are, where they are not the pieces that look."""
+_END = "<|endoftext|>"
 _MOST_HEADS = 4
-_INCHES_OF_A_LETTER = 0.055
+_INCHES_OF_A_LETTER = 0.06
 
 
 def attention_data(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -44,28 +48,36 @@ def draw_attention(data: DataFrame) -> Figure:
         f"Run {data['run'].iloc[0]}, seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence."
     ]
     longest = max(len(_shown(str(token))) for place in ("query", "key") for token in data[f"{place}_token"].unique())
-    room = 0.3 + _INCHES_OF_A_LETTER * longest
+    room = 0.55 + _INCHES_OF_A_LETTER * longest
     figure, axes = canvas([2.3] * len(panels), notes, height=2.3, right=room, columns=len(heads), below=room, left=room)
     for panel, (part, head) in zip(axes, panels, strict=True):
-        _draw_map(panel, data[(data["part"] == part) & (data["head"] == head)])
+        shown = _draw_map(panel, data[(data["part"] == part) & (data["head"] == head)])
         panel.set_title(f"{part}, head {head + 1}")
+        if head == heads[0]:
+            panel.set_ylabel(_LOOKING.get(part, "piece that looks"), fontsize=8)
+        if part == _PARTS[-1]:
+            panel.set_xlabel("piece looked at", fontsize=8)
+    figure.colorbar(shown, cax=axes[-1].inset_axes((1.06, 0.0, 0.05, 1.0)), label="share of the attention")
     return figure
 
 
-def _draw_map(panel: Axes, rows: DataFrame) -> None:
+def _draw_map(panel: Axes, rows: DataFrame) -> AxesImage:
     weights = rows.pivot(index="query", columns="key", values="weight").fillna(0.0)
-    panel.imshow(weights.to_numpy(), cmap="Greys", vmin=0.0, vmax=1.0, aspect="auto")
+    image = panel.imshow(weights.to_numpy(), cmap="Greys", vmin=0.0, vmax=1.0, aspect="auto")
     panel.grid(visible=False)
     for axis, place in ((panel.yaxis, "query"), (panel.xaxis, "key")):
-        tokens = rows.drop_duplicates(place).sort_values(place)[f"{place}_token"]
+        tokens = rows.drop_duplicates(place).sort_values(place)[f"{place}_token"].tolist()
+        if place == "query" and rows["part"].iloc[0] in _LOOKING:
+            tokens = [*tokens[1:], _END]  # the decoder reads a piece to write the one after it
         axis.set_ticks(range(len(tokens)), [_shown(str(token)) for token in tokens])
-    panel.tick_params(labelsize=6)
+    panel.tick_params(labelsize=7)
     panel.tick_params(axis="x", rotation=90)
+    return image
 
 
 def _shown(token: str) -> str:
     """Return a token with its leading space visible and the end of a sentence short."""
-    return "</s>" if token == "<|endoftext|>" else token.replace(" ", "\u2423")
+    return "</s>" if token == _END else token.replace(" ", "\u2423")
 
 
 transformer_attention = Plot(
@@ -74,7 +86,8 @@ transformer_attention = Plot(
     caption=(
         "Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762: "
         "heads of the last layer, in the encoder, in the decoder and from decoder to encoder. Rows are the "
-        "tokens that look, columns the tokens looked at; white is 0, black 1. To see: in the cross-attention a trace "
+        "pieces that look, in the last row of panels the piece that is written from what was looked at; columns are "
+        "the pieces looked at. To see: in the cross-attention a trace "
         "of which source piece each target piece is written from, across the different word orders of the two "
         "languages."
     ),
@@ -85,6 +98,7 @@ transformer_attention = Plot(
 
 _COLOURS = {"self_attention": BLACK, "recurrent": VERMILION, "convolution": BLUE, "restricted": GREEN}
 _PANELS = (("n", "multiply_adds"), ("d", "multiply_adds"), ("n", "time_s"), ("d", "time_s"))
+_TITLES = {"multiply_adds": "Counted", "time_s": "Measured"}
 _AXES = {"n": "length n", "d": "width d", "multiply_adds": "multiply-adds", "time_s": "time of a call (s)"}
 
 
@@ -99,7 +113,10 @@ def draw_complexity(data: DataFrame) -> Figure:
     notes = [f"Fastest of several calls on one machine; kernel k = {first['k']}, neighbourhood r = {first['r']}."]
     figure, axes = canvas([2.6] * len(_PANELS), notes, height=2.6, right=1.5, columns=2)
     for panel, (axis, column) in zip(axes, _PANELS, strict=True):
-        _draw_panel(panel, data[data["axis"] == axis], axis, column)
+        rows = data[data["axis"] == axis]
+        _draw_panel(panel, rows, axis, column)
+        other = "d" if axis == "n" else "n"
+        panel.set_title(f"{_TITLES[column]}, {_AXES[other]} = {rows[other].iloc[0]}")
     return figure
 
 
@@ -108,7 +125,9 @@ def _draw_panel(panel: Axes, rows: DataFrame, axis: str, column: str) -> None:
     for name, points in rows.groupby("operation", sort=False):
         points = points.sort_values(axis)
         colour = _COLOURS[str(name)]
-        panel.plot(points[axis], points[column], color=colour, marker="o", markersize=3.5)
+        # Dashed, since restricted attention with r = d / 2 counts the same and would hide it.
+        line, above = ("--", 3) if name == "recurrent" else ("-", 2)
+        panel.plot(points[axis], points[column], line, color=colour, marker="o", markersize=3.5, zorder=above)
         end = points.iloc[-1]
         labels.append(Label(end[axis], end[column], str(name).replace("_", "-"), colour))
     panel.set_xscale("log", base=2)
@@ -165,7 +184,10 @@ def sinusoids(positions: int, width: int) -> NDArray[np.float64]:
 def draw_positions(data: DataFrame) -> Figure:
     """Draw the encoding as a map and the products as a line."""
     values, products = data[data["what"] == "encoding"], data[data["what"] == "product"]
-    notes = [f"The first {_POSITIONS} positions and at most {_CHANNELS} channels; nothing here is learned."]
+    notes = [
+        f"The first {_POSITIONS} positions; left at most {_CHANNELS} channels, right all of the model's. "
+        "Nothing here is learned."
+    ]
     figure, (left, right) = canvas([3.2, 3.2], notes, height=2.8, right=[1.6, 0.4])
     weights = values.pivot(index="position", columns="channel", values="value")
     shown = left.imshow(weights.to_numpy(), cmap="RdBu", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")

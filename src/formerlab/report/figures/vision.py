@@ -33,10 +33,21 @@ GROUPS = {
     "sizes": ("Table 2", BLACK, ("vit", "vit-wider", "tokenformer-matched", "tokenformer")),
     "scores": ("Table 4", BLUE, ("score-exp-l1", "score-gelu-l1", "score-gelu-l2")),
     "norms": ("Table 5", GREEN, ("norm-bias", "norm-gain-bias")),
-    "growth": ("", ORANGE, ("tokenformer-small", "tokenformer-short", "grown-random-sqrt", "grown-zero-keep")),
+    "growth": (
+        "",
+        ORANGE,
+        ("tokenformer-small", "tokenformer-short", "trained-on", "grown-random-sqrt", "grown-zero-keep"),
+    ),
     "depth": ("", PURPLE, ("vit-dwa", "tokenformer-dwa")),
 }
 """Published table, colour and runs of each group."""
+_SAID = {
+    "sizes": "black models",
+    "scores": "blue scores and their norm",
+    "norms": "green norms of blocks",
+    "growth": "orange growth",
+    "depth": "purple averages over depth",
+}
 
 _COLUMNS = (
     "source",
@@ -80,6 +91,8 @@ def draw_accuracy(data: DataFrame) -> Figure:
     if len(diverged):
         notes.append(f"Diverged, counted as a uniform guess: {', '.join(diverged)}.")
     longest = 0.075 * max(map(len, ours["model"]))
+    shown = [said for group, said in _SAID.items() if group in set(data["group"])]
+    notes.append(f"Colours: {', '.join(shown)}.")
     figure, (left, right) = canvas(
         [3.4, 2.6], notes, height=0.27 * max(len(ours), len(theirs)) + 0.4, right=[longest + 0.2, 3.0]
     )
@@ -164,8 +177,11 @@ def draw_growth(data: DataFrame) -> Figure:
     means = data[data["part"] == "mean"].sort_values(COMPARED, ignore_index=True)
     seeds = int(means["seeds"].max())
     spread = "bars: 95 % Student t interval over seeds" if seeds > 1 else "bars: 95 % bootstrap over images"
-    notes = [f"{n_seeds([seeds])}, paired by seed; {spread}; small dots: seeds."]
-    figure, (room, axes) = canvas([1.15, 3.8], notes, height=0.5 * len(means) + 0.5, right=[0.3, 0.4])
+    notes = [
+        f"{n_seeds([seeds])}, paired by seed; {spread}; small dots: seeds.",
+        "TFLOP: of all training behind a model, its parent's included.",
+    ]
+    figure, (room, axes) = canvas([1.15, 3.8], notes, height=0.62 * len(means) + 0.5, right=[0.3, 0.4])
     room.remove()  # it kept the place of the names
     for place, run in enumerate(means["run"]):
         row, own = means[means["run"] == run], data[(data["run"] == run) & (data["part"] == "seed")][COMPARED]
@@ -174,7 +190,8 @@ def draw_growth(data: DataFrame) -> Figure:
         axes.errorbar(row[COMPARED], [place], xerr=bars, color=colour, marker=marker, markersize=7, capsize=3)
         axes.plot(own, np.full(len(own), place - 0.25), "o", color=colour, markersize=3, alpha=0.7)
     axes.axvline(0, color=BLACK, linewidth=1)
-    axes.set_yticks(range(len(means)), list(means["model"]))
+    costs = [f"{model}\n{cost / 1e12:.2g} TFLOP" for model, cost in means[["model", "flops_cumulative"]].to_numpy()]
+    axes.set_yticks(range(len(means)), costs)
     for tick, run in zip(axes.get_yticklabels(), means["run"], strict=True):
         tick.set_color(_LOOKS[run][0])
     axes.set_ylim(-0.6, len(means) - 0.4)

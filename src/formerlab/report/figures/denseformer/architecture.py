@@ -14,8 +14,10 @@ from formerlab.report.style import GREY, canvas, look
 from formerlab.results.read import Results
 
 STUDY = "denseformer"
-MOST = 4
+MOST = 8
 """Panels."""
+SHOWN = 10
+"""Blocks of a panel, from the first on: more make a dense average a blur."""
 _THIN: dict[str, Any] = {"linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
 
 
@@ -54,13 +56,16 @@ def draw(data: DataFrame) -> Figure:
     """Draw a row of blocks per kind, with an arc from everything that an average reads."""
     groups = list(data.groupby("variant", sort=False))
     layers = int(data["layers"].iloc[0])
+    shown = min(layers, SHOWN)
+    part = f"The first {shown} of {layers} blocks. " if shown < layers else ""
     notes = [
-        "Boxes: the embedding X0 and the raw outputs of the blocks. Circles: averages, which the next block reads."
+        f"{part}Boxes: the embedding X0 and the raw outputs of the blocks. "
+        "Circles: averages, which the next block reads."
     ]
-    widths = [max(5.5, 0.62 * layers)] * len(groups)
-    figure, axes = canvas(widths, notes, height=2.1, right=0.2, columns=1, below=0.1)
+    widths = [max(4.4, 0.45 * shown)] * len(groups)
+    figure, axes = canvas(widths, notes, height=1.4, right=0.3, columns=2, below=0.1, left=0.3)
     for panel, (name, rows) in zip(axes, groups, strict=True):
-        _draw(panel, rows, layers, look(str(name)).colour)
+        _draw(panel, rows[rows["after_block"] <= shown], shown, look(str(name)).colour)
         weights = f"{len(rows)} weights in {rows['after_block'].nunique()} averages"
         first = rows.iloc[0]
         panel.set_title(f"{name}: dilation {first['dilation']}, period {first['period']}; {weights}")
@@ -85,7 +90,7 @@ def _draw(axes: Axes, rows: DataFrame, layers: int, colour: str) -> None:
     axes.plot(after + 0.5, [0.0] * len(after), "o", color=colour, markersize=7, zorder=3)
     axes.vlines(after + 0.5, 0, 0.45, color=colour, linewidth=0.8)
     axes.set_xlim(-0.6, layers + 0.9)
-    axes.set_ylim(-0.5, 0.5 + 0.17 * (layers + 0.5))
+    axes.set_ylim(-0.5, 0.5 + 0.14 * (layers + 0.5))
     axes.set_axis_off()
 
 

@@ -18,7 +18,10 @@ from formerlab.report.style import aside, canvas, cut_bars, look, loss_axis, mar
 from formerlab.results.read import Results
 
 STUDY = "denseformer"
-_PAIRED = ["Bars of a DenseFormer: 95 % Student t interval of its difference to the Transformer of its depth, by seed."]
+_PAIRED = [
+    "Bars of a DenseFormer: 95 % Student t interval of its difference to the Transformer of its depth, paired by seed: "
+    "the difference is established where the bar does not reach the Transformer's mean, whatever its own bar."
+]
 
 
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -116,8 +119,8 @@ denseformer_depth = Plot(
     reads=("test.csv", "run.json"),
     runs=("plain-*", "dwa-*"),
     caption=(
-        "Held-out loss against depth for the plain Transformer, DenseFormer 1x1 and sparse DenseFormers k x p "
-        "(dilation k, period p), after Table 1 of DenseFormer (arXiv:2402.02622). To see: how far a DenseFormer lies "
+        "Held-out loss of plain Transformers and DenseFormers against depth, after Table 1 of DenseFormer "
+        "(arXiv:2402.02622); k x p is dilation k and period p. To see: how far a DenseFormer lies "
         "below the plain Transformer of its depth, and which depth the plain one needs to reach it. Where the plain "
         "line does not fall with depth, deep plain models are not trained to their end, and part of the gain is "
         "easier optimisation. Right: the published perplexities, for 378 to 676 million parameters."

@@ -64,6 +64,8 @@ def draw(data: DataFrame) -> Figure:
     seeds = int(data["seeds"].max())
     spread = "bands: 95 % Student t interval over seeds; thin lines: seeds" if seeds > 1 else "no interval"
     notes = [f"{data['layers'].max():.0f} blocks, {n_seeds([seeds])}; {spread}."]
+    if seeds > 1:
+        notes.append("Right: the axis ends beyond the last seed; the band may leave it.")
     if PRUNED not in set(data["measure"]):
         notes.append("Missing, no finished runs: a model with mixing weights.")
     figure, axes = canvas([3.4, 3.4], notes, right=[1.7, 1.6])
@@ -83,6 +85,9 @@ def draw(data: DataFrame) -> Figure:
             panel.plot(place, rows["value"], color=colour, marker=marker, markersize=3.5)
             panel.fill_between(place, rows["value_low"], rows["value_high"], color=colour, alpha=0.2, linewidth=0)
             names.append(Label(place.iloc[-1], rows["value"].iloc[-1], str(name), colour))
+        if measure == PRUNED and len(seeds_of):  # the band of a spread that grows at the end would flatten the rest
+            low, high = seeds_of["value"].min(), seeds_of["value"].max()
+            panel.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
         panel.set_title(_TITLES[measure])
         panel.set_xlabel(x)
         panel.set_ylabel(y)
@@ -98,10 +103,11 @@ denseformer_flow = Plot(
     caption=(
         "How far information flows over depth. Left: mean cosine between what each block passes on, Y_i, and the "
         "embedding X_0, for the deepest models that were looked at, after Fig. 6 and 9 of DenseFormer "
-        "(arXiv:2402.02622). To see: whether a DenseFormer stays near the embedding over most of its depth and leaves "
-        "it late, where the plain Transformer leaves it early. Right: held-out loss, less that of the whole model, "
-        "when the smallest mixing weights are dropped after training, after Fig. 7: in the paper perplexity rises "
-        "sharply beyond 15 %. The paper prints no numbers for these figures."
+        "(arXiv:2402.02622). To see: how much of the embedding, whose cosine with itself is 1, is left after each "
+        "block; in the paper a DenseFormer stays near it over most of its depth and the plain Transformer leaves it "
+        "early. Right: held-out loss, less that of the whole model, when the smallest mixing weights are dropped after "
+        "training, after Fig. 7: in the paper perplexity rises sharply beyond 15 %. The paper prints no numbers for "
+        "these figures."
     ),
     data=data,
     draw=draw,

@@ -80,6 +80,7 @@ def draw(data: DataFrame) -> Figure:
         "that of 1x1's gain; small dots: seeds. Published: Tables 1 and 4 of the paper, 48 blocks."
     ]
     figure, (left, right) = canvas([3.2, 3.2], notes, right=[0.9, 1.9])
+    right.sharey(left)  # 4x1 stands in both
     _draw(left, ours[ours["period"] == 1], theirs[theirs["period"] == 1], "dilation", "dilation k (period 1)")
     mine, printed = (rows[rows["dilation"] == dilation] for rows in (ours, theirs))
     _draw(right, mine, printed, "period", f"period p (dilation {dilation:.0f})")
@@ -119,7 +120,7 @@ denseformer_sparsity = Plot(
         "What DenseFormers of one depth keep of the gain of 1x1 over the plain Transformer: against dilation k at "
         "period 1, and against period p at the dilation that most runs have, after Fig. 4, 11 and 12 of DenseFormer "
         "(arXiv:2402.02622). To see: how far k and p may grow before the gain is lost; whether p = 1 mod k, where the "
-        "next average reads the block after the last one (ringed), does better than its neighbours and than k = p. "
+        "next average reads the block after the last one (ringed), does better than other periods. "
         "What sparsity buys in speed is in denseformer_tradeoff. The paper's figures give no numbers; hollow "
         "points are those its Tables 1 and 4 print, for 48 blocks, as differences of ln perplexity. A scale "
         "that has no dilation but 1 at period 1 lacks this figure."

@@ -11,7 +11,7 @@ from pandas import DataFrame
 from formerlab.report.depth import gains, published_depths, speeds, with_seeds
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_at_edge
-from formerlab.report.runs import count_notes, held_out_losses
+from formerlab.report.runs import TRANSFORMER, count_notes, held_out_losses
 from formerlab.report.style import GREY, canvas, look, loss_axis, mark_published, widen
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
@@ -56,8 +56,8 @@ def draw(data: DataFrame) -> Figure:
     seeds, ours = ours[ours["part"] == "seed"], ours[ours["part"] == "mean"]
     notes = [
         *count_notes(ours),
-        "Small dots: seeds. Numbers beside points are blocks. Horizontal bars: quartiles over repetitions of the "
-        "timing. Published: 256 tokens, on GPUs that the paper does not name. Dotted: Pareto front.",
+        "Small dots: seeds. Horizontal bars: quartiles over repetitions of the timing. Dotted: Pareto front. "
+        "Published: numbers are blocks; 256 tokens, on GPUs that the paper does not name.",
     ]
     handles, words = _keys(ours)
     room = 1.7 + 0.065 * max(map(len, words), default=0)  # inches: the perplexity's axis, marks, letters
@@ -68,7 +68,7 @@ def draw(data: DataFrame) -> Figure:
     left.set_title("Ours")
     left.legend(handles, words, loc="upper left", bbox_to_anchor=(1.17, 1.0), fontsize=8)
     _draw_points(right, theirs, "perplexity", hollow=True)
-    widen(right, 0.3)
+    widen(right, 0.45)
     label_at_edge(right, [_label(points) for _, points in theirs.groupby("variant", sort=False)], size=7)
     right.set_ylabel("perplexity")
     mark_published(right, "Table 1")
@@ -95,7 +95,8 @@ def _draw_points(axes: Axes, rows: DataFrame, column: str, *, hollow: bool = Fal
         axes.plot(x, y, color=colour, marker=marker, markerfacecolor="white" if hollow else colour)
         for row in points.itertuples() if hollow or len(points) > 1 else ():
             place = (row.batches_per_s, getattr(row, column))
-            offset, side = ((-4, 4), "right") if hollow else ((6, 5), "left")
+            # Lines rise to the right; the plain Transformer's lies above the others.
+            offset, side = ((-4, 4), "right") if name == TRANSFORMER else ((2, -10), "left")
             axes.annotate(
                 f"{row.layers:.0f}", place, offset, textcoords="offset points", fontsize=7, color=colour, ha=side
             )
@@ -129,8 +130,8 @@ denseformer_tradeoff = Plot(
         "Held-out loss against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622): each "
         "point is a model, lines join the depths of one kind, and the dotted line is the Pareto front, models than "
         "which none is both faster and better. To see: whether the front is made of DenseFormers, and how much faster "
-        "one is than the plain Transformer that reaches its loss. Speeds are medians of repetitions on an otherwise "
-        "idle machine. Right: perplexity and batches per second of Table 1."
+        "one is than a plain Transformer that reaches its loss, where a scale has one. Speeds are medians of "
+        "repetitions on an otherwise idle machine. Right: perplexity and batches per second of Table 1."
     ),
     data=data,
     draw=draw,

@@ -1,0 +1,26 @@
+"""Maps of attention name the pieces that a reader asks for."""
+
+import pandas as pd
+
+from formerlab.report.figures.transformer import draw_attention
+
+END = "<|endoftext|>"
+
+
+def test_a_row_of_the_cross_attention_is_the_piece_written_from_it():
+    """The decoder reads the end of a sentence first, and every piece to write the one after it."""
+    target, source = [END, "A", " man"], ["Ein", " Mann"]
+    pieces = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+    rows = [
+        {"part": part, "head": 0, "query": q, "key": k, "query_token": asked, "key_token": seen, "weight": 0.5}
+        for part, (asking, looked_at) in pieces.items()
+        for q, asked in enumerate(asking)
+        for k, seen in enumerate(looked_at)
+    ]
+    figure = draw_attention(pd.DataFrame(rows).assign(run="base", seed=0, layer=0))
+    encoder, decoder, cross = (
+        [label.get_text() for label in panel.get_yticklabels()] for panel in figure.axes if panel.get_title()
+    )
+    assert encoder == ["Ein", "␣Mann"]
+    assert decoder == ["</s>", "A", "␣man"]
+    assert cross == ["A", "␣man", "</s>"]
