@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formerlab.report.claims.arms import Arm, ClaimArms
-from formerlab.report.claims.envelope import flops_at_loss
+from formerlab.report.claims.envelope import SAME_BUDGET, flops_at_loss, on_envelope
 from formerlab.report.claims.evidence import Evidence
 from formerlab.report.claims.registry import read_claims
 from formerlab.report.claims.rows import Rows
@@ -29,13 +29,35 @@ def test_a_power_law_is_found_again(exponent, scale, share):
 
 
 @given(runs)
-def test_no_run_costs_less_than_the_envelope_at_its_loss(points):
+def test_no_run_on_the_envelope_costs_less_than_the_envelope_at_its_loss(points):
     flops, losses = (np.array(column) for column in zip(*points, strict=True))
-    for cost, loss in points:
+    places = on_envelope(flops, losses)
+    for loss in losses:
         needed = flops_at_loss(loss, flops, losses)
-        assert math.isnan(needed) == (loss > losses[flops == flops.min()].min()), "only a run worse than the cheapest"
-        cheaper = [other for other, found in points if found <= loss]
-        assert math.isnan(needed) or needed <= min(cheaper) * (1 + 1e-9) <= cost * (1 + 1e-9)
+        assert math.isnan(needed) == (loss > losses[places[0]]), "only a run worse than the cheapest"
+        enough = flops[places][losses[places] <= loss]
+        assert math.isnan(needed) or needed <= enough.min() * (1 + 1e-9)
+
+
+@given(runs)
+def test_on_the_envelope_are_the_runs_that_none_of_their_budget_or_a_smaller_one_equals(points):
+    flops, losses = (np.array(column) for column in zip(*points, strict=True))
+    expected = [
+        place
+        for place, (cost, loss) in enumerate(points)
+        if not any(
+            other <= SAME_BUDGET * cost and (found < loss or (found == loss and other < cost))
+            for other, found in points
+        )
+    ]
+    assert sorted(on_envelope(flops, losses)) == expected
+
+
+def test_of_runs_of_one_budget_the_best_alone_counts():
+    """The cheaper ones would be a wall: here 14.5 TFLOP, in whole steps of three sizes."""
+    flops, losses = [14.50e12, 14.55e12, 14.65e12, 130e12], [4.73, 4.27, 4.21, 3.88]
+    assert list(on_envelope(flops, losses)) == [2, 3]
+    assert math.isnan(flops_at_loss(4.5, flops, losses))
 
 
 @given(runs, st.floats(1.0, 8.0), st.floats(1.0, 8.0))

@@ -9,6 +9,7 @@ from formerlab.report.claims.arms import Arm, ClaimArms
 from formerlab.report.claims.rows import Rows
 from formerlab.report.depth import gains
 from formerlab.report.drawings import declaration, draw_one
+from formerlab.report.figures.tokenformer.scaling import looks_of_lengths
 from formerlab.report.scaling import against_envelope, power_law, scaling_laws
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
@@ -107,6 +108,26 @@ def test_the_figure_is_drawn_without_a_chain_and_from_too_few_runs(tmp_path):
     assert set(rows["part"]) == {"scratch", "seed"}
 
 
+def test_no_two_lengths_look_the_same():
+    lengths = pd.Series([1e6, 2e6, 3e6, 6e6, 9e6, 18e6, 49e6, 49e6, 98e6])
+    looks = looks_of_lengths(lengths)
+    assert list(looks) == sorted(set(lengths))
+    assert len({look.colour for look in looks.values()}) == len(looks)
+
+
+def test_a_parent_trained_on_is_told_by_what_it_shares_with_what_grew(tmp_path):
+    with_chain(tmp_path)
+    long = {"init": "tokenformer-1", "flops": 1e12, "inherited": 1e12, "tokens": 300} | tokenformer(1)
+    exact(tmp_path, "tokenformer", "trained-on-flops-2", 0, 2.0, **long)
+    exact(tmp_path, "tokenformer", "trained-on-longer-2", 0, 2.0, **long | {"flops": 9e12})
+    rows = declaration("tokenformer_scaling").data(Results(tmp_path), ("*",))
+    shared = rows[rows["part"] == "chain"].set_index("run")["equal"]
+    assert shared["trained-on-2"] == "tokens"
+    assert shared["trained-on-flops-2"] == "FLOPs"
+    assert shared["trained-on-longer-2"] == ""
+    assert np.isnan(shared["grown-random-sqrt-2"])
+
+
 def test_each_budget_compares_the_best_rates_by_validation(tmp_path):
     for seed in (0, 1):
         for budget, gap in (("", 0.3), ("long-", 0.1)):
@@ -121,6 +142,8 @@ def test_each_budget_compares_the_best_rates_by_validation(tmp_path):
     draw_one("tokenformer_gap", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out/tokenformer_gap.csv").query("part == 'mean'")
     assert dict(zip(rows["tokens"], rows["difference_nats"], strict=True)) == pytest.approx({100: 0.3, 800: 0.1})
+    published = pd.read_csv(tmp_path / "out/tokenformer_gap.csv").query("source == 'published'")
+    assert published["difference_nats"].tolist() == pytest.approx([np.log(15.86 / 15.49)])
     arm = Arm(best_of="matched-*")
     judged = Rows(Results(tmp_path), "tokenformer", ClaimArms(arms={"ours": arm})).value(arm, "loss_nats")
     assert list(judged.values.values()) == [3.3, 3.3], "a claim takes no rate at which the run diverged either"

@@ -5,9 +5,11 @@ import pandas as pd
 import pytest
 from fixtures.rows import grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
 
-from formerlab.report.drawings import draw_one
+from formerlab.report.drawings import declaration, draw_one
+from formerlab.report.figures.tokenformer.growth import line_and_marker
 from formerlab.report.formulas import Shape
 from formerlab.report.runs import minus
+from formerlab.report.style import look
 from formerlab.report.tables.tokenformer import (
     tokenformer_ablation,
     tokenformer_formulas,
@@ -15,7 +17,7 @@ from formerlab.report.tables.tokenformer import (
     tokenformer_modern,
     tokenformer_scores,
 )
-from formerlab.report.tokenformer import at_step, by_step, means
+from formerlab.report.tokenformer import SERIES, at_step, by_step, means, side_by_side
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -95,12 +97,44 @@ def test_growth_is_drawn_minus_the_parent_that_each_run_started_from(tmp_path):
     assert "equal FLOPs" in ended.loc["trained-on-2", "label"]
     assert "equal tokens" in ended.loc["trained-on-tokens-2", "label"]
     assert len(rows[rows["part"] == "seed"]) == 6
+    assert line_and_marker(ended.loc["trained-on-2"]) != line_and_marker(ended.loc["trained-on-tokens-2"])
+
+
+def test_no_two_ways_to_grow_look_the_same(results):
+    rows = declaration("tokenformer_growth").data(results, ("tokenformer-1", "grown-*-2", "trained-on-*2"))
+    ended = rows[rows["part"] == "end"]
+    assert len(ended) > 5
+    assert len({tuple(line_and_marker(row).items()) for _, row in ended.iterrows()}) == len(ended)
+    trained = next(series for series in SERIES if series.pattern == "trained-on-{size}")
+    assert trained.look == look("Tokenformer, trained on"), "one colour for it in all figures"
+    assert len({(series.look, series.line, series.hollow) for series in SERIES}) == len(SERIES)
+
+
+def test_the_growth_figure_says_which_text_a_loss_is_of_and_shows_where_the_stage_ends(results):
+    plot = declaration("tokenformer_growth")
+    stage, end = plot.draw(plot.data(results, plot.runs)).axes
+    assert "validation" in stage.get_ylabel()
+    assert "test" in end.get_xlabel()
+    low, high = stage.get_ylim()
+    curves = [line for line in stage.get_lines() if len(line.get_xdata()) > 5]
+    assert all(low < value < high for line in curves for value in line.get_ydata()[-5:])
+    assert any(line.get_ydata()[0] > high for line in curves), "the start is cut"
+
+
+def test_points_that_would_hide_each_other_stand_side_by_side():
+    points = pd.DataFrame({"run": list("abcd"), "cost": [100.0, 100.0, 100.0, 200.0], "loss_nats": [4, 4.01, 5, 4]})
+    places = side_by_side(points, "cost", 0.1)
+    assert places["c"] == 100
+    assert places["d"] == 200
+    assert places["b"] / places["a"] == pytest.approx(1.1)
 
 
 def test_a_chain_begins_where_it_started_and_pays_for_it(tmp_path):
     for run, loss, rest in (
         ("long-matched-chosen", 4.0, tokenformer(1, flops=3e12)),
         ("grown-random-sqrt-2", 3.9, tokenformer(2, flops=1e12, inherited=3e12) | grown("long-matched-chosen")),
+        ("grown-zero-keep-2", 3.8, tokenformer(2) | grown("long-matched-chosen", keys="zero", tau="keep")),
+        ("trained-on-2", 3.8, tokenformer(1, init="long-matched-chosen", flops=1e12, inherited=3e12)),
         ("envelope-small-short", 4.3, transformer(1, flops=1e12)),
         ("envelope-large-short", 4.4, transformer(2, flops=2e12)),
         ("envelope-large-long", 3.8, transformer(2, flops=4e12)),
@@ -111,7 +145,12 @@ def test_a_chain_begins_where_it_started_and_pays_for_it(tmp_path):
     series = {name: list(group["run"]) for name, group in rows.groupby("series")}
     assert series["grown (as published)"] == ["long-matched-chosen", "grown-random-sqrt-2"]
     assert series["Transformers from scratch, lower envelope"] == ["envelope-small-short", "envelope-large-long"]
+    assert series["grown: zero keys, tau kept"] == ["grown-zero-keep-2"]
     assert rows.set_index("run").loc["grown-random-sqrt-2", "flops_cumulative"] == 4e12
+    parents = rows.set_index("run")["parent"].dropna()
+    assert parents.to_dict() == dict.fromkeys(
+        ("grown-random-sqrt-2", "grown-zero-keep-2", "trained-on-2"), "long-matched-chosen"
+    )
 
 
 def test_gains_are_measured_from_each_familys_own_start(tmp_path):

@@ -2,11 +2,15 @@
 
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.report.claims.envelope import on_envelope
+from formerlab.report.runs import GROWN as GREW
 from formerlab.report.runs import by_run, chain, ends, held_out_losses, n_seeds, parent
 from formerlab.report.scaling import FROM_SCRATCH
 from formerlab.report.style import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
@@ -27,6 +31,8 @@ class Series(NamedTuple):
     line: str
     grows: bool = False
     """Whether its line begins at the run that its first one started from."""
+    hollow: bool = False
+    """Whether its markers are, as those of a parent trained on for the tokens of what grew."""
 
     def runs(self) -> list[str]:
         """Return the names of the runs, by size."""
@@ -39,12 +45,15 @@ SCRATCH, GROWN = "Tokenformer, FLOPs of the chain", "grown (as published)"
 SERIES = (
     Series(FULL, "transformer-{size}", Look(BLACK, "o"), "--"),
     Series(SHORT, "transformer-short-{size}", Look(GREY, "X"), ":"),
-    Series(SCRATCH, "tokenformer-scratch-{size}", Look(BLUE, "s"), "--"),
+    Series(SCRATCH, "tokenformer-scratch-{size}", Look(SKY, "s"), "--"),
     Series("grown, half the tokens", "grown-half-{size}", Look(ORANGE, "v"), "-", grows=True),
     Series(GROWN, "grown-random-sqrt-{size}", Look(VERMILION, "^"), "-", grows=True),
     Series("grown, twice the tokens", "grown-double-{size}", Look(PURPLE, "P"), "-", grows=True),
-    Series("parent trained on, equal FLOPs", "trained-on-{size}", Look(SKY, "*"), ""),
+    Series("parent trained on, equal FLOPs", "trained-on-{size}", Look(BLUE, "*"), "-"),
+    Series("parent trained on, equal tokens", "trained-on-tokens-{size}", Look(BLUE, "*"), "--", hollow=True),
 )
+WAYS = ("grown-random-*-2", "grown-zero-*-2")
+"""Ways to grow in the first stage."""
 
 
 METHODS = {
@@ -69,6 +78,17 @@ def size_of(run: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def side_by_side(points: DataFrame, column: str, step: float) -> "pd.Series[float]":
+    """Return costs by run; of points that would hide each other, those of neighbours are a factor 1 + `step` apart."""
+    found = points.drop_duplicates("run").set_index("run")[[column, "loss_nats"]].astype(float)
+    cost, loss = np.log(found[column].to_numpy()), found["loss_nats"].to_numpy()
+    hides = np.abs(cost[:, None] - cost) < 0.02
+    hides &= np.abs(loss[:, None] - loss) <= 0.05 * np.ptp(loss)
+    place = np.tril(hides, -1).sum(axis=1) - (hides.sum(axis=1) - 1) / 2
+    moved: pd.Series[float] = found[column] * (1 + step) ** place
+    return moved
+
+
 def costs(losses: DataFrame) -> DataFrame:
     """Return `by_run` with the tokens and the training time of the whole chain, `..._cumulative`, by run."""
     points = by_run(losses).set_index("run", drop=False)
@@ -76,14 +96,16 @@ def costs(losses: DataFrame) -> DataFrame:
     for name, whole in (("tokens", "tokens_cumulative"), ("training_time_s", "training_time_s_cumulative")):
         points[whole] = [points.loc[chains[run], name].sum() for run in points.index]
     points["size"] = [size_of(run) for run in points.index]
+    points["parent"] = [parent(losses, run) for run in points.index]
     return points
 
 
 def series_points(results: Results, runs: Sequence[str], *, chains: bool = True) -> DataFrame:
     """Return a row per run of `SERIES`, in the order of series and size, then of other projections.
 
-    With `chains`, what grew begins at the run that it started from, and the lower envelope of the Transformers from
-    scratch (arXiv:2410.23168, Fig 1) comes last. `part` is `mean`, or `seed` for the losses that it is the mean of.
+    With `chains`, what grew begins at the run that it started from; the other `WAYS` follow, and last comes the lower
+    envelope of the Transformers from scratch (arXiv:2410.23168, Fig 1). `parent` is the run that one started from.
+    `part` is `mean`, or `seed` for the losses that it is the mean of.
     """
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
@@ -101,6 +123,9 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
         for variant, rows in points[points["run"].isin(others)].groupby("variant", sort=False)
     ]
     if chains:
+        known = {run for series in SERIES for run in series.runs()}
+        ways = points[[_is_way(run) and run not in known for run in points["run"]]]
+        frames += [rows.assign(series=variant) for variant, rows in ways.groupby("variant", sort=False)]
         frames.append(_lowest(points[points["run"].str.startswith(FROM_SCRATCH)]).assign(series=ENVELOPE))
     means = pd.concat(frames, ignore_index=True).assign(part="mean")
     seeds = losses[["run", "seed", "loss_nats"]].merge(means.drop(columns=_OF_SEEDS), on="run")
@@ -112,10 +137,26 @@ _OF_SEEDS = ["loss_nats", *(f"{name}_{end}" for name in ("loss_nats", "perplexit
 _OF_SEEDS += ["perplexity", "bits_per_byte", "seeds", "diverged"]
 
 
+def _is_way(run: str) -> bool:
+    return any(fnmatchcase(run, pattern) for pattern in WAYS)
+
+
 def _lowest(points: DataFrame) -> DataFrame:
-    """Return the points below which none lies at equal or lower cost, the cheapest first."""
-    ordered = points.sort_values(["flops_cumulative", "loss_nats"])
-    return ordered[ordered["loss_nats"] < ordered["loss_nats"].cummin().shift(fill_value=float("inf"))]
+    """Return the points on the lower envelope, the cheapest first."""
+    return points.iloc[on_envelope(points["flops_cumulative"], points["loss_nats"])] if len(points) else points
+
+
+def equal_to_grown(points: DataFrame, run: str) -> str:
+    """Return which a parent trained on shares with a model that grew from that parent: `tokens`, `FLOPs` or neither.
+
+    `points` has a row per run, by run: `parent`, `variant`, `tokens` and `flops`.
+    """
+    grown = points[(points["parent"] == points["parent"][run]) & points["variant"].str.startswith(GREW)].index
+    for word, column in (("tokens", "tokens"), ("FLOPs", "flops")):
+        counts = points[column].astype(float)
+        if ((counts[grown] / counts[run] - 1).abs() < 0.05).any():
+            return word
+    return ""
 
 
 def other_projection(records: DataFrame) -> "pd.Series[bool]":

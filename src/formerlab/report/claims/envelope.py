@@ -1,7 +1,7 @@
 """The FLOPs that models from scratch need for a loss: the lower envelope of their held-out losses against FLOPs.
 
-A point is a run with its own full schedule. On the envelope lie the runs that no cheaper run equals; between two
-neighbours ln FLOPs is linear in ln loss, and beyond the ends nothing is known (claims.yaml,
+A point is a run with its own full schedule. On the envelope lie the runs that no run of their budget or of a smaller
+one equals; between two neighbours ln FLOPs is linear in ln loss, and beyond the ends nothing is known (claims.yaml,
 metrics: flops_ratio_at_equal_loss).
 """
 
@@ -16,13 +16,23 @@ from formerlab.report.claims.quantity import MissingRowsError, NoValueError
 SIZES = LENGTHS = 3
 """The fewest sizes, and of each the fewest lengths of training, that make an envelope."""
 
+SAME_BUDGET = 1.02
+"""Runs whose FLOPs differ by less than this factor have one budget, of which the best alone counts.
+
+A budget is met in whole steps, so models of several sizes miss it by a percent; one that is worse and by so little
+cheaper would otherwise lie on the envelope, as a wall.
+"""
+
 
 def on_envelope(flops: ArrayLike, losses: ArrayLike) -> NDArray[np.intp]:
-    """Return the places of the runs on the envelope, which no cheaper run equals, the cheapest first."""
+    """Return the places of the runs on the envelope, the cheapest first."""
     costs, found = np.asarray(flops, dtype=float), np.asarray(losses, dtype=float)
     order = np.lexsort((found, costs))
-    best_before = np.concatenate([[np.inf], np.minimum.accumulate(found[order])[:-1]])
-    return order[found[order] < best_before]
+    costs, found = costs[order], found[order]
+    best = np.minimum.accumulate(found)
+    best_before = np.concatenate([[np.inf], best[:-1]])
+    best_of_budget = best[np.searchsorted(costs, SAME_BUDGET * costs, side="right") - 1]
+    return order[(found < best_before) & (found <= best_of_budget)]
 
 
 def flops_at_loss(loss: float, flops: ArrayLike, losses: ArrayLike) -> float:

@@ -6,6 +6,7 @@ The published costs are TPU hours read from the figures, the published perplexit
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -30,10 +31,12 @@ from formerlab.report.style import (
     mark_published,
     widen,
 )
-from formerlab.report.tokenformer import ENVELOPE, SERIES, Series, series_points
+from formerlab.report.tokenformer import ENVELOPE, SCRATCH, SERIES, Series, series_points, side_by_side
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
+_WIDTH = 5.6
+"""Inches of our panel."""
 
 
 Curve = tuple[str, str, str, str]
@@ -82,8 +85,12 @@ def draw_costs(data: DataFrame, column: str, label: str, title: str, notes: Sequ
     """Draw our points against a column, and the published ones against theirs; nats left, perplexity right."""
     ours, theirs = data[data["source"] == "ours"], data[data["source"] == "published"]
     means, seeds = (ours[ours["part"] == part] for part in ("mean", "seed"))
-    foot = [*count_notes(means), "Small dots beside the bars: seeds.", *notes]
-    figure, (left, right) = canvas([5.6, 4.8], [" ".join(foot)], right=[1.6, 0.8], height=4.0)
+    foot = [
+        *count_notes(means),
+        "Small dots beside the bars: seeds. Points that would hide each other stand side by side.",
+    ]
+    foot += notes
+    figure, (left, right) = canvas([_WIDTH, 4.8], [" ".join(foot)], right=[1.6, 0.8], height=4.0)
     _draw_ours(left, means, seeds, column)
     left.set_xlabel(label)
     left.set_title(title)
@@ -94,23 +101,51 @@ def draw_costs(data: DataFrame, column: str, label: str, title: str, notes: Sequ
 def _draw_ours(axes: Axes, means: DataFrame, seeds: DataFrame, column: str) -> None:
     labels = []
     known = {series.name: series for series in SERIES}
+    places = side_by_side(means[means["series"] != ENVELOPE], column, 0.07)
     axes.set_xscale("log")
-    axes.plot(0.965 * seeds[column], seeds["loss_nats"], "o", color=GREY, markersize=2.5, alpha=0.7)
+    axes.plot(0.97 * _across(seeds, places, column), seeds["loss_nats"], "o", color=GREY, markersize=2.5, alpha=0.7)
     for name, points in means.groupby("series", sort=False):
-        x, y = points[column], points["loss_nats"]
+        x, y = _across(points, places, column), points["loss_nats"]
         if name == ENVELOPE:
-            axes.plot(x, y, color=GREY, linewidth=4, alpha=0.4, zorder=0)
-            labels.append(Label(x.iloc[-1], y.iloc[-1], str(name), GREY))
+            axes.plot(points[column], y, color=GREY, linewidth=4, alpha=0.4, zorder=0)
+            labels.append(Label(points[column].iloc[-1], y.iloc[-1], str(name), GREY))
             continue
         series = known.get(str(name)) or Series(str(name), "", look(str(name)), "-")
-        points_with_bars(
-            axes, x, y, (points["loss_nats_low"], points["loss_nats_high"]), series.look, linestyle=series.line
-        )
+        line = _join_parents(axes, points, means, places, series)
+        low_high = points["loss_nats_low"], points["loss_nats_high"]
+        face = {"markerfacecolor": "white"} if series.hollow else {}
+        points_with_bars(axes, x, y, low_high, series.look, linestyle=line, **face)
         labels.append(Label(x.max(), y.to_numpy()[x.argmax()], series.name, series.look.colour))
+    _mark_starts(axes, means[means["run"].isin(means["parent"]) & means["parent"].isna()], places)
     cut_bars(axes, means["loss_nats"], means["loss_nats_low"], means["loss_nats_high"])
-    widen(axes, 0.9)
+    room = 0.25 + 0.053 * max(len(label.text) for label in labels)  # inches of the longest name
+    widen(axes, room / (_WIDTH - room))
     loss_axis(axes)
-    label_at_edge(axes, labels)
+    label_at_edge(axes, labels, size=7.5)
+
+
+def _mark_starts(axes: Axes, starts: DataFrame, places: "pd.Series[float]") -> None:
+    """Mark the models before growth, at which what grew and what was trained on begin."""
+    beside: dict[str, Any] = {"xytext": (-6, 3), "textcoords": "offset points", "ha": "right", "fontsize": 7.5}
+    for run, loss in dict(zip(starts["run"], starts["loss_nats"], strict=True)).items():
+        axes.plot(places[run], loss, "s", color=BLACK, zorder=3)
+        axes.annotate("before growth", (places[run], loss), **beside)
+
+
+def _across(rows: DataFrame, places: "pd.Series[float]", column: str) -> "pd.Series[float]":
+    return rows["run"].map(places).fillna(rows[column])
+
+
+def _join_parents(axes: Axes, points: DataFrame, means: DataFrame, places: "pd.Series[float]", series: Series) -> str:
+    """Join each run that started from one drawn here to it; return the line that is left to join the runs."""
+    if series.grows or points["parent"].isna().all():
+        return series.line
+    heights = means.drop_duplicates("run").set_index("run")["loss_nats"]
+    for run, parent in zip(points["run"], points["parent"], strict=True):
+        if parent in places.index:
+            ends = [parent, run]
+            axes.plot(places[ends], heights[ends], series.line, color=series.look.colour, linewidth=1.2, zorder=1.5)
+    return ""
 
 
 _PRINTED = {"15B": ORANGE, "30B": VERMILION, "60B": PURPLE}
@@ -150,8 +185,10 @@ def cost_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def draw_cost(data: DataFrame) -> Figure:
     """Draw our points, whose cost is that of whole chains, and the published ones."""
-    note = "Published: OpenWebText perplexities; Transformer costs are those of single runs."
-    return draw_costs(data, "flops_cumulative", "cumulative FLOPs", "Ours, whole chains", [note])
+    notes = ["Published: OpenWebText perplexities; Transformer costs are those of single runs."]
+    if (data["series"] == SCRATCH).any():
+        notes.insert(0, "Tokenformers from scratch have the FLOPs of the chain: reuse alone separates the two.")
+    return draw_costs(data, "flops_cumulative", "cumulative FLOPs", "Ours, whole chains", notes)
 
 
 tokenformer_cost = Plot(
@@ -161,10 +198,10 @@ tokenformer_cost = Plot(
         "Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of "
         "matrix products and attention; tokens are in the table tokenformer_table. A grown model pays for all its "
         "ancestors. Grey: lower envelope of Transformers from scratch, where a scale has those runs. "
-        "Points are finished models, lines join sizes. To see: growing is worth it where its line lies "
-        "below and to the left of models trained from scratch; the Tokenformers from scratch have the FLOPs of the "
-        "chain, so what separates the two is reuse alone. Right: the published points, for models a thousand times "
-        "larger; their Transformers are single runs, so only the shape compares."
+        "Points are finished models; lines join sizes, and a model to the one that it started from. To see: growing is "
+        "worth it where its point lies below and to the left of models trained from scratch, and below the parent "
+        "trained on at equal FLOPs. Right: the published points, for models a thousand times larger; their "
+        "Transformers are single runs, so only the shape compares."
     ),
     data=cost_data,
     draw=draw_cost,

@@ -7,13 +7,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
+from formerlab.report.marks import Label, label_at_edge
 from formerlab.report.runs import GROWN, TRAINED_ON, ends, held_out, held_out_losses, minus, parent
-from formerlab.report.style import BLACK, Look, canvas, look
-from formerlab.report.tokenformer import at_step, by_step, means, seeds_note
+from formerlab.report.style import BLACK, canvas, look
+from formerlab.report.tokenformer import at_step, by_step, equal_to_grown, means, seeds_note
 from formerlab.results.read import Results
 from formerlab.statistics import student
 
@@ -22,6 +24,8 @@ PUBLISHED = f"{GROWN}: random keys, tau sqrt(n)"
 KEEPING = f"{GROWN}: zero keys, tau kept"
 _SAID = {PUBLISHED: "the published way", KEEPING: "keeps the function"}
 _TERA = 1e12
+_SHOWN = 0.5
+"""The last part of the stage whose losses all lie inside the panel; what lies higher before is cut."""
 
 
 def growth_data(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -47,28 +51,31 @@ def growth_data(results: Results, runs: Sequence[str]) -> DataFrame:
         ]
     rows = pd.concat(parts, ignore_index=True).assign(source="ours")
     first = losses.drop_duplicates("run").set_index("run")
+    first["parent"] = first.index.map(started)
+    equal = {run: equal_to_grown(first, run) for run in started if str(first.loc[run, "variant"]).endswith(TRAINED_ON)}
     share = rows["step"] / rows["run"].map(first["spec.steps"])
     rows["flops_of_stage"] = share * rows["run"].map(first["flops"])
     rows["variant"] = rows["run"].map(first["variant"])
     rows["parent"] = rows["run"].map(started)
-    rows["label"] = rows["run"].map({run: _label(first, run, list(started)) for run in started})
+    rows["equal"] = rows["run"].map(equal)
+    rows["label"] = [_label(str(name), equal.get(run)) for run, name in zip(rows["run"], rows["variant"], strict=True)]
     return rows
 
 
-def _label(first: DataFrame, run: str, runs: list[str]) -> str:
+def _label(variant: str, equal: str | None) -> str:
     """Return what a reader calls a run; a parent trained on is told by what it shares with a model that grew."""
-    name = str(first.loc[run, "variant"])
-    if not name.endswith(TRAINED_ON):
-        keys, tau, *changes = name.removeprefix(f"{GROWN}: ").split(", ")
-        said = [f"({_SAID[name]})"] if name in _SAID else [", ".join(changes)] if changes else []
-        return "\n".join([f"{keys}, {tau}", *said])
-    grown = next(one for one in runs if str(first.loc[one, "variant"]).startswith(GROWN))
-    shared = [word for word, key in (("tokens", "tokens"), ("FLOPs", "flops")) if _near(first[key], run, grown)]
-    return "the parent, trained on" + (f"\n(not grown, equal {shared[0]})" if shared else "\n(not grown)")
+    if equal is not None:
+        return "the parent, trained on" + (f"\n(not grown, equal {equal})" if equal else "\n(not grown)")
+    keys, tau, *changes = variant.removeprefix(f"{GROWN}: ").split(", ")
+    said = [f"({_SAID[variant]})"] if variant in _SAID else [", ".join(changes)] if changes else []
+    return "\n".join([f"{keys}, {tau}", *said])
 
 
-def _near(counts: "pd.Series[float]", a: str, b: str) -> bool:
-    return abs(float(counts[a]) / float(counts[b]) - 1) < 0.05
+def _name(row: "pd.Series[Any]") -> str:
+    """Return the same in one line, for the end of a curve."""
+    name = str(row["variant"])
+    equal = f", equal {row['equal']}" if row["equal"] in ("FLOPs", "tokens") else ""
+    return f"{TRAINED_ON}{equal}" if name.endswith(TRAINED_ON) else name.removeprefix(f"{GROWN}: ")
 
 
 _LOSS = "loss_minus_parent_nats"
@@ -92,79 +99,98 @@ def draw_growth(data: DataFrame) -> Figure:
     """Draw the stage against its cost, and where every run ends."""
     ended = data[data["part"] == "end"].sort_values(_LOSS, ascending=False, ignore_index=True)
     notes = [
-        f"{seeds_note(ended, 'bands and bars')[:-1]}; differences are paired by seed; small dots: seeds. "
-        "Left: validation loss. Right: held-out text."
+        f"{seeds_note(ended, 'bands and bars')[:-1]}; differences are paired by seed; small dots: seeds.",
+        "Left and right are two texts, on which a model need not lie equally far from its parent.",
     ]
-    height = max(2.6, 0.44 * len(ended) + 0.4)
-    figure, (stage, end) = canvas([3.7, 3.3], notes, height=height, right=[2.9, 0.3], below=0.75)
+    height = max(3.0, 0.44 * len(ended) + 0.4)
+    names = max(len(_name(row)) for _, row in ended.iterrows())
+    room = [2.05 + 0.062 * names, 0.3]  # names of curves, then those of the other panel
+    figure, (stage, end) = canvas([3.7, 3.3], notes, height=height, right=room, below=0.75)
     _draw_stage(stage, data[data["part"] == "curve"])
     _draw_ends(end, ended, data[data["part"] == "seed"])
     return figure
 
 
 def _draw_stage(axes: Axes, curves: DataFrame) -> None:
+    labels, last = [Label(curves["flops_of_stage"].max() / _TERA, 0.0, "the parent", BLACK)], []
     for _, curve in curves.groupby("run", sort=False):
-        (kind, line), flops = _drawn(curve), curve["flops_of_stage"] / _TERA
+        style, flops = line_and_marker(curve.iloc[0]), curve["flops_of_stage"] / _TERA
         low, high = curve[f"{_LOSS}_low"], curve[f"{_LOSS}_high"]
-        axes.fill_between(flops, low, high, color=kind.colour, alpha=0.1, linewidth=0)
-        axes.plot(flops, curve[_LOSS], line, color=kind.colour, marker=kind.marker, markersize=4)
+        axes.fill_between(flops, low, high, color=style["color"], alpha=0.1, linewidth=0)
+        axes.plot(flops, curve[_LOSS], markersize=4, markevery=max(1, len(curve) // 12), **style)
+        last.append(curve[curve["step"] >= (1 - _SHOWN) * curve["step"].max()])
+        labels.append(Label(flops.iloc[-1], curve[_LOSS].iloc[-1], _name(curve.iloc[0]), style["color"]))
     axes.axhline(0, color=BLACK, linewidth=1)
     axes.set_title("From the moment of growth on")
     axes.set_xlabel("training cost since then (TFLOP)")
-    axes.set_ylabel("loss minus the parent's (nats per token)")
-    trained = curves.loc[curves["step"] > 0, _LOSS]
-    low, high = np.min([0.0, *trained]), np.max([0.0, *trained])
-    axes.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
-    _say_starts(axes, curves[(curves["step"] == 0) & (curves[_LOSS] > high)])
-    beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (4, 0), "textcoords": "offset points"}
-    axes.annotate("the parent", (1, 0), va="center", fontsize=8, color=BLACK, **beside)
+    axes.set_ylabel("validation loss minus the parent's\n(nats per token)")
+    shown = pd.concat(last)[[_LOSS, f"{_LOSS}_low", f"{_LOSS}_high"]]
+    low, high = np.nanmin([0.0, shown.min(axis=None)]), np.nanmax([0.0, shown.max(axis=None)])
+    axes.set_ylim(low - 0.12 * (high - low), high + 0.12 * (high - low))
+    _say_starts(axes, curves[(curves["step"] == 0) & (curves[_LOSS] > axes.get_ylim()[1])])
+    _name_curves(axes, labels)
+
+
+def _name_curves(axes: Axes, labels: list[Label]) -> None:
+    """Write names at the right edge; those of curves that end well before it, below their ends."""
+    edge = 0.9 * max(label.x for label in labels)
+    for name in [label for label in labels if label.x < edge]:
+        below: dict[str, Any] = {
+            "xytext": (0, -7),
+            "textcoords": "offset points",
+            "ha": "center",
+            "va": "top",
+            "fontsize": 8,
+        }
+        axes.annotate(name.text, (name.x, name.y), color=name.colour, **below)
+    label_at_edge(axes, [label for label in labels if label.x >= edge])
 
 
 def _say_starts(axes: Axes, starts: DataFrame) -> None:
-    """Write the starts that lie above all that follows, which they would flatten, in the corner that curves leave."""
-    for place, (_, start) in enumerate(starts.iterrows()):
-        words, colour = str(start["label"]).partition("\n")[0], _look(str(start["variant"]))[0].colour
-        axes.annotate(
-            f"{words}: starts at +{start[_LOSS]:.2f}",
-            (1, 1),
-            xycoords="axes fraction",
-            xytext=(-4, -4 - 11 * place),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=8,
-            color=colour,
-        )
+    """Write the starts that lie above all that is shown, which they would flatten, in the corner that curves leave."""
+    said = [
+        (f"{_name(start)}:\nstarts at +{start[_LOSS]:.2f} nats", line_and_marker(start)["color"])
+        for _, start in starts.iterrows()
+    ]
+    if len(said) > 2:  # more would fill the panel
+        said = [(f"what is cut starts at +{starts[_LOSS].min():.2f} to +{starts[_LOSS].max():.2f} nats", BLACK)]
+    corner: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
+    corner |= {"fontsize": 8, "path_effects": [withStroke(linewidth=2.5, foreground="white")]}
+    for place, (words, colour) in enumerate(said):
+        axes.annotate(words, (1, 1), xytext=(-4, -4 - 22 * place), color=colour, **corner)
 
 
 def _draw_ends(axes: Axes, ended: DataFrame, seeds: DataFrame) -> None:
     for place, run in enumerate(ended["run"]):
         row = ended[ended["run"] == run]
-        (kind, _), own = _drawn(row), seeds.loc[seeds["run"] == run, _LOSS]
+        style, own = line_and_marker(row.iloc[0]), seeds.loc[seeds["run"] == run, _LOSS]
+        line = style.pop("linestyle")
         bars = np.nan_to_num([row[_LOSS] - row[f"{_LOSS}_low"], row[f"{_LOSS}_high"] - row[_LOSS]])
-        axes.errorbar(row[_LOSS], [place], xerr=bars, color=kind.colour, marker=kind.marker, capsize=3, markersize=7)
-        axes.plot(own, np.full(len(own), place - 0.25), "o", color=kind.colour, markersize=3, alpha=0.7)
+        drawn = axes.errorbar(row[_LOSS], [place], xerr=bars, capsize=3, markersize=7, **style)
+        drawn.lines[2][0].set_linestyle(line)
+        axes.plot(own, np.full(len(own), place - 0.25), "o", color=style["color"], markersize=3, alpha=0.7)
     axes.axvline(0, color=BLACK, linewidth=1)
     axes.set_yticks(range(len(ended)), list(ended["label"]))
-    for tick, variant in zip(axes.get_yticklabels(), ended["variant"], strict=True):
-        tick.set_color(_look(str(variant))[0].colour)
-        tick.set_fontweight("bold" if variant == PUBLISHED else "normal")
+    for tick, (_, row) in zip(axes.get_yticklabels(), ended.iterrows(), strict=True):
+        tick.set_color(line_and_marker(row)["color"])
+        tick.set_fontweight("bold" if row["variant"] == PUBLISHED else "normal")
     axes.set_ylim(-0.6, len(ended) - 0.4)
     axes.grid(visible=False, axis="y")
     axes.set_title("At the end of the stage (line: the parent)")
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.set_xlabel("loss minus the parent's (nats per token)\nbelow zero is better")
+    axes.set_xlabel("test loss minus the parent's (nats per token)\nbelow zero is better")
 
 
-def _drawn(rows: DataFrame) -> tuple[Look, str]:
-    return _look(str(rows["variant"].iloc[0]))
-
-
-def _look(variant: str) -> tuple[Look, str]:
-    """Return colour and marker, and the line: keys and tau have the colour, what else is changed the line."""
+def line_and_marker(row: "pd.Series[Any]") -> dict[str, Any]:
+    """Return how a run is drawn: keys and tau have the colour, what else is changed the marker and the line."""
+    variant = str(row["variant"])
     base, *changes = variant.split(", optimizer")
     base, *frozen = base.split(", old tokens")
-    return Look(look(base).colour, look(variant).marker), ":" if frozen else "--" if changes else "-"
+    style: dict[str, Any] = {"color": look(base).colour, "marker": look(variant).marker}
+    style["linestyle"] = ":" if frozen else "--" if changes else "-"
+    if row["equal"] == "tokens":  # the control on fewer FLOPs; else it would look like the other one
+        style |= {"linestyle": "--", "markerfacecolor": "white"}
+    return style
 
 
 tokenformer_growth = Plot(
@@ -176,9 +202,10 @@ tokenformer_growth = Plot(
         "keys start, whether tau keeps its value, whether the optimizer's moments are carried over and whether old "
         "tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B); the published way is in bold. "
         "The line at zero is the parent as it was; a start far above it is given in words. The control is the parent "
-        "trained on, without growth. To see: only zero keys with tau kept start on the line, because only they keep "
-        "the function. Growing has helped where a model ends left of the parent trained on. Small models, so signs and "
-        "sizes here need not hold at scale. The paper prints no values for its curves."
+        "trained on, without growth. Left are losses on the validation text, right on the test text. To see: only zero "
+        "keys with tau kept start on the line, because only they keep the function. Growing has helped where a model "
+        "ends left of the parent trained on. Small models, so signs and sizes here need not hold at scale. The paper "
+        "prints no values for its curves."
     ),
     data=growth_data,
     draw=draw_growth,

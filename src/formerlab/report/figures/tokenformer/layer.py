@@ -20,6 +20,9 @@ PROJECTIONS = ("query", "key", "value", "output")
 SCORES = {"l2_gelu": "gelu(tau s / |s|)"}
 """Formulas of score functions; others are called by their names."""
 _COLOURS = (BLUE, VERMILION, GREEN, PURPLE)
+_PATTENTION = "#d9d9d9"
+"""Ground of what is a projection."""
+_ARROW: dict[str, Any] = {"arrowstyle": "-|>", "color": BLACK, "linewidth": 1, "mutation_scale": 9}
 _ROWS = 4
 """Rows that stand for the tokens of a stage where the formula is drawn."""
 
@@ -48,19 +51,45 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def draw(data: DataFrame) -> Figure:
-    """Draw the formula left, with the tokens of every stage, and the tokens of each projection right."""
+    """Draw a block, a projection with the tokens of every stage, and the tokens of each projection."""
     width, stages = int(data["width"].iloc[0]), int(data["stage"].max())
     sizes = data.drop_duplicates("stage")
-    grown = ", then ".join(quantity(float(size)) for size in sizes["parameters_non_embedding"])
-    notes = [f"Runs: {', '.join(sizes['run'])}. Parameters without embedding: {grown}. Width {width} at every stage."]
-    figure, (left, right) = canvas([5.0, 3.6], notes, height=2.9, right=[0.9, 1.0])
-    _draw_formula(left, stages, width, SCORES.get(data["score"].iloc[0], data["score"].iloc[0]))
-    _draw_counts(right, data)
+    grown = ", then ".join(quantity(float(f"{size:.3g}")) for size in sizes["parameters_non_embedding"])
+    whose = "The first model and what grew from it the published way. " if stages > 1 else ""
+    notes = [f"{whose}Parameters without embedding: {grown}. Width {width} at every stage."]
+    figure, (block, formula, counts) = canvas([2.3, 4.4, 3.6], notes, height=3.1, right=[0.3, 0.8, 0.2], left=0.2)
+    _draw_block(block, set(data["part"]))
+    _draw_formula(formula, stages, width, SCORES.get(data["score"].iloc[0], data["score"].iloc[0]))
+    _draw_counts(counts, data)
     return figure
 
 
+def _draw_block(axes: Axes, parts: set[str]) -> None:
+    """Draw a block from its input at the bottom to its output: pre-norm, with two residual additions."""
+    boxes = [(1.0, 1.0, 6.0, "norm", False), (1.0, 3.8, 6.0, "attention among tokens", False)]
+    boxes += [(1.0 + 2.1 * place, 2.4, 1.8, name, True) for place, name in enumerate(PROJECTIONS[:3])]
+    boxes += [(1.0, 5.2, 6.0, PROJECTIONS[3], True), (1.0, 7.6, 6.0, "norm", False)]
+    boxes.append((1.0, 9.0, 6.0, "feed-forward", "feed-forward" in parts))
+    for x, y, wide, name, tokens in boxes:
+        face = _PATTENTION if tokens else "white"
+        axes.add_patch(Rectangle((x, y), wide, 0.9, facecolor=face, edgecolor=BLACK, linewidth=0.8))
+        axes.text(x + wide / 2, y + 0.42, name, ha="center", va="center", fontsize=8)
+    straight = [(0.0, 1.0), (4.7, 5.2), (6.1, 6.55), (7.05, 7.6), (8.5, 9.0), (9.9, 10.35), (10.85, 11.5)]
+    lines = [((4.0, low), (4.0, high)) for low, high in straight]
+    lines += [((x, y), (x, y + 0.5)) for x in (1.9, 4.0, 6.1) for y in (1.9, 3.3)]
+    for begin, end in lines:
+        axes.add_patch(FancyArrowPatch(begin, end, shrinkA=0, shrinkB=0, **_ARROW))
+    for low, high in ((0.4, 6.8), (7.25, 10.6)):  # the residual connections
+        axes.plot([4.0, 7.8, 7.8], [low, low, high], color=BLACK, linewidth=0.9)
+        axes.add_patch(FancyArrowPatch((7.8, high), (4.3, high), shrinkA=0, shrinkB=0, **_ARROW))
+        axes.text(4.0, high, "+", ha="center", va="center", fontsize=11)
+    axes.set_xlim(0, 8.5)
+    axes.set_ylim(-0.1, 11.7)
+    axes.set_axis_off()
+    axes.set_title("A block; shaded: projections")
+
+
 def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
-    arrow: dict[str, Any] = {"arrowstyle": "-|>", "color": BLACK, "linewidth": 1, "mutation_scale": 9}
     for x, name in ((2.0, "keys K"), (6.4, "values V")):
         _draw_tokens(axes, x, stages)
         axes.text(x + 0.7, _ROWS * stages + 0.5, f"{name}, n x {width}", ha="center", fontsize=8.5)
@@ -69,11 +98,11 @@ def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
         axes.text(x, middle, words, ha="center", va="center", fontsize=10)
     axes.text(4.9, middle, f"{score}\ns = K x\nn scores", ha="center", va="center", fontsize=8.5)
     for begin, end in ((0.3, 1.9), (3.5, 3.9), (5.9, 6.3), (7.9, 8.8)):
-        axes.add_patch(FancyArrowPatch((begin, middle), (end, middle), shrinkA=0, shrinkB=0, **arrow))
+        axes.add_patch(FancyArrowPatch((begin, middle), (end, middle), shrinkA=0, shrinkB=0, **_ARROW))
     axes.set_xlim(-0.5, 9.5)
     axes.set_ylim(-0.6, _ROWS * stages + 1.2)
     axes.set_axis_off()
-    axes.set_title("One projection: attention of the input to tokens that are parameters")
+    axes.set_title("A projection: attention to tokens that are parameters")
 
 
 def _draw_tokens(axes: Axes, x: float, stages: int) -> None:
@@ -99,7 +128,8 @@ def _draw_counts(axes: Axes, data: DataFrame) -> None:
     axes.spines["left"].set_color(GREY)
     axes.set_title("Tokens of every projection of a block")
     if data["stage"].nunique() > 1:
-        axes.legend(loc="upper left", fontsize=8)
+        ground: dict[str, Any] = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
+        axes.legend(loc="upper left", fontsize=8, **ground)
 
 
 tokenformer_layer = Plot(
@@ -107,10 +137,11 @@ tokenformer_layer = Plot(
     runs=("tokenformer-1", "long-matched-chosen", "matched-chosen", "grown-random-sqrt-[2-4]"),
     caption=(
         "What a Tokenformer has in place of its matrices, and how it grows, after Fig. 2 of Tokenformer "
-        "(arXiv:2410.23168), drawn from the settings of the runs. Left: a projection scores its input against n key "
-        "tokens and sums n value tokens by these scores. Right: the tokens of each projection of a block; those that a "
-        "stage of growth adds lie on top of the old ones. To see: growth adds rows to keys and values and leaves the "
-        "width of every input and output as it was."
+        "(arXiv:2410.23168), drawn from the settings of the runs. Left: a block, whose attention among the tokens of "
+        "the text is that of a Transformer. Middle: a projection scores its input against n key tokens and sums n "
+        "value tokens by these scores. Right: the tokens of each projection of a block; those that a stage of growth "
+        "adds lie on top of the old ones. To see: growth adds rows to keys and values and leaves the width of every "
+        "input and output as it was."
     ),
     data=data,
     draw=draw,
