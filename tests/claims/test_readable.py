@@ -1,6 +1,7 @@
 """Verdicts reach their readers: claims.csv, Markdown, a page, and the block of the README."""
 
 import re
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -15,6 +16,7 @@ from formerlab.report.claims.arms import Arm, ClaimArms
 from formerlab.report.claims.readable import FIRST_SCREEN, all_block, counts, first_screen, markdown
 from formerlab.report.claims.registry import read_claims
 from formerlab.report.claims.table import frame, read_withdrawn, verdicts, write_claims
+from formerlab.report.claims.verdict import ItemVerdict
 from formerlab.results.read import Results
 
 WITHDRAWN, REASON = "tokenformer-growth-equal-total-flops", "the rows were taken at full moon"
@@ -130,6 +132,21 @@ def test_the_first_screen_has_a_line_with_one_number_for_each_of_its_claims(foun
         assert (outcome, claim, scale) == (verdicts[name].outcome, verdicts[name].claim.statement, "overnight")
         meaning = f"{FIRST_SCREEN[name].meaning}: "
         assert number.startswith(meaning) or (not number and outcome == "not judged")
+
+
+def test_a_claim_on_several_comparisons_says_on_the_first_screen_what_each_comes_to(found):
+    name = "denseformer-better-at-equal-depth"
+    (verdict,) = [one for one in found if one.claim.id == name]
+    effects = {
+        "web_text_depth_low": ("undecided", "0.01"),
+        "web_text_depth_high": ("holds", "0.07"),
+        "books": ("holds", "0.05"),
+    }
+    items = tuple(ItemVerdict(item, outcome, {"effect": effect}) for item, (outcome, effect) in effects.items())
+    several = replace(verdict, outcome="undecided", items=items)
+    lines = first_screen({"overnight": [several if one is verdict else one for one in found]}).splitlines()[2:]
+    (number,) = [cells.split(" | ")[2] for cells in lines if several.claim.statement in cells]
+    assert number == f"{FIRST_SCREEN[name].meaning}: 0.01; of 3 comparisons: undecided 1, holds 2"
 
 
 def test_the_first_screen_is_there_before_any_of_its_scales_has_rows(found):

@@ -69,26 +69,34 @@ class OnFirstScreen(NamedTuple):
 
 
 FIRST_SCREEN = {
-    "transformer-single-head-worse": OnFirstScreen("loss with one head minus with four, nats"),
+    "transformer-single-head-worse": OnFirstScreen(
+        "loss with one head minus with four, as the base model has here, nats"
+    ),
     "transformer-dropout-helps": OnFirstScreen("loss without dropout minus with it, nats"),
     "tokenformer-growth-beats-continuing": OnFirstScreen(
-        "loss of the grown model minus its parent's, trained on, nats"
+        "loss of the grown model minus its parent's, trained on, nats (holds below zero)"
     ),
-    "vision-matches-vit-equal-parameters": OnFirstScreen("logarithm of Tokenformer's error rate over ViT's"),
+    "vision-matches-vit-equal-parameters": OnFirstScreen(
+        "logarithm of Tokenformer's error rate over ViT's (holds at or below 0.05)"
+    ),
     "denseformer-better-at-equal-depth": OnFirstScreen("loss of the plain stack minus DenseFormer's (1x1), nats"),
-    "denseformer-sparse-keeps-the-gain": OnFirstScreen("gain lost beyond the quarter that is allowed, nats"),
+    "denseformer-sparse-keeps-the-gain": OnFirstScreen(
+        "gain lost beyond the quarter that is allowed, nats (holds at or below zero)"
+    ),
     "decay-beats-h2o": OnFirstScreen(
         "accuracy of Decay minus H2O, as a share of the questions", ("pretrained", "overnight")
     ),
     "decay-needs-no-recent-window": OnFirstScreen(
-        "accuracy lost beyond a quarter of what H2O loses, as a share of the questions", ("pretrained", "overnight")
+        "accuracy with half of the budget for recent tokens minus with none, less a quarter of what H2O loses against "
+        "the whole cache, as a share of the questions (holds at or below zero)",
+        ("pretrained", "overnight"),
     ),
 }
 """Two claims of each paper for the first screen of the README."""
 
 
 def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
-    """Return the claims of FIRST_SCREEN in a line each, with the first of their numbers; `found` is by scale."""
+    """Return the claims of FIRST_SCREEN in a line each, with a number that decides; `found` is by scale."""
     by_id = {scale: {verdict.claim.id: verdict for verdict in verdicts} for scale, verdicts in found.items()}
     statements = {claim.id: claim.statement for claim in read_claims().claims}
     rows = []
@@ -100,9 +108,16 @@ def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
             scale, verdict = judged[0]
             deciding = [item for item in verdict.items if item.outcome == verdict.outcome]
             values = [value for item in deciding for value in item.values.values()]
-            outcome, number = verdict.outcome, f"{meaning}: {values[0]}" if values else ""
+            outcome, number = verdict.outcome, f"{meaning}: {values[0]}{_comparisons(verdict)}" if values else ""
         rows.append((outcome, statements[name], number, scale))
     return pipes(DataFrame(rows, columns=["verdict", "claim", "our number", "scale"]))
+
+
+def _comparisons(verdict: Verdict) -> str:
+    """Return what is said of each comparison where a claim asks for several: its number is that of one of them."""
+    words = Counter(item.outcome for item in verdict.items if item.outcome != "not judged")
+    listed = ", ".join(f"{word} {count}" for word, count in words.items())
+    return f"; of {words.total()} comparisons: {listed}" if words.total() > 1 else ""
 
 
 NOTES = {

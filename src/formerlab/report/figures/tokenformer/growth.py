@@ -202,10 +202,10 @@ tokenformer_growth = Plot(
         "keys start, whether tau keeps its value, whether the optimizer's moments are carried over and whether old "
         "tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B); the published way is in bold. "
         "The line at zero is the parent as it was; a start far above it is given in words. The control is the parent "
-        "trained on, without growth. Left are losses on the validation text, right on the test text. To see: only zero "
-        "keys with tau kept start on the line, because only they keep the function. Growing has helped where a model "
-        "ends left of the parent trained on. Small models, so signs and sizes here need not hold at scale. The paper "
-        "prints no values for its curves."
+        "trained on, without growth. Left are losses on the validation text, right on the test text. To see: of the "
+        "grown models only zero keys with tau kept start on the line, because only they keep the function. Growing has "
+        "helped where a model ends left of the parent trained on. Small models, so signs and sizes here need not hold "
+        "at scale. The paper prints no values for its curves."
     ),
     data=growth_data,
     draw=draw_growth,

@@ -194,10 +194,10 @@ tokenformer_scaling = Plot(
     caption=(
         "Tokenformers that grow or train on beside Transformers from scratch (arXiv:2410.23168). Those are of three "
         "sizes and three lengths, every one with its own full schedule, against FLOPs, tokens and parameters, with "
-        "power laws; these pay for all their ancestors. To see: growing saves cost where a grown model lies below and to the left "
-        "of the grey envelope; how much, at equal loss, is in the table tokenformer_envelope. The parent that was "
-        "trained on is the other control: growing helps where the grown model is lower at equal FLOPs. Small models "
-        "and few tokens: the slopes are those of this range."
+        "power laws; these pay for all their ancestors. To see: growing saves cost where a grown model lies below and "
+        "to the left of the grey envelope; how much, at equal loss, is in the table tokenformer_envelope. The parent "
+        "that was trained on is the other control: growing helps where the grown model is lower at equal FLOPs. Small "
+        "models and few tokens: the slopes are those of this range."
     ),
     data=data,
     draw=draw,
