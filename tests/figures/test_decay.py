@@ -5,10 +5,11 @@ import pandas as pd
 import pytest
 from fixtures.rows import make_run, write_csv
 
-from formerlab.report.figures.decay.alpha import far_above
-from formerlab.report.figures.decay.budget import limits
-from formerlab.report.figures.decay.passkey import passkey_data
-from formerlab.report.pruning import decoding, measured
+from formerlab.report.figures.decay import accuracy, budget, decode, masks
+from formerlab.report.figures.decay.alpha import alpha_data, draw_alpha, far_above, level_with_h2o
+from formerlab.report.figures.decay.budget import budget_data, draw_budget, limits
+from formerlab.report.figures.decay.passkey import binomial_ends, draw_passkey, passkey_data
+from formerlab.report.pruning import decoding, measured, minus_h2o, stage_record
 from formerlab.report.questions import MEAN, SUITES, accuracies, chance, metric_of, title
 from formerlab.report.tables.decay import decay_suites_table, precision, suites
 from formerlab.results.read import Results
@@ -181,6 +182,126 @@ def test_numbers_are_counted_by_length_and_place(tmp_path):
     data = passkey_data(Results(tmp_path), ("long-*",)).set_index("depth")
     assert data["found"].to_dict() == {0.1: 0.5, 0.5: 1.0}
     assert (data["numbers"] == 2).all()
+    assert (data[["all_found", "all_numbers"]] == [3, 4]).all(axis=None)
+    assert {text.get_text() for text in draw_passkey(data.reset_index()).axes[0].texts} == {"1/2", "2/2"}
+
+
+def test_few_numbers_leave_a_share_uncertain():
+    low, high = binomial_ends(np.array([0, 8, 12]), np.array([12, 12, 12]))
+    assert low == pytest.approx([0, 0.3489, 0.7354], abs=1e-4)  # Clopper and Pearson
+    assert high == pytest.approx([0.2646, 0.9008, 1], abs=1e-4)
+
+
+def windows(losses):
+    """Rows of prune.csv in which every configuration loses so much on each window."""
+    return [
+        (policy, alpha, recent, size, size, window, 512, float(loss))
+        for (policy, alpha, recent, size), values in losses.items()
+        for window, loss in enumerate(values)
+    ]
+
+
+HARD = np.array([2.0, 4.0, 3.0, 5.0, 3.5])
+"""Losses of windows that are of very different difficulty."""
+PRUNED = {
+    ("full", None, None, 1.0): HARD,
+    ("local", None, None, 0.4): HARD + 5,
+    ("h2o", None, 0.5, 0.4): HARD + 0.1,
+    ("h2o variant=local_statistics", None, 0.5, 0.4): HARD + 0.3,
+    ("decay", 0.1, 0.0, 0.4): HARD + 0.1 + np.array([0.01, -0.01, 0.02, -0.02, 0.0]),
+    ("decay", 0.2, 0.0, 0.4): HARD + 0.12,
+    ("decay", 1.0, 0.0, 0.4): HARD + 0.9,
+}
+
+
+def pruned_runs(root, *names):
+    for name in names:
+        path = make_run(root, "decay", name) / "prune.csv"
+        write_csv(path, TABLES["prune.csv"].required, windows(PRUNED))
+    return Results(root)
+
+
+def test_decay_is_told_from_h2o_on_the_same_windows(tmp_path):
+    results = pruned_runs(tmp_path, "decoder")
+    table = minus_h2o(results, "decay").set_index("alpha")
+    assert table["minus_h2o_nats"].to_dict() == pytest.approx({0.1: 0.0, 0.2: 0.02, 1.0: 0.8})
+    assert level_with_h2o(table, "minus_h2o_nats").to_dict() == {0.1: True, 0.2: False, 1.0: False}
+    data = alpha_data(results, ("*",))
+    assert len(data) == 5
+    assert data.loc[data["policy"] != "decay", "minus_h2o_nats"].isna().all()
+    panel = draw_alpha(data).axes[0]
+    assert "1.0" in [tick.get_text() for tick in panel.get_xticklabels()]
+    assert any("alpha 1:" in text.get_text() for text in panel.texts)  # far off
+    assert panel.get_ylim()[1] < np.exp(HARD.mean() + 0.9)
+
+
+def test_without_h2o_nothing_is_minus_it(tmp_path):
+    rows = {arm: losses for arm, losses in PRUNED.items() if not arm[0].startswith("h2o")}
+    write_csv(make_run(tmp_path, "decay", "decoder") / "prune.csv", TABLES["prune.csv"].required, windows(rows))
+    assert minus_h2o(Results(tmp_path), "decay").empty
+    data = alpha_data(Results(tmp_path), ("*",))
+    assert data["minus_h2o_nats"].isna().all()
+    assert "Hollow" not in draw_alpha(data).texts[0].get_text()
+
+
+def test_panels_of_budgets_share_an_axis_and_name_their_text(tmp_path):
+    data = budget_data(pruned_runs(tmp_path, "released-small", "wikitext-small"), ("*",))
+    assert (data["window_tokens"] == 512).all()
+    figure = draw_budget(data)
+    first, second = figure.axes
+    assert first.get_ylim() == second.get_ylim()
+    assert "5 windows of 512 tokens" in first.get_title()
+    shown = [text.get_text() for text in second.get_legend().get_texts()]
+    assert "Local" not in shown  # far above: written, not drawn
+    assert {"H2O", "Decay, alpha 0.2"} <= {name.partition(", no")[0] for name in shown}
+    assert any(text.get_text().startswith("Local, not drawn") for text in first.texts)
+    assert budget._text("wikitext-small", "small") == "wikitext"
+    assert budget._text("small", "small") == budget._text("text", None) == "the text of the scale"
+
+
+def test_published_accuracies_say_their_budget_and_whether_alpha_is_known():
+    theirs = accuracy._published()
+    pruned = theirs[theirs["series"] != "Full"]
+    assert (pruned["budget"] == 0.4).all()
+    assert pruned.groupby("series")["recent"].unique().map(list).to_dict() == {"Decay": [0.0], "H2O": [0.5]}
+    assert set(theirs.loc[(theirs["series"] == "Decay") & theirs["alpha"].isna(), "run"]) == {"LLaMA-2-7B-chat"}
+
+
+def test_only_local_falls_out_of_the_axis_of_accuracies():
+    rows = pd.DataFrame({"series": ["H2O", "Decay", "Local", "Local"], "difference": [-0.02, -0.03, -0.01, -0.4]})
+    rows = rows.assign(difference_low=rows["difference"] - 0.01, difference_high=rows["difference"] + 0.01)
+    bottom, top = accuracy._limits(rows)
+    assert -5 < bottom < -4
+    assert 0 < top < 1
+
+
+def test_a_stage_says_on_what_it_measured(tmp_path):
+    make_run(tmp_path, "decay", "decoder")
+    assert stage_record(Results(tmp_path), "decay", "decode") == {}
+    (tmp_path / "decay" / "decode.json").write_text('{"device": "a processor", "threads": 2}')
+    record = stage_record(Results(tmp_path), "decay", "decode")
+    assert decode._machine(pd.DataFrame([record])) == "a processor, 2 threads"
+    assert decode._machine(pd.DataFrame([{"device": None, "threads": None}])) == "a machine that no record names"
+
+
+def test_policies_without_an_alpha_stand_at_places_of_their_own(tmp_path):
+    values = [("decay", 0.0, 0.0), ("decay", 1.0, 0.0), ("h2o", None, 0.5), ("tova", None, None), ("local", None, None)]
+    rows = [
+        (policy, alpha, recent, 0.4, window, metric, 0.25)
+        for policy, alpha, recent in values
+        for window in range(3)
+        for metric in ("early_share", "distance_to_ideal")
+    ]
+    path = make_run(tmp_path, "decay", "decoder") / "prune_masks.csv"
+    write_csv(path, TABLES["prune_masks.csv"].required, rows)
+    figure = masks.draw_bias(masks.bias_data(Results(tmp_path), ("*",)))
+    ours, theirs = figure.axes[0], figure.axes[-1]
+    names = {text.get_text(): text.get_position()[0] for text in ours.texts if text.get_text() != "Decay"}
+    assert set(names) == {"H2O", "TOVA", "Local"}
+    assert len(set(names.values())) == 3
+    assert min(names.values()) > 1
+    assert ours.get_title().endswith("decoder, budget 40 %")
+    assert theirs.get_title().endswith("LLaMA-2-7B, budget 20 %")
 
 
 def lost(**losses):
@@ -205,12 +326,14 @@ def test_a_linear_axis_leaves_out_policies_that_are_far_above_most():
     ("increases", "far"),
     [
         ([0.3, 0.2, 0.2, 3.7], [False, False, False, True]),
-        ([0.3, 0.2, 0.4, 3.7], [False] * 4),  # 9 times the next one: drawn
+        ([0.3, 0.2, 0.4, 0.7], [False] * 4),  # less than twice the next one: drawn
+        ([0.3, 0.2, 1.2, 3.7], [False, False, True, True]),  # what flattens the others, and all above it
+        ([0.1, 0.2, 0.5, 0.6], [False, False, True, True]),
         ([-0.1, -0.2, -0.2, 0.1], [False] * 4),
         ([np.nan, np.nan, np.nan, np.nan], [False] * 4),
     ],
 )
-def test_only_an_alpha_that_is_far_above_all_others_leaves_the_axis(increases, far):
+def test_alphas_that_are_far_above_most_others_leave_the_axis(increases, far):
     decay = pd.DataFrame({"policy": "decay", "perplexity": 30 + np.array(increases)})
     rows = pd.concat([pd.DataFrame({"policy": ["full"], "perplexity": [30.0]}), decay])
     assert far_above(rows).tolist() == [False, *far]

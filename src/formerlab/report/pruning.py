@@ -1,15 +1,18 @@
 """What figures and tables know of pruned caches: configurations, and their loss paired with that of the whole cache."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame
 
+from formerlab.files import read_json
 from formerlab.report.names import names
 from formerlab.report.runs import ends, n_seeds
 from formerlab.results.read import Results
+from formerlab.results.stages import STAGES
 from formerlab.statistics import bootstrap_means, mean_ends, over_examples
 
 _POLICIES = {kind: name.label for kind, name in names("policy").items()}
@@ -17,6 +20,7 @@ NAMES = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES
 """Policies in the order in which they are shown, with their labels; DynamicCache is that of transformers."""
 
 CONFIGURATION = ["run", "policy", "alpha", "recent", "budget"]
+MINUS_H2O = ("minus_h2o_nats", "minus_h2o_nats_low", "minus_h2o_nats_high")
 PUBLISHED_ALPHA = 0.2
 """The alpha of the Decay article, Fig 4a."""
 
@@ -35,6 +39,15 @@ def model_notes(rows: DataFrame) -> list[str]:
     """Return a note that names a released model, where rows of one are shown."""
     named = [str(run) for run in rows["run"].unique() if str(run).startswith(RELEASED_RUNS)]
     return [f"Model: {', '.join(name.removeprefix(RELEASED_RUNS) for name in named)}."] if named else []
+
+
+def stage_record(results: Results, owner: str, stage: str) -> dict[str, Any]:
+    """Return what a stage noted beside the rows of a run or study: settings, machine; nothing where it noted none."""
+    exported = results.exported.get(owner.partition("/")[0])
+    if exported is not None:
+        return dict(exported.stages.get(owner, {}).get(stage, {}))
+    path = results.root / owner / STAGES[stage].record
+    return dict(read_json(path)) if path.is_file() else {}
 
 
 def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
@@ -63,7 +76,11 @@ def ordered(table: DataFrame) -> DataFrame:
 
 def _of_run(rows: DataFrame) -> DataFrame:
     """Compare every configuration of a run with its whole cache, on the seeds and windows that all of them share."""
-    rows = _shared(rows)
+    return _with_losses(*_grid(_shared(rows)))
+
+
+def _grid(rows: DataFrame) -> tuple[DataFrame, NDArray[np.float64], NDArray[np.float64]]:
+    """Return the configurations, their losses (configurations x seeds x windows), and the tokens of the windows."""
     seeds = sorted(rows["seed"].unique())
     rows = rows.sort_values([*CONFIGURATION, "seed", "window"])
     table, losses = [], []
@@ -71,8 +88,35 @@ def _of_run(rows: DataFrame) -> DataFrame:
         losses.append(group["loss_nats"].to_numpy().reshape(len(seeds), -1))
         table.append(dict(zip(CONFIGURATION, key, strict=True)) | {"realised_budget": group["realised_budget"].mean()})
         weights = group["tokens"].to_numpy(dtype=float)[: losses[-1].shape[1]]
-    frame = DataFrame(table).assign(seeds=len(seeds), windows=len(weights))
-    return _with_losses(frame, np.stack(losses), weights)
+    return DataFrame(table).assign(seeds=len(seeds), windows=len(weights)), np.stack(losses), weights
+
+
+def minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+    """Return Decay's loss minus that of H2O, half recent, by configuration, paired as `configurations` pairs with Full.
+
+    There are no rows of a budget without H2O.
+    """
+    found = [DataFrame(columns=[*CONFIGURATION, *MINUS_H2O])]
+    rows = results.rows("prune.csv", study, runs)
+    rows = rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)]
+    for _, of_run in rows.groupby("run", sort=False):
+        for _, of_budget in _shared(of_run).groupby("budget", sort=False):
+            table, losses, weights = _grid(of_budget)
+            base = np.flatnonzero(table["policy"] == "h2o")
+            if len(base):
+                mean, *both = _minus(losses, base[0], weights)
+                table = table.assign(**dict(zip(MINUS_H2O, (mean, *both), strict=True)))
+                found.append(table.loc[table["policy"] == "decay", [*CONFIGURATION, *MINUS_H2O]])
+    return pd.concat(found[1:] or found, ignore_index=True)
+
+
+def _minus(
+    losses: NDArray[np.float64], base: int, weights: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the losses minus those of one of the configurations, in the mean, and the ends of the paired interval."""
+    more = losses - losses[base]
+    of_seeds = np.average(more, axis=2, weights=weights)
+    return of_seeds.mean(axis=1), *mean_ends(of_seeds, bootstrap_means(more, weights), len(weights))
 
 
 def _shared(rows: DataFrame) -> DataFrame:
@@ -108,9 +152,7 @@ def _with_losses(table: DataFrame, losses: NDArray[np.float64], weights: NDArray
     table["loss_nats"] = np.average(losses, axis=2, weights=weights).mean(axis=1)
     full = np.flatnonzero(table["policy"] == "full")
     if len(full):
-        more = losses - losses[full[0]]
-        of_seeds = np.average(more, axis=2, weights=weights)
-        low, high = mean_ends(of_seeds, bootstrap_means(more, weights), len(weights))
+        _, low, high = _minus(losses, full[0], weights)
         level = table["loss_nats"].iloc[full[0]]
         increase = {"increase_nats": table["loss_nats"] - level, "increase_nats_low": low, "increase_nats_high": high}
     else:

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.figures.decay.budget import limits, look_of_rows, with_half_recent
-from formerlab.report.pruning import configurations, interval_notes, size_of, with_seeds
+from formerlab.report.pruning import configurations, interval_notes, model_notes, size_of, with_seeds
 from formerlab.report.style import BLACK, canvas
 from formerlab.results.read import Results
 
@@ -38,9 +38,8 @@ def draw(data: DataFrame) -> Figure:
     cells = pruned[["run", "budget"]].drop_duplicates().sort_values(["run", "budget"])
     panels = list(cells.itertuples(index=False, name=None))
     height = 0.27 * len(names) + 0.3
-    figure, axes = canvas(
-        [2.5] * len(panels), interval_notes(data), height=height, right=0.45, columns=_COLUMNS, left=2.9, below=0.7
-    )
+    notes = [*interval_notes(data), *model_notes(data)]
+    figure, axes = canvas([2.5] * len(panels), notes, height=height, right=0.45, columns=_COLUMNS, left=2.9, below=0.7)
     several = len({run for run, _ in panels}) > 1
     for place, (panel, (run, budget)) in enumerate(zip(axes, panels, strict=True)):
         of_run = pruned[pruned["run"] == run]

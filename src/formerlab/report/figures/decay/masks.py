@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.figures.decay.alpha import draw_alphas
-from formerlab.report.pruning import PANELS, measured, model_notes, one_model, ordered
+from formerlab.report.figures.decay.alpha import draw_curve
+from formerlab.report.pruning import PANELS, RELEASED_RUNS, measured, model_notes, one_model, ordered
 from formerlab.report.published import published_cosines
 from formerlab.report.runs import missing_note, n_seeds
 from formerlab.report.style import GREY, canvas, look, mark_published
@@ -87,6 +88,7 @@ _AXES = {
 }
 _VALUE: dict[str, Any] = {"ha": "center", "fontsize": 7, "linespacing": 1.1}
 LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova": "TOVA"}
+"""Policies that have no alpha, in the order in which they stand beside the curve."""
 
 
 def bias_data(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -110,16 +112,18 @@ def draw_bias(data: DataFrame) -> Figure:
     notes = [
         f"Budget {100 * budget:g} % of the tokens, {n_seeds([seeds])}, {windows} windows, unpruned attention; {bars}. "
         "Shares and positions: 0 is the first token, 1 the last so far; distance: 1 - cosine similarity. "
-        "Dotted: upright, alpha 0.2, the published choice; level, what an even choice of keys would give."
+        "Dotted: upright, alpha 0.2, the published choice; level, what an even choice of keys would give. Right of "
+        "alpha 1 stand policies that have none; dashed lines carry their values to the curve."
     ]
-    notes += model_notes(data)
-    figure, axes = canvas([*[2.5] * len(shown), 3.0], notes, height=2.4, right=1.5, columns=3)
+    model = str(data["run"].iloc[0]).removeprefix(RELEASED_RUNS)
+    panels = [3.1] * (len(shown) + 1)
+    figure, axes = canvas(panels, [*notes, *model_notes(data)], height=2.4, right=0.8, columns=3, below=1.0)
     for panel, metric in zip(axes, shown, strict=False):
         heading, even = PANELS[metric]
         if even is not None:
             panel.axhline(even, color=GREY, linestyle=":", linewidth=1)
-        draw_alphas(panel, shown_arms[shown_arms["metric"] == metric], "value", LEVELS)
-        panel.set_title(heading)
+        _draw_measure(panel, shown_arms[shown_arms["metric"] == metric])
+        panel.set_title(f"{heading}\n{model}, budget {100 * budget:g} %")
         panel.set_ylabel(_AXES[metric])
     theirs = axes[-1]
     for place, (name, value) in enumerate(zip(published["configuration"], published["value"], strict=True)):
@@ -133,8 +137,46 @@ def draw_bias(data: DataFrame) -> Figure:
     theirs.set_xlim(-0.5, len(published) - 0.5)
     theirs.set_ylabel(_AXES["distance_to_ideal"])
     theirs.set_ylim(bottom=-0.03)
-    mark_published(theirs, "Distance to Ideal")
+    model, budget = published[["run", "budget"]].iloc[0]
+    mark_published(theirs, f"Distance to Ideal\n{model}, budget {100 * budget:g} %")
     return figure
+
+
+def _draw_measure(axes: Axes, rows: DataFrame) -> None:
+    """Draw Decay by alpha, and right of it every other policy at a place of its own, so that none hides another."""
+    policies = [policy for policy in LEVELS if policy in set(rows["policy"])]
+    for place, policy in enumerate(policies):
+        kind, row = look(policy), rows[rows["policy"] == policy].iloc[0]
+        x = _FIRST_ASIDE + place * _STEP_ASIDE
+        axes.plot([0, x], [row["value"]] * 2, color=kind.colour, linestyle="--", linewidth=0.7)
+        bars = np.nan_to_num([[row["value"] - row["value_low"]], [row["value_high"] - row["value"]]])
+        bars = np.maximum(bars, 0)  # an interval of equal values may be off in its last digit
+        axes.errorbar([x], [row["value"]], bars, color=kind.colour, marker=kind.marker, capsize=2, elinewidth=1)
+        words: dict[str, Any] = {
+            "color": kind.colour,
+            "rotation": 90,
+            "fontsize": 7.5,
+            "transform": axes.get_xaxis_transform(),
+        }
+        axes.text(x, -0.03, LEVELS[policy], ha="center", va="top", **words)
+    decay = rows[rows["policy"] == "decay"].sort_values("alpha")
+    draw_curve(axes, decay, "value")
+    middle = decay[["alpha", "value"]].iloc[len(decay) // 2 : len(decay) // 2 + 1]
+    for x, y in middle.itertuples(index=False, name=None):
+        beside: dict[str, Any] = {
+            "color": look("decay").colour,
+            "textcoords": "offset points",
+            "ha": "center",
+            "fontsize": 8,
+        }
+        axes.annotate("Decay", (x, y), (0, 9), **beside)
+    right = _FIRST_ASIDE + len(policies) * _STEP_ASIDE
+    axes.set_xlim(-0.04, right)
+    axes.xaxis.label.set_x((0.5 + 0.04) / (right + 0.04))
+
+
+_FIRST_ASIDE, _STEP_ASIDE = 1.12, 0.12
+"""Where policies without an alpha stand, on the axis of alpha."""
 
 
 KINDS = {"A2SF": "decay", "H2O": "h2o", "Local": "local"}
@@ -146,11 +188,12 @@ decay_bias = Plot(
     runs=("decoder", "released-*"),
     caption=(
         "Which keys a cache of 40 % (or the budget nearest to it) keeps, against the forgetting factor alpha of Decay "
-        "without a recent part; H2O and Local at the same budget as lines. Share of the kept keys among the first 40 "
-        "% and the first 10 % of the positions seen so far, mean position of the kept keys (0 the first, 1 the last), "
-        "and 1 - cosine between the attention rows and the ideal ones, with and without position 0, an attention sink "
-        "that decides the cosine alone. Last, published: A2SF (arXiv:2407.20485), Table 2, LLaMA-2-7B at 20 % of the "
-        "tokens, mean of four suites, with position 0. Dotted: an even choice. To see: whether the plain sum "
+        "without a recent part; right of the curve what has no alpha, at the same budget. Share of the kept keys among "
+        "the first 40 % and the first 10 % of the positions seen so far, mean position of the kept keys (0 the first, "
+        "1 the last), and 1 - cosine between the attention rows and the ideal ones, with and without position 0, an "
+        "attention sink that decides the cosine alone. Last, published: A2SF (arXiv:2407.20485), Table 2, LLaMA-2-7B "
+        "at 20 % of the tokens, mean of four suites, with position 0: another model at another budget, so compare the "
+        "order, not the heights. Dotted: an even choice. To see: whether the plain sum "
         "(alpha 1) keeps the beginning and small alphas do not, and which lie nearest to the ideal. Bars: 95 % "
         "intervals."
     ),
