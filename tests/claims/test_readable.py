@@ -142,11 +142,15 @@ def test_a_claim_on_several_comparisons_says_on_the_first_screen_what_each_comes
         "web_text_depth_high": ("holds", "0.07"),
         "books": ("holds", "0.05"),
     }
-    items = tuple(ItemVerdict(item, outcome, {"effect": effect}) for item, (outcome, effect) in effects.items())
+    items = tuple(
+        ItemVerdict(item, outcome, {"effect": effect}, runs=(f"dense-{item}", "plain"))
+        for item, (outcome, effect) in effects.items()
+    )
     several = replace(verdict, outcome="undecided", items=items)
     lines = first_screen({"overnight": [several if one is verdict else one for one in found]}).splitlines()[2:]
     (number,) = [cells.split(" | ")[2] for cells in lines if several.claim.statement in cells]
-    assert number == f"{FIRST_SCREEN[name].meaning}: 0.01; of 3 comparisons: undecided 1, holds 2"
+    runs = "dense-web_text_depth_low, plain"
+    assert number == f"{FIRST_SCREEN[name].meaning}: 0.01 ({runs}); of 3 comparisons: undecided 1, holds 2"
 
 
 def test_the_first_screen_is_there_before_any_of_its_scales_has_rows(found):

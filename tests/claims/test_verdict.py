@@ -86,6 +86,13 @@ def test_every_item_counts():
     assert outcome(claim, {("plain", "loss_nats"): [3.0] * 3, ("dense", "loss_nats"): [3.2, 3.21, 3.2]}) == "fails"
 
 
+def test_an_item_names_the_runs_that_it_compares():
+    better = {("plain", "loss_nats"): [3.2, 3.21, 3.2], ("dense", "loss_nats"): [3.0, 3.0, 3.01]}
+    claim = claim_of("denseformer-better-at-equal-depth")
+    verdict = judge(evidence(claim, Planted(claim, better)), "workstation")
+    assert {item.runs for item in verdict.items} == {("dense", "plain")}
+
+
 def test_the_seeds_are_counted_over_which_the_interval_goes():
     """The short runs have five, the long ones three: their gaps are compared over three."""
     short = {

@@ -29,6 +29,10 @@ class Evidence:
         """Names of the runs that were read so far."""
         return () if self._rows is None else tuple(sorted(self._rows.used))
 
+    def run(self, item: str | None, arm: str) -> str | None:
+        """Return the run that stands for an arm; nothing where a plain number or the best of several does."""
+        return self._arm(item, arm).run
+
     def value(self, item: str | None, arm: str, metric: str) -> Seeds:
         """Return one number per seed. Raises MissingRowsError where the arm has no rows."""
         chosen, rows = self._arm(item, arm), self._known_rows()

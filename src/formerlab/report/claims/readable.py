@@ -10,7 +10,7 @@ from pandas import DataFrame
 from formerlab.report import pages
 from formerlab.report.claims.registry import read_claims
 from formerlab.report.claims.table import frame, word_of
-from formerlab.report.claims.verdict import Verdict
+from formerlab.report.claims.verdict import ItemVerdict, Verdict
 
 KINDS = {
     "measured": "decided by trained models",
@@ -107,17 +107,19 @@ def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
         if judged:
             scale, verdict = judged[0]
             deciding = [item for item in verdict.items if item.outcome == verdict.outcome]
-            values = [value for item in deciding for value in item.values.values()]
-            outcome, number = verdict.outcome, f"{meaning}: {values[0]}{_comparisons(verdict)}" if values else ""
+            shown = next((item for item in deciding if item.values), None)
+            outcome = verdict.outcome
+            number = f"{meaning}: {next(iter(shown.values.values()))}{_comparisons(verdict, shown)}" if shown else ""
         rows.append((outcome, statements[name], number, scale))
     return pipes(DataFrame(rows, columns=["verdict", "claim", "our number", "scale"]))
 
 
-def _comparisons(verdict: Verdict) -> str:
-    """Return what is said of each comparison where a claim asks for several: its number is that of one of them."""
+def _comparisons(verdict: Verdict, shown: ItemVerdict) -> str:
+    """Return, where a claim asks for several comparisons, of which runs the number is, and what each comes to."""
     words = Counter(item.outcome for item in verdict.items if item.outcome != "not judged")
     listed = ", ".join(f"{word} {count}" for word, count in words.items())
-    return f"; of {words.total()} comparisons: {listed}" if words.total() > 1 else ""
+    runs = f" ({', '.join(shown.runs)})" if shown.runs else ""
+    return f"{runs}; of {words.total()} comparisons: {listed}" if words.total() > 1 else ""
 
 
 NOTES = {

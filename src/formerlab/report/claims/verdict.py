@@ -26,6 +26,8 @@ class ItemVerdict:
     """Why there is no verdict."""
     seeds: int = 0
     examples: int = 0
+    runs: tuple[str, ...] = ()
+    """The runs that it compares."""
 
 
 class Judgement:
@@ -38,6 +40,7 @@ class Judgement:
         self.fewest_seeds = math.inf
         self.seeds_of_pairs = self.examples = 0
         self.names: dict[str, Any] = {}
+        self.arms: set[str] = set()
 
     def verdict(self) -> ItemVerdict:
         """Return the verdict; a missing arm is named in its reason."""
@@ -60,7 +63,8 @@ class Judgement:
         elif self.fewest_seeds < self.min_seeds:
             reason = f"{self.fewest_seeds} seeds of {self.min_seeds}"
         seeds = self.seeds_of_pairs if math.isinf(self.fewest_seeds) else int(self.fewest_seeds)
-        return ItemVerdict(self.item, outcome, self._texts(), reason, seeds, self.examples)
+        runs = {run for arm in self.arms if (run := self.evidence.run(self.item, arm)) is not None}
+        return ItemVerdict(self.item, outcome, self._texts(), reason, seeds, self.examples, tuple(sorted(runs)))
 
     def _outcome(self, met: bool) -> Outcome:
         if not met or self.fewest_seeds < self.min_seeds:
@@ -92,6 +96,7 @@ class Judgement:
         }
 
     def _value(self, arm: str, metric: str) -> Seeds:
+        self.arms.add(arm)
         seeds = self.evidence.value(self.item, arm, metric)
         self.fewest_seeds = min(self.fewest_seeds, len(seeds.values))
         return seeds
@@ -100,6 +105,7 @@ class Judgement:
         return self._value(a, metric) / self._value(b, metric)
 
     def _paired(self, a: str, b: str, metric: str) -> Paired:
+        self.arms.update((a, b))
         paired = self.evidence.paired(self.item, a, b, metric)
         self.seeds_of_pairs, self.examples = len(paired.of_seeds), paired.examples
         return paired
