@@ -10,11 +10,8 @@ from pandas import DataFrame
 
 from formerlab.report.marks import points_with_bars
 from formerlab.report.runs import ends, n_seeds, quantity
-from formerlab.report.style import GREY, PUBLISHED_GROUND, Look, aside, canvas, widen
+from formerlab.report.style import GREY, LEGEND_ON_GROUND, PUBLISHED_GROUND, PUBLISHED_INK, Look, aside, canvas, widen
 from formerlab.statistics import student
-
-_PRINTED = "#6b5510"
-"""Colour of published values, that of the titles of their panels."""
 
 
 def difference(a: Mapping[int, float], b: Mapping[int, float], **shared: Any) -> list[dict[str, Any]]:
@@ -58,7 +55,7 @@ def draw(rows: DataFrame, looks: Mapping[str, Look], ylabel: str, notes: Sequenc
 
 def _draw_published(axes: Axes, value: float, series: str) -> None:
     """Draw a published difference as a line over all budgets, since its own is far beyond ours."""
-    axes.axhline(value, color=_PRINTED, linestyle="-.", linewidth=1)
+    axes.axhline(value, color=PUBLISHED_INK, linestyle="-.", linewidth=1)
     axes.annotate(
         f"PUBLISHED, not ours:\n{textwrap.fill(f'{value:+.3f}, {series}', 21)}",
         (1, value),
@@ -67,7 +64,7 @@ def _draw_published(axes: Axes, value: float, series: str) -> None:
         textcoords="offset points",
         va="center",
         fontsize=7.5,
-        color=_PRINTED,
+        color=PUBLISHED_INK,
         bbox={"facecolor": PUBLISHED_GROUND, "edgecolor": "none", "pad": 2},
     )
 
@@ -76,8 +73,7 @@ def _name_lines(axes: Axes, count: int) -> None:
     """Write the names above all that is drawn: at the last budget only some of the lines have a point to stand by."""
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + (0.03 + 0.055 * -(-count // 2)) * (high - low))
-    ground: dict[str, Any] = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
-    axes.legend(loc="upper left", ncols=2, fontsize=8, borderaxespad=0.2, columnspacing=1, **ground)
+    axes.legend(loc="upper left", ncols=2, fontsize=8, borderaxespad=0.2, columnspacing=1, **LEGEND_ON_GROUND)
 
 
 def _finish(axes: Axes, rows: DataFrame, ylabel: str) -> None:

@@ -42,6 +42,10 @@ SETTINGS: dict[Any, Any] = {
 
 PUBLISHED_GROUND = "#f6f2e7"
 """Ground of a panel with published values."""
+PUBLISHED_INK = "#6b5510"
+"""Colour of published values and of the titles of their panels."""
+LEGEND_ON_GROUND: dict[str, Any] = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
+"""Of a legend inside a panel, which no grid line crosses."""
 
 
 _LEAST_FACTOR = 2.5
@@ -184,7 +188,7 @@ def cut_bars(axes: Axes, points: Series, low: Series, high: Series, reach: float
 def mark_published(axes: Axes, title: str) -> None:
     """Make a panel visibly one of published values, which are not ours and have another scale."""
     axes.set_facecolor(PUBLISHED_GROUND)
-    axes.set_title(f"PUBLISHED, not ours: {title}", color="#6b5510")
+    axes.set_title(f"PUBLISHED, not ours: {title}", color=PUBLISHED_INK)
 
 
 def empty(message: str) -> Figure:

@@ -13,7 +13,7 @@ from formerlab.report.depth import gains, published_depths, published_table
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import points_with_bars
 from formerlab.report.runs import held_out, held_out_losses, minus, n_seeds
-from formerlab.report.style import BLACK, BLUE, GREY, ORANGE, PUBLISHED_GROUND, Look, canvas
+from formerlab.report.style import BLACK, BLUE, GREY, ORANGE, PUBLISHED_GROUND, PUBLISHED_INK, Look, canvas
 from formerlab.results.read import Results
 
 STUDY = "denseformer"
@@ -92,7 +92,7 @@ def _keys() -> tuple[list[Line2D], list[str]]:
     """Return the handles and the words of the legend."""
     ours = Line2D([], [], color=BLUE, marker="s")
     ringed = Line2D([], [], color=ORANGE, marker="o", markersize=11, markerfacecolor="none", linestyle="")
-    theirs = Line2D([], [], color="#6b5510", marker="D", markerfacecolor=PUBLISHED_GROUND, linestyle="")
+    theirs = Line2D([], [], color=PUBLISHED_INK, marker="D", markerfacecolor=PUBLISHED_GROUND, linestyle="")
     dense = Line2D([], [], color=GREY, linewidth=1, linestyle="--")
     return [ours, ringed, theirs, dense], ["ours", "p = 1 mod k", "PUBLISHED, not ours", "all of the gain"]
 
@@ -104,7 +104,9 @@ def _draw(axes: Axes, ours: DataFrame, theirs: DataFrame, column: str, label: st
     axes.plot(seeds[column] - aside, seeds[_SHARE], "o", color=BLUE, markersize=2.5, alpha=0.7)
     ringed = rows[rows["follows"]]
     axes.plot(ringed[column], ringed[_SHARE], "o", markersize=11, markerfacecolor="none", color=ORANGE)
-    axes.plot(theirs[column] + aside, theirs[_SHARE], "D", zorder=3, markerfacecolor=PUBLISHED_GROUND, color="#6b5510")
+    axes.plot(
+        theirs[column] + aside, theirs[_SHARE], "D", zorder=3, markerfacecolor=PUBLISHED_GROUND, color=PUBLISHED_INK
+    )
     axes.axhline(0, color=BLACK, linewidth=1)
     axes.axhline(100, color=GREY, linewidth=1, linestyle="--")
     axes.set_xlabel(label)

@@ -11,7 +11,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.runs import quantity
-from formerlab.report.style import BLACK, BLUE, GREEN, GREY, PURPLE, VERMILION, canvas
+from formerlab.report.style import BLACK, BLUE, GREEN, GREY, LEGEND_ON_GROUND, PURPLE, VERMILION, canvas
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -128,8 +128,7 @@ def _draw_counts(axes: Axes, data: DataFrame) -> None:
     axes.spines["left"].set_color(GREY)
     axes.set_title("Tokens of every projection of a block")
     if data["stage"].nunique() > 1:
-        ground: dict[str, Any] = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
-        axes.legend(loc="upper left", fontsize=8, **ground)
+        axes.legend(loc="upper left", fontsize=8, **LEGEND_ON_GROUND)
 
 
 tokenformer_layer = Plot(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import cycle
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_directly, points_with_bars
 from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, n_seeds, quantity
 from formerlab.report.scaling import FLOPS, PARAMETERS, STUDY, TOKENS, scaling
-from formerlab.report.style import BLACK, GREY, Look, canvas, look, widen
+from formerlab.report.style import BLACK, GREY, LEGEND_ON_GROUND, Look, canvas, look, widen
 from formerlab.report.tokenformer import equal_to_grown, side_by_side
 from formerlab.results.read import Results
 
@@ -98,8 +98,7 @@ def _explain(axes: Axes, sizes: dict[float, Look], corner: Literal["lower left",
         Line2D([], [], color=kind.colour, marker=kind.marker, linestyle="", label=f"{_short(size, 3)} parameters")
         for size, kind in sizes.items()
     ]
-    ground: dict[str, Any] = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
-    legend = axes.legend(handles=handles, title="from scratch:", loc=corner, fontsize=7.5, **ground)
+    legend = axes.legend(handles=handles, title="from scratch:", loc=corner, fontsize=7.5, **LEGEND_ON_GROUND)
     legend.get_title().set_fontsize(7.5)
 
 
