@@ -93,6 +93,17 @@ def test_models_of_one_name_are_told_apart_by_their_specs(tmp_path):
     assert rows.groupby("family")["panel"].first().to_dict()["Tokenformer, trained on"] == "4 blocks, from a parent"
 
 
+def test_losses_of_a_second_domain_have_a_panel_of_their_own(tmp_path):
+    second = {"name": "second", "fingerprint": "f" * 32}
+    for run, rate in (("a", 1e-3), ("b", 2e-3)):
+        with_rate(tmp_path, run, rate, 4.0)
+        with_rate(tmp_path, f"on-{run}", rate, 3.9, init="a")
+        with_rate(tmp_path, f"elsewhere-{run}", rate, 2.9, init="a", data=second, spec=model(projection=pattention(8)))
+    panels = rates(Results(tmp_path)).groupby("run")["panel"].first().to_dict()
+    starts = {"b": "from scratch", "on-b": "from a parent", "elsewhere-b": "from a parent, second domain"}
+    assert {run: panels[run] for run in starts} == {run: f"4 blocks, {start}" for run, start in starts.items()}
+
+
 @pytest.mark.usefixtures("unsaved")
 def test_where_nothing_was_searched_there_is_no_figure(tmp_path, capsys):
     make_run(tmp_path / "live" / "one", "tokenformer", "tokenformer-1")

@@ -66,14 +66,27 @@ def test_two_budgets_differ_in_steps_alone(runs):
 
 
 def test_stages_and_their_controls_read_what_no_run_from_scratch_reads(runs):
-    for run in runs.values():
+    for run in (run for run in runs.values() if run.data == "text"):
         assert run.task.stretch == ((0.8, 1.0) if run.init else (0.0, 0.8)), run.name
 
 
 def test_a_stage_has_a_tenth_of_its_parents_tokens(runs):
     for name in ("grown-random-sqrt-2", "grown-random-sqrt-3", "grown-zero-keep-2", "net2net-2", "hypercloning-2"):
         assert 10 * runs[name].tokens == runs[PARENT].tokens
-    assert runs["grown-double-2"].tokens == 2 * runs["grown-random-sqrt-2"].tokens
+    assert runs["grown-double-2"].tokens == 2 * runs["grown-random-sqrt-2"].tokens == 4 * runs["grown-half-2"].tokens
+
+
+def test_on_the_second_domain_what_grew_has_equal_parameters_and_all_have_equal_rate_and_tokens(runs):
+    arms = {name: run for name, run in runs.items() if name.startswith("continued-")}
+    assert {run.data for run in arms.values()} == {"second"}
+    assert len({(run.steps, run.task, run.schedule, run.optimizer) for run in arms.values()}) == 1
+    sizes = {name: run.model.params(embedding=False) for name, run in arms.items()}
+    for ungrown in ("continued-tokenformer-ungrown", "continued-transformer-ungrown"):
+        assert sizes.pop(ungrown) == runs[arms[ungrown].init].model.params(embedding=False)
+    assert len(sizes) == 5
+    assert max(sizes.values()) / min(sizes.values()) < 1.002
+    assert {run.init for name, run in arms.items() if "tokenformer" not in name} == {"long-modern-chosen"}
+    assert {run.init for name, run in arms.items() if "tokenformer" in name} == {PARENT}
 
 
 def test_the_parent_trained_on_costs_the_stage_or_reads_its_tokens(runs):

@@ -24,6 +24,8 @@ from formerlab.statistics import student
 RATE = "optimizer.lr"
 TOLD = ("model.norm.kind", "model.feedforward.activation", "model.feedforward.kind", "model.width", "data", "steps")
 """Keys of a spec that a reader tells models of the same name apart by, the telling ones first."""
+SECOND = "second"
+"""What studies call the data of another domain, whose losses do not compare with those of the first."""
 _SPARE = tuple(map(Look, (BLUE, ORANGE, GREEN, PURPLE, SKY), "sDvPX"))
 """Looks of families that share one with another family of their panel."""
 
@@ -41,6 +43,7 @@ def searches(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     for number in sorted(set(found) - {-1}):
         members = [record for record, family in zip(records, found, strict=True) if family == number]
         frames.append((members[0], _family(members, losses)))
+    frames.sort(key=lambda frame: (frame[0]["init"] is not None, frame[0]["data"]["name"] == SECOND))
     names = _names([first for first, _ in frames])
     rows = [
         {"source": "ours", "panel": _panel(first), "family": name, "variant": _variant(first)} | row
@@ -83,6 +86,8 @@ def _family(members: Sequence[dict[str, Any]], losses: dict[str, float]) -> list
 
 def _panel(record: dict[str, Any]) -> str:
     layers, start = record["spec"]["model"].get("layers"), "from a parent" if record["init"] else "from scratch"
+    if record["data"]["name"] == SECOND:
+        start += ", second domain"
     return f"{layers:.0f} blocks, {start}" if layers else start
 
 
@@ -136,7 +141,8 @@ def draw(rows: DataFrame) -> Figure:
         *_diverged(means),
     ]
     panels = list(rows["panel"].unique())
-    figure, axes = canvas([3.4] * len(panels), list(filter(None, notes)), right=2.2, columns=2, below=0.75)
+    columns, width, right = (3, 2.6, 2.0) if len(panels) == 3 else (2, 3.4, 2.2)  # no empty quarter
+    figure, axes = canvas([width] * len(panels), list(filter(None, notes)), right=right, columns=columns, below=0.75)
     for place, panel in zip(axes, panels, strict=True):
         _draw_panel(place, rows[rows["panel"] == panel])
         place.set_title(panel)
@@ -171,7 +177,7 @@ def _draw_panel(axes: Axes, rows: DataFrame) -> None:
     axes.xaxis.set_major_locator(FixedLocator(rates))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    axes.tick_params(axis="x", labelrotation=30)
+    axes.tick_params(axis="x", labelrotation=30 if len(rates) < 6 else 45)
     axes.set_xlabel("peak learning rate")
     axes.set_ylabel("validation loss at the end (nats)")
     widen(axes, 0.0)
