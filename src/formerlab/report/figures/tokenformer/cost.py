@@ -126,10 +126,12 @@ def _draw_ours(axes: Axes, means: DataFrame, seeds: DataFrame, column: str) -> N
 
 def _mark_starts(axes: Axes, starts: DataFrame, places: "pd.Series[float]") -> None:
     """Mark the models before growth, at which what grew and what was trained on begin."""
-    beside: dict[str, Any] = {"xytext": (-6, 3), "textcoords": "offset points", "ha": "right", "fontsize": 7.5}
+    low, high = map(math.log, axes.dataLim.intervalx)
     for run, loss in dict(zip(starts["run"], starts["loss_nats"], strict=True)).items():
         axes.plot(places[run], loss, "s", color=BLACK, zorder=3)
-        axes.annotate("before growth", (places[run], loss), **beside)
+        at_the_edge = math.log(places[run]) < low + 0.15 * (high - low)
+        beside: dict[str, Any] = {"xytext": (5, 4), "ha": "left"} if at_the_edge else {"xytext": (-6, 3), "ha": "right"}
+        axes.annotate("before growth", (places[run], loss), textcoords="offset points", fontsize=7.5, **beside)
 
 
 def _across(rows: DataFrame, places: "pd.Series[float]", column: str) -> "pd.Series[float]":

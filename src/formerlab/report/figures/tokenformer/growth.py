@@ -147,15 +147,20 @@ def _name_curves(axes: Axes, labels: list[Label]) -> None:
 
 
 def _say_starts(axes: Axes, starts: DataFrame) -> None:
-    """Write the starts that lie above all that is shown, which they would flatten, in the corner that curves leave."""
+    """Write the starts that lie above all that is shown, which they would flatten, in the corner that curves leave.
+
+    Where they are more than two, beside it.
+    """
     said = [
         (f"{_name(start)}:\nstarts at +{start[_LOSS]:.2f} nats", line_and_marker(start)["color"])
         for _, start in starts.iterrows()
     ]
-    if len(said) > 2:  # more would fill the panel
-        said = [(f"what is cut starts at +{starts[_LOSS].min():.2f} to +{starts[_LOSS].max():.2f} nats", BLACK)]
-    corner: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
-    corner |= {"fontsize": 8, "path_effects": [withStroke(linewidth=2.5, foreground="white")]}
+    corner: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top", "fontsize": 8}
+    if len(said) > 2:
+        words = f"what is cut starts at\n+{starts[_LOSS].min():.2f} to +{starts[_LOSS].max():.2f} nats"
+        axes.annotate(words, (1, 1), xytext=(8, -4), color=BLACK, **corner)
+        return
+    corner |= {"ha": "right", "path_effects": [withStroke(linewidth=2.5, foreground="white")]}
     for place, (words, colour) in enumerate(said):
         axes.annotate(words, (1, 1), xytext=(-4, -4 - 22 * place), color=colour, **corner)
 
