@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,24 +30,30 @@ from formerlab.report.vision import COMPARED, NAMES, accuracies, against, by_run
 from formerlab.results.read import Results
 
 STUDY = "vision"
+
+
+class Group(NamedTuple):
+    """Runs that answer one question."""
+
+    table: str
+    """The published table beside them; empty where there is none."""
+    colour: str
+    words: str
+    """What the foot of the figure says of the colour."""
+    runs: tuple[str, ...]
+
+
 GROUPS = {
-    "sizes": ("Table 2", BLACK, ("vit", "vit-wider", "tokenformer-matched", "tokenformer")),
-    "scores": ("Table 4", BLUE, ("score-exp-l1", "score-gelu-l1", "score-gelu-l2")),
-    "norms": ("Table 5", GREEN, ("norm-bias", "norm-gain-bias")),
-    "growth": (
+    "sizes": Group("Table 2", BLACK, "black models", ("vit", "vit-wider", "tokenformer-matched", "tokenformer")),
+    "scores": Group("Table 4", BLUE, "blue scores and their norm", ("score-exp-l1", "score-gelu-l1", "score-gelu-l2")),
+    "norms": Group("Table 5", GREEN, "green norms of blocks", ("norm-bias", "norm-gain-bias")),
+    "growth": Group(
         "",
         ORANGE,
+        "orange growth",
         ("tokenformer-small", "tokenformer-short", "trained-on", "grown-random-sqrt", "grown-zero-keep"),
     ),
-    "depth": ("", PURPLE, ("vit-dwa", "tokenformer-dwa")),
-}
-"""Published table, colour and runs of each group."""
-_SAID = {
-    "sizes": "black models",
-    "scores": "blue scores and their norm",
-    "norms": "green norms of blocks",
-    "growth": "orange growth",
-    "depth": "purple averages over depth",
+    "depth": Group("", PURPLE, "purple averages over depth", ("vit-dwa", "tokenformer-dwa")),
 }
 
 _COLUMNS = (
@@ -69,14 +76,14 @@ def accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
     measured = accuracies(results, runs)
     frames = []
     if len(measured):
-        groups = {run: group for group, (_, _, runs) in GROUPS.items() for run in runs}
+        groups = {run: name for name, group in GROUPS.items() for run in group.runs}
         ours = by_run(measured).assign(part="mean")
         seeds = measured[["run", "seed", "top1_percent"]].merge(ours[["source", "run", "model"]], on="run")
         ours = pd.concat([ours, seeds.assign(part="seed")], ignore_index=True)
         frames.append(ours.assign(group=ours["run"].map(groups).fillna("other")))
-    for group, (place, _, _) in GROUPS.items():
-        if place:
-            frames.append(published_accuracies(place).assign(source="published", group=group))
+    for name, group in GROUPS.items():
+        if group.table:
+            frames.append(published_accuracies(group.table).assign(source="published", group=name))
     return pd.concat(frames, ignore_index=True).reindex(columns=list(_COLUMNS))
 
 
@@ -91,7 +98,7 @@ def draw_accuracy(data: DataFrame) -> Figure:
     if len(diverged):
         notes.append(f"Diverged, counted as a uniform guess: {', '.join(diverged)}.")
     longest = 0.075 * max(map(len, ours["model"]))
-    shown = [said for group, said in _SAID.items() if group in set(data["group"])]
+    shown = [group.words for name, group in GROUPS.items() if name in set(data["group"])]
     notes.append(f"Colours: {', '.join(shown)}.")
     figure, (left, right) = canvas(
         [3.4, 2.6], notes, height=0.27 * max(len(ours), len(theirs)) + 0.4, right=[longest + 0.2, 3.0]
@@ -104,7 +111,7 @@ def draw_accuracy(data: DataFrame) -> Figure:
 
 def _panel(axes: Axes, rows: DataFrame, seeds: DataFrame, title: str) -> None:
     order = {run: place for place, run in enumerate(NAMES)}
-    colours = {group: colour for group, (_, colour, _) in GROUPS.items()}
+    colours = {name: group.colour for name, group in GROUPS.items()}
     rows = rows.assign(
         place=rows["run"].map(order).fillna(99), rank=rows["group"].map({g: i for i, g in enumerate(GROUPS)})
     )
