@@ -6,6 +6,7 @@ import pytest
 from fixtures.rows import grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
 
 from formerlab.report.drawings import declaration, draw_one
+from formerlab.report.figures.tokenformer.continued import draw_continued
 from formerlab.report.figures.tokenformer.growth import line_and_marker
 from formerlab.report.formulas import Shape
 from formerlab.report.runs import minus
@@ -185,6 +186,24 @@ def test_continued_training_is_relative_to_the_ungrown_model_after_as_many_steps
     curve = rows[rows["run"] == "continued-tokenformer"].set_index("step")["loss_nats"]
     assert curve.to_dict() == pytest.approx({0: 0.0, 10: -0.2})
     assert set(rows["run"]) == {"continued-tokenformer"}
+
+
+def test_continued_losses_before_the_first_step_are_said_where_they_would_flatten_the_rest():
+    arms = {"continued-tokenformer": (6.0, 3.1, 2.7), "continued-net2net-pad": (7.9, 3.2, 2.6)}
+    rows = [
+        {"run": run, "step": step, "part": "loss", "variant": run, "seeds": 3}
+        | dict.fromkeys(("loss_nats", "loss_nats_low", "loss_nats_high"), loss)
+        for run, losses in arms.items()
+        for step, loss in zip((0, 100, 200), losses, strict=True)
+    ]
+    axes = draw_continued(pd.DataFrame(rows)).axes[0]
+    assert axes.get_ylim()[1] < 3.5
+    assert axes.get_ylim()[0] < 2.6
+    said = " ".join(text.get_text() for text in axes.texts)
+    assert "starts at 6.00 nats" in said
+    assert "starts at 7.90 nats" in said
+    level = [row | dict.fromkeys(("loss_nats", "loss_nats_low", "loss_nats_high"), 3.1) for row in rows]
+    assert not [text for text in draw_continued(pd.DataFrame(level)).axes[0].texts if "starts" in text.get_text()]
 
 
 @pytest.mark.parametrize(

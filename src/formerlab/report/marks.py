@@ -10,7 +10,7 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
-from formerlab.report.style import Look
+from formerlab.report.style import BLACK, Look
 
 Heights = NDArray[np.float64]
 
@@ -94,3 +94,19 @@ def label_at_edge(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> No
     """Write the names below each other, to the right of the last of all points. Call it last."""
     if labels:
         label_directly(axes, labels, size=size, column=1.0)
+
+
+def say_starts(axes: Axes, starts: Sequence[Label], form: str) -> None:
+    """Write where curves start that begin above all that is shown, in the corner that falling curves leave.
+
+    Of more than two the range, beside the panel. `form` is the format of a value.
+    """
+    corner: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top", "fontsize": 8}
+    if len(starts) > 2:
+        low, high = (format(end(start.y for start in starts), form) for end in (min, max))
+        axes.annotate(f"what is cut starts at\n{low} to {high} nats", (1, 1), xytext=(8, -4), color=BLACK, **corner)
+        return
+    corner |= {"ha": "right", "path_effects": [withStroke(linewidth=2.5, foreground="white")]}
+    for place, start in enumerate(starts):
+        words = f"{start.text}:\nstarts at {start.y:{form}} nats"
+        axes.annotate(words, (1, 1), xytext=(-4, -4 - 22 * place), color=start.colour, **corner)

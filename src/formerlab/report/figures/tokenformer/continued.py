@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, curve_in_band, label_directly
+from formerlab.report.marks import Label, curve_in_band, label_directly, say_starts
 from formerlab.report.runs import missing_note
 from formerlab.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, Look, canvas
 from formerlab.report.tokenformer import by_step, means, seeds_note
@@ -62,8 +62,22 @@ def draw_continued(data: DataFrame) -> Figure:
             last = data["step"].max()
             axes.hlines(0, 0, last, color=GREY, linestyle="--", linewidth=1)
             labels.append(Label(last, 0.0, "not grown", GREY))
+        _cut_starts(axes, data[data["part"] == part], "+.2f" if part == "relative" else ".2f")
         label_directly(axes, labels)
     return figure
+
+
+def _cut_starts(axes: Axes, rows: DataFrame, form: str) -> None:
+    """Show the losses after the first steps alone, where those before would flatten them, and say these in words."""
+    first, ends = rows["step"] == rows["step"].min(), ["loss_nats", "loss_nats_low", "loss_nats_high"]
+    low, high = (float(end(rows.loc[~first, ends].stack())) for end in (min, max))
+    room = 0.1 * (high - low)
+    cut = rows[first & (rows["loss_nats"] > high + 5 * room)]
+    if cut.empty or low == high:
+        return
+    axes.set_ylim(min(low, rows["loss_nats"].min()) - room, high + room)
+    labels = [Label(0, row["loss_nats"], row["variant"], ARMS[row["run"]][1].colour) for row in cut.to_dict("records")]
+    say_starts(axes, labels, form)
 
 
 def _draw_curves(axes: Axes, rows: DataFrame) -> list[Label]:
@@ -85,8 +99,8 @@ tokenformer_continued = Plot(
         "from before the first step. Right: minus the loss of the ungrown model of the same family after as many "
         "steps, paired by seed, because the two families start from different places. To see: a line below zero is a "
         "model that growing has helped; one that keeps its function starts on zero; padding with new blocks, the "
-        "paper's form of Net2Net, does not, and copies (the Net2Net of 2015, HyperCloning) do by construction. The "
-        "paper prints no values for its curves."
+        "paper's form of Net2Net, does not, and copies (the Net2Net of 2015, HyperCloning) do by construction. Losses "
+        "before the first step that would flatten the rest are said in words. The paper prints no values for its curves."
     ),
     data=continued_data,
     draw=draw_continued,

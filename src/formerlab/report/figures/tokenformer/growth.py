@@ -7,12 +7,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, label_at_edge
+from formerlab.report.marks import Label, label_at_edge, say_starts
 from formerlab.report.runs import GROWN, TRAINED_ON, ends, held_out, held_out_losses, minus, parent
 from formerlab.report.style import BLACK, canvas, look
 from formerlab.report.tokenformer import at_step, by_step, equal_to_grown, means, seeds_note
@@ -127,7 +126,10 @@ def _draw_stage(axes: Axes, curves: DataFrame) -> None:
     shown = pd.concat(last)[[_LOSS, f"{_LOSS}_low", f"{_LOSS}_high"]]
     low, high = np.nanmin([0.0, shown.min(axis=None)]), np.nanmax([0.0, shown.max(axis=None)])
     axes.set_ylim(low - 0.12 * (high - low), high + 0.12 * (high - low))
-    _say_starts(axes, curves[(curves["step"] == 0) & (curves[_LOSS] > axes.get_ylim()[1])])
+    cut = curves[(curves["step"] == 0) & (curves[_LOSS] > axes.get_ylim()[1])]
+    say_starts(
+        axes, [Label(0, row[_LOSS], _name(row), line_and_marker(row)["color"]) for _, row in cut.iterrows()], "+.2f"
+    )
     _name_curves(axes, labels)
 
 
@@ -144,25 +146,6 @@ def _name_curves(axes: Axes, labels: list[Label]) -> None:
         }
         axes.annotate(name.text, (name.x, name.y), color=name.colour, **below)
     label_at_edge(axes, [label for label in labels if label.x >= edge])
-
-
-def _say_starts(axes: Axes, starts: DataFrame) -> None:
-    """Write the starts that lie above all that is shown, which they would flatten, in the corner that curves leave.
-
-    Where they are more than two, beside it.
-    """
-    said = [
-        (f"{_name(start)}:\nstarts at +{start[_LOSS]:.2f} nats", line_and_marker(start)["color"])
-        for _, start in starts.iterrows()
-    ]
-    corner: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top", "fontsize": 8}
-    if len(said) > 2:
-        words = f"what is cut starts at\n+{starts[_LOSS].min():.2f} to +{starts[_LOSS].max():.2f} nats"
-        axes.annotate(words, (1, 1), xytext=(8, -4), color=BLACK, **corner)
-        return
-    corner |= {"ha": "right", "path_effects": [withStroke(linewidth=2.5, foreground="white")]}
-    for place, (words, colour) in enumerate(said):
-        axes.annotate(words, (1, 1), xytext=(-4, -4 - 22 * place), color=colour, **corner)
 
 
 def _draw_ends(axes: Axes, ended: DataFrame, seeds: DataFrame) -> None:
