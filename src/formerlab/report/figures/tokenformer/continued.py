@@ -100,7 +100,7 @@ tokenformer_continued = Plot(
         "steps, paired by seed, because the two families start from different places. To see: a line below zero is a "
         "model that growing has helped; one that keeps its function starts on zero; padding with new blocks, the "
         "paper's form of Net2Net, does not, and copies (the Net2Net of 2015, HyperCloning) do by construction. Losses "
-        "before the first step that would flatten the rest are said in words. The paper prints no values for its curves."
+        "before the first step that would flatten the rest are said in words. The paper prints no values."
     ),
     data=continued_data,
     draw=draw_continued,
