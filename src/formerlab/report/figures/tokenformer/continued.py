@@ -69,8 +69,9 @@ def draw_continued(data: DataFrame) -> Figure:
 
 def _cut_starts(axes: Axes, rows: DataFrame, form: str) -> None:
     """Show the losses after the first steps alone, where those before would flatten them, and say these in words."""
-    first, ends = rows["step"] == rows["step"].min(), ["loss_nats", "loss_nats_low", "loss_nats_high"]
-    low, high = (float(end(rows.loc[~first, ends].stack())) for end in (min, max))
+    first = rows["step"] == rows["step"].min()
+    later = rows.loc[~first, ["loss_nats", "loss_nats_low", "loss_nats_high"]]
+    low, high = later.min().min(), later.max().max()
     room = 0.1 * (high - low)
     cut = rows[first & (rows["loss_nats"] > high + 5 * room)]
     if cut.empty or low == high:
