@@ -202,6 +202,11 @@ def test_continued_losses_before_the_first_step_are_said_where_they_would_flatte
     said = " ".join(text.get_text() for text in axes.texts)
     assert "starts at 6.00 nats" in said
     assert "starts at 7.90 nats" in said
+    near = draw_continued(
+        pd.DataFrame([row | {"loss_nats": 3.4} if row["loss_nats"] == 6.0 else row for row in rows])
+    ).axes[0]
+    assert near.get_ylim()[1] < 3.4, "cut with the higher one, so it is said too"
+    assert "starts at 3.40 nats" in " ".join(text.get_text() for text in near.texts)
     level = draw_continued(pd.DataFrame([row | {"loss_nats": 3.1} for row in rows])).axes[0]
     assert not [text for text in level.texts if "starts" in text.get_text()]
 

@@ -97,10 +97,11 @@ def label_at_edge(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> No
 
 
 def say_starts(axes: Axes, starts: Sequence[Label], form: str) -> None:
-    """Write where curves start that begin above all that is shown, in the corner that falling curves leave.
+    """Write which of the curves start above all that is shown, and where, in the corner that falling curves leave.
 
-    Of more than two the range, beside the panel. `form` is the format of a value.
+    Of more than two the range, beside the panel. `form` is the format of a value. Call it when the limits are final.
     """
+    starts = [start for start in starts if start.y > axes.get_ylim()[1]]
     corner: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top", "fontsize": 8}
     if len(starts) > 2:
         low, high = (format(end(start.y for start in starts), form) for end in (min, max))

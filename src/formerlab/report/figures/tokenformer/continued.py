@@ -73,12 +73,11 @@ def _cut_starts(axes: Axes, rows: DataFrame, form: str) -> None:
     later = rows.loc[~first, ["loss_nats", "loss_nats_low", "loss_nats_high"]]
     low, high = later.min().min(), later.max().max()
     room = 0.1 * (high - low)
-    cut = rows[first & (rows["loss_nats"] > high + 5 * room)]
-    if cut.empty or low == high:
+    if low == high or not (rows["loss_nats"] > high + 5 * room).any():
         return
     axes.set_ylim(min(low, rows["loss_nats"].min()) - room, high + room)
-    labels = [Label(0, row["loss_nats"], row["variant"], ARMS[row["run"]][1].colour) for row in cut.to_dict("records")]
-    say_starts(axes, labels, form)
+    starts = rows[first].to_dict("records")
+    say_starts(axes, [Label(0, row["loss_nats"], row["variant"], ARMS[row["run"]][1].colour) for row in starts], form)
 
 
 def _draw_curves(axes: Axes, rows: DataFrame) -> list[Label]:

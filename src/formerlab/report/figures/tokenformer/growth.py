@@ -126,10 +126,8 @@ def _draw_stage(axes: Axes, curves: DataFrame) -> None:
     shown = pd.concat(last)[[_LOSS, f"{_LOSS}_low", f"{_LOSS}_high"]]
     low, high = np.nanmin([0.0, shown.min(axis=None)]), np.nanmax([0.0, shown.max(axis=None)])
     axes.set_ylim(low - 0.12 * (high - low), high + 0.12 * (high - low))
-    cut = curves[(curves["step"] == 0) & (curves[_LOSS] > axes.get_ylim()[1])]
-    say_starts(
-        axes, [Label(0, row[_LOSS], _name(row), line_and_marker(row)["color"]) for _, row in cut.iterrows()], "+.2f"
-    )
+    starts = [row for _, row in curves[curves["step"] == 0].iterrows()]
+    say_starts(axes, [Label(0, row[_LOSS], _name(row), line_and_marker(row)["color"]) for row in starts], "+.2f")
     _name_curves(axes, labels)
 
 
