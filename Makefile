@@ -21,7 +21,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 unexport TOKENIZERS_PARALLELISM
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo released evidence figures readme plan status ui test test-fast test-cluster lint format lock results-export results-archive results-import unlock clean distclean
+.PHONY: help setup demo released evidence figures readme plan status ui test test-fast test-cluster lint format lock results-export unlock clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -96,12 +96,6 @@ lock: ## write requirements.lock anew from pyproject.toml; UPGRADE=1 moves every
 
 results-export: $(READY) ## copy the finished, checked live results to results/cached, which `make figures` reads
 	@$(FORMERLAB) export $(SCALE_OPTION)
-
-results-archive: $(READY) ## pack live results of SCALE, weights too, into one zip with a manifest of hashes
-	@$(FORMERLAB) archive $(SCALE_OPTION) $(if $(OUT),--out $(OUT))
-
-results-import: $(READY) ## verify the zip FILE=<path> of results-archive and unpack it into results/live
-	@$(FORMERLAB) import-archive $(if $(FILE),$(FILE),$(error name the archive: make results-import FILE=formerlab-laptop.zip))
 
 unlock: $(READY) ## after Snakemake was killed: let it work in this folder again
 	@$(BIN)/python -m snakemake --unlock

@@ -19,14 +19,13 @@ from formerlab import __main__, errors
 from formerlab.__main__ import main
 from formerlab.commands.context import VARIABLE
 from formerlab.plan import locate
-from formerlab.plan.json_schema import json_schema
 from formerlab.plan.locate import ensure_plan, plan_path
 
 VERBS = (
-    *("plan", "schema", "status", "data", "speed", "train", "zeroshot", "prune", "flow", "draw", "figures", "exact"),
-    *("claims", "headline", "track", "export", "compare", "check", "rescue", "demo", "generate", "ui"),
+    *("plan", "status", "data", "speed", "train", "zeroshot", "prune", "flow", "draw", "figures", "exact"),
+    *("claims", "headline", "track", "export", "check", "rescue", "demo", "generate", "ui"),
     *("export-huggingface", "import-tokenformer", "zeroshot-folder", "prune-folder", "released"),
-    *("translate", "complexity", "classify", "predicted", "decode", "runs", "readme", "archive", "import-archive"),
+    *("translate", "complexity", "classify", "decode", "runs", "readme"),
     *("load", "passkey", "reproduce", "floors", "report"),
 )
 
@@ -254,11 +253,6 @@ def test_the_script_names_its_plan(project, capsys):
     path = Path(shlex.split(line)[1].removeprefix(f"{VARIABLE}="))
     assert path == plan_path(project.root, {"set": {"small.steps": 3}})
     assert path.exists()
-
-
-def test_schema_writes_that_of_the_yaml_files(project, capsys):
-    said(capsys, "schema")
-    assert json.loads((project.root / "workflow/config.schema.json").read_text()) == json_schema()
 
 
 def test_the_demo_hands_every_value_on_to_snakemake_as_it_is(project, monkeypatch, capsys):

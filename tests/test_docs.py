@@ -277,15 +277,8 @@ def calls(line):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", RUN)
-def test_what_is_written_runs_on_what_the_demo_leaves(line, left, tmp_path, capsys):
-    place = left
-    if "results-import" in line:  # on another machine
-        place = tmp_path
-        begin(place)
-        with here(left):
-            archive = place / line.partition("FILE=")[2]
-            assert main(["archive", "--scale", archive.stem.partition("-")[2], "--out", str(archive)]) == 0
-    with here(place):
+def test_what_is_written_runs_on_what_the_demo_leaves(line, left, capsys):
+    with here(left):
         wanted = list(calls(line))
         assert wanted
         for words in wanted:

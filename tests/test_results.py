@@ -149,7 +149,7 @@ assert not {"pandas", "matplotlib"} & set(sys.modules), "the catalogue must not 
 for drawing in drawings.values():
     import_module(drawing.module)
 for name in ("results.read", "statistics", "report.published", "tracking.mlflow", "tracking.rows", "results.export",
-             "results.compare", "report.headline", "report.write"):
+             "report.headline", "report.write"):
     import_module(f"formerlab.{name}")
 print(sorted({"torch", "mlflow", "snakemake", "datasets"} & set(sys.modules)))
 """

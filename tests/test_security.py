@@ -15,7 +15,6 @@ from formerlab.report import pages
 from formerlab.report.claims.readable import pipes
 from formerlab.report.drawings import draw
 from formerlab.report.ledger import write_ledger
-from formerlab.results.archive import archive, import_archive
 from formerlab.results.read import Results
 from formerlab.tracking.rows import seed_entry
 
@@ -94,7 +93,7 @@ TAGS = {
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """Results from an archive in which what may be any text is what its maker wants to run here."""
+    """Results of somebody else in which what may be any text is what its maker wants to run here."""
     place = tmp_path_factory.mktemp("hostile")
     root = place / "there" / "overnight"
     make_decay(root, (0,))
@@ -109,9 +108,7 @@ def hostile(tmp_path_factory):
         rows = pd.read_csv(path)
         rows = rows.assign(task=rows["task"].replace(rows["task"].iloc[0], EVIL.replace("\n", "")))
         rows.to_csv(path, index=False, lineterminator="\n")
-    archive(root, place / "archive.zip")
-    import_archive(place / "archive.zip", place / "live")
-    return Results(place / "live" / "overnight")
+    return Results(root)
 
 
 class Page(HTMLParser):
@@ -145,7 +142,7 @@ def test_a_text_in_a_table_of_markdown_is_one_cell_of_text():
     assert not re.search(r"<(?!br>)|\]\(|\\(?!\|)", text)
 
 
-def test_what_an_archive_brings_stands_on_pages_as_text(hostile, tmp_path):
+def test_what_foreign_results_hold_stands_on_pages_as_text(hostile, tmp_path):
     paths = write_ledger(hostile, tmp_path)
     paths += [path for name in ("decay_table", "decay_tasks_table") for path in draw(name, hostile, tmp_path)]
     shown = {path.name: path.read_text() for path in paths if path.suffix not in (".csv", ".rst")}
@@ -155,11 +152,11 @@ def test_what_an_archive_brings_stands_on_pages_as_text(hostile, tmp_path):
         assert is_inert(text), name
 
 
-def test_what_an_archive_brings_is_drawn_as_text(hostile, tmp_path):
+def test_what_foreign_results_hold_is_drawn_as_text(hostile, tmp_path):
     assert EVIL.replace("\n", "") in set(pd.read_csv(draw("decay_accuracy", hostile, tmp_path)[-2])["task"])
 
 
-def test_what_an_archive_brings_can_be_said_to_mlflow(hostile):
+def test_what_foreign_results_hold_can_be_said_to_mlflow(hostile):
     for record in hostile.records():
         entry = seed_entry(hostile, record)
         assert all(re.fullmatch(r"[\w\-. /:]{1,250}", name) for name in (*entry.tags, *entry.params))

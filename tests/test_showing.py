@@ -14,7 +14,6 @@ from formerlab.plan.judge import Judge
 ROOT = Path(__file__).parents[1]
 PLANS = ".formerlab"
 """Where plans are kept, which are found again instead of being made anew."""
-RUNS = [f"results/cached/laptop/denseformer/{run}/seed0" for run in ("plain-8", "dwa-1x1-8")]
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +23,7 @@ def committed(tmp_path_factory):
     (root / "config.yaml").write_text("scale: laptop\nstudies: [denseformer]\n")
     for name in ("workflow", "results/cached/laptop/denseformer"):
         shutil.copytree(ROOT / name, root / name)
-    for name in ("exact.csv", "predicted.csv"):
-        shutil.copy(ROOT / "results/cached/laptop" / name, root / "results/cached/laptop")
+    shutil.copy(ROOT / "results/cached/laptop/exact.csv", root / "results/cached/laptop")
     (root / "results/live").symlink_to("cached")
     return root
 
@@ -45,15 +43,12 @@ def tree(root):
         ["runs"],
         ["claims"],
         ["headline"],
-        ["predicted"],
-        ["compare", *RUNS],
     ],
     ids=" ".join,
 )
 def test_what_shows_does_not_write(words, committed, monkeypatch, capsys):
     monkeypatch.chdir(committed)
     monkeypatch.setattr(locate, "subprocess", SimpleNamespace(run=run_here))
-    monkeypatch.setattr("formerlab.plan.predicted.import_mebibytes", lambda: 300.0)
     monkeypatch.setattr(Judge, "objection", lambda *_: "")  # older rows than the code, but for showing they will do
     before = tree(committed)
     status = main(words)

@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from formerlab.commands import (
-    archive,
     check,
     huggingface,
     measures,
@@ -27,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser with all verbs."""
     parser = argparse.ArgumentParser(prog="formerlab", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="<verb>")
-    for module in (plan, stages, measures, results, report, archive, check, tools, huggingface, released, reproduce):
+    for module in (plan, stages, measures, results, report, check, tools, huggingface, released, reproduce):
         module.add_parsers(verbs)
     return parser
 

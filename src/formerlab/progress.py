@@ -114,3 +114,14 @@ def short(value: float) -> str:
         if abs(value) >= factor:
             return f"{value / factor:.3g}{suffix}"
     return f"{value:.3g}"
+
+
+def duration(hours: float) -> str:
+    """Return a time as people say it: 45 s, 12 min, 3.4 h, 19 days, 7 years."""
+    if hours < 1.5 / 60:
+        return f"{3600 * hours:.0f} s"
+    if hours < 1.5:
+        return f"{60 * hours:.0f} min"
+    if hours < 72:
+        return f"{hours:.1f} h"
+    return f"{hours / 24:.0f} days" if hours < 2 * 8766 else f"{hours / 8766:,.0f} years"

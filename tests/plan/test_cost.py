@@ -8,12 +8,14 @@ import yaml
 from fixtures.checkout import ROOT
 from fixtures.project import Project
 
-from formerlab.errors import UserError
 from formerlab.plan.build import build_plan
-from formerlab.plan.hardware import TABLE
-from formerlab.plan.predicted import COLUMNS, compare
+from formerlab.plan.cost import hours
+from formerlab.plan.hardware import TABLE, choose, hardware_table
+from formerlab.plan.memory import memory_bytes
 from formerlab.plan.show import SPARE_RETRIES, submissions, table
 from formerlab.plan.sources import read_sources
+from formerlab.results.read import Results
+from formerlab.training.run import Run
 
 IMPORTS_MB = 242.0
 """Memory of the imports on the machine and with the torch release of the committed laptop rows."""
@@ -24,21 +26,21 @@ def project(tmp_path):
     return Project(tmp_path)
 
 
-def test_time_and_memory_of_the_laptop_runs_are_predicted_within_half(tmp_path):
+def test_time_and_memory_of_the_laptop_runs_are_predicted_within_half():
     """Of times, each beside the middle one: how fast a processor is beside that of the constants is another matter."""
-    rows = compare(ROOT / "results/cached/laptop", read_sources(ROOT, {"scale": "laptop"}), IMPORTS_MB)
-    assert len(rows) >= 16
-    found = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    middle = median(row["time_ratio"] for row in found)
+    sources = read_sources(ROOT, {"scale": "laptop"})
+    hardware = choose(hardware_table(sources.config_layers), sources.scale.hardware)
+    found = []
+    for record in Results(ROOT / "results/cached/laptop").records():
+        run = Run.model_validate(record["spec"])
+        time = record["wall_time_s"] / (3600 * hours(run, sources.scale, hardware))
+        found.append((time, (record["peak_memory_bytes"] - IMPORTS_MB * 2**20) / memory_bytes(run, hardware)))
+    assert len(found) >= 16
+    middle = median(time for time, _ in found)
     assert 1 / 2 < middle < 2
-    for row in found:
-        assert 1 / 1.5 < row["time_ratio"] / middle < 1.5, row
-        assert 1 / 1.5 < row["memory_ratio"] < 1.5, row
-
-
-def test_no_finished_run_is_said(tmp_path):
-    with pytest.raises(UserError, match="no finished run; run the DAG"):
-        compare(tmp_path, read_sources(ROOT, {}), 0.0)
+    for time, memory in found:
+        assert 1 / 1.5 < time / middle < 1.5
+        assert 1 / 1.5 < memory < 1.5
 
 
 def test_every_processor_has_its_hours_and_a_faster_one_fewer(project):

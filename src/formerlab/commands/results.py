@@ -55,11 +55,6 @@ def add_parsers(verbs: Any) -> None:
     parser = add_verb(verbs, "readme", readme, text, configured=False)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is not up to date")
 
-    text = "compare two runs: specs, curves, paired test on the held-out windows"
-    parser = add_verb(verbs, "compare", compare, text, configured=False)
-    parser.add_argument("first", type=Path, help="folder of a run")
-    parser.add_argument("second", type=Path, help="folder of another run on the same data")
-
 
 def draw(arguments: argparse.Namespace) -> None:
     """Draw some figures and tables of the plan's scale."""
@@ -237,10 +232,3 @@ def export(arguments: argparse.Namespace) -> None:
     for line in outcome["left_out"]:
         print(f"not exported: {line}")
     print(f"{len(outcome['exported'])} runs exported to {cached}")
-
-
-def compare(arguments: argparse.Namespace) -> None:
-    """Print the comparison."""
-    from formerlab.results.compare import compare as text
-
-    print(text(arguments.first, arguments.second))

@@ -54,7 +54,7 @@ class Hardware(Spec):
 _GPU: Tree = {"basis": "memory and peaks from data sheets; utilisation and overheads assumed"}
 # GPUs: NVIDIA's data sheets of A100 80 GB SXM, H100 SXM, H200 SXM, GeForce RTX 4090; 0.4 of the bfloat16 peak is what
 # compiled GPT-2-sized models commonly report. CPU: its peak is that of a 1024 x 1024 float32 product, and the rest
-# follows from the runs in results/cached/laptop (`python -m formerlab predicted`).
+# follows from the runs in results/cached/laptop.
 TABLE: dict[str, Tree] = {
     "A100": _GPU | {"memory_gb": 80.0, "float32_tflops": 19.5, "bfloat16_tflops": 312.0},
     "H100": _GPU | {"memory_gb": 80.0, "float32_tflops": 67.0, "bfloat16_tflops": 989.0, "utilisation": 0.35},

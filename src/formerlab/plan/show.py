@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from formerlab.plan.judge import RECORDS, Judge, made_runs
-from formerlab.plan.programme import duration
-from formerlab.progress import short
+from formerlab.progress import duration, short
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, TIMED
 
@@ -68,7 +67,6 @@ def _hardware(plan: dict[str, Any]) -> list[str]:
         f"A cluster job runs for at most {hours} (scale.runtime_minutes). A run that takes longer stops itself, saved, "
         f"and is submitted again: the longest run needs {need} submission{'s' if need > 1 else ''}, so the retries in "
         f"slurm/config.yaml must be at least {need + SPARE_RETRIES}.",
-        "How long everything takes on several: plan --gpus N.",
     ]
 
 
