@@ -8,7 +8,6 @@ import torch
 
 from formerlab.cache import Decay, Knorm
 from formerlab.cache.engines.engine import Prompt
-from formerlab.layers.score import SMALLEST_NORM
 
 TARGETS = (80, 90, 100)
 """Compute capabilities times ten: A100, H100, B200."""
@@ -64,21 +63,6 @@ def check(kernels, capability, number):
         assert f".target sm_{capability}" in kernel.asm["ptx"]
         assert kernel.asm["cubin"][:4] == b"\x7fELF"
         assert kernel.metadata.shared <= 99 * 1024, "the least that a block may have on these GPUs"
-
-
-def norm_gelu(dtype, tokens):
-    from formerlab.kernels import norm_gelu as kernels
-
-    products = torch.zeros(2, tokens, dtype=dtype)
-    kernels.normalise_and_activate(products, 3.0, SMALLEST_NORM)
-    kernels.scores_and_gradient(torch.zeros_like(products), products, 3.0)
-
-
-@pytest.mark.parametrize("capability", TARGETS)
-def test_norm_and_gelu(built, capability):
-    cases = [(torch.bfloat16, 3072)] if capability > 80 else [(torch.float32, 24)]
-    for case in product(TYPES, (24, 576, 3072, 5000)) if ALL else cases:
-        check(built(capability, norm_gelu, *case), capability, 2)
 
 
 def pruned_attention(policy, dtype, heads, key_heads, time, d_head):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from formerlab.layers.pattention_function import lean_pattention
-from formerlab.layers.score import SMALLEST_NORM, l2_gelu
+from formerlab.layers.score import SCORES, SMALLEST_NORM, l2_gelu
 
 TOKENS, D_IN, D_OUT = 24, 6, 5
 TAU = math.sqrt(TOKENS)
@@ -257,3 +257,11 @@ def test_two_processes_share_its_gradients(tmp_path):
     script.write_text(DISTRIBUTED)
     code = f"import runpy, sys; sys.argv = ['x', {str(tmp_path / 'store')!r}]; runpy.run_path({str(script)!r}, "
     assert "same" in alone(f"{code}run_name='__main__')")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_score_in_half_precision_is_rounded_once(dtype):
+    """The factor of a row stays float32: rounded to half precision it would move every score of the row alike."""
+    rows = torch.randn(200, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
+    wanted = (rows.double() * (TAU / rows.double().norm(dim=-1, keepdim=True))).to(dtype)
+    assert (SCORES["l2"](rows, TAU) == wanted).float().mean() > 0.999

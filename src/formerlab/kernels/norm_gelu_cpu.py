@@ -1,7 +1,7 @@
 """Native kernels of Pattention's score l2_gelu for the CPU: norm and GeLU in one pass over memory, and their gradient.
 
-What `norm_gelu.py` is for a GPU. Rows are worked on one by one, in blocks that stay in the first-level cache; sums and
-functions are float32 whatever the tensors are, and a result depends on no number of threads.
+Rows are worked on one by one, in blocks that stay in the first-level cache. Sums and functions are float32 whatever the
+tensors are, and a result is the same for every number of threads.
 """
 
 import ctypes

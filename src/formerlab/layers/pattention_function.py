@@ -2,11 +2,10 @@
 
 Between the passes lie the normalised products Z = tau A / ||A||, A = x K^T, and one factor tau / ||A|| per row; the
 scores gelu(Z) are computed again. The formula written out is `score.l2_gelu` between two matrix products; the backward
-pass is its closed form. Which code computes it depends on the device, on an installed C++ compiler or Triton and on
-torch.compile, never on timings, so a run that is interrupted goes on with the same code.
+pass is its closed form. On a CPU a C++ kernel fuses norm and GeLU where a compiler is installed; on a GPU torch.compile
+fuses them. The choice never depends on timings, so an interrupted run goes on with the same code.
 """
 
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from formerlab import kernels
 from formerlab.kernels import norm_gelu_cpu
 from formerlab.layers.score import SMALLEST_NORM, RowFactor, Scores, row_factor
 
@@ -59,8 +57,8 @@ class _Pattention(torch.autograd.Function):
 
 def _normalise_and_activate(products: Scores, tau: float) -> tuple[Scores, RowFactor, Scores]:
     """Return Z = tau A / ||A|| in the memory of A, tau / ||A|| and gelu(Z)."""
-    if (fused := _kernels_for(products)) is not None:
-        return products, *fused.normalise_and_activate(products, tau, SMALLEST_NORM)
+    if _has_kernel(products):
+        return products, *norm_gelu_cpu.normalise_and_activate(products, tau, SMALLEST_NORM)
     factor = row_factor(products, tau)
     z = products.mul_(factor)
     return z, factor, F.gelu(z)
@@ -72,9 +70,8 @@ def _scores_and_gradient(grad: Scores, z: Scores, tau: float) -> tuple[Scores, S
     dS carries the factor tau / ||A|| already, so it is the gradient of Appendix A,
     dA = (tau / ||A||) (g - A^ (A^ . g)) with A^ = A / ||A|| = Z / tau.
     """
-    if (fused := _kernels_for(z)) is not None:
-        scores, out = fused.scores_and_gradient(grad, z, tau)
-        return scores, out
+    if _has_kernel(z):
+        return norm_gelu_cpu.scores_and_gradient(grad, z, tau)
     scores = z * torch.special.ndtr(z) if torch.compiler.is_compiling() else F.gelu(z)
     # (Written another way for the compiler, which would else keep gelu(Z) of the forward pass.)
     g: Tensor = torch.ops.aten.gelu_backward.grad_input(grad, z, grad_input=grad)
@@ -82,14 +79,6 @@ def _scores_and_gradient(grad: Scores, z: Scores, tau: float) -> tuple[Scores, S
     return scores, g.addcmul_(z, along, value=-1 / (tau * tau))
 
 
-def _kernels_for(products: Scores) -> ModuleType | None:
-    """Return the fused kernels where they apply, outside torch.compile, which makes its own."""
-    if torch.compiler.is_compiling():
-        return None
-    if norm_gelu_cpu.fits(products):
-        return norm_gelu_cpu
-    if not products.is_cuda or products.dtype == torch.float64 or not kernels.usable("Pattention"):
-        return None
-    from formerlab.kernels import norm_gelu
-
-    return norm_gelu
+def _has_kernel(products: Scores) -> bool:
+    """Say whether the fused C++ kernel applies; torch.compile makes its own."""
+    return not torch.compiler.is_compiling() and norm_gelu_cpu.fits(products)

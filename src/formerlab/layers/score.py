@@ -18,24 +18,28 @@ would give 0/0. The official GPU code has no such guard, the TPU code adds 1e-5 
 
 
 def row_factor(rows: Scores, scale: float, order: int = 2) -> RowFactor:
-    """Return scale / ||row||, or 0 for a zero row, in the rows' own type; half precision is summed in float32."""
+    """Return scale / ||row||, or 0 for a zero row; of rows in half precision in float32, so that it is not rounded."""
     half = rows.dtype in (torch.bfloat16, torch.float16)
     norm: Tensor = torch.linalg.vector_norm(
         rows, ord=order, dim=-1, keepdim=True, dtype=torch.float32 if half else rows.dtype
     )
-    factor = torch.where(norm > SMALLEST_NORM, scale / norm.clamp_min(SMALLEST_NORM), 0.0)
-    return factor.clamp_max(torch.finfo(rows.dtype).max).to(rows.dtype) if half else factor
+    return torch.where(norm > SMALLEST_NORM, scale / norm.clamp_min(SMALLEST_NORM), 0.0)
+
+
+def normalised(rows: Scores, scale: float, order: int = 2) -> Scores:
+    """Return scale row / ||row||, rounded once to the rows' type; a zero row stays zero."""
+    return (rows * row_factor(rows, scale, order)).to(rows.dtype)
 
 
 def l2_gelu(products: Scores, tau: float) -> Scores:
     """S = gelu(tau A / ||A||_2), the published order (arXiv:2410.23168, eq. 5, version 1; eq. 16, later version)."""
-    return F.gelu(products * row_factor(products, tau))
+    return F.gelu(normalised(products, tau))
 
 
 def gelu_l2(products: Scores, tau: float) -> Scores:
     """S = tau g / ||g||_2 with g = gelu(A): the other order (official code, `gelu_l2_norm`)."""
     activated = F.gelu(products)
-    return activated * row_factor(activated, tau)
+    return normalised(activated, tau)
 
 
 def gelu_l1(products: Scores, tau: float) -> Scores:
@@ -45,7 +49,7 @@ def gelu_l1(products: Scores, tau: float) -> Scores:
     tau^2 = n in place of softmax's factor n.
     """
     activated = F.gelu(products)
-    return activated * row_factor(activated, tau * tau, order=1)
+    return normalised(activated, tau * tau, order=1)
 
 
 def exp_l1(products: Scores, tau: float) -> Scores:
@@ -70,7 +74,7 @@ def gelu(products: Scores, tau: float) -> Scores:
 
 def l2(products: Scores, tau: float) -> Scores:
     """S = tau A / ||A||_2, no activation (official TPU code, `l2_norm`)."""
-    return products * row_factor(products, tau)
+    return normalised(products, tau)
 
 
 def gelu_layernorm(products: Scores, tau: float) -> Scores:
