@@ -11,6 +11,7 @@ from small_runs import MODEL, RUN, TOKENFORMER, VOCABULARY, small
 from formerlab.errors import StoppedEarly
 from formerlab.layers import DepthWeightedAverage
 from formerlab.tasks import LanguageModeling
+from formerlab.training import loop
 from formerlab.training import state as states
 from formerlab.training.checkpoint import load_checkpoint, save_checkpoint
 from formerlab.training.loop import Hooks, train
@@ -105,6 +106,26 @@ def test_a_checkpoint_is_saved_after_every_step_if_asked_and_each_one_is_enough(
         state.restore(content)
         go(RUN, state)
         assert same(state, whole)
+
+
+def test_slow_checkpoints_take_little_of_the_time(monkeypatch):
+    """On a clock on which a look takes a second and a save 100: saving every minute would take half of the time."""
+    clock, saving = [0.0], []
+
+    def look():
+        clock[0] += 1
+        return clock[0]
+
+    def save(state):
+        saving.append(state.step)
+        clock[0] += 100
+
+    monkeypatch.setattr(loop.time, "monotonic", look)
+    run = small(steps=5000, log_every=5000, evaluate_every=5000)
+    state = start(run)
+    go(run, state, save=save, checkpoint_seconds=60)
+    assert len(saving) >= 2
+    assert 100 * len(saving) <= 0.05 * clock[0]
 
 
 def test_seeds_differ():

@@ -32,7 +32,9 @@ class Hooks:
     stop: Callable[[], str | None]
     """Return the reason to stop now, if there is one."""
     checkpoint_seconds: float = 60.0
-    """Time between two checkpoints."""
+    """Least time between two checkpoints; 0 saves after every step."""
+    between_saves: float = 30.0
+    """Time between two checkpoints over what the last one took: saving stops training, for 3 % of the time at most."""
 
 
 def train(
@@ -53,16 +55,16 @@ def train(
         When `hooks.stop` gave a reason; the state is saved.
     """
     processes.check_parts(getattr(run.task, "accumulate", processes.count()))
-    model, summing = _called(run, state.model)
+    model, summing = _compiled_and_summing(run, state.model)
     valid = run.task.valid_batches(valid_data)
     if not state.rows["eval"] and not _validate(run, model, state, valid):
         return state.step
     updates = Updates(state.optimizer, run.optimizer.clip, _device(state))
-    saved = time.monotonic()
+    next_save = time.monotonic() + hooks.checkpoint_seconds
     batches = Batches(run, train_data, start, state.step, _device(state))
     with batches, Progress(run.steps, f"train {run.id}", start=state.step) as progress:
         while state.step < run.steps:
-            reason, saves = _wishes(hooks, saved)
+            reason, saves = _stops_or_saves(hooks, next_save)
             if reason is not None:
                 return _stop(run, state, hooks, updates, reason)
             last = state.step + 1 == run.steps
@@ -82,16 +84,15 @@ def train(
             if evaluated and not _validate(run, model, state, valid):
                 return state.step
             if saves:
-                _save(state, hooks)
-                saved = time.monotonic()
+                next_save = _save(state, hooks)
     run.task.finish(state.model, state.kept)
     return None
 
 
-def _wishes(hooks: Hooks, saved: float) -> tuple[str | None, bool]:
+def _stops_or_saves(hooks: Hooks, next_save: float) -> tuple[str | None, bool]:
     """Return why to stop now, if there is a reason, and whether the next step is to be saved; all processes agree."""
     reason = hooks.stop()
-    stops, saves = processes.any_wants(reason is not None, time.monotonic() - saved >= hooks.checkpoint_seconds)
+    stops, saves = processes.any_wants(reason is not None, time.monotonic() >= next_save)
     return reason or ("another process was asked to" if stops else None), saves
 
 
@@ -111,7 +112,7 @@ def _back_to_good(state: State, steps: int) -> int:
     return state.step + 1
 
 
-def _called(run: Run, model: nn.Module) -> tuple[nn.Module, nn.Module]:
+def _compiled_and_summing(run: Run, model: nn.Module) -> tuple[nn.Module, nn.Module]:
     """Return what is called in the model's place, and what in it sums gradients over the processes."""
     if run.checkpoint_activations:
         recompute_blocks(model)
@@ -162,10 +163,17 @@ def _finite_weights(model: nn.Module) -> bool:
     return _finite(processes.whole(nn.utils.get_total_norm(model.parameters())).item())
 
 
-def _save(state: State, hooks: Hooks) -> None:
-    """Write a checkpoint, unless the run is about to diverge: then the last good one is worth more."""
+def _save(state: State, hooks: Hooks) -> float:
+    """Write a checkpoint, unless the run is about to diverge: then the last good one is worth more.
+
+    Return when the next one is due, on the monotonic clock.
+    """
+    began = time.monotonic()
     if _finite_weights(state.model):
         hooks.save(state)
+    now = time.monotonic()
+    least = hooks.checkpoint_seconds
+    return now + (max(least, hooks.between_saves * (now - began)) if least else 0.0)
 
 
 def _log(run: Run, state: State, data: Any, start: Place, outcome: Outcome, progress: Progress) -> None:
