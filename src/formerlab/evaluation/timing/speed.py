@@ -72,7 +72,7 @@ def measure(runs: list[Run], speed: Speed, device: torch.device, path: Path) -> 
             models[run.name].to("cpu")
             progress.advance()
     write_rows(path, TABLES["speed.csv"].names, rows)
-    return {"mixing": mixing(device)}
+    return {"mixing": " and ".join(sorted({mixing(device, compiled=run.compile) for run in runs}))}
 
 
 def _let_all_compile() -> None:
@@ -82,8 +82,10 @@ def _let_all_compile() -> None:
     dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 10_000
 
 
-def mixing(device: torch.device) -> str:
-    """Return how averages over depth were computed."""
+def mixing(device: torch.device, *, compiled: bool = False) -> str:
+    """Return how averages over depth were computed: compiled, native or eager."""
+    if compiled:
+        return "compiled"
     return weighted_sum.path() if device.type == "cpu" else "eager"
 
 
