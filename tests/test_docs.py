@@ -175,6 +175,7 @@ NOT_RUN = {
     "python -m formerlab zeroshot-folder": "see import-tokenformer",
     "python -m formerlab classify vit_base_patch16_224": "published weights: network",
     "python benchmarks/": "benchmarks: minutes on an idle machine",
+    "python examples/": "tests/test_examples.py runs them",
     "FORMERLAB_ALL_TARGETS=1 python -m pytest": "tests for every GPU there is a compiler for",
     "snakemake": "starts jobs; tests/test_dag.py plans with --config and --profile, a test below with all targets",
 }

@@ -3,13 +3,14 @@
 A module draws its initial values when it is built, from torch's generator, and again by `reset_parameters()`.
 """
 
+from formerlab.layers.attention import Attend, causal_attention
 from formerlab.layers.depth.attention_residuals import AttentionResiduals
 from formerlab.layers.depth.connect_to_last import ConnectToLast
 from formerlab.layers.depth.dwa import DepthWeightedAverage
 from formerlab.layers.depth.dynamic_hyper_connections import DynamicHyperConnections
 from formerlab.layers.depth.gains import SkipsWithGains
 from formerlab.layers.depth.hyper_connections import StaticHyperConnections
-from formerlab.layers.depth.identity import Identity
+from formerlab.layers.depth.identity import Identity, Mixer
 from formerlab.layers.depth.last_k import LastK
 from formerlab.layers.depth.manifold_hyper_connections import ManifoldHyperConnections
 from formerlab.layers.depth.mudd import DynamicDense
@@ -26,6 +27,7 @@ from formerlab.layers.position import Learned, NoPosition, Position, Rotary, Sin
 from formerlab.layers.projection import Projection
 
 __all__ = [
+    "Attend",
     "AttentionResiduals",
     "ConnectToLast",
     "DepthMixer",
@@ -39,6 +41,7 @@ __all__ = [
     "Learned",
     "Linear",
     "ManifoldHyperConnections",
+    "Mixer",
     "Mlp",
     "NoPosition",
     "Norm",
@@ -52,5 +55,6 @@ __all__ = [
     "SkipsWithGains",
     "SoftmaxAverage",
     "StaticHyperConnections",
+    "causal_attention",
     "initialise",
 ]

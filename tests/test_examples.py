@@ -1,0 +1,64 @@
+"""The examples run as they are written, on little."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.huggingface.foreign import build
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name, *words):
+    """Return what an example prints."""
+    done = subprocess.run([sys.executable, EXAMPLES / name, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    return path
+
+
+def losses(printed):
+    return {name.strip(): float(loss) for name, loss in re.findall(r"^  (\S.*?) +(\d\.\d{4})$", printed, re.M)}
+
+
+@pytest.mark.slow
+def test_one_decoder_learns_keeps_its_function_when_it_grows_and_loses_little_by_pruning(text):
+    found = losses(run("one_decoder.py", text, "--steps", 30))
+    assert found["trained"] < 3.5
+    assert found["grown, before it trains on"] == pytest.approx(found["trained"], abs=2e-4)
+    assert found["grown, trained on"] < found["trained"]
+    assert len(found) == 7
+
+
+@pytest.mark.slow
+def test_a_mixer_of_ones_own_trains(text):
+    found = losses(run("own_mixer.py", text, "--steps", 20))
+    assert len(found) == len(set(found.values())) == 3
+    assert max(found.values()) < 5.5
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_is_pruned(tmp_path):
+    import tokenizers
+    import transformers
+
+    model = build("llama")
+    model.save_pretrained(tmp_path)
+    alphabet = {chr(index): index for index in range(32, 126)} | {"<unk>": 0}
+    letters = tokenizers.Tokenizer(tokenizers.models.WordLevel(alphabet, unk_token="<unk>"))
+    letters.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=letters).save_pretrained(tmp_path)
+    printed = run("prune_a_model.py", tmp_path, "once upon a time", "--tokens", 5)
+    assert [line.partition(":")[0] for line in printed.splitlines()] == [
+        "whole cache",
+        *(f"{name}, 40% of 16 tokens" for name in ("Local", "H2O", "Decay")),
+    ]
