@@ -58,11 +58,6 @@ def test_whoever_reads_rows_need_not_know_in_which_form_they_are(live, cached):
     entries = [seed_entry(results, results.records()[0]) for results in (Results(live), Results(cached))]
     assert entries[0].points == entries[1].points
     assert entries[0].params == entries[1].params
-    before = entries[1].content
-    write_csv(live / "denseformer/dwa-1x1-4/seed0/test.csv", TABLES["test.csv"].required, [(0, 64, 1.0)])
-    export(live, cached)
-    after = seed_entry(Results(cached), Results(cached).records()[0])
-    assert after.content != before, "so it is found to be another one"
     drawn = [draw("denseformer_depth", Results(root), root / "figures")[-2].read_bytes() for root in (live, cached)]
     assert drawn[0] == drawn[1]
 
@@ -133,15 +128,12 @@ def test_what_a_killed_export_left_is_removed(live, cached):
     assert [path.name for path in cached.iterdir()] == ["denseformer"]
 
 
-def test_provenance_keeps_a_hash_per_run_and_the_records_of_measures(live, cached):
+def test_provenance_has_the_records_of_measures(live, cached):
     folder = live / "denseformer" / "plain-4" / "seed0"
     write_csv(folder / "zeroshot.csv", TABLES["zeroshot.csv"].required, [])
     (folder / "zeroshot.json").write_text('{"code_hash": "0123"}')
     export(live, cached)
     provenance = read_json(cached / "denseformer" / "provenance.json")
-    trained = {"runs.csv", "train.csv", "timing.csv", "eval.csv", "test.csv"}
-    assert set(provenance["sha256"]["denseformer/plain-4/seed1"]) == trained
-    assert set(provenance["sha256"]["denseformer/plain-4/seed0"]) == {*trained, "zeroshot.csv"}
     assert provenance["stages"] == {"denseformer/plain-4/seed0": {"zeroshot": {"code_hash": "0123"}}}
     assert Results(cached).rows("zeroshot.csv").empty
 
@@ -208,6 +200,14 @@ def test_scales_do_not_mix(live, tmp_path):
         export(live, tmp_path / "cached" / "paper")
 
 
+@pytest.mark.parametrize("content", ["[]", "{}", "{"])
+def test_a_damaged_record_keeps_its_run_alone_behind(live, cached, content):
+    (live / "denseformer/plain-4/seed1/run.json").write_text(content)
+    report = export(live, cached, lambda stage, name: "no record" * (name == "denseformer/plain-4/seed1"))
+    assert report["unfinished"]["denseformer/plain-4/seed1"] == "no record"
+    assert len(report["exported"]) == 4
+
+
 def test_states_of_the_data_do_not_mix(live, cached):
     path = live / "denseformer" / "plain-4" / "seed1" / "run.json"
     record = json.loads(path.read_text())
@@ -254,7 +254,7 @@ def test_what_is_not_as_planned_stays_behind_and_is_listed(live, cached):
     assert len(report["exported"]) == 4
     assert set(Results(cached).runs()["id"]) == set(report["exported"])
     provenance = read_json(cached / "denseformer/provenance.json")
-    kept = json.dumps([provenance["sha256"], provenance["stages"], sorted(files(cached))])
+    kept = json.dumps([provenance["stages"], sorted(files(cached)), Results(cached).runs()["id"].tolist()])
     assert not any(word in kept for word in ("zeroshot", "speed", "exact", "seed7", "1x1"))
 
 

@@ -12,6 +12,7 @@ from formerlab.errors import UserError
 from formerlab.plan.judge import RECORDS
 from formerlab.results.read import Results, flatten, read_rows
 from formerlab.results.stages import TABLES
+from formerlab.results.write import hashes_of_rows
 
 
 @pytest.fixture
@@ -86,6 +87,28 @@ def test_damaged_rows_are_named(root, text, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("measured", [False, True])
+def test_rows_that_their_record_does_not_describe_are_refused_by_name(root, measured):
+    """Those of another run, an edited digit, or none at all: each is of the right form."""
+    name, record = ("zeroshot.csv", "zeroshot.json") if measured else ("test.csv", "run.json")
+    folder, other = root / "study/b/seed0", root / "study/a/seed0"
+    for place, value in ((folder, 1.0), (other, 0.0)):
+        write_csv(place / "zeroshot.csv", TABLES["zeroshot.csv"].required, [("t", "1", "0", "acc", value)])
+    said = json.loads((folder / record).read_text()) if (folder / record).exists() else {}
+    (folder / record).write_text(json.dumps(said | {"rows_sha256": hashes_of_rows(folder, [name])}))
+    before = (folder / name).read_bytes()
+    assert len(Results(root).rows(name, "study"))
+    for content in ((other / name).read_bytes(), before.replace(b"1", b"2", 1)):
+        (folder / name).write_bytes(content)
+        with pytest.raises(UserError, match=f"b/seed0/{name}: changed since its stage wrote it; delete it"):
+            Results(root).rows(name, "study")
+    (folder / name).unlink()
+    with pytest.raises(UserError, match=f"b/seed0/{name}: missing"):
+        Results(root).rows(name, "study")
+    (folder / name).write_bytes(before)
+    assert len(Results(root).rows(name, "study"))
+
+
 def test_bytes_that_are_no_text_are_named(root):
     path = root / "study" / "b" / "seed0" / "test.csv"
     path.write_bytes(b"\xff\xfe\x00\n")
@@ -122,6 +145,13 @@ def test_broken_json_is_named(root):
     (root / "study" / "b" / "seed0" / "run.json").write_text('{"schema": 1,')
     with pytest.raises(UserError, match=r"b/seed0/run\.json: not valid JSON"):
         Results(root).runs()
+    judged = Results(root, lambda stage, name: "not valid JSON" if "/b/" in name else "")
+    assert set(judged.runs()["run"]) == {"a"}
+    assert judged.left_out() == ["train study/b/seed0: not valid JSON"]
+    write_csv(root / "study/a/seed0/floors.csv", TABLES["floors.csv"].required, [])
+    (root / "study/a/seed0/floors.json").write_text("[1]")
+    with pytest.raises(UserError, match=r"a/seed0/floors\.json: is not a JSON object"):
+        judged.rows("floors.csv")
 
 
 def test_a_missing_folder_is_named(tmp_path):

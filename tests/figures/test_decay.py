@@ -9,7 +9,7 @@ from formerlab.report.figures.decay import accuracy, budget, decode, masks
 from formerlab.report.figures.decay.alpha import alpha_data, draw_alpha, far_above, level_with_h2o
 from formerlab.report.figures.decay.budget import budget_data, draw_budget, limits
 from formerlab.report.figures.decay.passkey import binomial_ends, draw_passkey, passkey_data
-from formerlab.report.pruning import decoding, measured, minus_h2o, stage_record
+from formerlab.report.pruning import decoding, measured, minus_h2o
 from formerlab.report.questions import MEAN, SUITES, accuracies, chance, metric_of, title
 from formerlab.report.tables.decay import decay_suites_table, precision, suites
 from formerlab.results.read import Results
@@ -277,9 +277,9 @@ def test_only_local_falls_out_of_the_axis_of_accuracies():
 
 def test_a_stage_says_on_what_it_measured(tmp_path):
     make_run(tmp_path, "decay", "decoder")
-    assert stage_record(Results(tmp_path), "decay", "decode") == {}
+    assert Results(tmp_path).stage_record("decay", "decode") == {}
     (tmp_path / "decay" / "decode.json").write_text('{"device": "a processor", "threads": 2}')
-    record = stage_record(Results(tmp_path), "decay", "decode")
+    record = Results(tmp_path).stage_record("decay", "decode")
     assert decode._machine(pd.DataFrame([record])) == "a processor, 2 threads"
     assert decode._machine(pd.DataFrame([{"device": None, "threads": None}])) == "a machine that no record names"
 

@@ -33,6 +33,7 @@ TYPES = {
     "init": type(None),
     "read": list,
     "weights_sha256": str,
+    "rows_sha256": dict,
     "parameters": int,
     "parameters_non_embedding": int,
     "tokens": int,

@@ -130,11 +130,12 @@ def test_a_result_with_a_file_missing_is_made_again(name, own, finished, data, c
     assert bits(own) == bits(finished)
 
 
-def test_a_result_with_other_weights_is_made_again(own, finished, data, capsys):
-    weights = (own / "weights.safetensors").read_bytes()
-    (own / "weights.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+@pytest.mark.parametrize("name", ["weights.safetensors", "test.csv"])
+def test_a_result_with_other_content_is_made_again(name, own, finished, data, capsys):
+    content = (own / name).read_bytes()
+    (own / name).write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
     trained(RUN, data, own)
-    assert "has no whole weights.safetensors" in capsys.readouterr().err
+    assert f"has no whole {name}" in capsys.readouterr().err
     assert bits(own) == bits(finished)
 
 

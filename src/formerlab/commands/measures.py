@@ -16,7 +16,7 @@ from formerlab.files import read_json, sha256, write_json, write_text
 from formerlab.plan.judge import made_run
 from formerlab.results.notes import noted
 from formerlab.results.stages import MEASURED, TIMED, Stage
-from formerlab.results.write import write_rows
+from formerlab.results.write import hashes_of_rows, write_rows
 
 if TYPE_CHECKING:
     import torch
@@ -77,6 +77,7 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
             "id": record["id"],
             "code_hash": job["code"],
             "weights_sha256": record["weights_sha256"],
+            "rows_sha256": hashes_of_rows(folder, stage.tables),
             "wall_time_s": time.monotonic() - began,
         }
         asked = {key: job[key] for key in ("settings", "suites")}

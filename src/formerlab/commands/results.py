@@ -18,6 +18,7 @@ from formerlab.plan.locate import ensure_plan, read_plan
 from formerlab.plan.status import failed_syncs
 from formerlab.results.notes import noted
 from formerlab.results.schema import CLAIMS
+from formerlab.results.write import hashes_of_rows
 
 if TYPE_CHECKING:
     from formerlab.results.read import Objection
@@ -102,7 +103,8 @@ def exact(arguments: argparse.Namespace) -> None:
     root = Path(plan["results"])
     with noted("exact", root), as_planned(plan, "exact", CLAIMS):
         write_exact(root / EXACT)
-        write_json(root / "exact.json", {"schema": 1, "code_hash": plan["exact"][CLAIMS]["code"]})
+        record = {"schema": 1, "code_hash": plan["exact"][CLAIMS]["code"]}
+        write_json(root / "exact.json", record | {"rows_sha256": hashes_of_rows(root, [EXACT])})
 
 
 def claims(arguments: argparse.Namespace) -> None:

@@ -1,18 +1,15 @@
 """What figures and tables know of pruned caches: configurations, and their loss paired with that of the whole cache."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from formerlab.files import read_json
 from formerlab.report.names import names
 from formerlab.report.runs import ends, n_seeds
 from formerlab.results.read import Results
-from formerlab.results.stages import STAGES
 from formerlab.statistics import bootstrap_means, mean_ends, over_examples
 
 _POLICIES = {kind: name.label for kind, name in names("policy").items()}
@@ -39,15 +36,6 @@ def model_notes(rows: DataFrame) -> list[str]:
     """Return a note that names a released model, where rows of one are shown."""
     named = [str(run) for run in rows["run"].unique() if str(run).startswith(RELEASED_RUNS)]
     return [f"Model: {', '.join(name.removeprefix(RELEASED_RUNS) for name in named)}."] if named else []
-
-
-def stage_record(results: Results, owner: str, stage: str) -> dict[str, Any]:
-    """Return what a stage noted beside the rows of a run or study: settings, machine; nothing where it noted none."""
-    exported = results.exported.get(owner.partition("/")[0])
-    if exported is not None:
-        return dict(exported.stages.get(owner, {}).get(stage, {}))
-    path = results.root / owner / STAGES[stage].record
-    return dict(read_json(path)) if path.is_file() else {}
 
 
 def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:

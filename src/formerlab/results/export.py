@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from formerlab import __version__
 from formerlab.errors import UserError
 from formerlab.files import beside, read_json, remove_abandoned, replacing, write_json
 from formerlab.results.exported import RUNS, ExportedStudy, write_study
-from formerlab.results.read import DATA, SIZES, Objection, Results, always_written, read_rows, required_columns
-from formerlab.results.schema import CLAIMS, UNPLANNED, WITHDRAWN
+from formerlab.results.read import DATA, SIZES, Objection, Results, required_columns
+from formerlab.results.schema import UNPLANNED, WITHDRAWN
+from formerlab.results.stages import STAGES
 
 Rows = dict[str, dict[str, DataFrame]]
 Stages = dict[str, dict[str, Any]]
@@ -67,7 +69,7 @@ def export(
         report["exported"] += [record["id"] for record in complete]
         report["diverged"] += [record["id"] for record in complete if record["status"] == "diverged"]
         report["unfinished"] |= unfinished
-    if (live_root / EXACT).exists() and not results.leaves_out(EXACT, CLAIMS):
+    if len(results.rows_of_study(EXACT, "")):
         with replacing(cached_root / EXACT) as temporary:
             shutil.copyfile(live_root / EXACT, temporary)
     if report["exported"]:
@@ -126,18 +128,14 @@ def _read(results: Results, study: str, records: Sequence[dict[str, Any]]) -> tu
     """Read every file of rows by file and owner, and the records of stages by owner and stage."""
     rows: Rows = defaultdict(dict)
     stages: Stages = defaultdict(dict)
-    needed = {record["id"]: always_written(record) for record in records}
-    for owner in [*needed, study]:
-        folder = results.root / owner
-        if absent := [name for name in needed.get(owner, ()) if not (folder / name).exists()]:
-            raise UserError(f"{folder / absent[0]}: missing, although the run is finished; make it again")
-        for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
-            if path.name == RUN or results.leaves_out(path.name, owner):
-                continue
-            if path.suffix == ".csv":
-                rows[path.name][owner] = read_rows(path)
-            elif path.suffix == ".json":
-                stages[owner][path.stem] = read_json(path)
+    for owner, stage in product([*(record["id"] for record in records), study], STAGES.values()):
+        for name in stage.tables:
+            found = results.rows_of(name, owner)
+            if found is not None and not results.leaves_out(name, owner):
+                rows[name][owner] = found
+        record = results.root / owner / stage.record
+        if stage.record != RUN and record.exists() and not results.leaves_out(stage.record, owner):
+            stages[owner][stage.name] = results.stage_record(owner, stage.name)
     return rows, stages
 
 
@@ -151,8 +149,9 @@ def _with_kept(
     new = {record["run"] for record in complete}
     older = [record for record in kept.records() if record["run"] not in new]
     for owner in [*(record["id"] for record in older), kept.name]:
-        for name in set(kept.hashes.get(owner, ())) - {RUNS}:
-            rows[name].setdefault(owner, kept.rows(name, owner, required_columns(name)))
+        for name in kept.files():
+            if (found := kept.rows(name, owner, required_columns(name))) is not None:
+                rows[name].setdefault(owner, found)
         if owner in kept.stages:
             stages[owner] = kept.stages[owner] | stages[owner]
     records = sorted([*older, *complete], key=lambda record: (record["run"], record["seed"]))

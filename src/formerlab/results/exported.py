@@ -1,14 +1,14 @@
-"""The form of exported rows: a study in few files, each of whose rows is the one that was exported.
+"""The form of exported rows: a study in few files.
 
     runs.csv          a row per run: all of its run.json, a column per key, nested keys joined by dots
     <kind>.parquet    the rows of all runs (test.csv of every run: test.parquet), with run and seed in front
-    provenance.json   of each run the hash of its row and of its rows, and the records of what measured it
+    provenance.json   when they were exported, what was not, and the records of what measured the runs
 
-The same rows give the same bytes.
+The same rows give the same bytes, so version control says whether they changed.
 """
 
 import csv
-import hashlib
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
@@ -31,7 +30,7 @@ _KEYS = ["run", "seed"]
 
 
 class ExportedStudy:
-    """The rows of one study, verified when they are first read."""
+    """The rows of one study."""
 
     def __init__(self, folder: Path) -> None:
         """Read `folder`, which holds runs.csv."""
@@ -42,15 +41,9 @@ class ExportedStudy:
     def _provenance(self) -> dict[str, Any]:
         path = self.folder / PROVENANCE
         record = read_json(path)
-        if not isinstance(record, dict) or record.get("schema") != SCHEMA or "sha256" not in record:
+        if not isinstance(record, dict) or record.get("schema") != SCHEMA:
             raise UserError(f"{path}: not of schema {SCHEMA}, which this version reads; {REMEDY}")
         return record
-
-    @property
-    def hashes(self) -> dict[str, dict[str, str]]:
-        """Hashes of what was exported, by file, of each run by its id, and of the study by its name."""
-        hashes: dict[str, dict[str, str]] = self._provenance["sha256"]
-        return hashes
 
     @property
     def stages(self) -> dict[str, dict[str, Any]]:
@@ -62,53 +55,37 @@ class ExportedStudy:
         """Return the contents of run.json of every run."""
         path = self.folder / RUNS
         try:
-            with open(path, encoding="utf-8", newline="") as file:
-                records = [_record_of(row) for row in csv.DictReader(file, restkey="", restval="")]
+            text = path.read_text(encoding="utf-8")
+            if not text.endswith("\n"):
+                raise ValueError("cut short")
+            return [_record_of(row) for row in csv.DictReader(io.StringIO(text, newline=""), restkey="", restval="")]
         except (ValueError, TypeError, AttributeError, csv.Error) as error:
             raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); {REMEDY}") from None
-        self._check(path, {str(record.get("id")): hash_record(record) for record in records})
-        return records
 
-    def has(self, name: str, owner: str) -> bool:
-        """Say whether a run, by id, or the study, by name, had such a file (`test.csv`), with rows or without."""
-        return name in self.hashes.get(owner, {})
+    def files(self) -> list[str]:
+        """Return the files of which there are rows, by the names that stages gave them (`test.csv`)."""
+        return [f"{path.stem}.csv" for path in sorted(self.folder.glob("*.parquet"))]
 
-    def hash_of(self, owner: str) -> str:
-        """Return the SHA-256 of all that was exported of a run, by id, or of the study, by name."""
-        return hashlib.sha256(json.dumps(self.hashes[owner], sort_keys=True).encode()).hexdigest()
-
-    def rows(self, name: str, owner: str, needed: Sequence[str]) -> DataFrame:
-        """Return the rows of a file of a run or of the study.
+    def rows(self, name: str, owner: str, needed: Sequence[str]) -> DataFrame | None:
+        """Return the rows of a file of a run, by its id, or of the study, by its name; nothing where there are none.
 
         Of other columns than those `needed`, one that only other runs have is left out.
         """
         if name not in self._frames:
-            self._frames[name] = self._read(name)
-        frame = self._frames[name].get(owner, DataFrame())
-        return frame[[column for column in frame if column in needed or frame[column].notna().any()]]
+            self._frames[name] = self._read(self.folder / f"{Path(name).stem}.parquet")
+        frame = self._frames[name].get(owner)
+        return None if frame is None else frame[[c for c in frame if c in needed or frame[c].notna().any()]]
 
-    def _read(self, name: str) -> dict[str, DataFrame]:
-        path = self.folder / _table_name(name)
-        owners = [owner for owner in self.hashes if self.has(name, owner)]
-        frames: dict[str, DataFrame] = {}
-        if path.exists():
-            table = _read_table(path)
-            if owners == [self.name]:
-                frames = {self.name: table}
-            elif table.columns[:2].tolist() == _KEYS:
-                for (run, seed), rows in table.iloc[:, 2:].groupby([table[key] for key in _KEYS], sort=False):
-                    frames[f"{self.name}/{run}/seed{seed}"] = rows.reset_index(drop=True)
-        empty = {owner: DataFrame() for owner in owners}
-        self._check(path, {owner: hash_rows(rows) for owner, rows in (empty | frames).items()})
-        return frames
-
-    def _check(self, path: Path, found: Mapping[str, str]) -> None:
-        """Refuse rows that are not those exported, those that are gone, and those that were added."""
-        name = RUNS if path.name == RUNS else f"{path.stem}.csv"
-        wanted = {owner: hashes[name] for owner, hashes in self.hashes.items() if name in hashes}
-        for owner in [*wanted, *found]:
-            if wanted.get(owner) != found.get(owner):
-                raise UserError(f"{path}: {owner}: its rows are not those that were exported; {REMEDY}")
+    def _read(self, path: Path) -> dict[str, DataFrame]:
+        if not path.exists():
+            return {}
+        table = _read_table(path)
+        if table.columns[:2].tolist() != _KEYS:
+            return {self.name: table}
+        return {
+            f"{self.name}/{run}/seed{seed}": rows.reset_index(drop=True)
+            for (run, seed), rows in table.iloc[:, 2:].groupby([table[key] for key in _KEYS], sort=False)
+        }
 
 
 def write_study(
@@ -125,39 +102,9 @@ def write_study(
     then by stage.
     """
     _write_runs(folder / RUNS, records)
-    hashes = {record["id"]: {RUNS: hash_record(record)} for record in records}
     for name, frames in rows.items():
-        _write_table(folder / _table_name(name), frames)
-        for owner, frame in frames.items():
-            hashes.setdefault(owner, {})[name] = hash_rows(frame)
-    write_json(folder / PROVENANCE, {"schema": SCHEMA, **stamp, "sha256": hashes, "stages": stages})
-
-
-def hash_record(record: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a run.json by what it says, not by how it is written."""
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def hash_rows(rows: DataFrame) -> str:
-    """Return the SHA-256 of rows by their values: numbers as float64, empty columns left out.
-
-    So it is the same whether a column of whole numbers stands beside others with fractions, or with gaps.
-    """
-    digest = hashlib.sha256(str(len(rows)).encode())
-    for name in sorted(rows.columns):
-        column = rows[name]
-        if column.isna().all():
-            continue
-        if pd.api.types.is_numeric_dtype(column):
-            content = column.to_numpy("<f8", na_value=np.nan).tobytes()
-        else:
-            content = json.dumps(column.astype(object).where(column.notna(), None).tolist(), default=str).encode()
-        digest.update(f"\0{name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
-
-
-def _table_name(name: str) -> str:
-    return f"{Path(name).stem}.parquet"
+        _write_table(folder / f"{Path(name).stem}.parquet", frames)
+    write_json(folder / PROVENANCE, {"schema": SCHEMA, **stamp, "stages": stages})
 
 
 def _write_table(path: Path, frames: Mapping[str, DataFrame]) -> None:

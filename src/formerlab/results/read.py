@@ -1,6 +1,7 @@
 """Rows of finished runs as pandas frames. Nothing here knows models, and nothing here imports torch."""
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -16,8 +17,8 @@ from pandas import DataFrame
 from formerlab.errors import UserError
 from formerlab.files import read_json
 from formerlab.results.exported import RUNS, ExportedStudy
-from formerlab.results.schema import COLUMNS, Column
-from formerlab.results.stages import TABLES, WRITER
+from formerlab.results.schema import CLAIMS, COLUMNS, Column
+from formerlab.results.stages import MAKING, STAGES, TABLES, WRITER
 
 SCHEMA = 1
 """The version of run.json that this module reads."""
@@ -66,7 +67,9 @@ class Results:
         self.root, self.objection = root, objection
         self._left_out: dict[tuple[str, str], str] = {}
         self._records: list[dict[str, Any]] | None = None
+        self._by_id: dict[str, dict[str, Any]] = {}
         self._flat: dict[str, dict[str, Any]] = {}
+        self._stages: dict[tuple[str, str], dict[str, Any]] = {}
         self._frames: dict[Path, DataFrame] = {}
         self._sizes: dict[str, Any] = {}
         self.exported = {path.parent.name: ExportedStudy(path.parent) for path in sorted(root.glob(f"*/{RUNS}"))}
@@ -97,25 +100,24 @@ class Results:
     def rows(self, name: str, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
         """Return the rows of file `name` of all finished runs, with the columns study, run and seed in front.
 
-        A file that not every run has (`depth.csv`, `zeroshot.csv`, ...) is skipped where it is absent; one that
-        training always writes must be there. Raises UserError for a file that is missing or damaged.
+        A file that not every run has (`depth.csv`, `zeroshot.csv`, ...) is skipped where it is absent. Raises UserError
+        for a file that is missing although a record says that it was written, and for one that is damaged or changed.
         """
         frames = []
         for study_name, run, seed in self.runs(study, runs)[_KEYS].itertuples(index=False):
-            name_of_run = f"{study_name}/{run}/seed{seed}"
-            frame = self._rows_of(name, name_of_run)
-            if frame is not None:
-                frames += [frame.assign(study=study_name, run=run, seed=seed)] if len(frame) else []
-            elif name in always_written(self.record_of(name_of_run)):
-                path = self.root / name_of_run / name
-                raise UserError(f"{path}: missing, although the run is finished; delete the folder and make it again")
+            frame = self.rows_of(name, f"{study_name}/{run}/seed{seed}")
+            if frame is not None and len(frame):
+                frames.append(frame.assign(study=study_name, run=run, seed=seed))
         if not frames:
             return DataFrame(columns=[*_KEYS, *required_columns(name)])
         return pd.concat(frames, ignore_index=True)[[*_KEYS, *frames[0].columns.drop(_KEYS)]]
 
     def rows_of_study(self, name: str, study: str) -> DataFrame:
-        """Return the rows of a file that belongs to a study rather than to a run (`speed.csv`); none where it lacks."""
-        frame = self._rows_of(name, study)
+        """Return the rows of a file that belongs to a study (`speed.csv`), or to the scale, whose name is "".
+
+        There are none where it lacks.
+        """
+        frame = self.rows_of(name, study)
         return DataFrame(columns=required_columns(name)) if frame is None else frame
 
     def folder(self, study: str, run: str, seed: int) -> Path:
@@ -127,18 +129,41 @@ class Results:
         return [record for record in self.all_records() if not self.leaves_out("run.json", record["id"])]
 
     def all_records(self) -> list[dict[str, Any]]:
-        """Return the contents of every run.json, in the same order."""
+        """Return the contents of every run.json, in the same order.
+
+        One that cannot be read is left out, where somebody objects to it, and else raises UserError.
+        """
         if self._records is None:
-            records = [read_run(path) for path in self.root.glob("*/*/seed*/run.json")]
+            records = list(self._read_runs())
             for study in self.exported.values():
                 records += [_checked(study.folder / RUNS, record, study.name) for record in study.records()]
             self._records = sorted(records, key=lambda record: (record["study"], record["run"], record["seed"]))
+            self._by_id = {record["id"]: record for record in records}
             self._flat = {record["id"]: flatten(record) for record in records}
         return self._records
 
-    def record_of(self, run: str) -> dict[str, Any]:
-        """Return the content of the run.json of a run, by its id."""
-        return next(record for record in self.all_records() if record["id"] == run)
+    def _read_runs(self) -> Iterator[dict[str, Any]]:
+        for path in self.root.glob("*/*/seed*/run.json"):
+            try:
+                yield read_run(path)
+            except UserError:
+                if not self.leaves_out(path.name, "/".join(path.parts[-4:-1])):
+                    raise
+
+    def stage_record(self, owner: str, stage: str) -> dict[str, Any]:
+        """Return what a stage noted beside the rows of a run, a study or the scale (""); nothing where it did not."""
+        if stage in MAKING:
+            self.all_records()
+            return self._by_id.get(owner, {})
+        if exported := self.exported.get(owner.partition("/")[0]):
+            return dict(exported.stages.get(owner, {}).get(stage, {}))
+        if (owner, stage) not in self._stages:
+            path = self.root / owner / STAGES[stage].record
+            record = read_json(path) if path.is_file() else {}
+            if not isinstance(record, dict):
+                raise UserError(f"{path}: is not a JSON object; delete it and run {stage} again")
+            self._stages[owner, stage] = record
+        return self._stages[owner, stage]
 
     def bytes_per_token(self, data: str, fingerprint: str, split: str = "test") -> float:
         """Return the bytes of text that a token of a split stands for; NaN where this state is not known."""
@@ -179,17 +204,32 @@ class Results:
             self._left_out[stage, name] = reason
         return bool(reason)
 
-    def _rows_of(self, name: str, owner: str) -> DataFrame | None:
-        """Return the rows of a file of a run or of a study; nothing where it has none, no rows where it is left out."""
-        path, exported = self.root / owner / name, self.exported.get(owner.partition("/")[0])
-        if not (exported.has(name, owner) if exported else path.exists()):
+    def rows_of(self, name: str, owner: str) -> DataFrame | None:
+        """Return the rows of a file of a run, a study, or the scale (""); nothing where it has none.
+
+        Where they are left out there are none of them.
+        """
+        if exported := self.exported.get(owner.partition("/")[0]):
+            frame = exported.rows(name, owner, required_columns(name))
+        else:
+            frame = self._read(name, owner)
+        return frame[:0] if frame is not None and self.leaves_out(name, owner or CLAIMS) else frame
+
+    def _read(self, name: str, owner: str) -> DataFrame | None:
+        path, stage = self.root / owner / name, WRITER.get(name, "")
+        record = self.root / owner / STAGES[stage].record if stage else path
+        if not path.exists() and not record.exists():
             return None
-        if self.leaves_out(name, owner):
+        if self.leaves_out(name, owner or CLAIMS):
             return DataFrame(columns=required_columns(name))
-        if exported:
-            return exported.rows(name, owner, required_columns(name))
+        said = self.stage_record(owner, stage) if stage else {}
+        stated = said.get("rows_sha256")
+        if isinstance(stated, dict):
+            stated = stated.get(name)
+        if not path.exists() and not stated and (stage not in MAKING or name not in always_written(said)):
+            return None
         if path not in self._frames:
-            self._frames[path] = read_rows(path)
+            self._frames[path] = read_rows(path, stated)
         return self._frames[path]
 
 
@@ -240,14 +280,18 @@ def _check_values(path: Path, record: dict[str, Any]) -> None:
         raise UserError(f"{path}: {wrong[0]}: got {flat.get(wrong[0])!r}; delete the folder and train again")
 
 
-def read_rows(path: Path) -> DataFrame:
+def read_rows(path: Path, stated: str | None = None) -> DataFrame:
     """Read a file of rows; floats come back bit for bit.
 
     A header alone is a file without rows, as a run that diverged early leaves it. Raises UserError for a file that
-    is damaged, cut short or lacks a column.
+    is missing, damaged, cut short or lacks a column, and for one whose SHA-256 is not the one `stated`.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing, although its stage is finished; run its stage again") from None
+    try:
+        text = content.decode("utf-8")
         _check_shape(path, text)
         header = next(csv.reader(io.StringIO(text)))
         types = {column.name: column.type for column in _columns(path.name)}
@@ -259,6 +303,8 @@ def read_rows(path: Path) -> DataFrame:
     for column in frame.columns.difference(list(kinds)) if len(frame) else []:
         if column in types and not pd.api.types.is_numeric_dtype(frame[column]):
             raise UserError(f"{path}: column '{column}' holds text; delete it and run its stage again")
+    if stated not in (None, hashlib.sha256(content).hexdigest()):
+        raise UserError(f"{path}: changed since its stage wrote it; delete it and run its stage again")
     return frame
 
 

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from formerlab.files import replacing
+from formerlab.files import replacing, sha256
 
 Cell = str | int | float | None
 
@@ -21,6 +21,11 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]
             if len(row) != len(columns):
                 raise ValueError(f"{path.name}: a row of {len(row)} cells under {len(columns)} columns: {row!r}")
             writer.writerow([_text(cell) for cell in row])
+
+
+def hashes_of_rows(folder: Path, files: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of each of these files, for the record of their stage: readers refuse what differs from it."""
+    return {name: sha256(folder / name) for name in files if (folder / name).exists()}
 
 
 def _text(cell: Cell) -> str | int | None:

@@ -138,7 +138,7 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
     return Entry(
         key=_key(results, record["id"]),
         name=f"{record['run']} seed{record['seed']}",
-        content=LAYOUT + (_hash_files(files) if exported is None else exported.hash_of(record["id"])),
+        content=LAYOUT + (json.dumps(record) if exported else _hash_files(files)),
         started_ms=_milliseconds(record["started"]),
         finished_ms=_milliseconds(record["finished"]),
         status="FINISHED" if record["status"] == "finished" else "FAILED",

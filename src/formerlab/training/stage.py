@@ -13,6 +13,8 @@ import yaml
 from formerlab.data.text.streams import read_manifest
 from formerlab.files import sha256, write_json, write_text
 from formerlab.kernels.native import keep_memory
+from formerlab.results.stages import STAGES
+from formerlab.results.write import hashes_of_rows
 from formerlab.training import checkpoint, processes, provenance
 from formerlab.training.finish import CHECKPOINT, WEIGHTS, explain_divergence, tidy, write_results, write_weights
 from formerlab.training.loop import Hooks, train
@@ -78,5 +80,6 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         write_weights(out, state, keep_optimizer=runtime.keep_optimizer)
         state.wall_time_s = time.monotonic() - clock
         record = record_of(run, state, runtime, manifest, ancestor, diverged, examples)
-        write_json(out / "run.json", record | {"weights_sha256": sha256(out / WEIGHTS), "final": final})
+        written = {"weights_sha256": sha256(out / WEIGHTS), "rows_sha256": hashes_of_rows(out, STAGES["train"].tables)}
+        write_json(out / "run.json", record | written | {"final": final})
         tidy(out, record["status"])

@@ -59,8 +59,8 @@ def is_finished(run: Run, out: Path, belongs_to: dict[str, str], runtime: Runtim
         return False
     names = (*FILES, OPTIMIZER) if runtime.keep_optimizer else FILES
     damaged = [name for name in names if not (out / name).exists()]
-    if not damaged and sha256(out / WEIGHTS) != record["weights_sha256"]:
-        damaged = [WEIGHTS]
+    stated = record.get("rows_sha256", {}) | {WEIGHTS: record["weights_sha256"]}
+    damaged = damaged or [name for name, digest in stated.items() if sha256(out / name) != digest]
     if damaged:
         print(f"training again: {out} has no whole {', '.join(damaged)}", file=sys.stderr)
         return False

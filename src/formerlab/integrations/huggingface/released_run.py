@@ -18,8 +18,8 @@ from formerlab.integrations.huggingface.load import load_any
 from formerlab.kernels.native import keep_memory
 from formerlab.progress import Progress
 from formerlab.released import Gguf, ReleasedModel, Sizes, sizes_of
-from formerlab.results.stages import TABLES
-from formerlab.results.write import write_rows
+from formerlab.results.stages import STAGES, TABLES
+from formerlab.results.write import hashes_of_rows, write_rows
 from formerlab.tasks.window_losses import mean_loss, spread_windows, window_losses
 from formerlab.training import provenance
 from formerlab.training.cost import peak_memory_bytes
@@ -87,6 +87,7 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
         "started": started,
         "finished": provenance.now(),
         "weights_sha256": weights,
+        "rows_sha256": hashes_of_rows(out, STAGES["load"].tables),
         "final": {"train_loss_nats": None, "valid_loss_nats": None, "test_loss_nats": mean_loss(losses)},
     }
     write_json(path, record)
@@ -127,7 +128,9 @@ def _is_finished(path: Path, run: ReleasedRun, manifest: dict[str, Any], code_ha
     """Say whether run.json is that of this very run on these data and weights."""
     if not path.exists() or not (path.parent / "test.csv").exists():
         return False
-    record = read_json(path)
+    record, rows = read_json(path), hashes_of_rows(path.parent, STAGES["load"].tables)
+    if record.get("rows_sha256", rows) != rows:
+        return False
     found = [record.get("spec_hash"), record.get("code_hash"), record["data"]["fingerprint"], record["weights_sha256"]]
     known = [run.fingerprint(), code_hash, manifest["fingerprint"]]
     return bool(found == [*known, files_state(run.model.source, path.parent / HASHES)])

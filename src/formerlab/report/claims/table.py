@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import pandas as pd
 from pandas import DataFrame
 
 from formerlab.errors import UserError, near_misses
@@ -14,7 +13,7 @@ from formerlab.report.claims.registry import Claim, ClaimRegistry, read_claims
 from formerlab.report.claims.rows import Rows
 from formerlab.report.claims.verdict import ItemVerdict, Verdict, judge_all
 from formerlab.results.read import Results
-from formerlab.results.schema import CLAIMS, WITHDRAWN
+from formerlab.results.schema import WITHDRAWN
 from formerlab.results.write import write_rows
 from formerlab.yaml_files import read_yaml
 
@@ -29,8 +28,7 @@ COLUMNS = (
 
 def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> list[Verdict]:
     """Return the verdicts at the scale of `results`; `arms` are those that each study maps, by claim."""
-    registry, path = read_claims(), results.root / EXACT
-    numbers = {} if path.exists() and results.leaves_out(EXACT, CLAIMS) else read_exact(path)
+    registry, numbers = read_claims(), _exact(results)
 
     def rows_of(claim: Claim) -> Rows | None:
         mapped = arms.get(claim.study, {}).get(claim.id)
@@ -69,14 +67,11 @@ def ordered(registry: ClaimRegistry) -> list[Claim]:
     return sorted(registry.claims, key=lambda claim: not claim.headline)
 
 
-def read_exact(path: Path) -> dict[str, Numbers]:
+def _exact(results: Results) -> dict[str, Numbers]:
     """Return the numbers of the exact checks by claim; none where they were not run."""
-    if not path.exists():
-        return {}
-    rows = pd.read_csv(path)
     return {
         str(claim): dict(zip(group["name"], group["value"].astype(float), strict=True))
-        for claim, group in rows.groupby("claim")
+        for claim, group in results.rows_of_study(EXACT, "").groupby("claim")
     }
 
 

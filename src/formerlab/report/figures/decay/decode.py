@@ -12,7 +12,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_at_edge
-from formerlab.report.pruning import decoding, size_of, stage_record
+from formerlab.report.pruning import decoding, size_of
 from formerlab.report.runs import missing_note
 from formerlab.report.style import GREY, Look, aside, canvas, look, widen
 from formerlab.results.read import Results
@@ -27,7 +27,7 @@ _ROOM, _BESIDE = {3: 1.9, 2: 3.1}, {3: 1.02, 2: 1.4}
 
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run, number of sequences, cache and length, with the machine where the stage noted it."""
-    rows, record = decoding(results, STUDY, runs), stage_record(results, STUDY, "decode")
+    rows, record = decoding(results, STUDY, runs), results.stage_record(STUDY, "decode")
     return rows if rows.empty else rows.assign(device=record.get("device"), threads=record.get("threads"))
 
 

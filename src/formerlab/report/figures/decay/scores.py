@@ -11,7 +11,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.marks import Label, label_directly
-from formerlab.report.pruning import model_notes, one_model, stage_record
+from formerlab.report.pruning import model_notes, one_model
 from formerlab.report.runs import n_seeds
 from formerlab.report.style import BLACK, PURPLE, canvas, widen
 from formerlab.results.read import Results
@@ -31,7 +31,7 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = one_model(rows)
     keys = ["run", "group", "alpha", "query"]
     means = rows.groupby(keys, as_index=False)[["mean", "low", "high", "missed"]].mean()
-    record = stage_record(results, f"{STUDY}/{rows['run'].iloc[0]}/seed{rows['seed'].iloc[0]}", "prune")
+    record = results.stage_record(f"{STUDY}/{rows['run'].iloc[0]}/seed{rows['seed'].iloc[0]}", "prune")
     windows = record.get("settings", {}).get("score_windows")
     return means.assign(seeds=rows["seed"].nunique(), windows=windows, source="ours")
 
