@@ -8,7 +8,7 @@ from formerlab.data.file_hashes import FILE_HASHES
 from formerlab.files import read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
-from formerlab.plan.cost import forecast, loading_cost, run_cost, totals
+from formerlab.plan.cost import Cost, forecast, loading_cost, run_cost, totals
 from formerlab.plan.equal_time import match_times
 from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.judge import RECORDS, made_runs, maker
@@ -17,8 +17,8 @@ from formerlab.plan.measure import measure_jobs, timing_jobs
 from formerlab.plan.memory import processes_of
 from formerlab.plan.own_files import check_files
 from formerlab.plan.public_data import check_public_data
-from formerlab.plan.resolve import resolve_released, resolve_study
-from formerlab.plan.schema import Scale, Study, StudyScale
+from formerlab.plan.resolve import own_gpus, resolve_released, resolve_study
+from formerlab.plan.schema import Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources
 from formerlab.plan.tokenizers import chain, tokenizer_of
 from formerlab.report.drawings import Drawing, catalogue
@@ -48,7 +48,12 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     table = hardware_table(sources.config_layers)
     hardware = choose(table, scale.hardware)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
-    train = {run.id: _train_job(run, data, scale, hardware, keep_optimizer=run.id in parents) for run in runs}
+    own = {name: own_gpus(name, sources) for name in config.studies}
+    train = {}
+    for run in runs:
+        processes = processes_of(run, scale, hardware, own[run.study].get(run.name))
+        train[run.id] = _train_job(run, data, run_cost(run, scale, hardware, processes), run.id in parents)
+        train[run.id] |= processes._asdict()
     for run_id, job in train.items():
         job["equal_time"] = equal[run_id].to_dict() if run_id in equal else None
     _set_priorities(train)
@@ -136,12 +141,11 @@ def _run_job(run: AnyRun, data: Tree, entry: str) -> dict[str, Any]:
     }
 
 
-def _train_job(run: Run, data: Tree, scale: Scale, hardware: Hardware, *, keep_optimizer: bool) -> dict[str, Any]:
+def _train_job(run: Run, data: Tree, cost: Cost, keep_optimizer: bool) -> dict[str, Any]:
     return _run_job(run, data, "formerlab.training.stage") | {
         "init": run.init_id,
         "keep_optimizer": keep_optimizer,
-        **processes_of(run, scale, hardware)._asdict(),
-        "cost": run_cost(run, scale, hardware),
+        "cost": cost,
     }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from formerlab.evaluation.measurement import Reading
 from formerlab.models import Model
 from formerlab.plan.hardware import Hardware
-from formerlab.plan.memory import BYTES_WEIGHT, enough, gpus_of, memory_bytes, processes_of
+from formerlab.plan.memory import BYTES_WEIGHT, Processes, enough, memory_bytes
 from formerlab.plan.schema import Scale
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.task import TRAINING_PASSES
@@ -23,8 +23,8 @@ SHARING = 0.9
 Cost = dict[str, Any]
 
 
-def run_cost(run: Run, scale: Scale, hardware: Hardware) -> Cost:
-    """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours of a training run on `hardware`."""
+def run_cost(run: Run, scale: Scale, hardware: Hardware, processes: Processes) -> Cost:
+    """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours of a run on so many of `hardware`."""
     parameters = run.model.params()
     return {
         "parameters": parameters,
@@ -32,9 +32,9 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware) -> Cost:
         "tokens": run.tokens,
         "flops": run.flops,
         "evaluation_flops": evaluation_tokens(run, scale) * forward_flops(run),
-        "memory_bytes": memory_bytes(run, hardware, processes_of(run, scale, hardware).shards),
+        "memory_bytes": memory_bytes(run, hardware, processes.shards),
         "disk_bytes": parameters * (1 + CHECKPOINT_ELEMENTS) * BYTES_WEIGHT,
-        "hours": hours(run, scale, hardware),
+        "hours": hours(run, scale, hardware, processes.gpus),
     }
 
 
@@ -70,12 +70,11 @@ def evaluation_tokens(run: Run, scale: Scale) -> int:
     return times * run.task.valid_windows * run.task.context + held_out // BYTES_PER_TOKEN
 
 
-def hours(run: Run, scale: Scale, hardware: Hardware) -> float:
-    """Return the time from the start of a run to its end: products, what surrounds them, evaluation, and the start."""
+def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
+    """Return the time of a run on `count` processors: products, what surrounds them, evaluation, and the start."""
     rate = scale.flops_per_s or hardware.flops_per_s(run.precision)
     trained, evaluated = run.tokens, evaluation_tokens(run, scale)
     around = (blocks(run.model) * hardware.block_us + hardware.part_us) / 1e6
-    count = gpus_of(run, scale)
     sharing = count * (SHARING if count > 1 else 1.0)
     parts = trained / sharing + evaluated / TRAINING_PASSES  # every process validates, all training is shared out
     products = (run.flops / sharing + evaluated * forward_flops(run)) / rate

@@ -85,15 +85,14 @@ class Processes(NamedTuple):
         return self.gpus if self.sharded else 1
 
 
-def processes_of(run: Run, scale: Scale, hardware: Hardware) -> Processes:
+def processes_of(run: Run, scale: Scale, hardware: Hardware, own: int | None = None) -> Processes:
     """Return the processes of a run: where it does not fit on one of several, its tensors are split.
 
-    Raises UserError where they cannot share the parts of its steps, or the machines the processes, or its tensors.
+    `own` is the number that the run itself names. Raises UserError where those processes cannot share the parts of its
+    steps, or its tensors.
     """
     at_scale = scale.studies.get(run.study, StudyScale())
-    gpus, nodes = gpus_of(run, scale), at_scale.nodes or scale.nodes
-    if gpus % nodes:
-        raise UserError(f"{run.id}: gpus={gpus} are not spread evenly over nodes={nodes}; make gpus a multiple of it")
+    gpus, nodes = _shared_out(run, at_scale.gpus or scale.gpus, at_scale.nodes or scale.nodes, own)
     wanted = scale.sharded if at_scale.sharded is None else at_scale.sharded
     reason = unsplittable(run)
     if wanted and reason:
@@ -103,19 +102,24 @@ def processes_of(run: Run, scale: Scale, hardware: Hardware) -> Processes:
     return Processes(gpus, nodes, wanted and gpus > 1)
 
 
-def gpus_of(run: Run, scale: Scale) -> int:
-    """Return the number of GPUs that train a run.
+def _shared_out(run: Run, most: int, nodes: int, own: int | None) -> tuple[int, int]:
+    """Return how many GPUs train a run, and on how many machines.
 
-    Raises UserError where they cannot share out the parts of its steps.
+    A number that the run names must do. Of `most` as many are taken as its parts can be shared out to evenly, on all
+    `nodes` machines where that is possible, else on one.
     """
-    count = scale.studies.get(run.study, StudyScale()).gpus or scale.gpus
-    accumulate: int = getattr(run.task, "accumulate", count)
-    if accumulate % count:
+    parts: int = getattr(run.task, "accumulate", most)
+    if own is None:
+        even = [(gpus, nodes) for gpus in range(nodes, most + 1, nodes) if parts % gpus == 0]
+        return even[-1] if even else (max(gpus for gpus in range(1, most + 1) if parts % gpus == 0), 1)
+    if parts % own:
         raise UserError(
-            f"{run.id}: task.accumulate={accumulate} parts of a step cannot be shared out to gpus={count}; "
+            f"{run.id}: gpus={own} cannot share out task.accumulate={parts} parts of a step evenly; "
             "make task.accumulate a multiple of gpus"
         )
-    return count
+    if own % nodes:
+        raise UserError(f"{run.id}: gpus={own} are not spread evenly over nodes={nodes}; make gpus a multiple of it")
+    return own, nodes
 
 
 def fits(run: Run, hardware: Hardware, shards: int = 1) -> bool:

@@ -25,7 +25,7 @@ from formerlab.plan.layers import (
 )
 from formerlab.plan.memory import too_large
 from formerlab.plan.read import check_values, named_in, parse
-from formerlab.plan.schema import Scale, SeedsOfRun, StudyScale
+from formerlab.plan.schema import BesideSpec, Scale, StudyScale
 from formerlab.plan.sources import RUN_KEYS, Sources, study_place
 from formerlab.plan.tokenizers import same_tokenizer
 from formerlab.results.stages import MEASURED, TIMED
@@ -37,7 +37,7 @@ EQUAL = "equal_time"
 """The key of a run that trains for the time of another: the steps follow from it."""
 SEEDS = "seeds"
 """The key of a run whose seeds differ from those of its study."""
-BESIDE_SPEC = (EQUAL, SEEDS)
+BESIDE_SPEC = (EQUAL, *BesideSpec.model_fields)
 """Keys of a run that are no part of its spec."""
 RELEASED = "released"
 """The key of a run that names a released model in place of training."""
@@ -76,8 +76,7 @@ def _seeds(study: str, runs: list[Run], layers: Mapping[str, Layers], sources: S
     of_study = sources.scale.studies.get(study, StudyScale()).seeds or sources.scale.seeds
     found: dict[str, tuple[int, ...]] = {}
     for run in runs:
-        said = [Layer(layer.place, {SEEDS: layer.tree[SEEDS]}) for layer in layers[run.name] if SEEDS in layer.tree]
-        own = parse(SeedsOfRun, said, f"{study}.runs.{run.name}") if said else SeedsOfRun()
+        own = _beside_spec(study, run.name, layers[run.name])
         found[run.name] = sources.config.seeds or own.seeds or of_study
         if run.init is not None and (orphans := sorted({*found[run.name]} - {*found[run.init]})):
             raise UserError(
@@ -85,6 +84,19 @@ def _seeds(study: str, runs: list[Run], layers: Mapping[str, Layers], sources: S
                 f"since {run.init!r} has seeds {', '.join(map(str, found[run.init]))}; give both the same"
             )
     return found
+
+
+def _beside_spec(study: str, run: str, layers: Layers) -> BesideSpec:
+    """Return what the layers of a run say beside its spec."""
+    keys = BesideSpec.model_fields.keys()
+    said = [Layer(layer.place, {key: layer.tree[key] for key in keys & layer.tree.keys()}) for layer in layers]
+    return parse(BesideSpec, said, f"{study}.runs.{run}")
+
+
+def own_gpus(name: str, sources: Sources) -> dict[str, int]:
+    """Return the runs of a study that name their number of GPUs, with it."""
+    found = {run: _beside_spec(name, run, layers).gpus for run, layers in _run_layers(name, sources).items()}
+    return {run: gpus for run, gpus in found.items() if gpus is not None}
 
 
 def resolve_released(name: str, sources: Sources) -> list[ReleasedRun]:

@@ -99,11 +99,13 @@ class Config(Spec):
     or a key of this file."""
 
 
-class SeedsOfRun(Spec):
-    """The key `seeds` of a run."""
+class BesideSpec(Spec):
+    """Keys of a run that say how it is carried out, not what it is."""
 
     seeds: Seeds | None = None
     """Seeds of the run, where they differ from its study's."""
+    gpus: Processors | None = None
+    """GPUs of the run, where they differ from its study's; they share out its task.accumulate parts evenly."""
 
 
 class Which(Spec):
@@ -140,7 +142,7 @@ class StudyScale(Measures):
     seeds: Seeds | None = None
     """Seeds, where they differ from the scale's."""
     gpus: Processors | None = None
-    """GPUs of a run, where they differ from the scale's."""
+    """GPUs of a run, where they differ from the scale's; taken as the scale's are."""
     nodes: Processors | None = None
     """Machines of a run, where they differ from the scale's."""
     sharded: bool | None = None
@@ -169,7 +171,8 @@ class Scale(Spec):
     flops_per_s: float | None = Field(default=None, ge=1.0, le=1e21)
     """Measured speed of matrix products in training, FLOP/s of one job; null means that of the hardware."""
     gpus: Processors = 1
-    """GPUs (on a CPU, processes) that train one run together; results do not depend on it but for the order of sums."""
+    """Most GPUs (on a CPU, processes) that train one run together: as many as its task.accumulate parts can be shared
+    out to evenly. Results do not depend on it but for the order of sums."""
     nodes: Processors = 1
     """Machines that the GPUs of a run are on, as many on each, in a cluster job; elsewhere all are on one."""
     sharded: bool | None = None

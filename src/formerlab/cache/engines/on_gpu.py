@@ -35,7 +35,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     numbers = decay, gain, d_head**-0.5, head_groups, number, share, time, d_head
     bound_table = torch.tensor(bounds, dtype=torch.int32).to(q.device, non_blocking=True)
     made = initial, last, scores, logits, noted, bound_table
-    with torch.cuda.device_of(q):  # Triton launches on the current device, which may be another GPU
+    with torch.cuda.device(q.device if q.is_cuda else -1):  # Triton launches on the current GPU, which may be another
         pruned_attention.evict[(batch * head_groups,)](
             *tensors, *made, *numbers, initial is not None, **pruned_attention.launch(slots, d_head)
         )
