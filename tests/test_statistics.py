@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from formerlab.statistics import (
     paired_student,
     standard_error,
     student,
+    weighted_means,
 )
 
 
@@ -173,3 +175,14 @@ def test_intervals_lie_around_their_mean_and_among_the_values(values):
 )
 def test_an_interval_shows_three_digits_of_its_spread_and_four_of_the_number(mean, low, high, text):
     assert str(Interval(mean, low, high, seeds=3)) == text
+
+
+def test_a_mean_over_rows_weighs_them_and_has_no_value_where_one_is_no_number():
+    rows = pd.DataFrame(
+        {"run": ["a", "a", "b", "b", "c"], "tokens": [30, 10, 30, 10, 5], "loss_nats": [2.0, 4.0, 2.0, np.nan, np.inf]}
+    )
+    means = weighted_means(rows, ["run"])
+    assert means["a"] == pytest.approx(2.5)
+    assert np.isnan(means["b"])
+    assert np.isinf(means["c"])
+    assert weighted_means(rows, ["run"], weights=None)["a"] == 3.0

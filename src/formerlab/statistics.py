@@ -7,11 +7,12 @@ says which it is.
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
@@ -20,6 +21,20 @@ Method = Literal["none", "student", "bootstrap", "seeds and examples"]
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
+
+
+def weighted_means(
+    rows: pd.DataFrame, by: Sequence[str], value: str = "loss_nats", weights: str | None = "tokens"
+) -> "pd.Series[float]":
+    """Return the mean of a column for each group, by weight; NaN where any of its values or weights is no number.
+
+    The mean of pandas would leave such a row out, and a sum of products would count it as 0.
+    """
+    weight = rows[weights].astype(float) if weights else pd.Series(1.0, rows.index)
+    parts = {"product": rows[value].astype(float) * weight, "weight": weight}
+    frame = rows[[*by]].assign(**parts, unknown=parts["product"].isna())
+    sums = frame.groupby([*by], sort=False, dropna=False)[["product", "weight", "unknown"]].sum()
+    return (sums["product"] / sums["weight"]).mask(sums["unknown"] > 0).rename(value)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from fixtures.rows import (
 from matplotlib.figure import Figure
 
 from formerlab.errors import UserError
+from formerlab.plan.status import failed_drawings
 from formerlab.report import pictures, write
 from formerlab.report.drawings import catalogue, declaration, draw_all, draw_each, draw_one
 from formerlab.report.headline import headline
@@ -126,7 +127,8 @@ def test_without_a_run_to_compare_it_names_the_ones_it_wants(tmp_path, monkeypat
     for name, depth in (("plain-8", {"kind": "identity"}), ("dwa-1x1-8", {"kind": "dwa"})):
         make_run(tmp_path / "results", "denseformer", name, spec=model(8) | {"depth": depth})
     draw_one("denseformer_sparsity", tmp_path / "results", tmp_path / "out")
-    assert "called dwa-[!1]x1-* or dwa-1[0-9]x1-*, and no finished run of study 'denseformer'" in said[0]
+    assert "like depth.dilation=[!1]* depth.period=1 or" in said[0]
+    assert "no finished run of study 'denseformer'" in said[0]
     assert set(pd.read_csv(tmp_path / "out" / "denseformer_sparsity.csv")["source"]) == {"published"}
 
 
@@ -166,7 +168,16 @@ def test_one_that_cannot_be_drawn_is_named_and_leaves_the_others(tmp_path, capsy
     said = capsys.readouterr().err
     assert said.startswith("decay_table not drawn: Traceback")
     assert "ZeroDivisionError: by its author\ndecay_alfa not drawn: no figure or table is called" in said
-    assert {path.stem for path in (tmp_path / "out").iterdir()} == {"decay_ideal_table", "decay_heads_table"}
+    drawn = {"decay_ideal_table", "decay_heads_table"}
+    assert {path.stem for path in (tmp_path / "out").iterdir()} - {".decay_table"} == {*drawn, "decay_table"}
+    assert "ZeroDivisionError: by its author" in (tmp_path / "out/decay_table.md").read_text()
+    jobs = {"decay": {"drawings": dict.fromkeys([*drawn, "decay_table"])}}
+    ((name, reason),) = failed_drawings({"figures": str(tmp_path / "out"), "draw": jobs})
+    assert name == "decay_table"
+    assert reason.startswith("ZeroDivisionError: by its author")
+    monkeypatch.undo()
+    assert draw_each(["decay_table"], tmp_path / "results", tmp_path / "out") == []
+    assert failed_drawings({"figures": str(tmp_path / "out"), "draw": jobs}) == []
 
 
 @UNSAVED

@@ -81,6 +81,14 @@ make_decay(root)
 for path in (root / "decay").rglob("*.csv"):
     repeat(path, "spatten", "peak")
 
+make_run(root, "denseformer", "own-16", loss=4.0, spec=model(16, depth={"kind": "dwa", "dilation": 3, "period": 1}))
+for name in ("denseformer_depth", "denseformer_sparsity", "denseformer_architecture"):
+    draw_one(name, root, Path("figures"))
+    assert "3x1" in Path(f"figures/{name}.csv").read_text() or "own-16" in Path(f"figures/{name}.csv").read_text(), name
+make_run(root, "tokenformer", "own", loss=4.0, spec=model(projection={"kind": "pattention", "tokens": 24}))
+draw_one("tokenformer_cost", root, Path("figures"))
+assert ",own," in Path("figures/tokenformer_cost.csv").read_text()
+
 shown = {
     "Skips of rank 3": ("denseformer_tradeoff", "denseformer_table", "denseformer_patterns", "denseformer_speed"),
     "Low rank 8": ("tokenformer_cost", "tokenformer_stages", "tokenformer_table", "vision_accuracy"),

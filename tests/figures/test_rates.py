@@ -7,8 +7,8 @@ import pytest
 from fixtures.rows import grown, make_run, model, pattention, write_csv
 
 from formerlab.report.drawings import catalogue, draw_all, draw_one
+from formerlab.report.families import families
 from formerlab.report.rates import at_the_edge, searches
-from formerlab.report.siblings import families
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 

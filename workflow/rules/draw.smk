@@ -17,7 +17,7 @@ for name, job in PLAN["draw"].items():
             names=list(job["drawings"]),
             drawings=job["drawings"],
         shell:
-            "FORMERLAB_LOG={log} python -m formerlab draw {params.names} 2>&1 | keep {log}"
+            "FORMERLAB_LOG={log} python -m formerlab draw --go-on {params.names} 2>&1 | keep {log}"
 
 
 # Every finished run with what it cost and what it came from.

@@ -60,11 +60,13 @@ def _leave_the_future(plan: dict[str, Any]) -> None:
 def rescue(arguments: argparse.Namespace) -> None:
     """Draw from the runs that did finish, and say what did not."""
     from formerlab.plan.status import report
-    from formerlab.report.drawings import draw_each
+    from formerlab.report.drawings import draw_each, failure_of
 
     plan = load_plan(arguments)
     drawings = {name: drawing for job in plan["draw"].values() for name, drawing in job["drawings"].items()}
+    figures = Path(plan["figures"])
     missing = [name for name, drawing in drawings.items() if not all(map(os.path.exists, drawing["outputs"]))]
-    draw_each(missing, Path(plan["results"]), Path(plan["figures"]), Judge(plan).objection)
+    missing += [name for name in drawings if failure_of(figures, name).exists()]
+    draw_each(missing, Path(plan["results"]), figures, Judge(plan).objection)
     print(report(plan, problems_only=True))
     print(SAFE)

@@ -28,6 +28,8 @@ def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
     parser = add_verb(verbs, "draw", draw, "draw figures and tables of the live results")
     parser.add_argument("names", nargs="+", metavar="name", help="figure or table, such as denseformer_depth")
+    text = "end well even where one cannot be drawn: its files and `status` say so"
+    parser.add_argument("--go-on", action="store_true", help=text)
 
     text = "draw every figure and table from rows that exist; trains nothing"
     parser = add_verb(verbs, "figures", figures, text, configured=False)
@@ -63,7 +65,7 @@ def draw(arguments: argparse.Namespace) -> None:
 
     plan = load_plan(arguments)
     failed = draw_each(arguments.names, Path(plan["results"]), Path(plan["figures"]), Judge(plan).objection)
-    if failed:
+    if failed and not arguments.go_on:
         raise UserError(f"{', '.join(failed)} could not be drawn, for the reasons above")
 
 
@@ -82,8 +84,8 @@ def figures(arguments: argparse.Namespace) -> None:
             written = draw_all(rows, out, pool=pool)
             written += [path for one in verdicts for path in one.result()]
     else:
-        written = draw_all(rows, out, _objection)
-        written += [path for task in tasks for path in _write_verdicts(*task)]
+        written = [path for task in tasks for path in _write_verdicts(*task)]
+        written += draw_all(rows, out, _objection)
     print(f"{len(written)} files in {out}")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from formerlab.errors import UserError
 from formerlab.files import read_json
 from formerlab.plan.judge import RECORDS, Judge
+from formerlab.report.drawings import failure_of
 from formerlab.results.notes import read_note
 
 PROBLEMS = ("failed", "killed", "stopped")
@@ -23,7 +24,18 @@ def states(plan: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             else:
                 log = f"; log {note['log']}" if note["log"] else ""
                 rows.append((stage, name, note["state"], f"{note.get('reason', 'since ' + note['since'])}{log}"))
-    return rows
+    return rows + [("draw", name, "failed", reason) for name, reason in failed_drawings(plan)]
+
+
+def failed_drawings(plan: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the figures and tables that could not be drawn, each with the reason and where all of it stands."""
+    notes = [failure_of(Path(plan["figures"]), name) for job in plan["draw"].values() for name in job["drawings"]]
+    names = [name for job in plan["draw"].values() for name in job["drawings"]]
+    return [
+        (name, f"{note.read_text(encoding='utf-8').splitlines()[-1]}; all of it in {note}")
+        for name, note in zip(names, notes, strict=True)
+        if note.exists()
+    ]
 
 
 def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:

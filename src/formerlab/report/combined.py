@@ -13,12 +13,11 @@ Each is computed by seed, so that its interval is Student's t over seeds; seeds 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 from pandas import DataFrame
 
 from formerlab.report.runs import ends
 from formerlab.results.read import Results
-from formerlab.statistics import student
+from formerlab.statistics import student, weighted_means
 
 STUDY = "combined"
 READS = ("prune.csv", "run.json")
@@ -89,8 +88,8 @@ def cells(results: Results, runs: Sequence[str] = ("*",)) -> dict[int, Cells]:
     rows = results.rows("prune.csv", STUDY, runs)
     rows = rows[rows["run"].isin(MODELS) & rows["policy"].isin(["full", *PRUNED])]
     by_seed: dict[int, dict[tuple[str, str], float]] = {}
-    for (seed, run, policy), group in rows.groupby(["seed", "run", "policy"]):
-        loss = float(np.average(group["loss_nats"], weights=group["tokens"]))
+    means = weighted_means(rows, ["seed", "run", "policy"]).sort_index().reset_index()
+    for seed, run, policy, loss in means.itertuples(index=False, name=None):
         by_seed.setdefault(int(str(seed)), {})[str(run), str(policy)] = loss
     return {seed: losses for seed, losses in by_seed.items() if len(losses) == len(MODELS) * (1 + len(PRUNED))}
 

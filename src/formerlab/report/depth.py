@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.report.families import SETTINGS
 from formerlab.report.published import DENSEFORMER, published
 from formerlab.report.runs import by_run, ends, held_out_losses, paired_difference
 from formerlab.results.read import Results
@@ -15,9 +16,6 @@ from formerlab.results.schema import DECODE, FORWARD, TRAINING
 
 PUBLISHED_SEQUENCES = 64.0
 """Sequences of a full forward pass in Tables 1 and 6 of arXiv:2402.02622."""
-
-SETTINGS = ("small-batch", "long-context", "long", "books", "modern", "late", "no-decay", "equal-time")
-"""Beginnings of the names of runs that differ from the main ones in more than depth and mixer."""
 
 _OWN_PLAIN = ("small-batch", "long-context", "long", "books", "modern")
 """Settings that have a plain Transformer of their own; the others are compared with that of the main ones."""
@@ -35,8 +33,8 @@ def at_last_step(rows: DataFrame) -> DataFrame:
 
 
 def setting(run: str) -> str:
-    """Return the setting in which a run stands: `main` or one of SETTINGS."""
-    return next((name for name in SETTINGS if run.startswith(f"{name}-")), "main")
+    """Return the setting in which a run stands: `main` or one of SETTINGS but the search for rates."""
+    return next((name for name in SETTINGS[:-1] if run.startswith(f"{name}-")), "main")
 
 
 def plains(records: DataFrame) -> dict[str, str]:

@@ -15,14 +15,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from formerlab.errors import UserError
-from formerlab.report.siblings import families
+from formerlab.files import write_text
+from formerlab.report.families import families, is_of
 
 if TYPE_CHECKING:  # these take a second to import; the plan reads the catalogue without them
     from concurrent.futures import Executor
@@ -42,11 +42,11 @@ class Plot(NamedTuple):
     reads: Sequence[str]
     """Files of a run or of the study that it is drawn from."""
     runs: Sequence[str]
-    """Glob patterns of the names of the runs that it is drawn from."""
+    """Patterns of the runs that it is drawn from (`families.is_of`)."""
     caption: str
     """What it shows and what to see, in reStructuredText."""
     data: "Callable[[Results, Sequence[str]], DataFrame]"
-    """Returns the rows, given the results and `runs`."""
+    """Returns the rows, given the results and the names of the finished runs among `runs`."""
     draw: "Callable[[DataFrame], Figure]"
     varied: str = ""
     """Key of the spec, such as optimizer.lr: of `runs`, those are shown that differ from another in this key alone."""
@@ -61,7 +61,7 @@ class Table(NamedTuple):
     runs: Sequence[str]
     caption: str
     ours: "Callable[[Results, Sequence[str]], DataFrame]"
-    """Returns our rows, given the results and `runs`; none where no run is finished."""
+    """Returns our rows, given the same; none where no run is finished."""
     published: "Callable[[], DataFrame] | None" = None
     columns: Sequence[str] = ()
     """The columns that are shown, in this order; all where none are named."""
@@ -70,11 +70,11 @@ class Table(NamedTuple):
     needs: Sequence[str] = ()
     """As of a figure."""
 
-    def rows(self, results: "Results") -> "DataFrame":
+    def rows(self, results: "Results", runs: Sequence[str] | None = None) -> "DataFrame":
         """Return ours above the published ones; the first column, `source`, tells them apart."""
         import pandas as pd
 
-        found = {"ours": self.ours(results, self.runs)}
+        found = {"ours": self.ours(results, self.runs if runs is None else runs)}
         if self.published is not None:
             found["published"] = self.published()
         blocks = [block.drop(columns="source", errors="ignore") for block in found.values()]
@@ -103,11 +103,18 @@ class Drawing:
 
     def chosen(self, runs: "Sequence[tuple[str, str, Mapping[str, Any]]]") -> list[int]:
         """Return the places of the runs that are drawn, of `runs` given by study, name and spec."""
-        found = [place for place, (study, run, _) in enumerate(runs) if study == self.study and _is_of(run, self.runs)]
+        own = [(place, run, spec) for place, (study, run, spec) in enumerate(runs) if study == self.study]
+        found = [place for place, run, spec in own if is_of(run, spec, self.runs)]
         if self.varied:
             numbers = families([runs[place][2] for place in found], self.varied)
             found = [place for place, family in zip(found, numbers, strict=True) if family >= 0]
-        return found if any(_is_of(runs[place][1], self.needs or self.runs) for place in found) else []
+        return found if any(is_of(*runs[place][1:], self.needs or self.runs) for place in found) else []
+
+    def names(self, results: "Results") -> list[str]:
+        """Return the names of the finished runs that are drawn."""
+        records = results.records()
+        places = self.chosen([(one["study"], one["run"], one["spec"]) for one in records])
+        return list(dict.fromkeys(records[place]["run"] for place in places))
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -143,10 +150,6 @@ def _declared(kind: str, path: Path) -> list[Drawing]:
     return found
 
 
-def _is_of(run: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(run, pattern) for pattern in patterns)
-
-
 def draw(name: str, results: "Results", out: Path) -> list[Path]:
     """Draw one figure or table into the folder `out`; the same rows give the same bytes. Return the files written."""
     drawings = catalogue()
@@ -178,15 +181,30 @@ def draw_one(name: str, root: Path, out: Path, objection: "Objection | None" = N
 
 def draw_each(names: Iterable[str], root: Path, out: Path, objection: "Objection | None" = None) -> list[str]:
     """Draw several; where one cannot be drawn, say why and go on with the next. Return the names of those."""
-    failed = []
-    for name in names:
-        try:
-            draw_one(name, root, out, objection)
-        except Exception as error:  # whatever is wrong with one drawing, the others are wanted
-            failed.append(name)
-            reason = str(error) if isinstance(error, UserError) else traceback.format_exc().rstrip()
-            print(f"{name} not drawn: {reason}", file=sys.stderr)
-    return failed
+    return [name for name in names if _attempt(name, out, partial(draw_one, name, root, out, objection)) is None]
+
+
+def _attempt(name: str, out: Path, draw: "Callable[[], list[Path]]") -> list[Path] | None:
+    """Draw; whatever is wrong with one drawing, its files say so and the others are wanted. Return what was written."""
+    note = failure_of(out, name)
+    try:
+        written = draw()
+        note.unlink(missing_ok=True)
+        return written
+    except Exception as error:
+        reason = str(error) if isinstance(error, UserError) else traceback.format_exc().rstrip()
+        print(f"{name} not drawn: {reason}", file=sys.stderr)
+        if name in catalogue():
+            from formerlab.report.write import write_failure
+
+            write_failure(catalogue()[name], reason.splitlines()[-1], out)
+            write_text(note, f"{reason}\n")
+    return None
+
+
+def failure_of(out: Path, name: str) -> Path:
+    """Return the file that says why a drawing failed, its last line in short; `status` reads it."""
+    return out / f".{name}.failed"
 
 
 def draw_all(
@@ -227,6 +245,11 @@ def draw_all(
     for results in opened:
         if warning := results.warning():
             print(f"{results.scale}: {warning}", file=sys.stderr)
+    wanted = {name for name, drawing in catalogue().items() if drawing.study in {study for _, study in shares}}
+    everything = {(results.scale, name) for results in opened for name in wanted}
+    failed = [f"{scale}: {name}" for scale, name in sorted(everything - drawn.keys())]
+    if failed:
+        raise UserError(f"{', '.join(failed)} could not be drawn, for the reasons above")
     if not any(drawn.values()):
         raise UserError(f"{tree_root}: no finished runs at any scale; run the DAG first")
     return [path for paths in drawn.values() for path in paths]
@@ -244,9 +267,10 @@ def _draw_there(root: Path, out: Path, study: str) -> dict[str, list[Path]]:
 
 
 def _draw_study(results: "Results", out: Path, study: str) -> dict[str, list[Path]]:
-    """Draw what a study has rows for; return the files written, by drawing."""
+    """Draw what a study has rows for; return the files written, by drawing, without those that failed."""
     names = [drawing.name for drawing in catalogue().values() if drawing.study == study]
-    return {name: _draw_if_rows(results, out, name) for name in names}
+    found = {name: _attempt(name, out, partial(_draw_if_rows, results, out, name)) for name in names}
+    return {name: paths for name, paths in found.items() if paths is not None}
 
 
 def _draw_if_rows(results: "Results", out: Path, name: str) -> list[Path]:
@@ -266,7 +290,7 @@ def shown_rows(drawing: Drawing, results: "Results") -> "DataFrame | None":
     """Return the rows that a drawing shows, or nothing where no run of ours has any for it."""
     from formerlab.report.write import rows_of
 
-    if not drawing.chosen([(one["study"], one["run"], one["spec"]) for one in results.records()]):
+    if not drawing.names(results):
         return None
-    rows = rows_of(declaration(drawing.name), results)
+    rows = rows_of(drawing, declaration(drawing.name), results)
     return rows if (rows["source"] == "ours").any() else None

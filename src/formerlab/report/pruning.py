@@ -10,7 +10,7 @@ from pandas import DataFrame
 from formerlab.report.names import names
 from formerlab.report.runs import ends, n_seeds
 from formerlab.results.read import Results
-from formerlab.statistics import bootstrap_means, mean_ends, over_examples
+from formerlab.statistics import bootstrap_means, mean_ends, over_examples, weighted_means
 
 _POLICIES = {kind: name.label for kind, name in names("policy").items()}
 NAMES = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES}
@@ -125,9 +125,8 @@ def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
         whole = rows[rows["policy"] == "full"].set_index(["seed", "window"])["loss_nats"]
         pairs = list(zip(rows["seed"], rows["window"], strict=True))
         if len(whole) and rows["seed"].nunique() > 1:
-            more = (rows["loss_nats"] - whole.reindex(pairs).to_numpy()) * rows["tokens"]
-            sums = rows.assign(more=more).groupby([*CONFIGURATION, "seed"], dropna=False)[["more", "tokens"]].sum()
-            found.append((sums["more"] / sums["tokens"]).rename("increase_nats").reset_index())
+            more = rows.assign(increase_nats=rows["loss_nats"] - whole.reindex(pairs).to_numpy())
+            found.append(weighted_means(more, [*CONFIGURATION, "seed"], "increase_nats").reset_index())
     parts = [table.assign(part="mean")]
     if found:
         kept = table.loc[table["policy"] != "full", ["source", *CONFIGURATION, "realised_budget", "configuration"]]

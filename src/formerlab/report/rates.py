@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame, Series
 
+from formerlab.report.families import families
 from formerlab.report.marks import Label, label_at_edge, points_with_bars
 from formerlab.report.runs import GROWN, ends, n_seeds, variant
-from formerlab.report.siblings import families
 from formerlab.report.style import BLUE, GREEN, ORANGE, PURPLE, SKY, Look, canvas, look, widen
 from formerlab.results.read import Results, flatten
-from formerlab.statistics import student
+from formerlab.statistics import student, weighted_means
 
 RATE = "optimizer.lr"
 TOLD = ("model.norm.kind", "model.feedforward.activation", "model.feedforward.kind", "model.width", "data", "steps")
@@ -57,8 +57,7 @@ def last_losses(results: Results, study: str, runs: Sequence[str]) -> dict[str, 
     """Return the validation loss at the last step by run id, NaN where the run diverged."""
     rows = results.rows("eval.csv", study, runs)
     rows = rows[(rows["split"] == "valid") & (rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max"))]
-    sums = rows.assign(nats=rows["loss_nats"] * rows["tokens"]).groupby(["run", "seed"])[["nats", "tokens"]].sum()
-    means = (sums["nats"] / sums["tokens"]).to_dict()
+    means = weighted_means(rows, ["run", "seed"]).to_dict()
     found = results.runs(study, runs)
     return {
         f"{study}/{run}/seed{seed}": means.get((run, seed), math.nan) if status == "finished" else math.nan

@@ -10,7 +10,7 @@ from pandas import DataFrame
 
 from formerlab.report.names import called, names
 from formerlab.results.read import Results
-from formerlab.statistics import Interval, over_examples, paired_student, student
+from formerlab.statistics import Interval, over_examples, paired_student, student, weighted_means
 
 TRANSFORMER, TOKENFORMER = (names("projection")[kind].label for kind in ("linear", "pattention"))
 DENSEFORMER = "DenseFormer"
@@ -61,14 +61,12 @@ def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) 
     if records.empty:
         return records
     rows = results.rows("test.csv", study, runs)
-    totals = rows.assign(loss=rows["tokens"] * rows["loss_nats"]).groupby(["run", "seed"])[["loss", "tokens"]].sum()
-    means = (totals["loss"] / totals["tokens"]).rename("loss_nats")
     records["layers"] = records.get("spec.model.layers", pd.Series(np.nan, records.index))
     records["variant"] = [variant(record) for record in records.to_dict("records")]
     records["diverged"] = records["status"] == "diverged"
     data = zip(records["data.name"], records["data.fingerprint"], strict=True)
     records["bytes_per_token"] = [results.bytes_per_token(name, fingerprint) for name, fingerprint in data]
-    return records.join(means, on=["run", "seed"])
+    return records.join(weighted_means(rows, ["run", "seed"]), on=["run", "seed"])
 
 
 def by_run(losses: DataFrame) -> DataFrame:
@@ -94,9 +92,9 @@ def floors(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     """Return a row per model without depth (floors.csv) and data set, in the form of `by_run`."""
     rows, records = results.rows("floors.csv", study, runs), results.runs(study, runs)
     found = []
-    for (run, seed, floor), group in rows.groupby(["run", "seed", "floor"], sort=False):
+    means = weighted_means(rows, ["run", "seed", "floor"]).reset_index()
+    for run, seed, floor, mean in means.itertuples(index=False, name=None):
         record = records[(records["run"] == run) & (records["seed"] == seed)].iloc[0]
-        mean = float(np.average(group["loss_nats"], weights=group["tokens"]))
         row = {"source": "ours", "run": f"{floor} on {record['data.name']}", "variant": "floor", "loss_nats": mean}
         size = results.bytes_per_token(record["data.name"], record["data.fingerprint"])
         row |= {"perplexity": math.exp(mean), "bits_per_byte": bits_per_byte(mean, size)}

@@ -15,7 +15,7 @@ from formerlab.report.runs import by_run, chain, ends, held_out_losses, n_seeds,
 from formerlab.report.scaling import FROM_SCRATCH
 from formerlab.report.style import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
 from formerlab.results.read import Results
-from formerlab.statistics import student
+from formerlab.statistics import student, weighted_means
 
 STUDY = "tokenformer"
 SIZES = (1, 2, 3, 4)
@@ -117,7 +117,7 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
         if series.grows and chains and names:
             names = list(dict.fromkeys([(parent(losses, names[0]) or names[0]), *names]))
         frames.append(points.loc[names].assign(series=series.name))
-    others = set(losses.loc[other_projection(losses), "run"])
+    others = set(losses.loc[of_ones_own(losses), "run"])
     frames += [
         rows.sort_values("parameters").assign(series=variant)
         for variant, rows in points[points["run"].isin(others)].groupby("variant", sort=False)
@@ -159,19 +159,21 @@ def equal_to_grown(points: DataFrame, run: str) -> str:
     return ""
 
 
-def other_projection(records: DataFrame) -> "pd.Series[bool]":
-    """Say of each run whether its projections are neither linear nor Pattention: those stand for themselves."""
-    kinds = records.get("spec.model.projection.kind", pd.Series("linear", records.index))
-    return kinds.notna() & ~kinds.isin(("linear", "pattention"))
+FAMILIES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-", "trained-on-", "envelope-")
+"""Beginnings of the names of the runs that the study is about."""
+ELSEWHERE = ("score-", "layernorm-", "matched-", "modern-", "classic-", "long-", "continued-", "searched-")
+"""The same of runs that have figures and tables of their own."""
+
+
+def of_ones_own(records: DataFrame) -> "pd.Series[bool]":
+    """Say of each run whether no family of the study has its name: those stand for themselves, by what they are."""
+    return ~records["run"].str.startswith((*FAMILIES, *ELSEWHERE))
 
 
 def by_step(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return the validation loss of every run, seed and evaluated step: the mean over batches, by tokens, in nats."""
     rows = results.rows("eval.csv", STUDY, runs)
-    rows = rows[rows["split"] == "valid"]
-    weighted = rows.assign(loss_nats=rows["tokens"] * rows["loss_nats"])
-    sums = weighted.groupby(["run", "seed", "step"], as_index=False, sort=False)[["loss_nats", "tokens"]].sum()
-    return sums.assign(loss_nats=sums["loss_nats"] / sums["tokens"])[["run", "seed", "step", "loss_nats"]]
+    return weighted_means(rows[rows["split"] == "valid"], ["run", "seed", "step"]).reset_index()
 
 
 def means(curves: DataFrame) -> DataFrame:

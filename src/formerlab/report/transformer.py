@@ -9,7 +9,7 @@ from pandas import DataFrame
 from formerlab.evaluation.translation.bleu import METRICS, STATISTICS, corpus_bleu
 from formerlab.report.runs import add_perplexity, ends
 from formerlab.results.read import Results
-from formerlab.statistics import student
+from formerlab.statistics import student, weighted_means
 
 STUDY = "transformer"
 SCORES = ("loss_nats", *METRICS, "exact_percent")
@@ -46,8 +46,7 @@ def losses(results: Results, split: str) -> DataFrame:
         return DataFrame(columns=["run", "seed", "loss_nats"])
     if split == "valid":
         rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
-    totals = rows.assign(loss=rows["tokens"] * rows["loss_nats"]).groupby(["run", "seed"])[["loss", "tokens"]].sum()
-    return (totals["loss"] / totals["tokens"]).rename("loss_nats").reset_index()
+    return weighted_means(rows, ["run", "seed"]).reset_index()
 
 
 def over_seeds(results: Results, split: str, runs: Sequence[str]) -> DataFrame:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
@@ -67,7 +68,7 @@ def _metrics(rows: DataFrame) -> dict[str, float]:
     return {
         "top1_percent": 100 * float(right.mean()),
         "top5_percent": 100 * float((rows["rank"] < 5).mean()),
-        "loss_nats": float(rows["loss_nats"].mean()),
+        "loss_nats": float(np.mean(rows["loss_nats"].to_numpy())),
         "calibration_error": expected_calibration_error(rows["confidence"], right),
         "images": len(rows),
     }
@@ -139,7 +140,7 @@ def _floors(results: Results, runs: Sequence[str]) -> DataFrame:
                 "model": f"{floor}, on the pixels",
                 "top1_percent": 100 * float((group["rank"] == 0).mean()),
                 "top5_percent": 100 * float((group["rank"] < 5).mean()),
-                "loss_nats": float(group["loss_nats"].mean()),
+                "loss_nats": float(np.mean(group["loss_nats"].to_numpy())),
                 "images": len(group),
             }
         )

@@ -49,9 +49,10 @@ Runs behind it: {{ snakemake.params.drawings.%(name)s.runs | join(", ") }}
 """Below a caption, for Snakemake's report, which fills in the runs."""
 
 
-def rows_of(declared: Plot | Table, results: Results) -> DataFrame:
+def rows_of(drawing: Drawing, declared: Plot | Table, results: Results) -> DataFrame:
     """Return the rows that a figure or table shows; the column `source` tells ours from the published ones."""
-    rows = declared.data(results, declared.runs) if isinstance(declared, Plot) else declared.rows(results)
+    runs = drawing.names(results)
+    rows = declared.data(results, runs) if isinstance(declared, Plot) else declared.rows(results, runs)
     return rows if "source" in rows else rows.assign(source="ours")
 
 
@@ -63,7 +64,7 @@ def write(
     `rows` are those of `rows_of`, where they are at hand.
     """
     paths, numbers = [out / name for name in drawing.outputs], out / f"{drawing.name}.csv"
-    rows = rows_of(declared, results) if rows is None else rows
+    rows = rows_of(drawing, declared, results) if rows is None else rows
     if not _compares(drawing, results):
         rows = rows[rows["source"] != "ours"]
     if isinstance(declared, Plot):
@@ -76,6 +77,15 @@ def write(
             rows.to_csv(temporary, index=False, lineterminator="\n")
     write_text(paths[-1], drawing.caption + _BEHIND % {"name": drawing.name, "scale": results.scale})
     return paths
+
+
+def write_failure(drawing: Drawing, reason: str, out: Path) -> None:
+    """Write the files of a drawing that failed: they say so, and hold no rows."""
+    words = f"{drawing.name} could not be drawn: {reason}"
+    for path in (out / name for name in drawing.outputs):
+        write_text(path, "source\n" if path.suffix == ".csv" else f"{words}\n")
+    if drawing.kind == "figure":
+        pictures.save(empty(words), *(out / name for name in drawing.outputs[:2]))
 
 
 def same_rows(path: Path, rows: DataFrame) -> bool:
@@ -107,8 +117,7 @@ def _write_pictures(paths: list[Path], drawing: Drawing, plot: Plot, data: DataF
 
 def _compares(drawing: Drawing, results: Results) -> bool:
     """Say whether there is one of the runs without which a drawing has nothing to compare."""
-    records = results.records() if drawing.needs else []
-    return not drawing.needs or bool(drawing.chosen([(one["study"], one["run"], one["spec"]) for one in records]))
+    return not drawing.needs or bool(drawing.names(results))
 
 
 def _why_empty(drawing: Drawing, results: Results) -> str:
@@ -116,7 +125,7 @@ def _why_empty(drawing: Drawing, results: Results) -> str:
     where = f"study '{drawing.study}' at scale '{results.scale}'"
     if not _compares(drawing, results):
         wanted = " or ".join(drawing.needs)
-        return f"{drawing.name} compares runs called {wanted}, and no finished run of {where} is one of them."
+        return f"{drawing.name} compares runs like {wanted}, and no finished run of {where} is one of them."
     what = f"the rows {drawing.name} needs ({', '.join(drawing.reads)})"
     return f"No finished run of {where} has {what} yet, or what it has cannot be compared."
 

@@ -17,7 +17,7 @@ from pandas import DataFrame
 from formerlab.results.read import Results, flatten
 from formerlab.results.schema import Table
 from formerlab.results.stages import MEASURED
-from formerlab.statistics import student
+from formerlab.statistics import student, weighted_means
 from formerlab.tracking.claims import claim_files, claim_tags
 
 MOST_PARAMS = 100
@@ -185,13 +185,12 @@ def _points(results: Results, record: dict[str, Any]) -> Iterator[Point]:
     rows = {name: results.rows(name, record["study"], (record["run"],)) for name in names}
     rows = {name: frame[frame["seed"] == record["seed"]] for name, frame in rows.items()}
     start, end = _milliseconds(record["started"]), _milliseconds(record["finished"])
-    evaluated = rows["eval.csv"].assign(loss=rows["eval.csv"]["tokens"] * rows["eval.csv"]["loss_nats"])
-    valid = evaluated.groupby(["split", "step"])[["loss", "tokens"]].sum().reset_index()
+    valid = weighted_means(rows["eval.csv"], ["split", "step"]).sort_index().reset_index()
     curves: list[tuple[str, DataFrame, tuple[str, ...]]] = [
         ("train", rows["train.csv"], ("loss_nats", "lr", "grad_norm"))
     ]
     curves.append(("timing", rows["timing.csv"], ("tokens_per_s", "memory_bytes")))
-    for split, frame in valid.assign(loss_nats=valid["loss"] / valid["tokens"]).groupby("split"):
+    for split, frame in valid.groupby("split"):
         curves.append((str(split), frame, ("loss_nats",)))
     for group, frame, columns in curves:
         frame = frame.iloc[_spread(len(frame))]

@@ -15,6 +15,7 @@ from formerlab.report.claims.bootstrap import Examples
 from formerlab.report.claims.quantity import MissingRowsError, Seeds
 from formerlab.report.two_fold import half_of, two_fold_selection
 from formerlab.results.read import Results
+from formerlab.statistics import weighted_means
 
 RUN_KEYS = ("flops", "flops_cumulative", "training_time_s")
 """Metrics that stand in run.json."""
@@ -159,8 +160,11 @@ class Rows:
         return rows
 
     def _loss(self, run: str, arm: Arm) -> Seeds:
+        rows = self._rows("test.csv" if arm.at == "end" else "eval.csv", run)
+        if rows["loss_nats"].isna().any() and not self._diverged(run):
+            raise MissingRowsError(f"run {run} has losses that are no numbers")
         if arm.at == "end":
-            return _weighted(self._rows("test.csv", run))
+            return _weighted(rows)
         steps = self._valid(run)
         first = {seed: float(group["loss_nats"].iloc[0]) for seed, group in _seeds(steps)}
         if arm.at == "first_step":
@@ -174,9 +178,7 @@ class Rows:
     def _valid(self, run: str) -> DataFrame:
         rows = self._rows("eval.csv", run)
         rows = rows[rows["split"] == "valid"]
-        products = rows.assign(nats=rows["loss_nats"] * rows["tokens"])
-        sums = products.groupby(["seed", "step"], as_index=False)[["nats", "tokens"]].sum()
-        return sums.assign(loss_nats=sums["nats"] / sums["tokens"]).sort_values(["seed", "step"])
+        return weighted_means(rows, ["seed", "step"]).reset_index().sort_values(["seed", "step"])
 
     def _last_valid(self, run: str) -> Seeds:
         steps = self._valid(run)
@@ -228,7 +230,8 @@ class Rows:
 
 
 def _weighted(rows: DataFrame) -> Seeds:
-    return Seeds({seed: float(np.average(g["loss_nats"], weights=g["tokens"])) for seed, g in _seeds(rows)})
+    means = weighted_means(rows, ["seed"]).sort_index()
+    return Seeds({int(seed): float(mean) for seed, mean in zip(means.index, means, strict=True)})
 
 
 def _seeds(rows: DataFrame) -> Iterator[tuple[int, DataFrame]]:

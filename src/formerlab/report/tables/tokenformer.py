@@ -26,12 +26,10 @@ from formerlab.report.runs import (
     minus,
 )
 from formerlab.report.scaling import against_envelope, scaling_laws
-from formerlab.report.tokenformer import METHODS, STAGES, at_step, before_growth, by_step, other_projection
+from formerlab.report.tokenformer import ELSEWHERE, METHODS, STAGES, at_step, before_growth, by_step
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
-FAMILIES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-", "trained-on-", "envelope-")
-"""Beginnings of the names of the runs that the study is about; the others have tables of their own."""
 
 
 def main(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -39,7 +37,7 @@ def main(results: Results, runs: Sequence[str]) -> DataFrame:
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
         return losses
-    shown = losses[losses["run"].str.startswith(FAMILIES) | other_projection(losses)]
+    shown = losses[~losses["run"].str.startswith(ELSEWHERE)]
     if shown.empty:
         return shown
     return pd.concat([floors(results, STUDY, runs), by_run(shown).sort_values(["flops_cumulative", "run"])])

@@ -96,8 +96,7 @@ def _draw(axes: Axes, rows: DataFrame, layers: int, colour: str) -> None:
 
 denseformer_architecture = Plot(
     reads=("run.json",),
-    runs=("dwa-*",),
-    needs=("dwa-*",),
+    runs=("depth.kind=dwa",),
     caption=(
         "Where DenseFormer averages over depth and what each average reads, after Fig. 1 of DenseFormer "
         "(arXiv:2402.02622), drawn from the settings of the runs. After every p-th block (period p) the next block "

@@ -51,7 +51,7 @@ def draw(rows: DataFrame) -> Figure:
 
 denseformer_gain = Plot(
     reads=("test.csv", "run.json"),
-    runs=("plain-*", "dwa-1x1-*", "long-plain-*", "long-dwa-1x1-*"),
+    runs=("depth.kind=identity", "depth.kind=dwa depth.dilation=1 depth.period=1", "long-plain-*", "long-dwa-1x1-*"),
     needs=("long-dwa-1x1-*",),
     caption=(
         "Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, against the tokens "

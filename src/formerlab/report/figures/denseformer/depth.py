@@ -117,7 +117,7 @@ def _draw_lines(axes: Axes, rows: DataFrame, column: str, seeds: DataFrame, *, h
 
 denseformer_depth = Plot(
     reads=("test.csv", "run.json"),
-    runs=("plain-*", "dwa-*"),
+    runs=("depth.kind=identity", "depth.kind=dwa"),
     caption=(
         "Held-out loss of plain Transformers and DenseFormers against depth, after Table 1 of DenseFormer "
         "(arXiv:2402.02622); k x p is dilation k and period p. To see: how far a DenseFormer lies "

@@ -99,7 +99,7 @@ def draw(data: DataFrame) -> Figure:
 
 denseformer_flow = Plot(
     reads=("flow.csv", "run.json"),
-    runs=("plain-*", "dwa-*"),
+    runs=("depth.kind=identity", "depth.kind=dwa"),
     caption=(
         "How far information flows over depth. Left: mean cosine between what each block passes on, Y_i, and the "
         "embedding X_0, for the deepest models that were looked at, after Fig. 6 and 9 of DenseFormer "

@@ -100,7 +100,7 @@ def _keys() -> tuple[list[Line2D], list[str]]:
 def _draw(axes: Axes, ours: DataFrame, theirs: DataFrame, column: str, label: str) -> None:
     rows, seeds = ours[ours["part"] == "mean"].sort_values(column), ours[ours["part"] == "seed"]
     points_with_bars(axes, rows[column], rows[_SHARE], (rows[f"{_SHARE}_low"], rows[f"{_SHARE}_high"]), Look(BLUE, "s"))
-    aside = 0.03 * (max(*rows[column], *theirs[column]) - 1)
+    aside = 0.03 * (max([1, *rows[column], *theirs[column]]) - 1)
     axes.plot(seeds[column] - aside, seeds[_SHARE], "o", color=BLUE, markersize=2.5, alpha=0.7)
     ringed = rows[rows["follows"]]
     axes.plot(ringed[column], ringed[_SHARE], "o", markersize=11, markerfacecolor="none", color=ORANGE)
@@ -116,8 +116,8 @@ def _draw(axes: Axes, ours: DataFrame, theirs: DataFrame, column: str, label: st
 
 denseformer_sparsity = Plot(
     reads=("test.csv", "run.json"),
-    runs=("plain-*", "dwa-*"),
-    needs=("dwa-[!1]x1-*", "dwa-1[0-9]x1-*"),
+    runs=("depth.kind=identity", "depth.kind=dwa"),
+    needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"),
     caption=(
         "What DenseFormers of one depth keep of the gain of 1x1 over the plain Transformer: against dilation k at "
         "period 1, and against period p at the dilation that most runs have, after Fig. 4, 11 and 12 of DenseFormer "

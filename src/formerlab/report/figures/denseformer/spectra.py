@@ -54,7 +54,7 @@ def draw(data: DataFrame) -> Figure:
 
 denseformer_spectra = Plot(
     reads=("flow.csv", "run.json"),
-    runs=("plain-*", "dwa-*"),
+    runs=("depth.kind=identity", "depth.kind=dwa"),
     caption=(
         "Singular values of the weights of trained models, each over the largest of its matrix and averaged over "
         "blocks, after Fig. 13 of DenseFormer (arXiv:2402.02622), of the deepest models that were looked at. Query, "

@@ -87,7 +87,7 @@ def _draw_map(axes: Axes, weights: DataFrame, norm: SymLogNorm, title: str) -> A
 
 denseformer_weights = Plot(
     reads=("depth.csv", "run.json"),
-    runs=("dwa-*",),
+    runs=("depth.kind=dwa",),
     caption=(
         "Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken "
         "after block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest "
@@ -152,7 +152,7 @@ def draw_evolution(data: DataFrame) -> Figure:
 
 denseformer_evolution = Plot(
     reads=("depth.csv", "run.json"),
-    runs=("dwa-1x1-*",),
+    runs=("depth.kind=dwa depth.dilation=1 depth.period=1",),
     caption=(
         "Mixing weights of the deepest DenseFormer 1x1 at several times of training, after Fig. 10 of "
         "arXiv:2402.02622: row i is the average after block i, column j the source X_j, X_0 the embedding; the mean "

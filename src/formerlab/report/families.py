@@ -1,17 +1,44 @@
-"""Runs whose specs differ in one key alone: the rates that were searched for a model, mixers beside their plain stack.
+"""Which runs belong together: those of a name or a kind of part, and those whose specs differ in one key alone.
 
-What a run is called decides nothing here, so a search is found at every scale, whatever its runs are named.
+What a run is called decides nothing in the latter, so a search is found at every scale, whatever its runs are named.
 """
 
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 _IDENTITY = ("study", "name", "seed")
 """Keys of a spec that say which run it is, not what it does."""
 
 Spec = Mapping[str, Any]
+
+SETTINGS = ("small-batch", "long-context", "long", "books", "modern", "late", "no-decay", "equal-time", "searched")
+"""Beginnings of the names of runs that differ from the main ones of a study in more than size and kind."""
+
+
+def is_of(run: str, spec: Spec, patterns: Sequence[str]) -> bool:
+    """Say whether a run is of one of the patterns: globs of its name, or of keys of its model.
+
+    `depth.kind=dwa depth.period=1` asks for both, so a run of one's own is found whatever it is called; runs named
+    after another of SETTINGS are not of such a pattern.
+    """
+    return any(_fits(run, spec, pattern) for pattern in patterns)
+
+
+def _fits(run: str, spec: Spec, pattern: str) -> bool:
+    if "=" not in pattern:
+        return fnmatchcase(run, pattern)
+    asked = [part.split("=") for part in pattern.split()]
+    return not run.startswith(SETTINGS) and all(fnmatchcase(_at(spec, key.split(".")), value) for key, value in asked)
+
+
+def _at(spec: Spec, keys: Sequence[str]) -> str:
+    value: Any = spec["model"]
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return str(value)
 
 
 def families(specs: Sequence[Spec], varied: str) -> list[int]:
