@@ -9,8 +9,10 @@ from subprocess import run
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from formerlab.layers import pattention_function
 from formerlab.layers.pattention_function import lean_pattention
 from formerlab.layers.score import SCORES, SMALLEST_NORM, l2_gelu
 
@@ -265,3 +267,30 @@ def test_a_score_in_half_precision_is_rounded_once(dtype):
     rows = torch.randn(200, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
     wanted = (rows.double() * (TAU / rows.double().norm(dim=-1, keepdim=True))).to(dtype)
     assert (SCORES["l2"](rows, TAU) == wanted).float().mean() > 0.999
+
+
+class Products(TorchDispatchMode):
+    """Notes the sizes of the operands of every matrix product."""
+
+    def __init__(self):
+        super().__init__()
+        self.operands = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.mm.default:
+            self.operands += [tuple(operand.shape) for operand in args]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tokens", [24, 64, 2140])
+def test_tokens_padded_for_tensor_cores_change_nothing(tokens, monkeypatch):
+    inputs = drawn(3, 5, dtype=torch.float64, tokens=tokens)
+    y, wanted = gradients(lean_pattention, inputs)
+    monkeypatch.setattr(pattention_function, "_uses_tensor_cores", lambda x: True)
+    with Products() as products:
+        padded, found = gradients(lean_pattention, inputs)
+    torch.testing.assert_close(padded, y, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
+    assert len(products.operands) == 2 * 6
+    sizes = {size for shape in products.operands for size in shape} - {15, D_IN, D_OUT}
+    assert sizes == {-(-tokens // 64) * 64}

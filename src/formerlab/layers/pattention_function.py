@@ -22,6 +22,10 @@ Keys = Float[Tensor, "tokens d_in"]
 Values = Float[Tensor, "tokens d_out"]
 Y = Float[Tensor, "*batch d_out"]
 
+ALIGNED = 64
+"""Tokens are padded to a multiple of this for tensor cores: else rows of scores begin at odd addresses, and products
+with them take a slower path."""
+
 
 def lean_pattention(x: X, keys: Keys, values: Values, tau: float) -> Y:
     """Return gelu(tau A / ||A||_2) V with A = x K^T (arXiv:2410.23168, eq. 4; its gradient: Appendix A).
@@ -31,8 +35,14 @@ def lean_pattention(x: X, keys: Keys, values: Values, tau: float) -> Y:
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         x, keys, values = (operand.to(torch.get_autocast_dtype(device)) for operand in (x, keys, values))
+    if _uses_tensor_cores(x):  # zero keys have zero products: they change neither the norm nor the sum
+        keys, values = (F.pad(tokens, (0, 0, 0, -len(tokens) % ALIGNED)) for tokens in (keys, values))
     y: Tensor = _Pattention.apply(x.reshape(-1, x.shape[-1]), keys, values, tau)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], values.shape[1])
+
+
+def _uses_tensor_cores(x: Tensor) -> bool:
+    return x.device.type != "cpu" and x.dtype in (torch.bfloat16, torch.float16)
 
 
 class _Pattention(torch.autograd.Function):
