@@ -1,6 +1,7 @@
 # The DAG of all studies. It decides nothing: the plan says which jobs exist, the judge which of their products are what
 # the plan asks for, and the rules run the others.
 import os
+import signal
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -24,6 +25,9 @@ if workflow.is_main_process:
         )
     except UserError as error:
         raise WorkflowError(f"{error}") from None
+    # A closed terminal ends Snakemake as Ctrl-C does: jobs are stopped, which saves their work, and its lock is freed.
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not under nohup
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
 
 
 envvars:
@@ -73,6 +77,7 @@ include: "workflow/rules/track.smk"
 
 
 onstart:
+    start_nothing_twice()
     shell("python -m formerlab check")
 
 

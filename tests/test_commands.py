@@ -194,7 +194,7 @@ def test_check_stops_where_the_disk_is_too_small(project, capsys, monkeypatch):
 
 def test_rescue_says_what_failed_and_goes_on(project, capsys):
     text = said(capsys, "rescue")
-    assert text.startswith("no stage failed\n")
+    assert text.startswith("no stage failed once it had begun\n")
     assert text.endswith("the same command goes on where this one stopped.\n")
 
 

@@ -22,6 +22,7 @@ from formerlab.plan.build import build_plan
 from formerlab.plan.judge import RECORDS
 from formerlab.plan.status import states
 from formerlab.report.drawings import catalogue
+from formerlab.results.notes import noted
 from formerlab.results.stages import MEASURED, STAGES, TIMED
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dag")]
@@ -288,14 +289,31 @@ def test_data_that_were_prepared_by_hand_from_another_state_are_prepared_again(a
         path.write_text(before)
 
 
-@pytest.mark.parametrize(("note", "tried"), [({}, 3), ({"MISTAKE": "1"}, 1)], ids=["a failure", "a mistake"])
-def test_what_fails_is_tried_again_but_no_mistake(copied, note, tried):
+@pytest.mark.parametrize(
+    ("note", "tried"),
+    [({"MISTAKE": "no"}, 3), ({"MISTAKE": "yes"}, 1), ({}, 1)],
+    ids=["a crash", "a mistake", "no word of its own"],
+)
+def test_what_crashes_is_tried_again_and_nothing_else(copied, note, tried):
     run = next(iter(of_study(copied, "vision")))
     (copied.root / "failures").unlink(missing_ok=True)
     target = f"{results(copied)}/{run}/run.json"
+    before = (copied.root / target).read_bytes()
     done = copied.snakemake("--cores", "1", "--retries", "2", "--force", target, FAILING=run, **note)
     assert done.returncode == 1
     assert (copied.root / "failures").read_text().splitlines() == [f"train {run}"] * tried
+    assert (copied.root / target).read_bytes() == before  # a stage deletes what it replaces, nobody else
+
+
+def test_what_another_process_is_at_is_not_started(copied):
+    run = next(iter(of_study(copied, "vision")))
+    folder = copied.root / results(copied) / run
+    with noted("train", folder):
+        done = copied.snakemake("--cores", "1", "--force", f"{results(copied)}/{run}/run.json")
+    assert done.returncode == 1
+    assert f"train {run} is under way already: process {os.getpid()} on " in done.stdout + done.stderr
+    assert jobs(done.stdout + done.stderr) == set()
+    assert (folder / "run.json").exists()
 
 
 def test_a_submitted_job_runs_its_plan_whatever_the_configuration_says_now(copied):

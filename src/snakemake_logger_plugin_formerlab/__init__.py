@@ -7,6 +7,7 @@ snakemake-interface-logger-plugins; the fields of each event are those that Snak
 
 import logging
 import os
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +22,12 @@ from formerlab.plan.run_display import RunDisplay
 
 CHATTER = ("Assuming unrestricted shared filesystem", "host: ", "Building DAG", "Using shell", "None")
 """Beginnings of what Snakemake says before a run that tells a reader nothing."""
-SAID_TWICE = ("RuleException", "WorkflowError: At least one job")
+SAID_TWICE = ("RuleException", "WorkflowError: At least one job", "Exception in run_job")
 """Beginnings of what it says of a failed job beside the event of its failure, which names job and log."""
+REFUSED = re.compile(
+    r"sbatch failed\. The error message was '(.*?)'\.\n|submission failed with exception: (.*)", re.DOTALL
+)
+"""What the Slurm executor says of a job that could not be submitted, with Slurm's own words."""
 
 
 class LogHandler(LogHandlerBase):
@@ -120,4 +125,5 @@ def _tell(display: RunDisplay, event: LogEvent, said: dict[str, Any]) -> None:
     elif event == LogEvent.JOB_FINISHED:
         display.finished(said["job_id"])
     elif event == LogEvent.JOB_ERROR:
-        display.failed(said["jobid"])
+        refused = REFUSED.search(said["rule_msg"] or "")
+        display.failed(said["jobid"], refused=next(filter(None, refused.groups())) if refused else "")

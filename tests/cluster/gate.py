@@ -2,7 +2,8 @@
 
 `gates/<run id>.json` says {"step": where, ...}. A run that comes to its gate for the first time saves a checkpoint,
 leaves the file `<...>.reached` and waits until it is asked to stop; a `deaf` one does not hear that. The next process
-passes. At a gate with a `mistake` every process ends for that. `memory_mb` is taken and held by every process that
+passes. At a gate with a `mistake` or a `crash` every process ends for that. A file `<...>.open` lets the first one go
+on. `memory_mb` is taken and held by every process that
 comes to the gate, and a `greedy` one then waits to be killed for it, as long as its job has not that much.
 """
 
@@ -22,6 +23,8 @@ def pass_through(run_id, state, hooks):
         return
     if "mistake" in order:
         raise UserError(order["mistake"])
+    if "crash" in order:
+        raise RuntimeError(order["crash"])
     reached = gate.with_suffix(".reached")
     before = reached.exists()
     if not before:
@@ -33,5 +36,5 @@ def pass_through(run_id, state, hooks):
     if before:
         time.sleep(3 * order.get("greedy", 0))  # long enough to be seen
     else:
-        while order.get("deaf") or hooks.stop() is None:
+        while not gate.with_suffix(".open").exists() and (order.get("deaf") or hooks.stop() is None):
             time.sleep(0.05)

@@ -4,10 +4,11 @@ The runs wait at a gate (gate.py) for their fault, so nothing here depends on ho
 """
 
 import re
+import signal
 from contextlib import contextmanager
 
 import pytest
-from laboratory import GATE, Laboratory, history
+from laboratory import GATE, MOST_JOBS, Laboratory, history
 
 pytestmark = pytest.mark.slow
 
@@ -127,3 +128,62 @@ def test_a_job_whose_code_was_edited_while_it_waited_refuses_once(slurm, laborat
         )
     finally:
         laboratory.edit("src/formerlab/training/loop.py", "CHANGED = 1\n\n\n", "")
+
+
+def test_after_the_head_was_killed_its_job_goes_on_and_nothing_is_started_twice_or_deleted(slurm, laboratory):
+    (run,) = laboratory.runs[9:10]
+    target = f"{laboratory.plan['results']}/{run}/run.json"
+    laboratory.gate(run)
+    laboratory.start(slurm, [run])
+    job = laboratory.job_at_gate(run)
+    laboratory.process.kill()
+    laboratory.process.wait()
+    assert laboratory.snakemake("--unlock").returncode == 0
+    laboratory.start(slurm, [run])
+    laboratory.ends(status=1)
+    assert f"train {run} is under way already: Slurm job {job}. Wait, `scancel {job}`" in laboratory.log.read_text()
+    # Also a call that does not look is refused by the run itself, and leaves its files alone.
+    blind = laboratory.snakemake("--cores", "1", "--nolock", "--no-hooks", "--force", target)
+    assert "is under way here already" in blind.stdout + blind.stderr
+    laboratory.root.joinpath("gates", f"{run}.open").touch()
+    laboratory.wait_for(lambda: not slurm.run("squeue", "--noheader"))
+    laboratory.start(slurm, [run])
+    laboratory.ends()
+    assert history(slurm, laboratory, run, "State") == [("COMPLETED",)]
+    assert laboratory.bits(laboratory.results / run) == laboratory.left_alone(run)
+
+
+def test_a_head_whose_terminal_is_closed_stops_its_jobs_saved_and_leaves_no_lock(slurm, laboratory):
+    (run,) = runs = laboratory.runs[10:11]
+    laboratory.gate(run)
+    laboratory.start(slurm, runs)
+    laboratory.job_at_gate(run)
+    laboratory.process.send_signal(signal.SIGHUP)
+    laboratory.ends(status=1)
+    laboratory.wait_for(lambda: not slurm.run("squeue", "--noheader"))
+    laboratory.start(slurm, runs)
+    laboratory.finish(*runs)
+    assert history(slurm, laboratory, run, "State") == [("CANCELLED",), ("COMPLETED",)]
+
+
+@pytest.mark.parametrize(
+    ("resource", "reason"),
+    [("slurm_partition=nosuch", "invalid partition"), ("slurm_account=nosuch", "nosuch"), ("mem_mb=99000000", "emory")],
+)
+def test_what_slurm_refuses_is_said_once_and_not_tried_again(slurm, laboratory, resource, reason):
+    runs = laboratory.runs[11:13]
+    laboratory.start(slurm, runs, "--set-resources", f"train:{resource}")
+    laboratory.ends(status=1)
+    said = laboratory.log.read_text()
+    assert said.count(" could not be submitted: ") == 1
+    assert reason in said
+    assert "is tried again" not in said
+    assert "Traceback" not in said
+
+
+def test_a_crash_is_tried_again_a_few_times(slurm, laboratory):
+    (run,) = laboratory.runs[13:14]
+    laboratory.gate(run, crash="a mistake in the code")
+    laboratory.start(slurm, [run])
+    laboratory.ends(status=1)
+    assert history(slurm, laboratory, run, "State") == [("FAILED",)] * MOST_JOBS

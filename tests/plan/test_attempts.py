@@ -1,10 +1,12 @@
 """Which jobs a cluster is to try again, and with how much memory, by the notes that the last attempts left."""
 
+import os
+
 import pytest
 
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import write_json
-from formerlab.plan.attempts import Attempts, killed_for_memory
+from formerlab.plan.attempts import Attempts, killed_for_memory, under_way
 from formerlab.results.notes import noted
 
 SCONTROL = """#!/bin/sh
@@ -19,6 +21,7 @@ case "$5" in
 esac
 """
 """As Slurm was seen to speak of ended jobs: the sixth is a step that used more than its job's memory."""
+NOTE = {"state": "running", "pid": 7, "host": "node"}
 KILLED = {1: True, 2: True, 3: False, 4: False, 5: False, 6: True, 99: False}
 
 
@@ -30,6 +33,7 @@ def scontrol(tmp_path, monkeypatch):
     path.write_text(SCONTROL)
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(path.parent), prepend=":")
+    return path.parent
 
 
 @pytest.fixture
@@ -41,8 +45,7 @@ def end(folder, error, monkeypatch, job):
     """Let an attempt, the Slurm job of that number, end for an error; or be killed, where that is None."""
     monkeypatch.setenv("SLURM_JOB_ID", str(job))
     if error is None:
-        note = {"state": "running", "pid": job, "host": "node", "slurm_job": str(job)}
-        write_json(folder / ".train.state.json", note)
+        write_json(folder / ".train.state.json", NOTE | {"pid": job, "slurm_job": str(job)})
         return
     with pytest.raises(type(error)), noted("train", folder):
         raise error
@@ -63,19 +66,75 @@ def test_memory_grows_with_every_kill_for_it_and_with_nothing_else(attempts, tmp
     assert grown == [0, 1, 1, 1, 1, 2, 2]
 
 
+def worth_another(attempts, folder, monkeypatch, *ends):
+    """Return what is said after each of some attempts, which crash, are killed (None) or say nothing ("")."""
+    said = []
+    for attempt, error in enumerate(ends, start=1):
+        attempts.memory_kills("train", "run", attempt)
+        if error != "":
+            end(folder, error, monkeypatch, 10 + attempt)
+        said.append(attempts.worth_another("train", "run", attempt))
+        assert attempts.worth_another("train", "run", attempt) == said[-1]  # asked for twice, counted once
+    return said
+
+
+SAVED, CRASH, MISTAKE = StoppedEarly("saved"), ValueError("crash"), UserError("a: b")
+
+
 @pytest.mark.parametrize(
-    ("error", "mistake"),
-    [(UserError("a: b"), True), (ValueError("b"), False), (StoppedEarly("c"), False), (None, False)],
+    ("ends", "said"),
+    [
+        ([SAVED] * 9, [True] * 9),
+        ([CRASH, None, CRASH, None], [True, True, True, False]),
+        ([CRASH, CRASH, CRASH, SAVED, CRASH], [True] * 5),
+        ([CRASH, MISTAKE], [True, False]),
+        ([SAVED, ""], [True, False]),
+        ([""], [False]),
+    ],
 )
-def test_a_mistake_is_one_that_a_person_mends(attempts, tmp_path, monkeypatch, error, mistake):
-    attempts.memory_kills("train", "run", 1)
-    end(tmp_path / "run", error, monkeypatch, 3)
-    assert attempts.was_a_mistake("train", "run") is mistake
+def test_what_was_saved_goes_on_and_a_crash_is_tried_a_few_times(attempts, tmp_path, monkeypatch, ends, said):
+    end(tmp_path / "run", SAVED, monkeypatch, 3)  # long ago, which says nothing of an attempt
+    assert worth_another(attempts, tmp_path / "run", monkeypatch, *ends) == said
 
 
-def test_a_note_from_before_says_nothing_of_an_attempt(attempts, tmp_path, monkeypatch):
-    """An attempt that did not come as far as its stage leaves the note of another."""
-    end(tmp_path / "run", UserError("long ago"), monkeypatch, 3)
+def test_where_another_process_is_at_work_nothing_is_tried_again(attempts, tmp_path):
     attempts.memory_kills("train", "run", 1)
-    assert not attempts.was_a_mistake("train", "run")
-    assert not attempts.was_a_mistake("train", "another")
+    with noted("train", tmp_path / "run"):
+        assert not attempts.worth_another("train", "run", 1)
+
+
+SQUEUE = """#!/bin/sh
+echo "21|{root}|rule_train_wildcards_a_b_seed0"
+echo "22|{root}|rule_exact"
+echo "23|/elsewhere|rule_train_wildcards_a_c_seed0"
+echo "24|/elsewhere|"
+"""
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "note", "who"),
+    [
+        ("train", "a/b/seed0", None, "21"),
+        ("exact", "claims", None, "22"),
+        ("train", "a/c/seed0", None, None),
+        ("train", "a/d/seed0", "24", "24"),
+        ("train", "a/d/seed0", "25", None),
+        ("flow", "a/b/seed0", None, None),
+    ],
+)
+def test_slurm_says_which_jobs_wait_or_run(tmp_path, scontrol, stage, name, note, who):
+    (scontrol / "squeue").write_text(SQUEUE.format(root=tmp_path))
+    (scontrol / "squeue").chmod(0o755)
+    if note:
+        write_json(tmp_path / name / f".{stage}.state.json", NOTE | {"slurm_job": note})
+    said = under_way([(stage, name)], lambda stage, name: tmp_path / name, tmp_path)
+    if who is None:
+        assert said is None
+    else:
+        assert said.startswith(f"{stage} {name} is under way already: Slurm job {who}. Wait, `scancel {who}` stops")
+
+
+def test_a_process_at_work_is_named(tmp_path):
+    with noted("train", tmp_path):
+        said = under_way([("train", "x"), ("flow", "x")], lambda stage, name: tmp_path, tmp_path)
+    assert said.startswith(f"train x is under way already: process {os.getpid()} on ")

@@ -4,7 +4,7 @@ import re
 
 from snakemake.jobs import Job
 
-from formerlab.plan.attempts import Attempts
+from formerlab.plan.attempts import Attempts, under_way
 from formerlab.plan.judge import made_run
 
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
@@ -191,18 +191,45 @@ def reported(file, study):
     )
 
 
-# Snakemake tries every job again that fails, as often as its retries say. A stage that ended for a mistake would end
-# for it again, and Snakemake has no way to say so but this.
+# A stage owns its files: it replaces what it makes anew, and refuses where another process is at the same work. Snakemake
+# would delete them before the stage starts and after it fails, also when they are that other process's.
+def but_for_stages(method):
+    """Return a method of Snakemake's jobs that leaves stages alone."""
+
+    async def chosen(job, *arguments):
+        if job.rule.name not in STAGES:
+            await method(job, *arguments)
+
+    return chosen
+
+
+Job.remove_existing_output = but_for_stages(Job.remove_existing_output)
+Job.cleanup = but_for_stages(Job.cleanup)
+
+
+# Snakemake tries every job again that fails, as often as its retries say, and has no way but this to say which of them
+# would end the same way. What is no stage runs here, where no attempt differs from another.
 retries_allowed = Job.restart_times.fget
 
 
 def retries_left(job):
-    """Return how often a job may be tried again: not at all where its last attempt ended for a mistake."""
+    """Return how often a job may be tried again: not at all where that is in vain."""
     stage = job.rule.name
-    if stage in STAGES and ATTEMPTS.was_a_mistake(stage, name_of(job.wildcards)):
-        return 0
-    return retries_allowed(job)
+    hopeful = stage in STAGES and ATTEMPTS.worth_another(
+        stage, name_of(job.wildcards), job.attempt
+    )
+    return retries_allowed(job) if hopeful else 0
 
 
 if workflow.is_main_process:
     Job.restart_times = property(retries_left)
+
+
+def start_nothing_twice():
+    """Stop where a job of this call is another process's at the moment, as after a Snakemake that was killed."""
+    jobs = [
+        (job.rule.name, name_of(job.wildcards)) for job in workflow.dag.needrun_jobs()
+    ]
+    stages = [job for job in jobs if job[0] in STAGES]
+    if busy := under_way(stages, JUDGE.folder, ROOT):
+        raise WorkflowError(busy)

@@ -35,6 +35,8 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[None]:
         if not judge.verdict(*base).current:
             first = f"run python -m formerlab {' '.join(base)} first"
             raise UserError(f"{job}: {' '.join(base)} is {judge.verdict(*base)}; {AGAIN}, or {first}")
+    if stage != "train" and not judge.verdict(stage, name).current:  # training goes on with what it finds
+        judge.record(stage, name).unlink(missing_ok=True)  # no old record speaks for new files
     before = set[str]() if stage in SPAWNS else set(sys.modules)
     yield
     if os.environ.get("RANK", "0") != "0":

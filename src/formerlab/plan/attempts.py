@@ -1,27 +1,35 @@
 """How the attempts of jobs ended, for the process that submits them: what to try again, and with how much memory.
 
+Also which jobs another process is at already, so that nothing is started twice.
+
 A stage leaves a note beside its results (`noted`) that says how it ended, or still "running" where it was killed; only
 Slurm knows what for.
 """
 
+import os
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from formerlab.results.notes import note_of
+from formerlab.results.notes import holder, note_of
 
 Note = dict[str, Any]
+Folder = Callable[[str, str], Path]
+
+FEW = 3
+"""Further attempts after a crash or a kill, until one stops itself, saved."""
 
 
 class Attempts:
     """The attempts of this process; `folder` returns where a job of a stage leaves its note."""
 
-    def __init__(self, folder: Callable[[str, str], Path]) -> None:
+    def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._before: dict[tuple[str, str], Note | None] = {}
         self._kills: dict[tuple[str, str, int], int] = {}
+        self._abrupt: dict[tuple[str, str, int], int] = {}
 
     def memory_kills(self, stage: str, name: str, attempt: int) -> int:
         """Return how often a job was killed for memory before an attempt; called when that is about to be submitted."""
@@ -33,10 +41,19 @@ class Attempts:
             self._before[stage, name] = note_of(stage, self._folder(stage, name))
         return self._kills[key]
 
-    def was_a_mistake(self, stage: str, name: str) -> bool:
-        """Say whether the last attempt ended for something that a person has to mend, which no other attempt does."""
+    def worth_another(self, stage: str, name: str, attempt: int) -> bool:
+        """Say whether to try a job again after this attempt failed.
+
+        What stopped itself, saved, goes on. What crashed or was killed has `FEW` more attempts in a row. Another would
+        end the same way where a person has to mend something, where another process is at the same work, and where this
+        attempt left no word of its own: then Slurm did not take it, or it did not come as far as its stage.
+        """
         note = self._note_of_last(stage, name)
-        return note is not None and bool(note.get("mistake"))
+        if note is None or note.get("mistake") or who_is_at(stage, self._folder(stage, name), queue()):
+            return False
+        before = self._abrupt.get((stage, name, attempt - 1), 0)
+        abrupt = self._abrupt[stage, name, attempt] = 0 if note["state"] == "stopped" else before + 1
+        return abrupt <= FEW
 
     def _note_of_last(self, stage: str, name: str) -> Note | None:
         """Return the note of the last attempt; one that lay there before it says nothing about it."""
@@ -60,3 +77,49 @@ def killed_for_memory(job: str | None) -> bool:
     state = re.search(r"\bJobState=(\w+)", output)
     killed = re.search(r"\b(Derived)?ExitCode=\d+:9\b", output)
     return state is not None and (state[1] == "OUT_OF_MEMORY" or (state[1] == "FAILED" and killed is not None))
+
+
+class Submitted(NamedTuple):
+    """A job of Slurm that waits or runs."""
+
+    folder: str
+    comment: str
+    """What Snakemake says of it: rule and wildcards, of an array those of its first job."""
+
+
+def queue() -> dict[str, Submitted]:
+    """Return this user's jobs that wait or run, by id; none where Slurm cannot be asked."""
+    words = ["squeue", f"--user={os.getuid()}", "--noheader", "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"]
+    try:
+        output = subprocess.run([*words, "--format=%A|%Z|%k"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    rows = (line.split("|", 2) for line in output.stdout.splitlines())
+    return {job: Submitted(folder, comment) for job, folder, comment in rows}
+
+
+def who_is_at(stage: str, folder: Path, jobs: dict[str, Submitted]) -> str | None:
+    """Say which of Slurm's jobs, or else which process, is at a stage in `folder`, if one is."""
+    note = note_of(stage, folder)
+    if note and note["state"] == "running" and note.get("slurm_job"):
+        return f"Slurm job {note['slurm_job']}" if note["slurm_job"] in jobs else None
+    return holder(stage, folder)
+
+
+def under_way(wanted: Iterable[tuple[str, str]], folder: Folder, root: Path) -> str | None:
+    """Say which of the jobs of a plan are under way, or wait in Slurm's queue after an earlier call in `root`."""
+    jobs, busy = queue(), dict[str, str]()
+    here = {job: one.comment for job, one in jobs.items() if Path(one.folder) == root}
+    for stage, name in wanted:
+        if who := who_is_at(stage, folder(stage, name), jobs):
+            busy[who] = f"{stage} {name}"
+        rule = f"rule_{stage}"
+        waiting = (job for job, said in here.items() if said in (rule, f"{rule}_wildcards_{name.replace('/', '_')}"))
+        busy |= {f"Slurm job {job}": f"{stage} {name}" for job in waiting}
+    if not busy:
+        return None
+    who, what = next(iter(busy.items()))
+    more = f" and {len(busy) - 1} more of its jobs ({', '.join(list(busy)[1:])})" if len(busy) > 1 else ""
+    slurm = [who.removeprefix("Slurm job ") for who in busy if who.startswith("Slurm job ")]
+    stop = f"`scancel {' '.join(slurm)}` stops them, saved" if slurm else "or stop it"
+    return f"{what} is under way already: {who}{more}. Wait, {stop}; then give the same command again"

@@ -73,6 +73,7 @@ class RunDisplay:
         self._running: dict[int, _Job] = {}
         self._failed: dict[int, _Job] = {}
         self._began: dict[str, float] = {}
+        self._refusals: set[str] = set()
         self._start = self._last_end = self._shown_at = clock()
         self._lock = threading.RLock()
         self._closed = threading.Event()
@@ -117,12 +118,16 @@ class RunDisplay:
         took = tqdm.format_interval(self._last_end - self._began[stage])
         return f"{stage:<11} {count:>5} {one if count == 1 else many:<19} {took:>8}"
 
-    def failed(self, job: int) -> None:
-        """Say that a job did not finish: its log, how that ends, and what to do."""
+    def failed(self, job: int, refused: str = "") -> None:
+        """Say that a job did not finish: its log and how that ends; or why a cluster refused it, once for all jobs."""
         with self._lock:
             one = self._running.pop(job, None) or _Job("", f"job {job}", "")
             self._failed[job] = one
-            self.say("\n".join([f"{one.label} did not finish; log {one.log or '(none)'}", *_last_lines(one.log)]))
+            if not refused:
+                self.say("\n".join([f"{one.label} did not finish; log {one.log or '(none)'}", *_last_lines(one.log)]))
+            elif refused not in self._refusals:
+                self._refusals.add(refused)
+                self.say(f"{one.label} could not be submitted: {' '.join(refused.split())}")
             self._show()
 
     def tried_again(self, job: int) -> None:

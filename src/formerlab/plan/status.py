@@ -43,7 +43,7 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
     rows = states(plan)
     shown = [row for row in rows if not problems_only or row[2] in PROBLEMS]
     if problems_only and not shown:
-        return "no stage failed"
+        return "no stage failed once it had begun"
     widths = [max(len(row[column]) for row in [*shown, ("", "", "", "")]) for column in range(3)]
     lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]]).rstrip() for row in shown]
     counts = Counter(row[2] for row in rows)

@@ -67,6 +67,12 @@ def note_of(stage: str, folder: Path) -> Note | None:
     return _read(_path(stage, folder))
 
 
+def holder(stage: str, folder: Path) -> str | None:
+    """Say which process is at a stage in `folder`, if one is, as far as the file system passes locks on."""
+    path = _path(stage, folder)
+    return _who(path) if is_locked(path) else None
+
+
 def read_note(stage: str, folder: Path) -> Note | None:
     """Return the note that a stage left in `folder`; one whose process is gone reads as killed."""
     path = _path(stage, folder)
@@ -131,6 +137,9 @@ def _end(file: int, note: Note, state: str, reason: str) -> None:
 
 
 def _held_by(path: Path, stage: str) -> str:
+    return f"{path.parent}: {stage} is under way here already ({_who(path)}); wait for it, or stop it"
+
+
+def _who(path: Path) -> str:
     note = _read(path)
-    who = "process {pid} on {host}, since {since}".format(**note) if note else "another process"
-    return f"{path.parent}: {stage} is under way here already ({who}); wait for it, or stop it"
+    return "process {pid} on {host}, since {since}".format(**note) if note else "another process"
