@@ -37,14 +37,6 @@ class NoRoom(UserError, OSError):
         super().__init__(f"{path}: could not be written, is the disk full? Make room, then run the same again")
 
 
-def expanded(path: str) -> str:
-    """Return a path as the user's shell would read it: `~` is the home, `$NAME` or `${NAME}` the variable's value.
-
-    A variable that is not set stays as it is written, so whoever looks for the file says its name.
-    """
-    return os.path.expandvars(os.path.expanduser(path))
-
-
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it takes the name of `path`, on failure it is removed.

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from formerlab.errors import UserError, near_misses, shown
+from formerlab.file_search import expanded
 from formerlab.files import sha256
 from formerlab.spec import Layers, Size, Spec
 
@@ -97,7 +98,7 @@ class Folder(_Released):
 
     def place(self) -> Path:
         """Return the folder. Raises UserError where there is none."""
-        place = Path(self.path).expanduser()
+        place = Path(expanded(self.path))
         if not place.is_dir():
             hint = near_misses(self.path, list(RELEASED)) if "/" not in self.path else ""
             raise UserError(f"{self.path}: no such folder{hint}")
@@ -136,7 +137,7 @@ class Gguf(_Released):
 
     def place(self) -> Path:
         """Return the file. Raises UserError where there is none, or no package to read it."""
-        place = self._in_package(self.package) if self.package is not None else Path(self.path or "").expanduser()
+        place = self._in_package(self.package) if self.package is not None else Path(expanded(self.path or ""))
         if not place.is_file():
             raise UserError(f"{place}: no such file")
         if find_spec("gguf") is None:

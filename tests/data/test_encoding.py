@@ -1,5 +1,6 @@
 """Tokenizers: training, files, and the fast way to encode against the library's own."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -106,10 +107,14 @@ def test_other_tokenizers_encode_whole_texts_without_additions(tmp_path: Path) -
 
 def test_tokenizer_files_are_checked(tmp_path: Path, path: Path) -> None:
     (tmp_path / "broken.json").write_text("{}")
+    hole = json.loads(path.read_text())
+    hole["model"]["vocab"]["\u0120seldom"] = 600
+    (tmp_path / "hole.json").write_text(json.dumps(hole))
     for spec, message in [
         (TokenizerFile(path=str(tmp_path / "none.json"), vocabulary=400), r"none\.json: no such tokenizer file"),
         (TokenizerFile(path=str(tmp_path / "broken.json"), vocabulary=400), r"broken\.json: not a tokenizer\.json"),
-        (TokenizerFile(path=str(path), vocabulary=399), "has 400 tokens, more than tokenizer.vocabulary=399"),
+        (TokenizerFile(path=str(path), vocabulary=399), "needs 400 tokens, more than tokenizer.vocabulary=399"),
+        (TokenizerFile(path=str(tmp_path / "hole.json"), vocabulary=512), "needs 601 tokens.*its largest id is 600"),
         (TokenizerFile(path=str(path), vocabulary=400, end_of_text="</s>"), "has no token '</s>'"),
     ]:
         with pytest.raises(UserError, match=message):

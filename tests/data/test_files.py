@@ -44,6 +44,20 @@ def test_folders_globs_and_files_are_found_hidden_ones_not(tmp_path: Path, monke
     assert list(read(Files(paths=("~/b/t*", str(tmp_path / "b/three.txt"))))) == ["three.txt"]
 
 
+@pytest.mark.parametrize("pattern", ["my", "my/**/*.txt", "$WHERE/my", "$WHERE/m*/**/*.txt", "{root}/my/**"])
+def test_linked_folders_are_read_and_a_root_may_hold_brackets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    root = tmp_path / "proj [v2]"
+    for path in (root / "my/a.txt", tmp_path / "else/b.txt"):
+        path.parent.mkdir(parents=True)
+        path.write_text(path.name)
+    (root / "my/linked").symlink_to(tmp_path / "else")
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("WHERE", str(root))
+    assert list(read(Files(paths=(pattern.format(root=root),)))) == ["a.txt", "b.txt"]
+
+
 def test_named_splits_come_first_and_decide(tmp_path: Path) -> None:
     for name in ("train", "valid", "test"):
         (tmp_path / f"{name}.txt").write_text(name)

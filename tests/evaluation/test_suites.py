@@ -1,11 +1,14 @@
+import copy
 import json
 from functools import partial
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
+from tokenizers import Tokenizer, models
 
 from formerlab.cache import Decay
 from formerlab.errors import UserError
+from formerlab.evaluation.language.generate import generate
 from formerlab.evaluation.language.harness import HarnessModel
 from formerlab.evaluation.language.journal import Journal
 from formerlab.evaluation.language.questions import Questions
@@ -121,6 +124,10 @@ MISTAKES = {
         ('{"query": "a", "choices": ["b"], "gold": 0}', "not two or more texts"),
         ('{"query": "a", "choices": ["b", "c"], "gold": 2}', "gold 2 is not the index of one of 2"),
         ('{"query": "a", "choices": ["b", "c"], "gold": true}', "gold True"),
+        ('{"query": null, "choices": ["b", "c"], "gold": 0}', "holds None, neither a text nor a number"),
+        ('{"query": ["a"], "choices": ["b", "c"], "gold": 0}', "holds ['a']"),
+        ('{"query": NaN, "choices": ["b", "c"], "gold": 0}', "holds nan"),
+        ('{"id": null, "query": "a", "choices": ["b", "c"], "gold": 0}', "holds None"),
         ('{"question": "a", "choices": ["b", "c"], "gold": 0}', "asks for the field 'query'"),
         ('{"query": "a", "choices": ["b", ', "not JSON"),
         ("[1]", "no JSON object but a list"),
@@ -172,6 +179,24 @@ def test_the_state_follows_contents_and_settings_not_places(tmp_path):
         load_suites({"words_local": suite})
 
 
+def test_an_answer_that_merges_with_its_context_is_refused(tokenizer, tmp_path):
+    words = LocalSuite(paths=(str(tmp_path / "rows.jsonl"),), delimiter="")
+    merged = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "ab": 2, "c": 3, " ": 4}, merges=[("a", "b")]))
+    (tmp_path / "rows.jsonl").write_text('{"query": "c a", "choices": ["b", "c"], "gold": 1}\n')
+    with pytest.raises(UserError, match="the answer 'b' adds no token to its context, which ends in 'c a'"):
+        Questions(load_suites({"words_local": words}), merged, end_of_text=3)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_answer_nothing(model, tokenizer, suites, value):
+    damaged = copy.deepcopy(model)
+    next(damaged.final_norm.parameters()).data.fill_(value)
+    with pytest.raises(UserError, match="logits are not finite"):
+        list(Questions(load_suites(suites), tokenizer).answers(damaged))
+    with pytest.raises(UserError, match="logits are not finite"):
+        generate(damaged, tokenizer, "the cat", temperature=0)
+
+
 def test_names_say_what_is_not_the_published_suite(tmp_path):
     adapter = TypeAdapter(Suite)
     local, official = adapter.validate_python({"kind": "files", "paths": ["x"]}), HarnessSuite(task="piqa")
@@ -193,7 +218,8 @@ def test_a_task_of_the_harness_reads_local_copies(model, tokenizer, tmp_path):
         }
         for word in ("sat", "ran", "sing")
     ]
-    path = tmp_path / "copy.jsonl"
+    path = tmp_path / "copies [v2]" / "copy.jsonl"
+    path.parent.mkdir()
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     copies = dict.fromkeys(("train", "validation", "test"), str(path))
     suite = HarnessSuite(task="openbookqa", paths=copies, shots=1)

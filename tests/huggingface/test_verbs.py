@@ -71,7 +71,7 @@ def test_a_released_checkpoint_becomes_a_folder(tokenizer, tmp_path, capsys):
     with torch.no_grad():
         assert torch.equal(model(ids).logits, loaded(ids))
     checkpoint = written(tmp_path / "checkpoint", made_up(vocabulary=280))
-    assert "has 290 tokens, more than" in refused(capsys, *words, "--tokenizer", tmp_path / "20B.json")
+    assert "needs 290 tokens, more than" in refused(capsys, *words, "--tokenizer", tmp_path / "20B.json")
 
 
 @pytest.fixture(scope="module")

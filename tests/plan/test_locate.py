@@ -76,6 +76,17 @@ def test_a_link_to_what_is_not_there_is_named_in_one_line(project, texts, paths)
     assert str(caught.value) == f"{texts}/gone.txt: {remedy}"
 
 
+@pytest.mark.parametrize("source", ["{kind: files, paths: [{}]}", "{kind: hub, name: parquet, files: {mine: [{}]}}"])
+def test_an_edit_is_noticed_whatever_the_name(project, source):
+    file = project.root / "text [1].txt"
+    project.write(file.name, "words")
+    written = source.replace("{}", repr(file.name))
+    project.lay_over(project.config, f"{{data: {{text: {{source: {written}}}}}}}")
+    before = plan_path(project.root, {})
+    project.write(file.name, "other words")
+    assert plan_path(project.root, {}) != before
+
+
 def test_hidden_files_are_no_texts_and_links_may_lead_in_a_circle(project, texts):
     before = plan_path(project.root, {})
     (texts / ".#a.txt").symlink_to("an editor's mark")

@@ -112,8 +112,7 @@ def source_fingerprint(data: DataSpec, cache: Path | None = None) -> str | None:
         return known and fingerprint([state, known])
     if state is None or not isinstance(tokenizer, TokenizerFile):
         return state
-    path = Path(tokenizer.path).expanduser()
-    return fingerprint([state, sha256(path)]) if path.is_file() else None
+    return fingerprint([state, sha256(tokenizer.place)]) if tokenizer.place.is_file() else None
 
 
 def files_state(model: ReleasedModel, cache: Path | None = None, *, weights: bool = True) -> str | None:

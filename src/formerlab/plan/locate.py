@@ -5,11 +5,9 @@ package's source, and the state of the texts. So a plan that exists is the right
 when the configuration changes, and reading the Snakefile costs no more than hashing a few files.
 """
 
-import glob
 import hashlib
 import json
 import os
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -20,7 +18,7 @@ from typing import Any
 import yaml
 
 from formerlab.errors import UserError
-from formerlab.files import expanded
+from formerlab.file_search import files_below, matches
 from formerlab.plan import loaded
 
 VARIABLE = "FORMERLAB_PLAN"
@@ -59,42 +57,19 @@ def _read(path: Path) -> dict[str, Any]:
 def _texts(root: Path, trees: list[dict[str, Any]]) -> Iterator[object]:
     """Yield what changes with the texts: a stamp of each file that a data set names, and one of installed packages."""
     yield Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
-    seen = set[tuple[int, int]]()
     for pattern in sorted({pattern for tree in trees for pattern in _patterns(tree)}):
-        for match in sorted(glob.glob(str(root / expanded(pattern)), recursive=True)):
-            yield match, list(_stamps(match, seen))
-
-
-def _stamps(path: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, int, int]]:
-    """Yield path, size and time of a file, or of the files of a folder at any depth, hidden ones and those seen aside.
-
-    There may be hundreds of thousands, so this is written for speed. Raises UserError for what cannot be read.
-    """
-    try:
-        status = os.stat(path)
-        if not stat.S_ISDIR(status.st_mode):
-            yield path, status.st_size, status.st_mtime_ns
-            return
-        if (status.st_dev, status.st_ino) in seen:  # links may lead in a circle
-            return
-        seen.add((status.st_dev, status.st_ino))
-        with os.scandir(path) as found:
-            entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
-        for entry in entries:
-            if entry.is_file(follow_symlinks=False):
-                status = entry.stat(follow_symlinks=False)
-                yield entry.path, status.st_size, status.st_mtime_ns
-            else:
-                yield from _stamps(entry.path, seen)
-    except OSError as error:
-        what = "a link to what is not there" if os.path.islink(path) else error.strerror
-        raise UserError(f"{path}: named by a data set or suite, but {what}; remove or restore it") from None
+        for match in matches(pattern, root):
+            for path, status in files_below(match):
+                yield path, status.st_size, status.st_mtime_ns
 
 
 def _patterns(tree: Any) -> Iterator[str]:
     """Yield the paths and patterns of files in a configuration, at any depth and in dotted keys."""
     for key, value in tree.items() if isinstance(tree, dict) else ():
-        if str(key).rpartition(".")[2] in FILES:
+        last = str(key).rpartition(".")[2]
+        if last == "files" and isinstance(value, dict):  # by split, whatever these are called
+            yield from (pattern for some in value.values() for pattern in _patterns({"paths": some}))
+        if last in FILES:
             yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))
         yield from _patterns(value)
 

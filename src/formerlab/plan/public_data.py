@@ -15,6 +15,7 @@ from pydantic import Field, StringConstraints
 from formerlab.data.dataset import DataSpec
 from formerlab.data.file_hashes import file_hashes
 from formerlab.errors import UserError
+from formerlab.file_search import files_below
 from formerlab.plan.layers import Layer
 from formerlab.plan.read import parse
 from formerlab.spec import Count, Spec
@@ -100,7 +101,8 @@ def _check(name: str, place: str, below: Path, manifest: dict[str, PublicData], 
     remedy = f"get it from {owner.source}, or name data of your own in config.yaml"
     if not (below / place).exists():
         raise UserError(f"{subject}: missing; {remedy}")
-    found = {path.relative_to(below).as_posix(): path for path in _files(below / place)}
+    files = (Path(path) for path, _ in files_below(str(below / place)))
+    found = {path.relative_to(below).as_posix(): path for path in files}
     hashes = file_hashes(found.values(), cache)
     if place in owner.folders:
         _check_folder(subject, owner.folders[place], {path: hashes[found[path]] for path in found}, place, remedy)
@@ -126,13 +128,3 @@ def listing_hash(hashes: dict[str, str], place: str) -> str:
     """Return the SHA-256 of the lines that sha256sum prints of the files of a folder, given theirs by path."""
     lines = sorted((path.removeprefix(f"{place}/").encode(), sha) for path, sha in hashes.items())
     return hashlib.sha256(b"".join(sha.encode() + b"  " + path + b"\n" for path, sha in lines)).hexdigest()
-
-
-def _files(place: Path) -> Iterator[Path]:
-    """Yield the file, or the files of the folder at any depth, hidden ones aside."""
-    if place.is_file():
-        yield place
-        return
-    for folder, folders, names in os.walk(place):
-        folders[:] = [inner for inner in folders if not inner.startswith(".")]
-        yield from (Path(folder, name) for name in names if not name.startswith("."))

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from formerlab.errors import UserError
 from formerlab.layers.attention import Attend, causal_attention
 
 AttendFor = Callable[[Int[Tensor, " batch"]], Attend]
@@ -39,6 +40,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
+def check_finite(values: Tensor) -> None:
+    """Raise UserError where what a model says is NaN or infinite."""
+    if not values.isfinite().all():
+        raise UserError(
+            "the model's logits are not finite numbers, so its answers mean nothing; run it in float32 or bfloat16 "
+            "(half precision overflows), or restore its weights"
+        )
+
+
 def score(
     model: nn.Module,
     tokens: Int[Tensor, "batch time_plus_1"],
@@ -50,7 +60,7 @@ def score(
 
     `lengths` counts the inputs of each row that are not padding. With `last` only the last so many columns are scored,
     and the model makes no logits of the others. Log-softmax is taken in float32 at least, and row by
-    row, since a batch of float32 logits can be larger than the model.
+    row, since a batch of float32 logits can be larger than the model. Raises UserError where a logit is not finite.
     """
     device = next(model.parameters()).device
     moved = tokens.to(device, non_blocking=True)
@@ -59,6 +69,9 @@ def score(
     logits = model(moved[:, :-1], attend=attend, **({} if last is None else {"last": last}))
     precision = torch.promote_types(logits.dtype, torch.float32)
     losses = [F.cross_entropy(row.to(precision), t, reduction="none") for row, t in zip(logits, targets, strict=True)]
+    log_probs = -torch.stack(losses).cpu()
+    columns = torch.arange(tokens.shape[1] - 1 - log_probs.shape[1], tokens.shape[1] - 1)
+    check_finite(log_probs[columns < lengths.cpu()[:, None]])  # padding may be anything
     # Only a simulation counts what it kept. Asked by name: training must not depend on the code of the cache policies.
     realised: Tensor = getattr(attend, "realised_budget", torch.ones(len(tokens)))
-    return Scores(-torch.stack(losses).cpu(), (logits.argmax(dim=-1) == targets).cpu(), realised.cpu())
+    return Scores(log_probs, (logits.argmax(dim=-1) == targets).cpu(), realised.cpu())

@@ -10,7 +10,7 @@ from PIL import Image
 
 from formerlab.data.dataset import source_fingerprint
 from formerlab.data.images import Digits, ImageData, ImageFolders, ImageHub, load_images
-from formerlab.data.images.decode import cut
+from formerlab.data.images.decode import cut, decode
 from formerlab.data.images.prepare import prepare
 from formerlab.errors import UserError
 
@@ -95,6 +95,45 @@ def test_a_centre_cut_is_the_centre_of_the_resized_image():
     assert cut(image, 10, 0.5)[5, :, 0].tolist() == list(range(15, 25))
 
 
+def saved(image, format="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM"])
+def test_sixteen_bits_of_grey_are_scaled(format):
+    grey = np.linspace(0, 65535, 120).astype(np.uint16).reshape(10, 12)
+    seen = np.asarray(decode(saved(Image.fromarray(grey), format), 1))
+    assert np.abs(seen - grey / 257).max() <= 0.5
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photos_are_seen_upright(orientation):
+    upright = np.zeros((10, 14), np.uint8)
+    upright[:5, :7] = 255
+    stored = [upright, upright[:, ::-1], upright[::-1, ::-1], upright[::-1]]
+    stored += [upright.T, np.rot90(upright), np.rot90(upright.T, 2), np.rot90(upright, -1)]  # EXIF 2.3, tag 0x0112
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = saved(Image.fromarray(np.ascontiguousarray(stored[orientation - 1])), exif=exif)
+    assert np.array_equal(np.asarray(decode(content, 1)), upright)
+
+
+def test_what_is_transparent_is_white_and_what_is_opaque_stays():
+    strokes = np.eye(12, dtype=np.uint8) * 255
+    drawn = Image.merge("LA", (Image.new("L", (12, 12)), Image.fromarray(strokes)))
+    for image in (drawn, drawn.convert("RGBA")):
+        assert np.array_equal(np.asarray(decode(saved(image), 1)), 255 - strokes)
+    colours = picture(3).convert("RGBA")
+    assert np.array_equal(np.asarray(decode(saved(colours), 3)), np.asarray(picture(3)))
+
+
+def test_values_without_a_known_white_are_refused():
+    with pytest.raises(ValueError, match="no known white"):
+        decode(saved(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"), 1)
+
+
 def test_damaged_images_are_named_and_left_out(folders, tmp_path, capsys):
     bad = tmp_path / "train" / "cat" / "deep" / "3.png"
     bad.write_bytes(bad.read_bytes()[:40])
@@ -166,7 +205,7 @@ def test_a_missing_folder_and_an_unknown_class_are_named(folders, tmp_path):
     with pytest.raises(UserError, match="no class 'bird' among the training images"):
         prepared(settings(folders), tmp_path / "out")
     (tmp_path / "train" / "cat" / "gone.png").symlink_to("/nowhere")
-    with pytest.raises(UserError, match=r"train/cat/gone\.png: cannot be read \(No such file or directory\); rem"):
+    with pytest.raises(UserError, match=r"train/cat/gone\.png: named by .* but a link to what is not there"):
         prepared(settings(folders), tmp_path / "out")
 
 
@@ -203,9 +242,7 @@ def test_a_part_of_the_images_can_be_kept(tmp_path, capsys):
 
 
 def encoded(number):
-    file = io.BytesIO()
-    picture(number).save(file, "png")
-    return file.getvalue()
+    return saved(picture(number))
 
 
 def check_rows(sets):
@@ -228,6 +265,29 @@ def test_parquet_through_datasets(tmp_path):
     table.to_parquet(str(tmp_path / "rows.parquet"))
     source = ImageHub(name="parquet", files={"train": (str(tmp_path / "*.parquet"),)}, image="picture", label="what")
     check_rows(prepared(settings(source, test_share=0.3), tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"picture": None}, "image 3: no image"),
+        ({"picture": {"bytes": None, "path": None}}, "image 3: no image"),
+        ({"what": None}, "image 3 has label None"),
+        ({"what": float("nan")}, "image 3 has label nan"),
+    ],
+)
+def test_a_missing_image_or_label_is_named(tmp_path, row, message):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{"picture": {"bytes": encoded(n), "path": None}, "what": float(n // 6)} for n in range(12)]
+    rows[3] |= row
+    (tmp_path / "[v2]").mkdir()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "[v2]" / "rows.parquet")
+    files = {"train": (str(tmp_path / "[v2]" / "*.parquet"),)}
+    source = ImageHub(name="parquet", files=files, image="picture", label="what")
+    with pytest.raises(UserError, match=message):
+        prepared(settings(source, test_share=0.3, most_corrupt=0), tmp_path / "out")
 
 
 def test_webdataset_through_datasets(tmp_path):

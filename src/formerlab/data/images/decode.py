@@ -1,6 +1,7 @@
 """From what a source holds to pixels, in worker processes."""
 
 import io
+import struct
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from formerlab.data.images.source import Picture, Pixels
 from formerlab.data.splitting import Split
@@ -39,12 +40,32 @@ class Decoded(NamedTuple):
 
 
 def decode(content: Path | bytes | Pixels, channels: int) -> Image.Image:
-    """Return the whole decoded image. Raises OSError, ValueError or SyntaxError where it is damaged."""
+    """Return the whole decoded image as a person sees it: upright, and what is transparent on white.
+
+    Raises OSError, ValueError or SyntaxError where it is damaged, or where its values have no known white.
+    """
     if isinstance(content, np.ndarray):
-        image = Image.fromarray(content[:, :, 0] if content.shape[2] == 1 else content)
-    else:
-        image = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content)
-    return image.convert(MODES[channels])
+        return Image.fromarray(content[:, :, 0] if content.shape[2] == 1 else content).convert(MODES[channels])
+    if content == b"":
+        raise ValueError("no image")
+    image = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content)
+    return _on_white(_in_eight_bits(ImageOps.exif_transpose(image), image.format)).convert(MODES[channels])
+
+
+def _in_eight_bits(image: Image.Image, format: str | None) -> Image.Image:
+    """Scale 16 bits of grey to 8; Pillow's own conversion cuts off what is above 255."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and format in ("PNG", "PPM")):  # both scaled to 65535
+        return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"values of 32 bits (mode {image.mode}) have no known white; convert it to 8 or 16 bits")
+    return image
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image
+    seen = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
 
 
 def cut(image: Image.Image, side: int, share: float = 1.0) -> Pixels:
@@ -68,7 +89,7 @@ def decode_all(work: tuple[Form, list[tuple[Split, Picture]]]) -> list[Decoded |
     for split, picture in pictures:
         try:
             done.append(_decoded(split, picture, form))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
             reason = (str(error) or type(error).__name__).partition("\n")[0]
             done.append(f"{picture.name}: {reason}")
     return done

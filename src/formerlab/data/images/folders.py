@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from formerlab.data.images.source import Gallery, ImageSource, Picture
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.errors import UserError
-from formerlab.files import expanded
+from formerlab.file_search import expanded, files_below
 from formerlab.spec import fingerprint
 
 ENDINGS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"))
@@ -68,10 +68,13 @@ class ImageFolders(ImageSource):
         root = Path(expanded(getattr(self, split)))
         if not root.is_dir():
             raise UserError(f"data: source.{split}: {root} is no folder; name one with a folder per class")
-        try:
-            found = sorted(_images(str(root), ""))
-        except OSError as error:  # a link to what is not there, a folder that may not be read
-            raise UserError(f"{error.filename}: cannot be read ({error.strerror}); remove or restore it") from None
+        hidden = [folder.name for folder in root.glob(".*/")]
+        if hidden:
+            raise UserError(f"data: source.{split}: {root / hidden[0]}: a hidden folder is no class; remove it")
+        start = len(os.path.join(root, ""))
+        below = ((path[start:], status.st_size) for path, status in files_below(str(root)))
+        # What lies at the top has no class.
+        found = sorted((name, size) for name, size in below if "/" in name and _ending(name) in ENDINGS)
         if not found:
             raise UserError(
                 f"data: source.{split}: {root} holds no images in folders; name one with a folder per class"
@@ -89,11 +92,5 @@ class ImageFolders(ImageSource):
             yield Picture(name, numbers[label], root / name)
 
 
-def _images(folder: str, place: str) -> Iterator[tuple[str, int]]:
-    """Yield name and size of the images in the folders below; what lies at the top has no class."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                yield from _images(entry.path, f"{place}{entry.name}/")
-            elif place and os.path.splitext(entry.name)[1].lower() in ENDINGS:
-                yield f"{place}{entry.name}", entry.stat().st_size
+def _ending(name: str) -> str:
+    return os.path.splitext(name)[1].lower()

@@ -1,6 +1,7 @@
 """Images through the `datasets` library: the hub, Parquet files, WebDataset archives."""
 
 import glob
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -9,6 +10,7 @@ from formerlab.data.hub import HubSource
 from formerlab.data.images.source import Gallery, ImageSource, Picture
 from formerlab.data.splitting import SPLITS
 from formerlab.errors import UserError
+from formerlab.file_search import files_named, matches
 from formerlab.spec import fingerprint
 
 
@@ -34,25 +36,33 @@ class ImageHub(HubSource, ImageSource):
 
     def state(self, cache: Path | None = None) -> str | None:
         """Return the fingerprint of name, revision and the files' names and sizes; the hub is not looked up."""
-        found = [
-            Path(path) for group in self._files().values() for pattern in group for path in sorted(glob.glob(pattern))
-        ]
-        stamps = [(path.name, path.stat().st_size) for path in found]
+        groups = self._files().values()
+        if not all(groups):
+            return None
+        stamps = [(os.path.basename(path), os.path.getsize(path)) for group in groups for path in group]
         return fingerprint([self.name, self.subset, self.revision, stamps])
 
     def open(self) -> Gallery:
         """Open the data set. Raises UserError where it, a split or a column is missing."""
+        self.search()
         rows = {split: self._checked(theirs) for split in SPLITS if (theirs := getattr(self, split)) is not None}
         classes = self._classes(rows["train"])
         return Gallery(classes, {split: self._pictures(found, classes) for split, found in rows.items()})
 
+    def search(self) -> None:
+        """Raise UserError for a pattern that matches no file."""
+        for name, group in self.files.items():
+            files_named(group, f"source.files.{name}")
+
     def _files(self) -> dict[str, list[str]]:
-        return {name: [str(Path(path).expanduser()) for path in group] for name, group in self.files.items()}
+        return {name: [path for pattern in group for path in matches(pattern)] for name, group in self.files.items()}
 
     def _checked(self, split: str) -> Any:
         import datasets
 
-        rows = self.rows(split, data_files=self._files() or None, streaming=self.streaming)
+        # `datasets` takes every name for a pattern.
+        files = {name: [glob.escape(path) for path in group] for name, group in self._files().items()}
+        rows = self.rows(split, data_files=files or None, streaming=self.streaming)
         columns = list(rows.features or {})
         for key in ("image", "label"):
             if getattr(self, key) not in columns:
@@ -66,7 +76,8 @@ class ImageHub(HubSource, ImageSource):
         names = getattr(rows.features[self.label], "names", None)
         if names is not None:
             return tuple(names)
-        labels = sorted({row[self.label] for row in rows.select_columns([self.label])})
+        given = {row[self.label] for row in rows.select_columns([self.label])}
+        labels = sorted(label for label in given if not _missing(label))
         return tuple(map(str, labels))
 
     def _pictures(self, rows: Any, classes: tuple[str, ...]) -> Iterator[Picture]:
@@ -74,12 +85,17 @@ class ImageHub(HubSource, ImageSource):
         named = getattr(rows.features[self.label], "names", None) is not None
         for index, row in enumerate(rows):
             image, label = row[self.image], row[self.label]
-            content = image["bytes"] if isinstance(image, dict) else image
-            if content is None:
-                content = Path(image["path"])
-            number = int(label) if named else numbers.get(str(label), -1)
+            number = -1 if _missing(label) else int(label) if named else numbers.get(str(label), -1)
             if not 0 <= number < len(classes):
                 raise UserError(
-                    f"data: source {self.name!r}: image {index} has label {label!r}, of which training has none"
+                    f"data: source {self.name!r}: image {index} has label {label!r}, of which training has none; "
+                    "remove it, or name another column as source.label"
                 )
+            content = image["bytes"] if isinstance(image, dict) else image
+            if content is None:  # without a path either it is no image, which decoding tells
+                content = Path(image["path"]) if image and image["path"] else b""
             yield Picture(f"image {index}", number, content)
+
+
+def _missing(label: object) -> bool:
+    return label is None or label != label  # pandas writes a missing number as NaN

@@ -13,9 +13,9 @@ from formerlab.data.dataset import DataSource
 from formerlab.data.file_hashes import file_hashes
 from formerlab.data.hub import HubSource
 from formerlab.data.splitting import SPLITS, Shares, Split, digest
-from formerlab.data.text.readers import opened
+from formerlab.data.text.readers import opened, text_of
 from formerlab.errors import UserError
-from formerlab.files import expanded
+from formerlab.file_search import expanded
 from formerlab.spec import fingerprint
 
 Pair = tuple[str, str]
@@ -147,10 +147,11 @@ class HubPairs(HubSource, PairSource):
 
     def read(self, split: Split) -> Iterator[Pair]:
         """Yield the rows of a split."""
-        for row in self.rows(getattr(self, split)):
+        for number, row in enumerate(self.rows(getattr(self, split)), 1):
+            where = f"hub {self.name}, row {number}"
             try:
                 pair = row[self.column]
-                yield pair[self.source], pair[self.target]
+                yield text_of(pair[self.source], where, self.source), text_of(pair[self.target], where, self.target)
             except (KeyError, TypeError):
                 raise UserError(
                     f"hub {self.name}: a row has no {self.column}.{self.source} and {self.column}.{self.target} but "

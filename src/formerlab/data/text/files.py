@@ -1,7 +1,6 @@
 """Text in files: plain, JSON lines or Parquet, in folders, by globs, compressed or not."""
 
 import codecs
-import glob
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +15,7 @@ from formerlab.data.text.readers import Documents, Format, format_of, read_jsonl
 from formerlab.data.text.source import Corpus, TextSource
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
-from formerlab.files import expanded
+from formerlab.file_search import files_named
 from formerlab.spec import fingerprint
 
 
@@ -140,25 +139,8 @@ class Files(TextSource):
 
 
 def _found(label: str, patterns: tuple[str, ...]) -> list[Path]:
-    found: set[Path] = set()
-    for pattern in patterns:
-        place = os.path.abspath(expanded(pattern))
-        matches = [place] if os.path.exists(place) else glob.glob(place, recursive=True)  # a name may hold brackets
-        files = {file for match in matches for file in _files_under(Path(match))}
-        if not files:
-            raise UserError(f"source.{label}: no file at '{pattern}' (working directory {Path.cwd()})")
-        found |= files
+    found = files_named(patterns, f"source.{label}")
     for path in found:
         if path.stat().st_size == 0:
             raise UserError(f"{path}: empty file")
-    return sorted(found)
-
-
-def _files_under(path: Path) -> Iterator[Path]:
-    """Yield the file, or the files of the folder at any depth, hidden ones aside."""
-    if path.is_file():
-        yield path
-    elif path.is_dir():
-        for inner in path.rglob("*"):
-            if inner.is_file() and not any(part.startswith(".") for part in inner.relative_to(path).parts):
-                yield inner
+    return found

@@ -5,6 +5,7 @@ word ends this sentence. Wrong choices are right ones of other modules. Small mo
 by mutual information, log p(choice | query) - log p(choice): `acc_mutual_info`.
 """
 
+import glob
 import json
 import re
 import sys
@@ -171,4 +172,5 @@ def task_configs(out: Path) -> list[dict[str, Any]]:
     """
     tasks = {task.name: task for task in TASKS}
     entries = read_manifest(out)["questions"]
-    return [tasks[entry["task"]].config(str((out / entry["file"]).resolve())) for entry in entries]
+    # The harness's `datasets` takes every name for a pattern.
+    return [tasks[entry["task"]].config(glob.escape(str((out / entry["file"]).resolve()))) for entry in entries]

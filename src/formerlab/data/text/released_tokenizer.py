@@ -34,12 +34,16 @@ class ReleasedTokenizer(Spec):
         if self.source is None:
             raise ValueError("the plan has not filled in tokenizer.source yet")
         loaded = load_fast_tokenizer(self.source.arguments())
-        size = loaded.tokenizer.get_vocab_size()
-        if self.vocabulary is not None and size > self.vocabulary:
+        if self.vocabulary is not None and (size := room_for(loaded.tokenizer)) > self.vocabulary:
             raise UserError(
-                f"tokenizer of {self.model}: has {size} tokens, more than the {self.vocabulary} that the model embeds"
+                f"tokenizer of {self.model}: needs {size} tokens, more than the {self.vocabulary} that the model embeds"
             )
         return loaded
+
+
+def room_for(tokenizer: "HuggingFaceTokenizer") -> int:
+    """Return how many tokens a model must embed: one more than the largest id, since ids may have holes."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
 def load_fast_tokenizer(arguments: dict[str, Any]) -> Loaded:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from formerlab.data.text.released_tokenizer import ReleasedTokenizer
+from formerlab.data.text.released_tokenizer import ReleasedTokenizer, room_for
 from formerlab.errors import UserError
+from formerlab.file_search import expanded
 from formerlab.files import replacing, sha256
 from formerlab.spec import Bytes, Size, Spec
 
@@ -70,13 +71,18 @@ class TokenizerFile(Spec):
     end_of_text: str = END_OF_TEXT
     """The token that ends a document."""
 
+    @property
+    def place(self) -> Path:
+        """Where the file lies; `~` and `$NAME` are understood."""
+        return Path(expanded(self.path))
+
     def load(self) -> "HuggingFaceTokenizer":
         """Read the file and check it against the vocabulary. Raises UserError naming the file."""
-        tokenizer = read_tokenizer(Path(self.path).expanduser())
-        size = tokenizer.get_vocab_size()
-        if size > self.vocabulary:
+        tokenizer = read_tokenizer(self.place)
+        if (size := room_for(tokenizer)) > self.vocabulary:
             raise UserError(
-                f"{self.path}: the tokenizer has {size} tokens, more than tokenizer.vocabulary={self.vocabulary}"
+                f"{self.path}: the tokenizer needs {size} tokens, more than tokenizer.vocabulary={self.vocabulary}: "
+                f"its largest id is {size - 1}"
             )
         if tokenizer.token_to_id(self.end_of_text) is None:
             raise UserError(f"{self.path}: has no token '{self.end_of_text}'; set tokenizer.end_of_text")
@@ -107,7 +113,7 @@ def write_tokenizer(
             tokenizer.save(str(temporary))
         elif isinstance(spec, TokenizerFile):
             end = spec.load().token_to_id(spec.end_of_text)
-            shutil.copyfile(Path(spec.path).expanduser(), temporary)
+            shutil.copyfile(spec.place, temporary)
         else:
             tokenizer = spec.train(sample(spec.training_bytes))
             tokenizer.save(str(temporary))

@@ -13,7 +13,7 @@ from formerlab.data.text.tokenizer import END_OF_TEXT
 from formerlab.errors import UserError
 from formerlab.layers.attention import Attend
 from formerlab.models.decoder import DecoderModel
-from formerlab.tasks.scoring import evaluating
+from formerlab.tasks.scoring import check_finite, evaluating
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +112,7 @@ def draw(
     logits: Float[Tensor, " vocabulary"], temperature: float, top_k: int | None, generator: torch.Generator
 ) -> int:
     """Draw a token id from softmax(logits / temperature), among the `top_k` largest logits where given."""
+    check_finite(logits.max())  # which is NaN where any is; others may be masked by -inf
     if temperature == 0:
         return int(logits.argmax())
     values, ids = logits.topk(min(top_k or len(logits), len(logits)))

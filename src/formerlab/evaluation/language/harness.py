@@ -76,10 +76,17 @@ class Encoder(TemplateLM):  # type: ignore[misc]
 
     def encode(self, requests: list[Instance]) -> list[Encoded]:
         """Return the tokens of context and continuation of each request."""
-        encoded: list[Encoded] = TemplateLM.loglikelihood(self, requests, disable_tqdm=True)
-        return encoded
+        return self._divided(requests)
+
+    def _divided(self, requests: list[Instance]) -> list[Any]:
+        """Return what `_loglikelihood_tokens` makes of the requests' tokens, each with at least one to score."""
+        try:
+            return list(TemplateLM.loglikelihood(self, requests, disable_tqdm=True))
+        except IndexError:  # where there is no context, the harness looks at the answer's first token
+            raise UserError("an answer without a context has no token; leave its question out") from None
 
     def _loglikelihood_tokens(self, requests: Sequence[Encoded], **_: Any) -> list[Any]:
+        check_endings(requests)
         return list(requests)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
@@ -127,7 +134,7 @@ class HarnessModel(Encoder):
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Return (sum of log-probabilities, greedy) of each continuation; note what its question's cache held."""
-        answers: list[Answer] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        answers: list[Answer] = self._divided(requests)
         for request, answer in zip(requests, answers, strict=True):
             self._realised[request.task_name, request.doc_id].append(answer.realised_budget)
         return [answer[:2] for answer in answers]
@@ -156,6 +163,7 @@ class HarnessModel(Encoder):
         return [self._generate(*request.args) for request in requests]
 
     def _loglikelihood_tokens(self, requests: Sequence[Encoded], **_: Any) -> list[Answer]:
+        check_endings(requests)
         return self.answers(requests)
 
     def answers(self, requests: Sequence[Encoded], journal: Journal | None = None) -> list[Answer]:
@@ -205,6 +213,16 @@ class HarnessModel(Encoder):
             if any(stop in text for stop in stops):
                 break
         return min((text.split(stop)[0] for stop in stops), key=len, default=text)
+
+
+def check_endings(requests: Sequence[Encoded]) -> None:
+    """Raise UserError for an answer that adds no token to its context: it would be certain, whatever it says."""
+    for pair, _, continuation in requests:
+        if pair is not None and not continuation:
+            raise UserError(
+                f"the answer {pair[1]!r} adds no token to its context, which ends in {pair[0][-30:]!r}: they merge; "
+                "begin answers with a space (the suite's delimiter), or leave the question out"
+            )
 
 
 def batches(inputs: Sequence[Input], size: int, tokens: int | None = None) -> Iterator[Sequence[Input]]:

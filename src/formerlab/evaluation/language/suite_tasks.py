@@ -1,7 +1,10 @@
 """Tasks of lm-evaluation-harness made of suites."""
 
+import glob
 import hashlib
+import math
 import re
+import string
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -122,7 +125,7 @@ def harness_task(name: str, suite: HarnessSuite, folder: Path) -> str:
         kinds = {"parquet" if path.suffix == ".parquet" else "json" for path in files.values()}
         if len(kinds) > 1:
             raise UserError(f"suites.{name}.paths: give all splits as JSON lines, or all as Parquet")
-        data = {"data_files": {split: str(path) for split, path in files.items()}}
+        data = {"data_files": {split: glob.escape(str(path)) for split, path in files.items()}}
         own |= {"dataset_path": kinds.pop(), "dataset_name": None}
         own["dataset_kwargs"] = {**data, "cache_dir": str(folder), "keep_in_memory": True}
     path = folder / f"{name}.yaml"
@@ -168,15 +171,25 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
 
 def _name(row: Row, path: Path, number: int) -> str:
     if "UID" in row and "pairID" in row:
-        return f"{row['UID']}-{row['pairID']}"
-    return str(row.get("id", f"{path.name.split('.')[0]}-{number:05d}"))
+        return _Wording().format("{UID}-{pairID}", **row)
+    return _Wording().format_field(row.get("id", f"{path.name.split('.')[0]}-{number:05d}"), "")
+
+
+class _Wording(string.Formatter):
+    """Fills a prompt; a null, a list or NaN would otherwise be asked as the word that Python has for it."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not (isinstance(value, str) or number):
+            raise ValueError(f"a field that is asked for holds {value!r}, neither a text nor a number")
+        return str(super().format_field(value, format_spec))
 
 
 def _choices(row: Row, prompt: str) -> Example:
     """Return a query, endings, and the index of the right one."""
     try:
-        query = prompt.format(**row)
-    except (LookupError, AttributeError, ValueError) as error:
+        query = _Wording().vformat(prompt, (), row)
+    except (LookupError, AttributeError) as error:
         raise ValueError(f"the prompt {prompt!r} asks for the field {error}, which the row lacks") from None
     return {"query": query.strip(), **_answers(row)}
 

@@ -5,8 +5,6 @@ rows differ. Its name therefore ends in `_local`, it has a version of its own, a
 published ones. `suite_tasks.py` makes tasks of suites.
 """
 
-import glob
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +12,7 @@ from pydantic import Field, model_validator
 
 from formerlab.data.file_hashes import file_hashes
 from formerlab.errors import UserError
-from formerlab.files import expanded
+from formerlab.file_search import expanded, files_named
 from formerlab.spec import AnyCount, Count, Spec, fingerprint
 
 LOCAL = "_local"
@@ -67,25 +65,11 @@ class LocalSuite(Spec):
 
     def files(self, name: str = "<name>") -> list[Path]:
         """Return the files, sorted. Raises UserError for a pattern without any; `name` is that of the suite."""
-        return self._found(self.paths, f"suites.{name}.paths")
+        return files_named(self.paths, f"suites.{name}.paths", ".jsonl")
 
     def shot_files(self, name: str = "<name>") -> list[Path]:
         """Return the files of solved examples, in the same way."""
-        return self._found(self.shots_from, f"suites.{name}.shots_from")
-
-    @staticmethod
-    def _found(patterns: tuple[str, ...], key: str) -> list[Path]:
-        found: set[Path] = set()
-        for pattern in patterns:
-            place = os.path.abspath(expanded(pattern))
-            matches = [place] if os.path.exists(place) else glob.glob(place, recursive=True)
-            files = {
-                file for match in map(Path, matches) for file in ([match] if match.is_file() else match.glob("*.jsonl"))
-            }
-            if not files:
-                raise UserError(f"{key}: no file at '{pattern}' (working directory {Path.cwd()})")
-            found |= files
-        return sorted(found)
+        return files_named(self.shots_from, f"suites.{name}.shots_from", ".jsonl")
 
 
 class HarnessSuite(Spec):

@@ -1,0 +1,76 @@
+"""Which files a path or pattern names: one answer for the plan, the stages, texts, images, questions and suites."""
+
+import glob
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from formerlab.errors import UserError
+
+
+def expanded(path: str) -> str:
+    """Return a path as the user's shell would read it: `~` is the home, `$NAME` or `${NAME}` the variable's value.
+
+    A variable that is not set stays as it is written, so whoever looks for the file says its name.
+    """
+    return os.path.expandvars(os.path.expanduser(path))
+
+
+def matches(pattern: str, root: Path | str = "") -> list[str]:
+    """Return what a pattern names, absolute and sorted: a file or folder of this very name, else what fits the glob.
+
+    `~` and `$NAME` are understood. Whatever exists by its name is no pattern: names may hold brackets, and so may the
+    folder of the pattern. Paths are relative to `root`, by default to the working directory.
+    """
+    base, rest = os.path.abspath(root), list(Path(expanded(pattern)).parts)
+    while rest and os.path.lexists(os.path.join(base, rest[0])):
+        base = os.path.join(base, rest.pop(0))
+    base = os.path.abspath(base)
+    if not rest:
+        return [base]
+    found = glob.glob(os.path.join(*rest), root_dir=base, recursive=True)
+    return sorted(os.path.join(base, match) for match in found)
+
+
+def files_below(path: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield path and status of a file, or of all files of a folder at any depth, hidden ones aside, in a fixed order.
+
+    Links to folders are followed, but not to a folder `above`, which would never end. There may be hundreds of
+    thousands of files, so each is looked at once. Raises UserError for what cannot be read.
+    """
+    try:
+        status = os.stat(path)
+        if stat.S_ISREG(status.st_mode):
+            yield path, status
+        if not stat.S_ISDIR(status.st_mode) or (here := (status.st_dev, status.st_ino)) in above:
+            return
+        with os.scandir(path) as found:
+            entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False):
+                yield entry.path, entry.stat(follow_symlinks=False)
+            else:
+                yield from files_below(entry.path, (*above, here))
+    except OSError as error:
+        what = "a link to what is not there" if os.path.islink(path) else error.strerror
+        raise UserError(f"{path}: named by a data set or suite, but {what}; remove or restore it") from None
+
+
+def files_named(patterns: tuple[str, ...], key: str, ending: str = "") -> list[Path]:
+    """Return the files that patterns name, sorted; of a folder those with this ending.
+
+    Raises UserError naming the `key` for a pattern without any.
+    """
+    named: set[Path] = set()
+    for pattern in patterns:
+        found = {
+            Path(path)
+            for match in matches(pattern)
+            for path, _ in files_below(match)
+            if path == match or path.endswith(ending)
+        }
+        if not found:
+            raise UserError(f"{key}: no file at '{pattern}' (working directory {Path.cwd()})")
+        named |= found
+    return sorted(named)
