@@ -14,7 +14,8 @@ from fixtures.ports import free_ports
 from fixtures.rows import make_run, model, write_csv
 
 from formerlab.results.stages import TABLES
-from formerlab.tracking.mlflow import landing, sync
+from formerlab.tracking.address import landing
+from formerlab.tracking.mlflow import sync
 from formerlab.tracking.rows import MOST_POINTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mlflow")]
@@ -147,5 +148,5 @@ def test_no_curve_has_more_points_than_the_page_can_draw(place, runs):
 
     client = MlflowClient(tracking_uri=f"sqlite:///{place}/mlflow.db")
     history = client.get_metric_history(runs[1]["denseformer/plain-8/seed0"], "train/loss_nats")
-    assert len(history) == MOST_POINTS <= 1000
+    assert len(history) <= MOST_POINTS <= 1000
     assert (history[0].step, history[-1].step) == (1, 5000)

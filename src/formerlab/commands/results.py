@@ -211,6 +211,8 @@ def track(arguments: argparse.Namespace) -> None:
             from formerlab.tracking.mlflow import sync
 
             outcome = sync(root, uri, Path(plan["figures"]))
+            for line in outcome["refused"]:
+                print(f"warning: not tracked: {line}", file=sys.stderr)
         except Exception as error:  # also what nobody thought of
             reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             outcome, failures = {"status": "failed", "reason": reason}, failures + 1

@@ -106,7 +106,7 @@ def _check_free(port: int) -> None:
 
 def ui(arguments: argparse.Namespace) -> None:
     """Replace this process by the MLflow server."""
-    from formerlab.tracking.mlflow import database_of, landing
+    from formerlab.tracking.address import database_of, landing
 
     _check_free(arguments.port)
     plan = load_plan(arguments)

@@ -55,6 +55,7 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
 def failed_syncs(results: Path) -> int:
     """Return how many syncs with MLflow have failed so far. The DAG tracks anew whenever this is more than before."""
     try:
-        return int(read_json(results / "mlflow.json")["failures"])
-    except (UserError, KeyError, TypeError):
+        failures = read_json(results / "mlflow.json")["failures"]
+    except (UserError, OSError, KeyError, TypeError):
         return 0
+    return failures if isinstance(failures, int) else 0

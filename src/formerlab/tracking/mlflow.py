@@ -1,43 +1,41 @@
 """Rows of finished runs -> MLflow. One writer, after the fact: training neither waits for tracking nor fails with it.
 
 The database is a product of results/ that can be thrown away and written again. Each study at a scale is an
-experiment: one MLflow run for the study (its figures and tables), one per configuration, below that one per seed. The
-experiment keeps a view of its runs, VIEW, to which links lead. An MLflow run is found again by the tag `formerlab.key`
-and left alone while the tag `formerlab.content` equals the hash of what it holds; that tag is written last, so what an
-interrupted sync left half done is done again.
+experiment: an MLflow run with its figures, one per configuration, and below that one per seed. An MLflow run is found
+again by the tag `formerlab.key`, left alone while the tag `formerlab.content` equals the hash of what it holds, and
+else updated. That tag is written last, so what an interrupted sync left half done is done again.
 """
 
 import json
 import logging
 import os
-import re
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 from formerlab.errors import UserError
 from formerlab.files import locked
 from formerlab.progress import Progress
 from formerlab.results.read import Results
-from formerlab.tracking.rows import Entry, configuration_entry, seed_entry, study_entry
+from formerlab.tracking.address import database_of, experiment_name, experiment_tags, redacted, without_secrets
+from formerlab.tracking.rows import (
+    Entry,
+    configuration_entry,
+    content_of,
+    figure_files,
+    hash_files,
+    seed_entry,
+    study_entry,
+)
 
+LAYOUT = "3"
+"""Stands before the hash of what an entry holds: what another layout wrote is written anew."""
 METRICS_PER_CALL, ITEMS_PER_CALL = 1000, 100
 """The limits of MLflow's REST interface."""
-VIEW = "formerlab"
-"""Name of the view that each of our experiments keeps: held-out loss first, and what a run costs."""
-SHOWN_COLUMNS = tuple(
-    f"metrics.`{name}`"
-    for name in (
-        *("test/loss_nats", "test/loss_nats_low", "test/loss_nats_high"),
-        *("parameters", "flops_cumulative", "training_time_s"),
-    )
-)
-NOT_SEEDS = "tags.`formerlab.level` != 'run'"
-"""What the view shows: MLflow lists all runs flat as soon as they are sorted by a metric."""
-_SECRETS = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD")
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -50,8 +48,8 @@ def sync(root: Path, uri: str, figures: Path | None = None) -> dict[str, Any]:
 
     Repeating it changes nothing.
     `figures` is the folder with the drawn figures and tables, figures/<tree>/<scale> beside `results` where not given.
-    Returns what was done, with the URI free of credentials. Raises UserError where anything goes wrong, without
-    credentials too; whoever calls turns that into a warning.
+    Returns what was done, with the URI free of credentials, and under `refused` which runs have damaged rows. Raises
+    UserError where anything else goes wrong, without credentials too; whoever calls turns that into a warning.
     """
     results = Results(root)
     place = root.resolve()
@@ -59,63 +57,55 @@ def sync(root: Path, uri: str, figures: Path | None = None) -> dict[str, Any]:
     lock = root / ".mlflow.lock"
     with locked(lock, lambda: f"{lock}: another sync of these results is running; wait for it and sync again"):
         try:
-            return {"status": "ok", "uri": redacted(uri)} | _sync(results, _Store(uri), folder)
+            return {"status": "ok", "uri": redacted(uri)} | _sync(results, _Store(uri, place), folder)
         except UserError:
             raise
         except Exception as error:  # whatever MLflow, its database or the network throws
-            reason = _without_secrets(str(error), uri).splitlines()[0] if str(error) else type(error).__name__
+            reason = without_secrets(str(error), uri).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
                 f"tracking at {redacted(uri)} failed ({reason}); results are complete, sync again"
             ) from None
 
 
 def _sync(results: Results, store: "_Store", figures: Path) -> dict[str, Any]:
-    records = results.records()
-    done: dict[str, list[str]] = {"created": [], "replaced": [], "unchanged": []}
+    records, refused = results.records(), []
     with Progress(len(records), "track", unit="run") as progress:
         for study in sorted({record["study"] for record in records}):
             of_study = [record for record in records if record["study"] == study]
-            experiment = store.experiment(experiment_name(results.scale, study), _description(results, of_study))
-            store.upsert(experiment, study_entry(results, of_study, figures), done)
+            store.open(experiment_name(results.scale, study), experiment_tags(results.scale, study))
+            content = hash_files(figure_files(figures, study))
+            store.upsert([study], content, partial(study_entry, results, of_study, figures))
             for run in sorted({record["run"] for record in of_study}):
-                entries = [seed_entry(results, record) for record in of_study if record["run"] == run]
-                middle = store.upsert(experiment, configuration_entry(results, study, run, entries), done)
-                for entry in entries:
-                    store.upsert(experiment, entry, done, middle)
-                    progress.advance()
-    store.remove_empty_default()
-    return {"runs": len(records), **{name: sorted(keys) for name, keys in done.items()}}
+                seeds = [record for record in of_study if record["run"] == run]
+                try:
+                    _configuration(results, store, seeds)
+                except UserError as error:  # rows of one run are damaged; the others are wanted
+                    refused.append(str(error))
+                progress.advance(len(seeds))
+    return {"runs": len(records), **store.done, "refused": refused}
 
 
-def experiment_name(scale: str, study: str) -> str:
-    """Return the name of the experiment of a study at a scale."""
-    return f"formerlab/{scale}/{study}"
+def _configuration(results: Results, store: "_Store", records: Sequence[dict[str, Any]]) -> None:
+    """Upsert a configuration and its seeds; their rows are read only where something changed."""
+    contents = [content_of(results, record) for record in records]
 
+    @cache
+    def seed(index: int) -> Entry:
+        return seed_entry(results, records[index])
 
-def _description(results: Results, records: list[dict[str, Any]]) -> str:
-    study, names = records[0]["study"], {record["run"] for record in records}
-    return (
-        f"Study {study} at scale {results.scale}: {len(records)} finished runs of {len(names)} configurations. A row "
-        "is a configuration, with means over its seeds. Clear the search field to see every seed. The row "
-        f"*{study}: figures, tables, claims* has the pictures among its artifacts."
-    )
+    def configuration() -> Entry:
+        return configuration_entry(run, [seed(index) for index in range(len(records))])
 
-
-def _about(description: str) -> dict[str, str]:
-    """Return the tags of an experiment: what it is about, and the view that links to it ask for."""
-    sorting = {"orderByKey": "metrics.`test/loss_nats`", "orderByAsc": True}
-    view = sorting | {"searchFilter": NOT_SEEDS, "selectedColumns": list(SHOWN_COLUMNS)}
-    return {
-        "mlflow.experimentKind": "custom_model_development",
-        "mlflow.note.content": description,
-        f"mlflow.sharedViewState.{VIEW}": json.dumps(view),
-    }
+    study, run = records[0]["study"], records[0]["run"]
+    parent = store.upsert([study, run], " ".join(contents), configuration)
+    for index, record in enumerate(records):
+        store.upsert([record["id"]], contents[index], partial(seed, index), parent)
 
 
 class _Store:
     """MLflow, as far as it is needed."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, root: Path) -> None:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
@@ -124,148 +114,129 @@ class _Store:
             logging.getLogger(name).setLevel(logging.WARNING)
         self._database = database_of(uri)
         self._client = MlflowClient(tracking_uri=f"sqlite:///{self._database}" if self._database else uri)
-        self._known: dict[str, dict[str, Any]] = {}
+        self._experiment, self._known = "", dict[str, Any]()
+        self._results = _label(root.parents[1], self._database.parent if self._database else Path.cwd())
+        self._prefix = "/".join(filter(None, [self._results, root.parent.name, root.name]))
+        self.done: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}
 
-    def experiment(self, name: str, description: str) -> str:
-        """Return the id of an experiment, made where there is none; describe it, and read what it holds."""
-        # A server keeps artifacts itself; beside a file they lie in a folder, whatever the working directory is.
-        place = _artifacts(self._database, name) if self._database else None
+    def open(self, name: str, tags: dict[str, str]) -> None:
+        """Turn to an experiment, made or restored where it is not there; describe it, and read what it holds."""
+        # A server stores artifacts itself; beside a file they lie in a folder, whatever the working directory is.
+        place = (self._database.parent / "mlartifacts" / name).as_uri() if self._database else None
         found = self._client.get_experiment_by_name(name)
         if found is None:
-            identity = str(self._client.create_experiment(name, artifact_location=place))
+            self._experiment = str(self._client.create_experiment(name, artifact_location=place))
         else:
-            identity = str(found.experiment_id)
-        for key, value in _about(description).items():
+            self._experiment = str(found.experiment_id)
+            if place not in (None, found.artifact_location):
+                raise UserError(f"{self._database}: was written in another folder; delete it and sync again")
+            if found.lifecycle_stage != "active":
+                self._client.restore_experiment(self._experiment)
+        for key, value in tags.items():
             if found is None or found.tags.get(key) != value:
-                self._client.set_experiment_tag(identity, key, value)
-        self._known[identity] = {run.data.tags.get("formerlab.key", ""): run for run in self._runs(identity)}
-        return identity
+                self._client.set_experiment_tag(self._experiment, key, value)
+        self._known = self._runs()
 
-    def remove_empty_default(self) -> None:
-        """Delete the experiment that MLflow makes by itself in a database of our own, where nobody uses it."""
-        found = self._client.get_experiment_by_name("Default") if self._database else None
-        if found is None or found.lifecycle_stage != "active":
-            return
-        if not self._client.search_runs([found.experiment_id], max_results=1):
-            self._client.delete_experiment(found.experiment_id)
-
-    def _runs(self, experiment: str) -> Iterator[Any]:
+    def _runs(self) -> dict[str, Any]:
+        """Return the MLflow runs of ours in the experiment, by key."""
+        found: dict[str, Any] = {}
         token = None
         while True:
-            page = self._client.search_runs([experiment], max_results=1000, page_token=token)
-            yield from page
+            page = self._client.search_runs([self._experiment], max_results=1000, page_token=token)
+            for run in page:
+                key = run.data.tags.get("formerlab.key")
+                if key in found:  # an experiment is restored with all that was ever deleted in it
+                    self._client.delete_run(run.info.run_id)
+                elif key:
+                    found[key] = run
             token = page.token
             if not token:
-                return
+                return found
 
-    def upsert(self, experiment: str, entry: Entry, done: dict[str, list[str]], parent: str | None = None) -> str:
-        """Make sure that the entry is there, once and with its present content; return the id of its MLflow run."""
-        found = self._known[experiment].get(entry.key)
-        if found is not None and found.data.tags.get("formerlab.content") == entry.content:
-            done["unchanged"].append(entry.key)
-            identity = str(found.info.run_id)
-            if parent is not None and found.data.tags.get("mlflow.parentRunId") != parent:
-                self._client.set_tag(identity, "mlflow.parentRunId", parent)
-            return identity
+    def upsert(self, names: Sequence[str], content: str, build: Callable[[], Entry], parent: str = "") -> str:
+        """Make sure that an entry is there, once and with its present content; return the id of its MLflow run."""
+        key = "/".join([self._prefix, *names])
+        content = LAYOUT + sha256(content.encode()).hexdigest()
+        found = self._known.get(key)
+        tags = found.data.tags if found is not None else {}
+        if found is not None and tags.get("formerlab.content") == content:
+            self.done["unchanged"].append(key)
+            if tags.get("mlflow.parentRunId", "") != parent:
+                self._client.set_tag(found.info.run_id, "mlflow.parentRunId", parent)
+            return str(found.info.run_id)
+        entry = build()
+        self.done["created" if found is None else "updated"].append(key)
+        identity = self._emptied(found, entry)
+        self._write(identity, entry, self._tags(entry, key, parent), tags)
+        self._client.set_tag(identity, "formerlab.content", content)
+        return identity
+
+    def _emptied(self, found: Any, entry: Entry) -> str:
+        """Return the id of an MLflow run for an entry: the one `found`, without what may have changed, or a new one.
+
+        MLflow's client cannot take back metrics and parameters. In a database of our own they are deleted; on a server
+        a run that has others than the entry is moved to the trash.
+        """
         if found is not None:
+            if self._database:
+                _forget(self._database, found.info.run_id)
+                return str(found.info.run_id)
+            values = {(name, _rounded(value)) for name, value, *_ in entry.points}
+            if found.data.metrics.items() <= values and found.data.params.items() <= entry.params.items():
+                return str(found.info.run_id)
             self._client.delete_run(found.info.run_id)
-        done["created" if found is None else "replaced"].append(entry.key)
-        return self._write(experiment, entry, parent)
+        return str(self._client.create_run(self._experiment, start_time=entry.started_ms).info.run_id)
 
-    def _write(self, experiment: str, entry: Entry, parent: str | None) -> str:
+    def _tags(self, entry: Entry, key: str, parent: str) -> dict[str, str]:
+        return entry.tags | {
+            "mlflow.runName": entry.name + (f" ({self._results})" if self._results else ""),
+            "mlflow.note.content": entry.note,
+            **({"mlflow.parentRunId": parent} if parent else {}),
+            "formerlab.level": entry.level,
+            "formerlab.results": self._results or "results",
+            "formerlab.key": key,
+        }
+
+    def _write(self, identity: str, entry: Entry, tags: dict[str, str], before: dict[str, str]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
-        tags = entry.tags | {"formerlab.key": entry.key} | ({"mlflow.parentRunId": parent} if parent else {})
-        run = self._client.create_run(experiment, start_time=entry.started_ms, run_name=entry.name)
-        identity = str(run.info.run_id)
-        for part in _parts([RunTag(key, value) for key, value in tags.items()], ITEMS_PER_CALL):
-            self._client.log_batch(identity, tags=part)
-        for part in _parts([Param(key, value) for key, value in entry.params.items()], ITEMS_PER_CALL):
-            self._client.log_batch(identity, params=part)
-        for part in _parts([Metric(*point) for point in entry.points], METRICS_PER_CALL):
-            self._client.log_batch(identity, metrics=part)
+        client = self._client
+        for name in before.keys() - tags.keys():
+            if name.startswith(("formerlab.", "claim.")):
+                client.delete_tag(identity, name)
+        batches: dict[str, tuple[int, list[Any]]] = {
+            "tags": (ITEMS_PER_CALL, [RunTag(*item) for item in tags.items()]),
+            "params": (ITEMS_PER_CALL, [Param(*item) for item in entry.params.items()]),
+            "metrics": (METRICS_PER_CALL, [Metric(p[0], _rounded(p[1]), p[2], p[3]) for p in entry.points]),
+        }
+        for kind, (size, items) in batches.items():
+            for first in range(0, len(items), size):
+                part: dict[str, Any] = {kind: items[first : first + size]}
+                client.log_batch(identity, **part)
         if entry.dataset is not None:
             name, digest = entry.dataset
             dataset = Dataset(name, digest, source_type="formerlab", source=json.dumps({"name": name}))
-            self._client.log_inputs(identity, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
+            client.log_inputs(identity, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
         for path in entry.files:
-            self._client.log_artifact(identity, str(path))
-        self._client.set_terminated(identity, entry.status, end_time=entry.finished_ms)
-        self._client.set_tag(identity, "formerlab.content", entry.content)
-        return identity
+            client.log_artifact(identity, str(path))
+        if entry.finished_ms is not None:  # else it goes on: MLflow shows it as running
+            client.set_terminated(identity, entry.status, end_time=entry.finished_ms)
 
 
-def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:
-    for first in range(0, len(items), size):
-        yield items[first : first + size]
+def _rounded(value: float) -> float:
+    """Return a number as people read it; the rows among the artifacts have all its digits."""
+    return float(f"{value:.4g}")
 
 
-def database_of(uri: str) -> Path | None:
-    """Return the file of a sqlite URI, absolute, its folder made; nothing for a server.
-
-    MLflow keeps absolute places of artifacts. In a folder that was moved or copied they are made to point here.
-    """
-    scheme = urlsplit(uri).scheme
-    if scheme == "sqlite":
-        path = Path(uri.removeprefix("sqlite:///")).absolute()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_file():
-            _settle(path)
-        return path
-    if scheme not in ("http", "https"):
-        raise UserError(f"tracking URI '{redacted(uri)}': give sqlite:///path/to/mlflow.db or http(s)://server")
-    return None
+def _label(results: Path, base: Path) -> str:
+    """Return what tells runs of other folders of results than `results` from them: the folder's name, or its path."""
+    name = str(results.relative_to(base.resolve())) if results.is_relative_to(base.resolve()) else str(results)
+    return "" if name == "results" else name
 
 
-def landing(uri: str, scale: str, studies: Sequence[str]) -> str:
-    """Return the part of the UI's address that opens the first of these studies that was tracked, in our view of it."""
-    database = database_of(uri)
-    if database is None or not database.is_file():
-        return ""
-    with suppress(sqlite3.Error), closing(sqlite3.connect(database)) as connection:
-        wanted = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
-        for study in studies:
-            row = connection.execute(wanted, (experiment_name(scale, study),)).fetchone()
-            if row is not None:
-                return f"/#/experiments/{row[0]}/runs?viewStateShareKey={VIEW}&workflowType=machine_learning"
-    return ""
-
-
-def _artifacts(database: Path, experiment: str) -> str:
-    """Return where the artifacts of an experiment lie, as MLflow notes it."""
-    return (database.parent / "mlartifacts" / experiment).as_uri()
-
-
-def _settle(database: Path) -> None:
-    """Let our experiments and their runs look for artifacts beside the database."""
-    ours = "SELECT experiment_id, name, artifact_location FROM experiments"
-    ours += " WHERE name LIKE 'formerlab/%' AND lifecycle_stage = 'active'"
-    of_experiment = "UPDATE experiments SET artifact_location = ? WHERE experiment_id = ?"
-    of_runs = "UPDATE runs SET artifact_uri = ? || substr(artifact_uri, ?)"
-    of_runs += " WHERE experiment_id = ? AND substr(artifact_uri, 1, ?) = ?"
-    try:
-        with closing(sqlite3.connect(database)) as connection, connection:
-            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'experiments'").fetchone():
-                return
-            for identity, name, there in connection.execute(ours).fetchall():
-                if there != (here := _artifacts(database, name)):
-                    connection.execute(of_experiment, (here, identity))
-                    connection.execute(of_runs, (here, len(there) + 1, identity, len(there), there))
-    except sqlite3.Error as error:
-        raise UserError(f"{database}: {error}; close what uses it or move it away, then sync again") from None
-
-
-def redacted(uri: str) -> str:
-    """Return the URI without user, password and query."""
-    parts = urlsplit(uri)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")) if parts.netloc else uri
-
-
-def _without_secrets(text: str, uri: str) -> str:
-    """Return a message without the credentials of the URI or the environment."""
-    text = text.replace(uri, redacted(uri))
-    parts = urlsplit(uri)
-    secrets = [parts.password, unquote(parts.password or ""), parts.query, *map(os.environ.get, _SECRETS)]
-    for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return re.sub(r"//[^/@\s]+@", "//***@", text)
+def _forget(database: Path, run: str) -> None:
+    """Delete metrics, parameters and data sets of an MLflow run from a database of our own."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for table in ("metrics", "latest_metrics", "params"):
+            connection.execute(f"DELETE FROM {table} WHERE run_uuid = ?", (run,))
+        connection.execute("DELETE FROM inputs WHERE destination_type = 'RUN' AND destination_id = ?", (run,))
