@@ -115,6 +115,19 @@ def test_a_failure_names_its_log_and_how_it_ends(clock, tmp_path):
     assert "the same command again" in lines[-1]
 
 
+def test_what_a_cluster_refuses_is_said_once_with_its_own_words(clock):
+    file = io.StringIO()
+    shown = display(clock, file)
+    for job in range(3):
+        shown.started(job, "train", f"a/b/seed{job}", log="of an earlier attempt")
+        shown.failed(job, refused="sbatch: error:\n  no such partition")
+    shown.close()
+    said = "train a/b/seed0 could not be submitted: sbatch: error: no such partition"
+    assert file.getvalue().splitlines().count(said) == 1
+    assert "earlier attempt" not in file.getvalue()
+    assert "3 jobs did not finish" in file.getvalue()
+
+
 def test_what_is_tried_again_and_succeeds_is_no_failure(clock):
     file = io.StringIO()
     shown = display(clock, file)
