@@ -97,7 +97,11 @@ def test_what_was_saved_goes_on_and_a_crash_is_tried_a_few_times(attempts, tmp_p
     assert worth_another(attempts, tmp_path / "run", monkeypatch, *ends) == said
 
 
-def test_where_another_process_is_at_work_nothing_is_tried_again(attempts, tmp_path):
+@pytest.mark.parametrize("job", ["", "77"])
+def test_where_another_process_is_at_work_nothing_is_tried_again(attempts, tmp_path, monkeypatch, job):
+    """Also where Slurm cannot be asked about that process's job: its lock is."""
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setenv("PATH", str(tmp_path))
     attempts.memory_kills("train", "run", 1)
     with noted("train", tmp_path / "run"):
         assert not attempts.worth_another("train", "run", 1)

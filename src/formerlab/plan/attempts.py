@@ -87,21 +87,21 @@ class Submitted(NamedTuple):
     """What Snakemake says of it: rule and wildcards, of an array those of its first job."""
 
 
-def queue() -> dict[str, Submitted]:
-    """Return this user's jobs that wait or run, by id; none where Slurm cannot be asked."""
+def queue() -> dict[str, Submitted] | None:
+    """Return this user's jobs that wait or run, by id; nothing where Slurm cannot be asked."""
     words = ["squeue", f"--user={os.getuid()}", "--noheader", "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"]
     try:
         output = subprocess.run([*words, "--format=%A|%Z|%k"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
-        return {}
+        return None
     rows = (line.split("|", 2) for line in output.stdout.splitlines())
     return {job: Submitted(folder, comment) for job, folder, comment in rows}
 
 
-def who_is_at(stage: str, folder: Path, jobs: dict[str, Submitted]) -> str | None:
+def who_is_at(stage: str, folder: Path, jobs: dict[str, Submitted] | None) -> str | None:
     """Say which of Slurm's jobs, or else which process, is at a stage in `folder`, if one is."""
     note = note_of(stage, folder)
-    if note and note["state"] == "running" and note.get("slurm_job"):
+    if note and note["state"] == "running" and note.get("slurm_job") and jobs is not None:
         return f"Slurm job {note['slurm_job']}" if note["slurm_job"] in jobs else None
     return holder(stage, folder)
 
@@ -109,7 +109,7 @@ def who_is_at(stage: str, folder: Path, jobs: dict[str, Submitted]) -> str | Non
 def under_way(wanted: Iterable[tuple[str, str]], folder: Folder, root: Path) -> str | None:
     """Say which of the jobs of a plan are under way, or wait in Slurm's queue after an earlier call in `root`."""
     jobs, busy = queue(), dict[str, str]()
-    here = {job: one.comment for job, one in jobs.items() if Path(one.folder) == root}
+    here = {job: one.comment for job, one in (jobs or {}).items() if Path(one.folder) == root}
     for stage, name in wanted:
         if who := who_is_at(stage, folder(stage, name), jobs):
             busy[who] = f"{stage} {name}"
