@@ -274,3 +274,21 @@ def test_the_estimate_of_what_is_kept_is_near_what_pytorch_keeps(kind):
 def test_a_block_of_three_additions_is_refused_in_one_line(kind):
     with pytest.raises(ValidationError, match=r"depth.kind=\w+_hyper_connections replaces residual additions"):
         Translator(depth=kind())
+
+
+@pytest.mark.parametrize("streams", [2, 4])
+def test_mixing_is_a_start_that_carries_a_share_of_the_other_streams_and_learns(streams):
+    """Sinkhorn-Knopp leaves exp(b) / row sum, since all rows and columns of exp(b) have the same sum."""
+    tokens, some, moved = torch.arange(6)[None], torch.randn(1, 1, streams, 8, dtype=torch.float64), {}
+    for start, bias in (("identity", 4.0), ("mixing", 1.0)):
+        model = tiny(ManifoldHyperConnections(streams=streams, start=start))
+        first, optimizer = model.mixer.connections(5, some)[1].detach(), AdamW(lr=1e-2).build(model)
+        odds = torch.tensor(2 * bias, dtype=torch.float64).exp()
+        torch.testing.assert_close(first[0, 0].diagonal(), (odds / (odds + streams - 1)).expand(streams))
+        torch.testing.assert_close(first.sum(-1), torch.ones_like(first[..., 0]))
+        for _ in range(10):
+            model(tokens, targets=tokens.flip(1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        moved[start] = (model.mixer.connections(5, some)[1] - first).abs().max().item()
+    assert moved["mixing"] > 10 * moved["identity"]

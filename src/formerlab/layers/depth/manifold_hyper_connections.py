@@ -15,6 +15,12 @@ SCALE = 0.01
 """Initial alpha (arXiv:2512.24880, Table 5)."""
 START = 4.0
 """Initial b where a weight is to be nearly 1, and its negative where nearly 0: logistic(4) = 0.98 still learns."""
+CARRIES = {"identity": START, "mixing": 1.0}
+"""Initial b_res on the diagonal, and its negative elsewhere, by `start`.
+
+With 4 streams the diagonal of H_res is then 0.999 or 0.711. At 4.0 so little gradient reaches b_res that Adam's eps
+swallows it, and H_res stays where it is.
+"""
 
 
 class ManifoldHyperConnections(HyperConnections):
@@ -25,9 +31,9 @@ class ManifoldHyperConnections(HyperConnections):
     doubly stochastic up to its finite number of iterations. The norm's gain is part of phi (section 4.3.1).
 
     Left open by the paper, and here as in `StaticHyperConnections`: the streams begin as copies, and the final norm
-    reads their sum; phi starts at zero, b_post = 0 (H_post = 1), b_pre at H_pre near e_(k mod n), and b_res at H_res
-    near the identity; b is not decayed, phi and alpha are. While the streams are equal a doubly stochastic matrix
-    changes nothing, so a fresh model computes what the plain one does, up to scales that the norms undo.
+    reads their sum; phi starts at zero, b_post = 0 (H_post = 1), b_pre at H_pre near e_(k mod n), and b_res as `start`
+    says; b is not decayed, phi and alpha are. While the streams are equal a doubly stochastic matrix changes nothing,
+    so a fresh model computes what the plain one does, up to scales that the norms undo.
     """
 
     label: ClassVar[str] = "mHC, n = {streams}"
@@ -35,6 +41,8 @@ class ManifoldHyperConnections(HyperConnections):
     kind: Literal["manifold_hyper_connections"] = "manifold_hyper_connections"
     iterations: Layers = 20
     """t_max: how often columns and rows are normalised."""
+    start: Literal["identity", "mixing"] = "identity"
+    """H_res of a fresh model: nearly the identity, or far enough from it that it learns (`CARRIES`)."""
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
@@ -83,7 +91,8 @@ class ManifoldHyperConnectionsLayer(HyperConnectionsLayer):
             pre, post, res = static.split(self.sizes)
             pre.fill_(-START)[site % self.streams] = START
             post.zero_()
-            res.fill_(-START).view(self.streams, -1).fill_diagonal_(START)
+            carry = CARRIES[self.spec.start]
+            res.fill_(-carry).view(self.streams, -1).fill_diagonal_(carry)
         for weights, scale in zip(self.dynamic, self.scale, strict=True):
             nn.init.zeros_(weights)
             nn.init.constant_(scale, SCALE)
