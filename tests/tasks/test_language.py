@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from formerlab.errors import UserError
 from formerlab.models import Decoder
 from formerlab.tasks import LanguageModeling
-from formerlab.tasks.window_losses import window_losses
+from formerlab.tasks.window_losses import window_documents, window_losses
 from formerlab.training.run import Run
 
 MODEL = Decoder(vocabulary=40, layers=2, width=8, heads=2, context=6, embedding_std=0.5)
@@ -123,6 +123,17 @@ def test_the_mean_over_equal_parts_has_the_gradient_of_the_whole(parts):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6), context=st.integers(1, 9))
+def test_a_window_belongs_to_the_document_of_its_middle_prediction(lengths, context):
+    documents = np.repeat(np.arange(len(lengths)), lengths)
+    stream = np.where(np.append(np.diff(documents), 1), 0, 7).astype(np.uint16)  # each document ends with 0
+    if len(stream) < 2:
+        return
+    predicted = [documents[1:][first : first + context] for first in range(0, len(stream) - 1, context)]
+    middles = [numbers[(len(numbers) - 1) // 2] for numbers in predicted]
+    assert window_documents(stream, context, end_of_text=0).tolist() == middles
+
+
 def test_what_the_stage_asks_is_what_language_modelling_always_did(tmp_path, monkeypatch):
     """The stage knows a task by general names; for language they mean windows of a stream, as they did before."""
     model, spec = MODEL.build(1), MODEL
@@ -133,8 +144,10 @@ def test_what_the_stage_asks_is_what_language_modelling_always_did(tmp_path, mon
     assert TASK.tokens_until(STREAM, 3, 7) == 7 * batch[:, 1:].numel()
     assert TASK.flops_until(spec, STREAM, 3, 7) == 3 * 7 * len(batch) * spec.flops(TASK.context)
     monkeypatch.setattr("formerlab.tasks.language.load_stream", lambda folder, split: STREAM)
+    monkeypatch.setattr("formerlab.tasks.language.read_manifest", lambda folder: {"tokenizer": {"end_of_text": 16}})
     rows = TASK.test_rows(model, tmp_path)
-    assert rows == [row[:3] for row in window_losses(model, STREAM, TASK.context)]
+    assert [row[:3] for row in rows] == [row[:3] for row in window_losses(model, STREAM, TASK.context)]
+    assert [row[3] for row in rows] == [0, 0, 0, 1, 1, 1, 1]  # the third window predicts 13 to 18
     guessed = TASK.guessed_rows(spec, tmp_path)
-    assert [row[:2] for row in guessed] == [row[:2] for row in rows]
+    assert [(*row[:2], row[3]) for row in guessed] == [(*row[:2], row[3]) for row in rows]
     assert {row[2] for row in guessed} == {math.log(spec.vocabulary)}

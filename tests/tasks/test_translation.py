@@ -136,7 +136,9 @@ def test_validation_is_never_smoothed():
     loss = loss.item()
     plain = Translation(tokens=40, label_smoothing=0.0).loss(model, batch).item()
     assert (tokens, loss) == (batch.tokens, pytest.approx(plain, rel=1e-5))
-    assert smooth.loss(model, batch).item() != pytest.approx(loss, rel=1e-3)
+    smoothed, beside = smooth.losses(model, batch)
+    assert smoothed.item() != pytest.approx(loss, rel=1e-3)
+    assert beside.item() == pytest.approx(loss, rel=1e-5)
 
 
 def test_valid_batches_are_pairs_evenly_spread():

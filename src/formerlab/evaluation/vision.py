@@ -16,7 +16,6 @@ from formerlab.data.images.store import ImageSet, load_images
 from formerlab.errors import UserError
 from formerlab.models.vision import VisionTransformer
 from formerlab.progress import Progress
-from formerlab.results.stages import TABLES
 from formerlab.results.write import write_rows
 from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import Look
@@ -146,5 +145,5 @@ def classify_by_name(
         classifier = timm_classifier(name, images, checkpoint=checkpoint, pretrained=pretrained)
     rows, speed = classify(classifier, images, batch=batch, device=device, label=f"classify {name}")
     if out is not None:
-        write_rows(out, TABLES["test.csv"].names, [(index, 1, *row) for index, row in enumerate(rows)])
+        write_rows(out, Classification.test_columns, [(index, 1, *row) for index, row in enumerate(rows)])
     return summary(rows, speed)

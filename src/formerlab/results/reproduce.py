@@ -9,6 +9,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from formerlab.results.read import Results, flatten
+from formerlab.results.stages import TABLES
 
 FILES = ("train.csv", "eval.csv", "test.csv", "depth.csv")
 """Rows of a run that do not depend on when it ran; timing.csv does."""
@@ -60,7 +61,8 @@ def _compared(file: str, a: DataFrame, b: DataFrame) -> Iterator[Difference]:
     for column in dict.fromkeys([*a.columns, *b.columns]):
         if column not in a or column not in b:
             present = a if column in a else b
-            if present[column].notna().any():  # an export leaves out what is empty in every run
+            # An export leaves out what is empty in every run, and older versions wrote no optional columns.
+            if present[column].notna().any() and column not in TABLES[file].optional:
                 yield Difference(file, column, f"{len(a)} and {len(b)}", 0, math.nan, math.nan)
             continue
         yield Difference(file, column, count, *_apart(a[column][:shared], b[column][:shared]))

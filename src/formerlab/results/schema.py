@@ -46,6 +46,8 @@ COLUMNS = {
         Column("top1", "number", "share of right answers"),
         Column("top5", "number", "share of answers whose truth is among the first five"),
         Column("window", "integer", "number of the held-out example: a window, a sentence, an image"),
+        Column("document", "integer", "number of the held-out document that the window lies in, from 0"),
+        Column("unsmoothed_nats", "number", "loss_nats without label smoothing"),
         Column("label", "integer", "true class"),
         Column("prediction", "integer", "most probable class"),
         Column("rank", "integer", "place of the true class, from 1"),

@@ -50,7 +50,11 @@ class Stage:
 CONFIGURATION = "policy alpha recent budget"
 TEST = table(
     "a non-overlapping window of the held-out stream (a sentence, an image), final weights",
-    "window tokens loss_nats label? prediction? rank? confidence?",
+    "window tokens loss_nats document? label? prediction? rank? confidence?",
+)
+LENDER_TEST = table(
+    "the same on the test text of the data set that lends its tokenizer; none where the tokenizer is the run's own",
+    "window tokens loss_nats document?",
 )
 NGRAMS = "correct_1 correct_2 correct_3 correct_4 total_1 total_2 total_3 total_4"
 
@@ -99,7 +103,7 @@ STAGES = {
             {
                 "train.csv": table(
                     "a logged training step (deterministic)",
-                    "step tokens loss_nats lr grad_norm",
+                    "step tokens loss_nats lr grad_norm unsmoothed_nats?",
                 ),
                 "timing.csv": table(
                     "the same steps (not deterministic)",
@@ -110,6 +114,7 @@ STAGES = {
                     "step split batch tokens loss_nats top1? top5?",
                 ),
                 "test.csv": TEST,
+                "lender_test.csv": LENDER_TEST,
                 "depth.csv": table(
                     "a learned mixing weight at an evaluation (DenseFormer runs)",
                     "step? destination source weight",

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from formerlab.data.text.streams import load_stream
+from formerlab.data.text.streams import load_stream, read_manifest
 from formerlab.errors import UserError
 from formerlab.spec import Count, Size
 from formerlab.tasks.task import BEGINNING, WHOLE, Measures, Place, Row, Share, TaskSpec
-from formerlab.tasks.window_losses import window_count, window_losses
+from formerlab.tasks.window_losses import window_documents, window_losses
 
 Windows = Int[Tensor, "batch window"]
 Proportion = Annotated[float, Field(ge=0, le=1)]
@@ -26,6 +26,7 @@ class LanguageModeling(TaskSpec):
 
     reads: ClassVar[str] = "text"
     trains: ClassVar[str] = "decoder"
+    test_columns: ClassVar[tuple[str, ...]] = (*TaskSpec.test_columns, "document")
 
     kind: Literal["language_modeling"] = "language_modeling"
     context: Size = 1024
@@ -103,15 +104,16 @@ class LanguageModeling(TaskSpec):
         return batch.shape[0] * (batch.shape[1] - 1), self.loss(model, batch)
 
     def test_rows(self, model: Any, folder: Path) -> list[Row]:
-        """Return the losses of the non-overlapping windows of the held-out stream."""
-        stream = load_stream(folder, "test")
-        return [row[:3] for row in window_losses(model, stream, self.context, batch=self.batch // self.accumulate)]
+        """Return the losses of the non-overlapping windows of the held-out stream, each with its document."""
+        stream, documents = self._test_stream(folder)
+        losses = window_losses(model, stream, self.context, batch=self.batch // self.accumulate)
+        return [(*row[:3], documents[row.window]) for row in losses]
 
     def guessed_rows(self, model: Any, folder: Path) -> list[Row]:
         """Return ln(vocabulary) for every window."""
-        stream, uniform = load_stream(folder, "test"), math.log(model.vocabulary)
-        windows = window_count(len(stream), self.context)
-        return [(i, min(self.context, len(stream) - 1 - i * self.context), uniform) for i in range(windows)]
+        (stream, documents), uniform = self._test_stream(folder), math.log(model.vocabulary)
+        tokens = [min(self.context, len(stream) - 1 - i * self.context) for i in range(len(documents))]
+        return [(i, count, uniform, documents[i]) for i, count in enumerate(tokens)]
 
     @property
     def step_tokens(self) -> int:
@@ -130,6 +132,11 @@ class LanguageModeling(TaskSpec):
     def part_tokens(self) -> int:
         """Tokens of a part."""
         return self.batch // self.accumulate * self.context
+
+    def _test_stream(self, folder: Path) -> tuple[NDArray[np.unsignedinteger], list[int]]:
+        """Return the held-out stream, and the document of each of its windows."""
+        stream, end = load_stream(folder, "test"), read_manifest(folder)["tokenizer"]["end_of_text"]
+        return stream, window_documents(stream, self.context, end).tolist()
 
     def _windows(self, stream: NDArray[np.unsignedinteger], starts: NDArray[np.int64]) -> Windows:
         rows = [np.asarray(stream[start : start + self.context + 1], dtype=np.int64) for start in starts]

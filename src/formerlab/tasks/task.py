@@ -71,6 +71,8 @@ class TaskSpec(Spec, ABC):
     """Kind of model."""
     eval_columns: ClassVar[tuple[str, ...]] = ("tokens", "loss_nats")
     """Columns of eval.csv that `measure` fills; all start with these two."""
+    train_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns of train.csv behind those of all tasks: what `losses` returns beside what is minimised."""
     test_columns: ClassVar[tuple[str, ...]] = ("window", "tokens", "loss_nats")
     """Columns of test.csv; all start with these three."""
 
@@ -111,6 +113,10 @@ class TaskSpec(Spec, ABC):
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return what training minimises on one part; the step takes the mean over its parts."""
+
+    def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
+        """Return `loss`, and behind it the values of `train_columns` of the part, without a gradient."""
+        return (self.loss(model, batch),)
 
     @abstractmethod
     def measure(self, model: nn.Module, batch: Any) -> Measures:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ class Translation(TaskSpec):
 
     reads: ClassVar[str] = "parallel"
     trains: ClassVar[str] = "translator"
+    train_columns: ClassVar[tuple[str, ...]] = ("unsmoothed_nats",)
 
     kind: Literal["translation"] = "translation"
     tokens: Count = 25000
@@ -71,9 +73,15 @@ class Translation(TaskSpec):
 
     def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
         """Return the smoothed loss of a part, in nats per target token of the step."""
+        return self.losses(model, batch)[0]
+
+    def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
+        """Return the smoothed loss of a part, and the same without smoothing."""
         logits = model(batch.source, batch.real, batch.target_in).flatten(0, 1).float()
-        total: Tensor = smoothed_loss(logits, batch.target_out.flatten(), self.label_smoothing, self.smoothing_mass)
-        return total / float(batch.share)
+        targets, share = batch.target_out.flatten(), float(batch.share)
+        total: Tensor = smoothed_loss(logits, targets, self.label_smoothing, self.smoothing_mass) / share
+        with torch.no_grad():
+            return total, smoothed_loss(logits, targets, 0.0, self.smoothing_mass) / share
 
     def measure(self, model: nn.Module, batch: SentenceBatch) -> Measures:
         """Return the number of target tokens and their mean loss, without smoothing."""

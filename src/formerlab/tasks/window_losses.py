@@ -69,6 +69,18 @@ def window_count(tokens: int, context: int) -> int:
     return -(-(tokens - 1) // context)
 
 
+def window_documents(stream: Stream, context: int, end_of_text: int) -> NDArray[np.int64]:
+    """Return, by window, the number of its document in the stream, from 0: that of the middle one of its predictions.
+
+    A document reaches to its token `end_of_text`, which is its own. So a window over a border counts for the document
+    that has more of it.
+    """
+    first = np.arange(window_count(len(stream), context)) * context + 1
+    last = np.minimum(first + context, len(stream)) - 1
+    documents: NDArray[np.int64] = np.flatnonzero(stream == end_of_text).searchsorted((first + last) // 2)
+    return documents
+
+
 def spread_windows(stream: Stream, context: int, count: int) -> list[int]:
     """Return at most `count` full windows, evenly spread over the stream; its one partial window if it has no other."""
     full = max(1, (len(stream) - 1) // context)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from formerlab.data.text.streams import lender
 from formerlab.files import replacing
 from formerlab.results.stages import OPTIMIZER, STAGES, TABLES
 from formerlab.results.write import write_rows
@@ -24,12 +25,19 @@ FILES = STAGES["train"].written[:-1]
 
 def write_results(run: Run, state: State, data: Path, out: Path, diverged: int | None) -> dict[str, float | None]:
     """Write the rows of training and of the held-out stream; return their means for people."""
-    test = run.task.test_rows(state.model, data) if diverged is None else run.task.guessed_rows(run.model, data)
-    columns = {name: TABLES[f"{name}.csv"].names for name in ("train", "timing", "depth")}
+
+    def held_out(folder: Path) -> list[Row]:
+        task = run.task
+        return task.test_rows(state.model, folder) if diverged is None else task.guessed_rows(run.model, folder)
+
+    test, other = held_out(data), lender(data) if run.task.reads == "text" else None
+    columns = {name: TABLES[f"{name}.csv"].names for name in ("timing", "depth")}
+    columns["train"] = (*TABLES["train.csv"].required, *run.task.train_columns)
     columns["eval"] = ("step", "split", "batch", *run.task.eval_columns)
     for name, names in columns.items():
         write_rows(out / f"{name}.csv", names, state.rows[name])
     write_rows(out / "test.csv", run.task.test_columns, test)
+    write_rows(out / "lender_test.csv", TABLES["lender_test.csv"].names, held_out(other) if other else ())
     evaluated = state.rows["eval"]
     valid = [row[3:] for row in evaluated if row[0] == evaluated[-1][0]]
     return {

@@ -140,17 +140,17 @@ def _optimizer_step(
     factor = run.schedule.factor(state.step, run.steps)
     run.optimizer.prepare(state.model, state.optimizer, state.step, factor)
     parts, mine = batches.take()
-    total = torch.zeros((), device=device)
+    total = torch.zeros(1 + len(run.task.train_columns), device=device)
     for index, part in mine:
         if index > 0:
             seed(mixed_seed(run.seed, drawn, index))  # whichever process has the part
         with processes.of_part(summing, last=index == mine[-1][0]):
             with _precision(run, device):
-                loss = run.task.loss(model, part.to(device, non_blocking=True)) / parts
+                losses = [loss / parts for loss in run.task.losses(model, part.to(device, non_blocking=True))]
             if index >= parts:
-                loss = 0.0 * loss
-            loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.detach()
+                losses = [0.0 * loss for loss in losses]
+            losses[0].backward()  # type: ignore[no-untyped-call]
+        total += torch.stack(losses).detach()
     processes.sum_over_all(total)
     updates.take(total)
 
@@ -181,7 +181,7 @@ def _log(run: Run, state: State, data: Any, start: Place, outcome: Outcome, prog
     tokens = run.task.tokens_until(data, run.seed, state.step, start)
     lr = state.optimizer.param_groups[0]["lr"]
     speed = tokens / state.training_time_s
-    state.rows["train"].append([state.step, tokens, outcome.loss, lr, outcome.norm])
+    state.rows["train"].append([state.step, tokens, outcome.loss, lr, outcome.norm, *outcome.beside])
     memory = peak_memory_bytes(_device(state))
     state.rows["timing"].append([state.step, state.training_time_s, speed, memory])
     progress.update(state.step, tokens_per_s=speed, loss=outcome.loss)

@@ -54,6 +54,8 @@ class Outcome(NamedTuple):
     """Norm of its gradient before clipping."""
     missed: int
     """Steps that were not taken: the first whose loss or gradient was not finite, and all after it."""
+    beside: tuple[float, ...] = ()
+    """What the task logs beside the loss."""
 
 
 class Updates:
@@ -69,8 +71,9 @@ class Updates:
         self.waits = waiting_is_free(device)
         self._outcome = torch.zeros(3, device=device)
 
-    def take(self, loss: Tensor) -> None:
-        """Take a step whose mean loss is `loss`, and drop its gradients."""
+    def take(self, losses: Tensor) -> None:
+        """Take a step whose mean loss is the first of `losses`, and drop its gradients."""
+        loss = losses[0]
         weights = (weight for group in self.optimizer.param_groups for weight in group["params"])
         moving = [weight for weight in weights if weight.grad is not None]
         norm = nn.utils.get_total_norm([weight.grad for weight in moving])
@@ -90,12 +93,12 @@ class Updates:
         if takes:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._outcome = torch.stack((loss, own, missed))
+        self._outcome = torch.cat((torch.stack((loss, own, missed)), losses[1:]))
 
     def read(self) -> Outcome:
         """Wait until the device has done every step, and return how they went."""
-        loss, norm, missed = self._outcome.tolist()
-        return Outcome(loss, norm, int(missed))
+        loss, norm, missed, *beside = self._outcome.tolist()
+        return Outcome(loss, norm, int(missed), tuple(beside))
 
 
 def waiting_is_free(device: torch.device) -> bool:

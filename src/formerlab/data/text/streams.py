@@ -72,6 +72,12 @@ def read_manifest(out: Path) -> dict[str, Any]:
     return manifest
 
 
+def lender(out: Path) -> Path | None:
+    """Return the folder of the data set that lends its tokenizer to these prepared data; nothing where they own it."""
+    tokenizer = read_manifest(out)["spec"].get("tokenizer") or {}
+    return out.parent / tokenizer["data"] if tokenizer.get("kind") == "of" else None
+
+
 def load_stream(out: Path, split: str) -> np.ndarray:
     """Return the tokens of a split, memory-mapped: one-dimensional, uint16 or uint32.
 

@@ -18,9 +18,10 @@ from formerlab.integrations.huggingface.load import load_any
 from formerlab.kernels.native import keep_memory
 from formerlab.progress import Progress
 from formerlab.released import Gguf, ReleasedModel, Sizes, sizes_of
-from formerlab.results.stages import STAGES, TABLES
+from formerlab.results.stages import STAGES
 from formerlab.results.write import hashes_of_rows, write_rows
-from formerlab.tasks.window_losses import mean_loss, spread_windows, window_losses
+from formerlab.tasks.language import LanguageModeling
+from formerlab.tasks.window_losses import mean_loss, spread_windows, window_documents, window_losses
 from formerlab.training import provenance
 from formerlab.training.cost import peak_memory_bytes
 from formerlab.training.record import SCHEMA
@@ -56,7 +57,9 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
     batch = max(1, BATCH_TOKENS // run.context)
     with Progress(len(windows), f"load {run.id}", unit="window") as progress:
         losses = window_losses(model, stream, run.context, batch=batch, windows=windows, progress=progress)
-    write_rows(out / "test.csv", TABLES["test.csv"].names[:3], [loss[:3] for loss in losses])
+    documents = window_documents(stream, run.context, manifest["tokenizer"]["end_of_text"]).tolist()
+    rows = [(*loss[:3], documents[loss.window]) for loss in losses]
+    write_rows(out / "test.csv", LanguageModeling.test_columns, rows)
     record = {
         "schema": SCHEMA,
         "id": run.id,
