@@ -53,6 +53,15 @@ def test_a_run_without_the_optimizer_that_another_goes_on_with_is_stale(plan):
     assert Judge(plan).verdict("train", RUN).current
 
 
+def test_given_weights_count_whichever_code_made_them_but_not_of_other_settings_or_data(plan):
+    change(plan, "train", RUN, code_hash="old")
+    assert Judge(plan).verdict("train", RUN) == ("stale", "changed since: code")
+    plan = plan | {"train": plan["train"] | {RUN: plan["train"][RUN] | {"given": True}}}
+    assert Judge(plan).verdict("train", RUN).current
+    change(plan, "train", RUN, spec_hash="old")
+    assert Judge(plan).verdict("train", RUN) == ("stale", "changed since: configuration")
+
+
 def test_rows_are_objected_to_for_their_own_stage_and_where_nobody_planned_them(plan):
     change(plan, "zeroshot", RUN, code_hash="old")
     judge = Judge(plan)

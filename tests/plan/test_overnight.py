@@ -1,5 +1,8 @@
 """Scale overnight: what its comparisons need to be fair. The design is in docs/evidence.md."""
 
+import re
+from itertools import pairwise
+
 import pytest
 from fixtures.checkout import ROOT
 
@@ -38,7 +41,7 @@ def test_headlines_have_five_seeds_and_nothing_but_the_envelope_fewer_than_three
     of_study = studies["tokenformer"]
     assert [seeds(of_study, f"{arm}-chosen") for arm in ARMS] == [[0, 1, 2, 3, 4]] * 3
     for study, of_all in studies.items():
-        for name in {run.name for run in of_all if not run.name.startswith("envelope-")}:
+        for name in {run.name for run in of_all if not run.name.startswith(("envelope-", "annealed-large-"))}:
             assert len(seeds(of_all, name)) >= 3, (study, name)
 
 
@@ -66,7 +69,7 @@ def test_two_budgets_differ_in_steps_alone(runs):
 
 
 def test_stages_and_their_controls_read_what_no_run_from_scratch_reads(runs):
-    for run in (run for run in runs.values() if run.data == "text"):
+    for run in (run for run in runs.values() if run.data != "second" and "-large-" not in run.name):
         assert run.task.stretch == ((0.8, 1.0) if run.init else (0.0, 0.8)), run.name
 
 
@@ -99,8 +102,50 @@ def test_the_parent_trained_on_costs_the_stage_or_reads_its_tokens(runs):
     assert (tokens.init, tokens.tokens) == (PARENT, runs["grown-random-sqrt-2"].tokens)
 
 
-def test_from_scratch_costs_what_the_chain_costs(runs):
-    scratch, grown = runs["tokenformer-scratch-2"], runs["grown-random-sqrt-2"]
+@pytest.mark.parametrize(("length", "share"), [("short", 0.1), ("medium", 0.4), ("long", 0.8)])
+def test_annealed_stages_and_the_parent_trained_on_share_flops_data_and_the_end_of_their_schedule(runs, length, share):
+    stages = [runs[f"annealed-{arm}-{length}"] for arm in ("random-sqrt", "zero-keep")]
+    control = runs[f"annealed-trained-on-{length}"]
+    for stage in stages:
+        assert (stage.init, stage.tokens, stage.model.params()) == (PARENT, share * runs[PARENT].tokens, 852096)
+        assert control.flops == pytest.approx(stage.flops, rel=5e-4)
+        assert (control.task, control.data, control.init, control.growth) == (stage.task, stage.data, PARENT, None)
+
+
+def test_every_schedule_of_the_third_round_ends_at_a_hundredth_of_its_peak_or_less(studies):
+    names = ("annealed-", "settled-")
+    third = [run for of_all in studies.values() for run in of_all if run.name.startswith(names)]
+    assert len(third) > 90
+    for run in third:
+        assert run.schedule.factor(run.steps - 1, run.steps) <= 0.01, run.name
+        assert run.data == ("pairs" if run.study == "transformer" else "novels")
+
+
+@pytest.mark.parametrize(
+    "arms",
+    [
+        ("tokenformer", "random-sqrt", "zero-keep", "trained-on", "scratch"),
+        ("tokenformer", "matched", "modern"),
+        ("tokenformer", "long-matched", "long-modern"),
+        ("denseformer", "searched-plain", "searched-dwa"),
+    ],
+)
+def test_the_pilot_searches_as_many_rates_for_every_arm_of_the_third_round(arms):
+    study, *arms = arms
+    runs = resolve_study(study, read_sources(ROOT, {"scale": "pilot"}))
+    rates = [[run.optimizer.lr for run in runs if re.fullmatch(rf"annealed-{arm}-[0-9]+", run.name)] for arm in arms]
+    for of_arm in rates:
+        ordered = sorted(of_arm)
+        assert [high / low for low, high in pairwise(ordered)] == [2.0] * 4
+        assert ordered.index(of_arm[1]) in range(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("scratch", "grown"),
+    [("tokenformer-scratch-2", "grown-random-sqrt-2"), ("annealed-scratch-long", "annealed-random-sqrt-long")],
+)
+def test_from_scratch_costs_what_the_chain_costs(runs, scratch, grown):
+    scratch, grown = runs[scratch], runs[grown]
     assert scratch.model == grown.model.model_copy(update={
         part: getattr(grown.model, part).model_copy(update={"tau": getattr(scratch.model, part).tau})
         for part in ("projection", "feedforward")

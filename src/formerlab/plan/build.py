@@ -1,5 +1,6 @@
 """Build the plan: every job with its resolved spec, code hash, inputs and cost, as one JSON value."""
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         train[run.id] = _train_job(run, data, run_cost(run, scale, hardware, processes), run.id in parents)
         train[run.id] |= processes._asdict()
     for run_id, job in train.items():
+        job["given"] = _is_given(job, sources)
         job["equal_time"] = equal[run_id].to_dict() if run_id in equal else None
     _set_priorities(train)
     load = {run.id: _load_job(run, data, hardware, root / results) for run in released}
@@ -147,6 +149,11 @@ def _train_job(run: Run, data: Tree, cost: Cost, keep_optimizer: bool) -> dict[s
         "keep_optimizer": keep_optimizer,
         "cost": cost,
     }
+
+
+def _is_given(job: Tree, sources: Sources) -> bool:
+    at_scale = sources.scale.studies.get(job["study"], StudyScale())
+    return any(fnmatchcase(job["run"], pattern) for pattern in at_scale.given)
 
 
 def _load_job(run: ReleasedRun, data: Tree, hardware: Hardware, results: Path) -> dict[str, Any]:

@@ -139,6 +139,9 @@ class StudyScale(Measures):
     only: tuple[str, ...] = ("*",)
     """Patterns of run names that exist at this scale, the most wanted first: in this order they run where time is
     short (scripts/evidence.py)."""
+    given: tuple[str, ...] = ()
+    """Patterns of runs whose weights are given: committed ones that others start from. They count whichever version of
+    the code made them."""
     seeds: Seeds | None = None
     """Seeds, where they differ from the scale's."""
     gpus: Processors | None = None
