@@ -8,9 +8,9 @@ What is finished is not done again, and a run that was stopped goes on, so the s
 goes on from the rows alone, on a machine that has nothing else. Every worker trains one run at a time, followed by the
 run's measurements; a run waits for its parent. After each run the rows of all complete runs are exported to
 results/cached below CHECKOUT (this one, unless named: another one keeps the tree that the runs come from clean), where
-other runs keep theirs, and with --commit committed there. The weights that later runs start from are packed into
-results/live/<scale>-<study>-weights.zip; where that lies in a fresh checkout, they are unpacked from it. Times are
-measured with --timing alone, last, on a machine that must be idle.
+other runs keep theirs, and with --commit committed there. Weights that the scale calls given come from
+results/weights/*-<study>-weights.zip. All of it runs at the lowest priority, but for times, which are measured with
+--timing alone, last, on a machine that must be idle.
 """
 
 import argparse
@@ -29,9 +29,6 @@ from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan
 from formerlab.results.read import Results
 from formerlab.results.stages import ALONE, MEASURED
 
-LARGEST_ARCHIVE = 16_000_000
-"""Bytes of weights that are packed; those wanted first come first."""
-
 
 class Evidence:
     """The jobs of a study that are left, shared by the workers."""
@@ -44,7 +41,6 @@ class Evidence:
         if self.study not in self.plan["studies"]:
             raise UserError(f"no study {self.study!r}; name one of {', '.join(self.plan['studies'])}")
         self.results = Path(self.plan["results"])
-        self.weights = self.results.with_name(f"{self.scale}-{self.study}-weights.zip")
         self.environment = os.environ | {VARIABLE: str(path), "OMP_NUM_THREADS": str(self.plan["threads"])}
         self.changed = threading.Condition()
         self.running: set[str] = set()
@@ -71,17 +67,20 @@ class Evidence:
         return {name: job for name, job in self.plan["train"].items() if job["study"] == self.study}
 
     def prepare(self) -> None:
-        """Unpack the weights of an earlier call, and prepare the data."""
-        if self.weights.exists():
-            with zipfile.ZipFile(self.weights) as archive:
-                missing = [name for name in archive.namelist() if not (self.results / name).exists()]
-                archive.extractall(self.results, missing)
+        """Unpack the weights that are given and not there, and prepare the data."""
+        given = {name for name, job in self.runs().items() if job["given"] and not (self.results / name).exists()}
+        for path in sorted(Path("results", "weights").glob(f"*-{self.study}-weights.zip")):
+            with zipfile.ZipFile(path) as archive:
+                files = [name for name in archive.namelist() if name.rpartition("/")[0] in given]
+                archive.extractall(self.results, files)
         judge = Judge(self.plan)
-        for name in sorted({job["data"] for job in self.runs().values()}):
+        read = {job["data"] for job in self.runs().values()}
+        read |= {lender for name in read if (lender := self.plan["data"][name]["tokenizer"])}
+        for name in sorted(read, key=lambda name: bool(self.plan["data"][name]["tokenizer"])):  # lenders first
             if line := self.plan["data"][name]["lacks"]:
                 raise UserError(line)
-            if not judge.verdict("data", name).current:
-                self.call("data", name)
+            if not judge.verdict("data", name).current and not self.call("data", name):
+                raise UserError(f"data set {name} cannot be prepared")
 
     def call(self, stage: str, name: str) -> bool:
         """Carry out a stage in a process of its own; say whether it ended well."""
@@ -146,7 +145,7 @@ class Evidence:
                     self.bring_out(f"{name}/{stage}/")
 
     def bring_out(self, name: str) -> None:
-        """Export the rows, commit them where asked to, and pack the weights."""
+        """Export the rows, and commit them where asked to."""
         cached = self.to / "results" / "cached"
         words = [sys.executable, "-m", "formerlab", "export", "--keep", "--to", str(cached)]
         exported = subprocess.run(words, env=self.environment, capture_output=True, text=True)
@@ -159,23 +158,6 @@ class Evidence:
             if subprocess.run([*git, "diff", "--cached", "--quiet", "--", folder]).returncode:
                 message = f"Rows of {self.scale}: {name.rpartition('/')[0]}"
                 subprocess.run([*git, "commit", "--quiet", "--message", message, "--", folder])
-        self.pack()
-
-    def pack(self) -> None:
-        """Pack the folders, checkpoints aside, of finished runs that unfinished ones start from."""
-        judge, size = Judge(self.plan), 0
-        wanted = [job["init"] for name, job in self.study_runs().items() if not judge.verdict("train", name).current]
-        temporary = self.weights.with_suffix(".part")
-        with zipfile.ZipFile(temporary, "w") as archive:
-            for parent in dict.fromkeys(filter(None, wanted)):
-                files = [path for path in sorted((self.results / parent).glob("*")) if path.is_file()]
-                size += sum(path.stat().st_size for path in files)
-                if size > LARGEST_ARCHIVE:
-                    break
-                if judge.verdict("train", parent).current:
-                    for path in files:
-                        archive.write(path, path.relative_to(self.results).as_posix())
-        temporary.replace(self.weights)
 
 
 def main() -> int:
@@ -190,6 +172,7 @@ def main() -> int:
     parser.add_argument("--commit", action="store_true", help="commit the rows there as they come")
     parser.add_argument("--timing", action="store_true", help="measure times too, last; the machine must be idle")
     arguments = parser.parse_args()
+    os.nice(0 if arguments.timing else 19)
     try:
         evidence = Evidence(arguments)
         evidence.prepare()

@@ -1,6 +1,7 @@
 """scripts/evidence.py: the most wanted run first, each after its parent; the same command resumes."""
 
 import importlib.util
+import shutil
 import zipfile
 from argparse import Namespace
 from pathlib import Path
@@ -41,7 +42,6 @@ def study(tmp_path, monkeypatch):
 
         def bring_out(self, name):
             called.append(("exported", name))
-            self.pack()
 
     def made(runs=("*",), **settings):
         called.clear()
@@ -112,18 +112,17 @@ def test_children_of_a_run_that_failed_are_left_and_the_rest_is_done(study):
     assert made.failed == {"small/parent/seed0", "small/child/seed0"}
 
 
-def test_weights_that_later_runs_start_from_travel(study, tmp_path):
-    make, called, _ = study
-    weights = tmp_path / "results/live/smoke/small/parent/seed0/weights.safetensors"
-    weights.parent.mkdir(parents=True)
-    weights.write_bytes(b"weights")
-    made = make(fails="small/child/seed0")
-    with zipfile.ZipFile(made.weights) as archive:
-        assert set(archive.namelist()) == {f"small/parent/seed0/{name}" for name in ("run.json", "weights.safetensors")}
-    for file in weights.parent.iterdir():
-        file.unlink()
+def test_given_weights_are_unpacked_and_their_run_is_not_trained(study, tmp_path):
+    make, called, plan = study
+    finish(plan, ("data", "text"), ("train", "small/parent/seed0"))
+    plan["train"]["small/parent/seed0"]["given"] = True
+    folder = tmp_path / "results/live/smoke/small/parent/seed0"
+    archive = tmp_path / "results/weights/other-small-weights.zip"
+    archive.parent.mkdir(parents=True)
+    with zipfile.ZipFile(archive, "w") as file:
+        file.write(folder / "run.json", "small/parent/seed0/run.json")
+        file.writestr("small/plain/seed0/run.json", "not given")
+    shutil.rmtree(folder)
     make()
-    assert trained(called) == ["child"]
-    assert weights.read_bytes() == b"weights"
-    with zipfile.ZipFile(made.weights) as archive:
-        assert archive.namelist() == [], "nothing is left that starts from another"
+    assert trained(called) == ["deep-4", "child", "plain"]
+    assert (folder / "run.json").exists()
