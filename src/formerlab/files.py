@@ -171,7 +171,9 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file whole, readable by a person."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    readable = text.encode("utf-8", "ignore").decode() == text  # names of files may be no UTF-8
+    write_text(path, (text if readable else json.dumps(value, indent=1)) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -180,7 +182,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error}); delete it and run the stage that writes it again") from None
 
 

@@ -9,9 +9,18 @@ import yaml
 
 from formerlab.errors import UserError, near_misses, shown
 
+MOST_VALUES = 100_000
+"""Values that a file may hold, aliases written out; ours hold a few thousand."""
+
 
 class _UniqueKeyLoader(yaml.SafeLoader):
     """Safe loading that refuses a key given twice, where plain YAML silently keeps the last."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None and _values(node, {}) > MOST_VALUES:
+            raise yaml.MarkedYAMLError(problem=f"its aliases stand for more than {MOST_VALUES} values")
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -23,6 +32,18 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return node
 
 
+def _values(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many values a node stands for, aliases written out; refuse an alias within what it names."""
+    if id(node) not in known:
+        known[id(node)] = 0
+        children = node.value if isinstance(node, yaml.CollectionNode) else []
+        inner = [child for item in children for child in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_values(child, known) for child in inner)
+    if known[id(node)] == 0:
+        raise yaml.MarkedYAMLError(problem="an alias stands within what it names", problem_mark=node.start_mark)
+    return known[id(node)]
+
+
 @functools.lru_cache(64)
 def _parsed(text: str) -> Any:
     """Parse YAML once a process: every scale of a study, and every page of claims, asks for the same files."""
@@ -32,6 +53,8 @@ def _parsed(text: str) -> Any:
 def read_yaml(root: Path, place: str) -> dict[str, Any]:
     """Read a mapping from the YAML file at `place` below `root`."""
     path = root / place
+    if path.exists() and not path.is_file():
+        raise UserError(f"{place}: a folder or device; name a file")
     try:
         tree = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -13,6 +13,7 @@ from formerlab.data import Files, TextData, source_fingerprint
 from formerlab.data.splitting import Shares
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
+from formerlab.files import read_json
 
 SHARES = Shares(valid=0.2, test=0.2)
 ALONE = Workers(1)
@@ -143,6 +144,15 @@ def test_fingerprint_sees_the_tokenizer_file(tmp_path: Path) -> None:
     first = source_fingerprint(data)
     path.write_text("two")
     assert source_fingerprint(data) not in (first, None)
+
+
+def test_a_name_that_is_no_utf8_is_a_name(tmp_path: Path) -> None:
+    odd = os.fsdecode(os.fsencode(str(tmp_path)) + b"/in/caf\xe9.txt")
+    here = folder(tmp_path / "in", 2)
+    Path(odd).write_text("words")
+    cache = tmp_path / "cache.json"
+    assert source_fingerprint(folder_data(here), cache) == source_fingerprint(folder_data(here), cache) is not None
+    assert odd in read_json(cache)
 
 
 def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

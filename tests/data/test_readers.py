@@ -32,7 +32,9 @@ def test_what_a_document_of_a_text_file_is(tmp_path: Path, documents: readers.Do
     assert list(read_text(path, "utf-8", documents)) == expected
 
 
-@pytest.mark.parametrize(("ending", "opener"), [(".gz", gzip.open), (".bz2", bz2.open), (".xz", lzma.open)])
+@pytest.mark.parametrize(
+    ("ending", "opener"), [(".gz", gzip.open), (".GZ", gzip.open), (".bz2", bz2.open), (".XZ", lzma.open)]
+)
 def test_compressed_files_read_as_plain_ones(tmp_path: Path, ending: str, opener: Callable) -> None:
     path = tmp_path / f"a.jsonl{ending}"
     with opener(path, "wt", encoding="utf-8") as file:
@@ -87,6 +89,8 @@ BROKEN = {
     "gzip": ("a.txt.gz", gzip.compress(b"text" * 5000)[:-20], "cannot be read"),
     "xz": ("a.txt.xz", b"no xz at all", "cannot be read"),
     "json": ("a.jsonl", b'{"text": "fine"}\n{"text": \n', "line 2: not JSON"),
+    "long number": ("a.jsonl", b'{"text": "x"}\n{"n": ' + b"7" * 5000 + b"}\n", "line 2: not JSON"),
+    "nesting": ("a.jsonl", b'{"text": "x"}\n' + b"[" * 100_000 + b"\n", "line 2: not JSON"),
     "field": ("a.jsonl", b'{"text": "fine"}\n{"body": "x", "id": 1}\n', "line 2: no field 'text' in fields body, id"),
     "row": ("a.jsonl", b"[1]\n", "line 1: no JSON object but a list"),
     "zst": ("a.txt.zst", b"hello", "cannot be read"),
@@ -94,6 +98,16 @@ BROKEN = {
     "value": ("a.jsonl", b'{"text": 7}\n', "line 1: field 'text' holds int, not text"),
     "parquet": ("a.parquet", b"PAR1 but not really", "not a readable Parquet file"),
 }
+
+
+def test_parquet_with_bytes_that_are_no_text_is_named(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    rows = pyarrow.array([b"caf\xe9 au lait"], pyarrow.binary())
+    texts = pyarrow.StringArray.from_buffers(1, rows.buffers()[1], rows.buffers()[2])
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet: not a readable Parquet file"):
+        list(read_parquet(tmp_path / "a.parquet", "text"))
 
 
 @pytest.mark.parametrize("kind", BROKEN)

@@ -286,6 +286,18 @@ MISTAKES = {
         f"{STUDY}: small.runs.plain.data: no data set 'txt' at this scale; did you mean text?",
     ),
     "missing overlay": (CONFIG, "overlay: mine.yml", "mine.yml: no such file; known are config.yaml"),
+    "endless overlay": (CONFIG, "overlay: /dev/zero", "/dev/zero: a folder or device; name a file"),
+    "seeds": (SCALE, "seeds: 3", f"{SCALE}: seeds: 3 is no list; write [3] for this one, [0, 1, 2]"),
+    "keep": (
+        SCALE,
+        "data: {pictures: {kind: images, keep: null}}",
+        "pictures.keep: null is no value of this",
+    ),
+    "path": (
+        SCALE,
+        "data: {pictures: {kind: images, source: {kind: folders, path: x}}}",
+        "images have no 'path'; write train",
+    ),
     "missing key": (STUDY, "title: null", f"{STUDY}: title: missing key; add it"),
     # What does not fit together.
     "heads": (
@@ -501,6 +513,11 @@ BROKEN = {
     "key twice": ("scale: smoke\nstudies: [small]\nscale: laptop\n", "key 'scale' given twice in line 3; correct it"),
     "bracket": ("scale: [smoke\nstudies: small\n", "expected ',' or ']', but got ':' in line 2; correct it"),
     "tab": ("scale: smoke\n\tseeds: [0]\n", "found character '\\t' that cannot start any token in line 2; correct it"),
+    "self": ("set: &all {small: *all}\n", "an alias stands within what it names in line 1; correct it"),
+    "bomb": (
+        "\n".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 10 if n else 'x'}]" for n in range(9)) + "\n",
+        "its aliases stand for more than 100000 values; correct it",
+    ),
     "list": ("- scale\n", "got ['scale']; write keys and values"),
 }
 

@@ -48,6 +48,7 @@ TYPES = {
     "threads": int,
     "processes": int,
     "device": str,
+    "kernels": list,
     "host": str,
     "git": dict,
     "versions": dict,

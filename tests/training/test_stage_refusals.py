@@ -3,11 +3,13 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 from small_runs import RUN, bits, interrupted, small, trained
 
 from formerlab.errors import UserError
-from formerlab.training import stage
+from formerlab.kernels.native import kernel_path
+from formerlab.training import stage, start
 from formerlab.training.finish import FILES
 from formerlab.training.runtime_config import RuntimeConfig
 
@@ -115,6 +117,25 @@ def test_a_result_of_another_run_is_refused_or_replaced(key, own, data, tmp_path
 def test_a_result_of_other_data_is_refused(own, other_data):
     with pytest.raises(UserError, match=r"result of another run \(data \w+ there, 0123456789abcdef here\)"):
         trained(RUN, other_data, own)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_streams_that_are_not_those_of_the_manifest_are_refused(split, data, tmp_path):
+    changed = shutil.copytree(data, tmp_path / "data")
+    train(RUN, "code", changed, tmp_path / "first")
+    stream = np.load(changed / f"{split}.npy")
+    np.save(changed / f"{split}.npy", stream[::-1])
+    with pytest.raises(UserError, match=rf"{split}\.npy: damaged or changed.*run the data stage again"):
+        train(RUN, "code", changed, tmp_path / "second")
+
+
+def test_a_resume_on_another_path_of_kernels_says_so(data, tmp_path, monkeypatch, capsys):
+    interrupted(monkeypatch, 4, RUN, data, tmp_path)
+    first = kernel_path()
+    monkeypatch.setattr(start, "kernel_path", lambda: "plain, of another machine")
+    train(RUN, "code", data, tmp_path)
+    assert json.loads((tmp_path / "run.json").read_text())["kernels"] == [first, "plain, of another machine"]
+    assert f"'{first}', the next ones with 'plain, of another machine'" in capsys.readouterr().err
 
 
 def test_while_a_result_is_replaced_no_old_record_speaks_for_it(own, data, monkeypatch):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from formerlab.data.workers import available_cores
@@ -32,7 +33,8 @@ def file_hashes(paths: Iterable[Path], cache: Path | None) -> dict[Path, str]:
                 digests[path] = digest
                 bar.advance(stamps[path][0])
         if cache is not None:
-            write_json(cache, {str(path): [list(stamps[path]), digests[path]] for path in stamps})
+            with suppress(OSError):  # without it files are read again
+                write_json(cache, {str(path): [list(stamps[path]), digests[path]] for path in stamps})
     return digests
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from formerlab.files import replacing
+from formerlab.files import replacing, sha256
 
 TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 """What kernels take, and how C++ calls it (`BFLOAT16`)."""
@@ -51,6 +51,8 @@ _VECTORS = {"AVX2": _AVX2, "AVX512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx5
 _MALLOC = {-1: 2**31 - 1, -2: 2**24, -8: 1}
 """glibc's M_TRIM_THRESHOLD, M_TOP_PAD (bytes) and M_ARENA_MAX."""
 _MMAP_THRESHOLD = -3
+_DIGEST = 32
+"""Bytes of a SHA-256."""
 
 
 def keep_memory(largest: int = 2**30) -> None:
@@ -74,20 +76,41 @@ def compiled(name: str, source: str) -> ctypes.CDLL | None:
     if compiler is None:
         log.warning("%s: no C++ compiler found (CXX, c++, g++, clang++), going on without a native kernel", name)
         return None
-    vectors = _VECTORS.get(torch.backends.cpu.get_cpu_capability(), [])
+    vectors = _VECTORS.get(_capability(), [])
     command = [compiler, "-x", "c++", "-std=c++17", "-O3", *vectors, "-fopenmp", "-shared", "-fPIC", "-o"]
-    digest = hashlib.sha256("\n".join([source, *command]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256("\n".join([source, *command, "with its SHA-256"]).encode()).hexdigest()[:16]
     try:
         library = _cache() / f"{name}-{digest}.so"
+        if library.exists() and not _whole(library):  # loading it would kill this process without a reason
+            log.warning("%s: damaged, compiled again", library)
+            library.unlink()
         if not library.exists():
             with replacing(library) as temporary:
                 command += [str(temporary), "-"]
                 subprocess.run(command, input=source, text=True, capture_output=True, check=True, timeout=120)
+                with open(temporary, "ab") as file:
+                    file.write(bytes.fromhex(sha256(temporary)))
         return ctypes.CDLL(str(library))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip().partition("\n")[0]
         log.warning("%s: going on without a native kernel (%s)", name, reason)
         return None
+
+
+def kernel_path() -> str:
+    """Return what decides the bits of a CPU beside the code: native kernels or plain ones, and the instruction set."""
+    made = compiled("probe", 'extern "C" int probe() { return 0; }')
+    return f"{'plain' if made is None else 'native'}, {_capability()}"
+
+
+def _capability() -> str:
+    return torch.backends.cpu.get_cpu_capability()
+
+
+def _whole(library: Path) -> bool:
+    """Say whether a library is as it was written: behind what the loader reads stands the SHA-256 of that."""
+    content = library.read_bytes()
+    return hashlib.sha256(content[:-_DIGEST]).digest() == content[-_DIGEST:]
 
 
 def _cache() -> Path:

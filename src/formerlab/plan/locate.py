@@ -20,6 +20,7 @@ import yaml
 from formerlab.errors import UserError
 from formerlab.file_search import files_below, matches
 from formerlab.plan import loaded
+from formerlab.yaml_files import read_yaml
 
 VARIABLE = "FORMERLAB_PLAN"
 FILES = frozenset(("paths", "shots_from", "train", "valid", "validation", "test", "path"))
@@ -48,10 +49,9 @@ def plan_path(root: Path, given: dict[str, Any]) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file; a broken file is left for the plan to explain."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        tree = None
-    return tree if isinstance(tree, dict) else {}
+        return read_yaml(path.parent, path.name)
+    except UserError:
+        return {}
 
 
 def _texts(root: Path, trees: list[dict[str, Any]]) -> Iterator[object]:

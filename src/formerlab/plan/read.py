@@ -135,7 +135,10 @@ def named_in(reason: str, path: tuple[int | str, ...], tree: Tree) -> list[tuple
 
 def _reason(error: ErrorDetails, ways: dict[str, str]) -> str:
     kind, value = error["type"], error["input"]
+    kind = "null" if value is None and kind.endswith("_type") else kind
     plain = {
+        "null": "null is no value of this key; leave it out",
+        "tuple_type": f"{shown(value)} is no list; write [{shown(value)}] for this one, [0, 1, 2] for several",
         "missing": "missing key; add it",
         "union_tag_not_found": f"missing key kind in {shown(value)}; add it",
         "too_short": f"{value!r} is empty; give at least one value, or leave the key out",

@@ -70,6 +70,7 @@ def record_of(
         "threads": runtime.threads,
         "processes": processes.count(),
         "device": provenance.device_name(device),
+        "kernels": state.kernels,
         "host": provenance.host(),
         "git": provenance.git_state(),
         "versions": provenance.versions(),

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from formerlab.data.text.streams import read_manifest
+from formerlab.data.text.streams import read_manifest, verify
 from formerlab.files import sha256, write_json, write_text
 from formerlab.kernels.native import keep_memory
 from formerlab.results.stages import STAGES
@@ -21,7 +21,7 @@ from formerlab.training.loop import Hooks, train
 from formerlab.training.record import next_place, readings, record_of
 from formerlab.training.run import Run
 from formerlab.training.runtime_config import RuntimeConfig
-from formerlab.training.start import identity, initial_state, is_finished, record_of_parent, resume
+from formerlab.training.start import identity, initial_state, is_finished, note_kernels, record_of_parent, resume
 from formerlab.training.state import State
 from formerlab.training.stop import StopRequest
 
@@ -45,6 +45,8 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         belongs_to = identity(run.fingerprint(), manifest, runtime.code_hash, ancestor)
         with processes.first_in_turn():
             finished = is_finished(run, out, belongs_to, runtime)
+            if not finished:
+                verify(data)  # the record will name these data
         if finished:
             return
 
@@ -55,6 +57,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         keep_memory()
         path, state = out / CHECKPOINT, initial_state(run, parent, ancestor, device)
         resume(path, state, belongs_to, runtime.on_mismatch)
+        note_kernels(state)
         clock -= state.wall_time_s
         if processes.rank() == 0:
             (out / "run.json").unlink(missing_ok=True)  # no old record speaks for new files

@@ -10,6 +10,7 @@ from torch import nn
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256
 from formerlab.growth.tokens import continued_spec, grow_into, grow_optimizer_state, hold_old_tokens
+from formerlab.kernels.native import kernel_path
 from formerlab.results.stages import OPTIMIZER
 from formerlab.training import processes, provenance
 from formerlab.training.checkpoint import differences, load_checkpoint, load_tensors, previous, remove, restore
@@ -112,3 +113,12 @@ def resume(path: Path, state: State, belongs_to: dict[str, str], on_mismatch: st
             return
     restore(state, content)
     print(f"continuing after step {state.step} of {path}", file=sys.stderr)
+
+
+def note_kernels(state: State) -> None:
+    """Note on which path of kernels the next steps are computed; say so where it is another one than before."""
+    now, before = kernel_path(), state.kernels[-1:]
+    if before and before != [now] and processes.rank() == 0:
+        differing = f"the steps before were computed with kernels '{before[0]}', the next ones with '{now}'"
+        print(f"{differing}: the bits differ from those of a run on one path", file=sys.stderr)
+    state.kernels += [now] if before != [now] else []

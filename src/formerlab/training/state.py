@@ -11,7 +11,7 @@ from formerlab.training import processes
 
 Row = list[float | int | str]
 
-COUNTS = ("step", "training_time_s", "wall_time_s", "started", "rows", "kept")
+COUNTS = ("step", "training_time_s", "wall_time_s", "started", "rows", "kept", "kernels")
 
 
 @dataclass
@@ -31,6 +31,9 @@ class State:
     rows: dict[str, list[Row]] = field(default_factory=lambda: {"train": [], "timing": [], "eval": [], "depth": []})
     kept: dict[str, Any] = field(default_factory=dict)
     """What the task keeps from step to step beside the model, such as averages of weights; empty for most."""
+
+    kernels: list[str] = field(default_factory=list)
+    """Paths of kernels on which the steps were computed, one after the other; a resume may have changed it."""
 
     def dump(self) -> dict[str, Any]:
         """Return the content of a checkpoint."""

@@ -3,7 +3,9 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
 
 from formerlab.data.images.source import Gallery, ImageSource, Picture
 from formerlab.data.splitting import SPLITS, Split
@@ -33,6 +35,14 @@ class ImageFolders(ImageSource):
     """Folder of the test images; without one, images are taken from `train` by a hash of their names."""
     licence: str = "not stated"
     """The licence of the images, for the manifest."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_split(cls, tree: Any) -> Any:
+        for key in ("path", "paths") if isinstance(tree, dict) else ():
+            if key in tree:
+                raise ValueError(f"images have no {key!r}; write train: <a folder with a folder per class>")
+        return tree
 
     def state(self, cache: Path | None = None) -> str | None:
         """Return the fingerprint of names and sizes of all files; None where a folder is missing.

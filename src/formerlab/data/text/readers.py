@@ -34,7 +34,7 @@ FORMATS: dict[str, Format] = {
 
 def format_of(path: Path) -> Format:
     """Return the format that the name tells, compression aside. Raises UserError where it tells none."""
-    name = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    name = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
     if name.suffix.lower() not in FORMATS:
         raise UserError(
             f"{path}: the ending '{name.suffix}' tells no format; set source.format to text, jsonl or parquet, "
@@ -68,7 +68,7 @@ def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, dict[
         for number, line in enumerate(handle, 1):
             try:
                 row = json.loads(line) if line.strip() else None
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:  # also of numbers too long and nesting too deep
                 raise UserError(f"{path}, line {number}: not JSON ({error})") from None
             if isinstance(row, dict):
                 yield number, row
@@ -89,7 +89,7 @@ def read_parquet(path: Path, column: str) -> Iterator[str]:
             for batch in file.iter_batches(batch_size=1024, columns=[column]):
                 for value in batch.column(0):
                     yield text_of(value.as_py(), str(path), column)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a readable Parquet file ({_first_line(error)})") from None
 
 
@@ -131,12 +131,13 @@ def _text(path: Path, encoding: str) -> Iterator[TextIO]:
 
 def opened(path: Path) -> IO[bytes]:
     """Open a file for reading bytes, decompressed where its name ends in .gz, .bz2, .xz or .zst."""
-    if path.suffix == ".zst":
+    packed = path.suffix.lower()
+    if packed == ".zst":
         import pyarrow
 
         return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), 1 << 16)
     openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-    return openers.get(path.suffix, open)(path, "rb")  # type: ignore[no-any-return]
+    return openers.get(packed, open)(path, "rb")  # type: ignore[no-any-return]
 
 
 def _blocks(handle: TextIO) -> Iterator[str]:

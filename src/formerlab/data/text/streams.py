@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from formerlab.data.file_hashes import file_hashes
 from formerlab.data.text.encoding import Encoded
 from formerlab.data.text.tokenizer import read_tokenizer
 from formerlab.errors import UserError
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 REMEDY = "run the data stage again"
+
+CHECKED = "checked_hashes.json"
+"""Beside a manifest: the SHA-256 of the files that `verify` has read, while they are not touched."""
 
 
 class Stream:
@@ -108,16 +112,32 @@ def load_tokenizer(out: Path) -> "Tokenizer":
 
 
 def verify(out: Path) -> None:
-    """Read everything the manifest lists. Raises UserError naming the first file whose SHA-256 differs."""
+    """Check all files of prepared data of any kind. Raises UserError naming the first whose SHA-256 differs.
+
+    Files that were checked before are read again only where size or time of change differ.
+    """
     manifest = read_manifest(out)
-    check_sha256(out / "tokenizer.json", manifest["tokenizer"]["sha256"])
-    for entry in (*manifest["splits"].values(), *manifest["questions"]):
-        check_sha256(out / entry["file"], entry["sha256"])
+    entries = [*manifest["splits"].values(), *manifest.get("questions", [])]
+    expected = {out / entry["file"]: entry["sha256"] for entry in entries}
+    expected |= {out / entry["labels"]: entry["labels_sha256"] for entry in entries if "labels" in entry}
+    if "tokenizer" in manifest:
+        expected[out / "tokenizer.json"] = manifest["tokenizer"]["sha256"]
+    for path, found in file_hashes(filter(_is_there, expected), out / CHECKED).items():
+        _compare(path, found, expected[path])
 
 
 def check_sha256(path: Path, expected: str) -> None:
     """Raise UserError where the file is missing or its SHA-256 is another."""
+    if _is_there(path):
+        _compare(path, sha256(path), expected)
+
+
+def _is_there(path: Path) -> bool:
     if not path.is_file():
         raise UserError(f"{path}: no such file; {REMEDY}")
-    if (found := sha256(path)) != expected:
+    return True
+
+
+def _compare(path: Path, found: str, expected: str) -> None:
+    if found != expected:
         raise UserError(f"{path}: damaged or changed (SHA-256 {found[:16]}..., expected {expected[:16]}...); {REMEDY}")
