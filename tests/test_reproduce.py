@@ -15,7 +15,8 @@ from formerlab.__main__ import main
 from formerlab.commands import reproduce as reproducing
 from formerlab.commands.context import VARIABLE
 from formerlab.plan import locate
-from formerlab.results.read import Results, read_run
+from formerlab.results.read import Results
+from formerlab.results.records import read_run
 from formerlab.results.reproduce import differences, report
 
 LINES = "\n".join(

@@ -10,7 +10,8 @@ from fixtures.rows import make_denseformer, make_run, write_csv
 
 from formerlab.errors import UserError
 from formerlab.plan.judge import RECORDS
-from formerlab.results.read import Results, flatten, read_rows
+from formerlab.results.read import Results, read_rows
+from formerlab.results.records import flatten
 from formerlab.results.stages import TABLES
 from formerlab.results.write import hashes_of_rows
 

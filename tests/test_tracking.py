@@ -4,13 +4,15 @@ import fcntl
 import json
 import shutil
 import sqlite3
+from dataclasses import replace
 
 import pytest
 from fixtures.rows import make_decay, make_run, make_tokenformer, model, write_csv
 
 from formerlab.__main__ import main
 from formerlab.errors import UserError
-from formerlab.results.read import Results, flatten
+from formerlab.results.read import Results
+from formerlab.results.records import flatten
 from formerlab.results.stages import TABLES
 from formerlab.results.write import hashes_of_rows
 from formerlab.tracking.address import VIEW, landing, redacted
@@ -239,6 +241,28 @@ def test_rows_that_changed_by_hand_are_refused_and_the_others_tracked(tmp_path):
     assert len(outcome["created"]) == 3
     (line,) = outcome["refused"]
     assert "plain/seed0/test.csv: changed since its stage wrote it" in line
+
+
+def test_a_run_that_still_trains_is_running_and_goes_on_where_it_stands(tmp_path, monkeypatch):
+    folder = make_run(tmp_path / "results/live/laptop", "denseformer", "plain")
+    key = "live/laptop/denseformer/plain"
+
+    def so_far(results, record):
+        entry = seed_entry(results, record)
+        return replace(entry, finished_ms=None, status="RUNNING", points=[p for p in entry.points if p[3] <= 100])
+
+    monkeypatch.setattr("formerlab.tracking.mlflow.seed_entry", so_far)
+    synced(tmp_path)
+    client, before = active(tmp_path)
+    assert {before[name].info.status for name in (key, f"{key}/seed0")} == {"RUNNING"}
+    monkeypatch.undo()
+    change(folder / "run.json", lambda record: record.update(host="another"))
+    synced(tmp_path)
+    after = active(tmp_path)[1]
+    assert {after[name].info.status for name in (key, f"{key}/seed0")} == {"FINISHED"}
+    assert [after[name].info.run_id for name in before] == [run.info.run_id for run in before.values()]
+    curve = client.get_metric_history(after[key].info.run_id, "train/loss_nats")
+    assert [point.step for point in curve] == list(range(10, 201, 10))
 
 
 def test_where_nothing_changed_no_rows_are_read(place, monkeypatch):

@@ -38,7 +38,8 @@ def reproduce(arguments: argparse.Namespace) -> None:
     StoppedEarly
         When a signal came; the work is saved and the same command continues.
     """
-    from formerlab.results.read import Results, has_runs, read_run
+    from formerlab.results.read import Results, has_runs
+    from formerlab.results.records import read_run
     from formerlab.results.reproduce import differences, report
 
     plan = load_plan(arguments)

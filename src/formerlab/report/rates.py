@@ -18,7 +18,8 @@ from formerlab.report.families import families
 from formerlab.report.marks import Label, label_at_edge, points_with_bars
 from formerlab.report.runs import GROWN, ends, n_seeds, variant
 from formerlab.report.style import BLUE, GREEN, ORANGE, PURPLE, SKY, Look, canvas, look, widen
-from formerlab.results.read import Results, flatten
+from formerlab.results.read import Results
+from formerlab.results.records import flatten
 from formerlab.statistics import student, weighted_means
 
 RATE = "optimizer.lr"

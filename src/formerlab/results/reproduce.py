@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
-from formerlab.results.read import Results, flatten
+from formerlab.results.read import Results
+from formerlab.results.records import flatten
 from formerlab.results.stages import TABLES
 
 FILES = ("train.csv", "eval.csv", "test.csv", "depth.csv")

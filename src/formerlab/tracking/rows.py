@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from formerlab.results.read import Results, flatten
+from formerlab.results.read import Results
+from formerlab.results.records import flatten
 from formerlab.results.schema import Table
 from formerlab.results.stages import MEASURED
 from formerlab.statistics import student, weighted_means
