@@ -19,7 +19,7 @@ from formerlab.commands import (
     tools,
 )
 from formerlab.errors import EXIT_FAILED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, StoppedEarly, UserError
-from formerlab.files import NoRoom, found_no_room
+from formerlab.files import REFUSED, NoRoom, found_no_room
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -50,6 +50,9 @@ def main(words: list[str] | None = None) -> int:
     except Exception as error:
         if found_no_room(error):
             _say(f"error: {NoRoom(Path(getattr(error, 'filename', None) or 'a file'))}")
+            return EXIT_USER_ERROR
+        if isinstance(error, OSError) and error.errno in REFUSED and error.filename is not None:
+            _say(f"error: {error.filename}: {error.strerror}; give this user the right to it, or name another folder")
             return EXIT_USER_ERROR
         traceback.print_exc()
         return EXIT_FAILED

@@ -221,6 +221,7 @@ MISTAKES = {
         f"{CONFIG}: results: '~/x' is taken as it stands; use letters, digits, spaces and",
     ),
     "wildcard": (CONFIG, "results: 'a{b}'", f"{CONFIG}: results: 'a{{b}}' is taken as it stands; use letters, digits"),
+    "option": (CONFIG, "figures: --help", f"{CONFIG}: figures: '--help' begins like an option; write ./--help"),
     "file": (CONFIG, "results: config.yaml/x", f"{CONFIG}: results: "),
     "tracking": (
         CONFIG,

@@ -12,7 +12,7 @@ rule exact:
     resources:
         mem_mb=memory("exact", lambda wildcards: PLAN["memory_mb"]),
     shell:
-        "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} python -m formerlab exact 2>&1 | keep {log}"
+        "FORMERLAB_LOG={log:q} OMP_NUM_THREADS={threads} python -m formerlab exact 2>&1 | keep {log:q}"
 
 
 rule claims:
@@ -35,5 +35,6 @@ rule claims:
         code=PLAN["claims"]["code"],
         arms=PLAN["claims"]["arms"],
         jobs=PLAN["jobs"],
+        out=FIGURES,
     shell:
-        "FORMERLAB_LOG={log} python -m formerlab claims --out $(dirname {output.csv}) 2>&1 | keep {log}"
+        "FORMERLAB_LOG={log:q} python -m formerlab claims --out {params.out:q} 2>&1 | keep {log:q}"

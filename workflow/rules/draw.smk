@@ -17,7 +17,7 @@ for name, job in PLAN["draw"].items():
             names=list(job["drawings"]),
             drawings=job["drawings"],
         shell:
-            "FORMERLAB_LOG={log} python -m formerlab draw --go-on {params.names} 2>&1 | keep {log}"
+            "FORMERLAB_LOG={log:q} python -m formerlab draw --go-on {params.names:q} 2>&1 | keep {log:q}"
 
 
 # Every finished run with what it cost and what it came from.
@@ -38,5 +38,6 @@ rule runs:
     params:
         code=PLAN["ledger"],
         jobs=PLAN["jobs"],
+        out=FIGURES,
     shell:
-        "FORMERLAB_LOG={log} python -m formerlab runs --out $(dirname {output.csv}) 2>&1 | keep {log}"
+        "FORMERLAB_LOG={log:q} python -m formerlab runs --out {params.out:q} 2>&1 | keep {log:q}"

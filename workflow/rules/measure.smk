@@ -21,8 +21,8 @@ for name, stage in MEASURED.items():
         params:
             stage=name,
         shell:
-            "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
-            "python -m formerlab {params.stage} {wildcards.id} 2>&1 | keep {log}"
+            "FORMERLAB_LOG={log:q} OMP_NUM_THREADS={threads} "
+            "python -m formerlab {params.stage} {wildcards.id} 2>&1 | keep {log:q}"
 
 
 # Alone on the machine: how fast the runs of a study are, and how decoding depends on the length. Such a job takes all
@@ -49,4 +49,4 @@ for name, stage in TIMED.items():
             stage=name,
         shell:
             # The threads that are measured are those of any other job, and the stage asks the plan for them.
-            "FORMERLAB_LOG={log} python -m formerlab {params.stage} {wildcards.study} 2>&1 | keep {log}"
+            "FORMERLAB_LOG={log:q} python -m formerlab {params.stage} {wildcards.study} 2>&1 | keep {log:q}"

@@ -11,7 +11,7 @@ rule plan:
         f"{LOGS}/plan.log",
     localrule: True
     shell:
-        "python -m formerlab plan --plan $FORMERLAB_PLAN 2>&1 | tee {log}"
+        "python -m formerlab plan 2>&1 | tee {log:q}"
 
 
 # One target per study: `snakemake --cores 2 denseformer`.

@@ -19,4 +19,4 @@ rule track:
         failures=failed_syncs(Path(RESULTS)),
         jobs=PLAN["jobs"],
     shell:
-        "FORMERLAB_LOG={log} python -m formerlab track --failures {params.failures} 2>&1 | keep {log}"
+        "FORMERLAB_LOG={log:q} python -m formerlab track --failures {params.failures} 2>&1 | keep {log:q}"

@@ -17,8 +17,8 @@ rule load:
         runtime=minutes("load"),
         gpu=ON_A_GPU,
     shell:
-        "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
-        "python -m formerlab load {wildcards.id} 2>&1 | keep {log}"
+        "FORMERLAB_LOG={log:q} OMP_NUM_THREADS={threads} "
+        "python -m formerlab load {wildcards.id} 2>&1 | keep {log:q}"
 
 
 # One training run. Its checkpoint lies beside its outputs, undeclared, so that a failed or stopped job goes on with it.
@@ -44,7 +44,7 @@ rule train:
         mpi=launcher,
         slurm_extra=spread,
     shell:
-        "FORMERLAB_LOG={log} OMP_NUM_THREADS={threads} "
+        "FORMERLAB_LOG={log:q} OMP_NUM_THREADS={threads} "
         "python -m formerlab train {wildcards.id} --on-mismatch restart "
         # A cluster ends a job at its runtime; training stops itself before that, and the resubmitted job goes on.
-        "${{SLURM_JOB_ID:+--time-limit $(({resources.runtime} * 60))}} 2>&1 | keep {log}"
+        "${{SLURM_JOB_ID:+--time-limit $(({resources.runtime} * 60))}} 2>&1 | keep {log:q}"

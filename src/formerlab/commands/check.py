@@ -43,18 +43,19 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def _leave_the_future(plan: dict[str, Any]) -> None:
-    """Set back the modification times of results that lie in the future, as clocks that differ leave them.
+    """Set back the modification times of results and figures in the future, as clocks that differ leave them.
 
     Snakemake takes a job that has read such a file for failed when it is done, and deletes what it wrote.
     """
     now = time.time()
-    files = (path for path in Path(plan["results"]).rglob("*") if path.is_file())
+    folders = (Path(plan["results"]), Path(plan["figures"]))
+    files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
     ahead = [path for path in files if path.stat().st_mtime > now]
     for path in ahead:
         with suppress(PermissionError):
             os.utime(path, (now, now))
     if ahead:
-        print(f"{len(ahead)} results were from the future (do clocks differ?): now they are from now", file=sys.stderr)
+        print(f"{len(ahead)} files had a time in the future, which is now set back; do clocks differ?", file=sys.stderr)
 
 
 def rescue(arguments: argparse.Namespace) -> None:

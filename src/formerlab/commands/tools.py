@@ -119,6 +119,7 @@ def ui(arguments: argparse.Namespace) -> None:
         uri = f"sqlite:///{database}"
     first = landing(uri, plan["scale"], list(plan["studies"]))
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
+    words += ["--host", "127.0.0.1"]  # else MLFLOW_HOST may open it to the network
     print(f"MLflow UI: http://127.0.0.1:{arguments.port}{first}", file=sys.stderr)
     quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # nothing asks for jobs
     os.execvpe(words[0], words, os.environ | quiet)

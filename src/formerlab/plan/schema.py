@@ -34,6 +34,8 @@ def _folder(path: str) -> str:
     """Refuse what is no folder to write into: none, the root of all files, the project itself, what others read."""
     if not path.strip() or set(normpath(path).split("/")) <= {"", ".", ".."}:
         raise ValueError(f"{path!r} is no folder to write into; name one, such as results")
+    if path.startswith("-"):
+        raise ValueError(f"{path[:100]!r} begins like an option; write ./{path[:100]}")
     if not re.fullmatch(r"[\w ./+@=,-]+", path):
         raise ValueError(f"{path[:100]!r} is taken as it stands; use letters, digits, spaces and ./_-+@=, only")
     if len(path.encode()) > LONGEST_FOLDER:
