@@ -237,10 +237,12 @@ def test_rows_that_changed_by_hand_are_refused_and_the_others_tracked(tmp_path):
             folder / "run.json", lambda record, at=folder: record.update(rows_sha256=hashes_of_rows(at, ["test.csv"]))
         )
     shutil.copy(root / "denseformer/other/seed0/test.csv", root / "denseformer/plain/seed0/test.csv")
+    (make_run(root, "denseformer", "damaged") / "run.json").write_text("[]")
     outcome = synced(tmp_path)
     assert len(outcome["created"]) == 3
-    (line,) = outcome["refused"]
-    assert "plain/seed0/test.csv: changed since its stage wrote it" in line
+    damaged, changed = outcome["refused"]
+    assert "damaged/seed0/run.json: is not a JSON object" in damaged
+    assert "plain/seed0/test.csv: changed since its stage wrote it" in changed
 
 
 def test_a_run_that_still_trains_is_running_and_goes_on_where_it_stands(tmp_path, monkeypatch):
@@ -351,7 +353,7 @@ def test_a_sync_that_fails_is_no_failed_job_but_is_counted(tmp_path, monkeypatch
     (results / "mlflow.json").write_text('{"failures": "many"}')
     assert tracked() == ("failed", 1)
     assert capsys.readouterr().err.startswith("warning: tracking URI 'mlruns': give sqlite:///")
-    monkeypatch.setattr("formerlab.tracking.mlflow.Results", lambda root: 1 / 0)  # whatever it is
+    monkeypatch.setattr("formerlab.tracking.mlflow.Results", lambda *_: 1 / 0)  # whatever it is
     assert tracked() == ("failed", 2)
     assert capsys.readouterr().err == "warning: ZeroDivisionError: division by zero\n"
     monkeypatch.undo()

@@ -53,6 +53,16 @@ def test_a_run_without_the_optimizer_that_another_goes_on_with_is_stale(plan):
     assert Judge(plan).verdict("train", RUN).current
 
 
+def test_a_product_whose_rows_were_deleted_is_stale_and_the_file_is_named(plan):
+    for stage, file in (("train", "test.csv"), ("zeroshot", "zeroshot.csv")):
+        change(plan, stage, RUN, rows_sha256={file: "0" * 64})
+        path = Judge(plan).record(stage, RUN).with_name(file)
+        path.unlink(missing_ok=True)
+        assert Judge(plan).verdict(stage, RUN) == ("stale", f"{file} is missing")
+        path.touch()
+        assert Judge(plan).verdict(stage, RUN).current
+
+
 def test_given_weights_count_whichever_code_made_them_but_not_of_other_settings_or_data(plan):
     change(plan, "train", RUN, code_hash="old")
     assert Judge(plan).verdict("train", RUN) == ("stale", "changed since: code")

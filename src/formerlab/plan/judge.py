@@ -151,6 +151,9 @@ class Judge:
         reasons = [f"changed since: {', '.join(sorted(wrong))}"] if wrong else []
         if self.plan[stage][name].get("keep_optimizer") and not (path.parent / OPTIMIZER).exists():
             reasons.append(f"no {OPTIMIZER}, which another run goes on with")
+        stated = record.get("rows_sha256")
+        for file in stated if isinstance(stated, dict) else ():
+            reasons += [] if (path.parent / file).exists() else [f"{file} is missing"]
         bases = {base: self.verdict(*base) for base in self.bases(stage, name)}
         reasons += [f"{base[1]} is {verdict.state}" for base, verdict in bases.items() if not verdict.current]
         if reasons:

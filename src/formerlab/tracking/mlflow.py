@@ -21,16 +21,10 @@ from formerlab.errors import UserError
 from formerlab.files import locked
 from formerlab.progress import Progress
 from formerlab.results.read import Results
+from formerlab.results.records import read_run
+from formerlab.results.stages import MAKING
 from formerlab.tracking.address import database_of, experiment_name, experiment_tags, redacted, without_secrets
-from formerlab.tracking.rows import (
-    Entry,
-    configuration_entry,
-    content_of,
-    figure_files,
-    hash_files,
-    seed_entry,
-    study_entry,
-)
+from formerlab.tracking.rows import Entry, configuration_entry, content_of, hash_files, seed_entry, study_entry
 
 LAYOUT = "3"
 """Stands before the hash of what an entry holds: what another layout wrote is written anew."""
@@ -51,7 +45,7 @@ def sync(root: Path, uri: str, figures: Path | None = None) -> dict[str, Any]:
     Returns what was done, with the URI free of credentials, and under `refused` which runs have damaged rows. Raises
     UserError where anything else goes wrong, without credentials too; whoever calls turns that into a warning.
     """
-    results = Results(root)
+    results = Results(root, partial(_unreadable, root))
     place = root.resolve()
     folder = figures or place.parents[2] / "figures" / place.parent.name / place.name
     lock = root / ".mlflow.lock"
@@ -67,14 +61,25 @@ def sync(root: Path, uri: str, figures: Path | None = None) -> dict[str, Any]:
             ) from None
 
 
+def _unreadable(root: Path, stage: str, name: str) -> str:
+    """Object to a run whose record cannot be read, which keeps none of the others out."""
+    path = root / name / "run.json"
+    if stage in MAKING and path.exists():
+        try:
+            read_run(path)
+        except UserError as error:
+            return str(error)
+    return ""
+
+
 def _sync(results: Results, store: "_Store", figures: Path) -> dict[str, Any]:
-    records, refused = results.records(), []
+    records, refused = results.records(), results.left_out()
     with Progress(len(records), "track", unit="run") as progress:
         for study in sorted({record["study"] for record in records}):
             of_study = [record for record in records if record["study"] == study]
             store.open(experiment_name(results.scale, study), experiment_tags(results.scale, study))
-            content = hash_files(figure_files(figures, study))
-            store.upsert([study], content, partial(study_entry, results, of_study, figures))
+            pictures = study_entry(results, of_study, figures)
+            store.upsert([study], hash_files(pictures.files), partial(study_entry, results, of_study, figures))
             for run in sorted({record["run"] for record in of_study}):
                 seeds = [record for record in of_study if record["run"] == run]
                 try:
