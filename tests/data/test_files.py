@@ -84,6 +84,14 @@ def test_division_by_file_keeps_files_whole_and_follows_their_names(tmp_path: Pa
     assert moved == divided
 
 
+def test_names_that_leave_a_split_empty_are_said_before_anything_is_read(tmp_path: Path) -> None:
+    data = folder_data(folder(tmp_path / "in", 3), valid_share=0.01, test_share=0.01)
+    data.search()
+    by_name = data.model_copy(update={"source": data.source.model_copy(update={"split_by": "file"})})
+    with pytest.raises(UserError, match=r"split_by: file: none of 3 files goes to 'valid'.*raise valid_share=0\.01"):
+        by_name.search()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

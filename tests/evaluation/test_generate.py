@@ -1,3 +1,4 @@
+import os
 from itertools import pairwise
 
 import pytest
@@ -85,6 +86,11 @@ def test_the_text_stops_at_the_end_of_the_context_and_says_so(model, tokenizer):
     assert notes == [f"stopped after {room} of {room + 1} tokens, at the end of the model's context of 48"]
     with pytest.raises(UserError, match="shorten the prompt"):
         generate(model, tokenizer, "the cat sat " * 40, tokens=1)
+
+
+def test_a_prompt_that_is_no_utf8_is_refused(model, tokenizer):
+    with pytest.raises(UserError, match=r"prompt: 'caf.*is not UTF-8"):
+        generate(model, tokenizer, os.fsdecode(b"caf\xe9"))
 
 
 def test_an_empty_prompt_starts_a_document(model, tokenizer):

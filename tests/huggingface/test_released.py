@@ -1,6 +1,7 @@
 """Released models by kind of place: a folder, a GGUF file, the hub."""
 
 import json
+import shutil
 from importlib.util import find_spec
 
 import foreign
@@ -67,6 +68,15 @@ def test_words_that_cannot_be_are_one_line():
         parse_released("model", context=0)
     with pytest.raises(ValueError, match="give either path or package"):
         Gguf()
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", None])
+def test_weights_that_are_cut_or_a_pointer_are_one_line(folder, tmp_path, content):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    whole = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2] if content is None else content)
+    with pytest.raises(UserError, match=r"copy.*again"):
+        load_any(Folder(path=str(copy)))
 
 
 @pytest.mark.skipif(not find_spec("gguf"), reason="needs gguf (`make released`)")

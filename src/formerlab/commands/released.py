@@ -113,8 +113,10 @@ def run(arguments: argparse.Namespace) -> None:
 def _side_by_side(loaded: "Loaded", prompt: str, tokens: int) -> str:
     """Continue a prompt by the full cache and by one that forgets; return both texts with speed and bytes."""
     from formerlab.cache import Decay, KVCache, PrunedCache
+    from formerlab.evaluation.language.generate import check_text
     from formerlab.evaluation.language.generate import sample as continued
 
+    check_text("--prompt", prompt)
     ids = loaded.tokenizer.encode(prompt.strip(), add_special_tokens=False).ids
     if not 1 < len(ids) <= loaded.model.spec.context - tokens:
         raise UserError(f"--prompt: {len(ids)} tokens; give 2 to {loaded.model.spec.context - tokens}")

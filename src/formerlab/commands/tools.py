@@ -50,9 +50,11 @@ def demo(arguments: argparse.Namespace) -> None:
 def generate(arguments: argparse.Namespace) -> None:
     """Print the continuation as it is made."""
     from formerlab.data import load_tokenizer
+    from formerlab.evaluation.language.generate import check_text
     from formerlab.evaluation.language.generate import generate as continue_prompt
     from formerlab.training.load import data_of, found, load_decoder
 
+    check_text("prompt", arguments.prompt)
     folder = found(arguments.checkpoint)
     model, run = load_decoder(folder)
     data = data_of(folder, run)

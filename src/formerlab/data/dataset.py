@@ -37,6 +37,10 @@ class DataSpec(Spec, ABC):
         """How items are divided where the source does not say."""
         return Shares(self.valid_share, self.test_share)
 
+    def search(self) -> None:
+        """Raise UserError for named files that are not there, and for splits that their names alone leave empty."""
+        self.source.search()
+
     def recipe(self) -> dict[str, Any]:
         """Return what shapes the data, without the places they lie at."""
         return {**self.model_dump(mode="json", exclude=self.outside_recipe), "source": self.source.recipe()}

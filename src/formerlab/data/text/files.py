@@ -83,6 +83,17 @@ class Files(TextSource):
         """Raise UserError for a pattern that matches nothing, an empty file or a file in two splits."""
         self.named()
 
+    def check_division(self, shares: Shares) -> None:
+        """Raise UserError as `search` does, and where the names of the files leave a split empty."""
+        named = self.named()
+        found = {split for label in named for name in named[label] for split in self._candidates(label, name, shares)}
+        for split in (split for split in SPLITS if split not in found):
+            share = "" if split == "train" else f"raise {split}_share={getattr(shares, split):g}, "
+            raise UserError(
+                f"source.split_by: file: none of {sum(map(len, named.values()))} files goes to '{split}', for their "
+                f"names alone decide; {share}name source.{split}, or set split_by: document"
+            )
+
     def split_rule(self, shares: Shares) -> str:
         """Say how documents are divided."""
         rule = super().split_rule(shares)

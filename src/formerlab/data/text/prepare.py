@@ -66,6 +66,10 @@ def _opened(name: str, data: TextData, workers: Workers) -> tuple[Corpus, list[s
 
     Whole files that are too few to be divided are divided by their paragraphs.
     """
+    try:
+        data.search()
+    except UserError as error:
+        raise UserError(f"data: {name}: {error}") from None
     corpus = data.source.open(data.shares, workers)
     empty, documents = without_documents(corpus.shards, data)
     if not empty:

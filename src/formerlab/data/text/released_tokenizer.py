@@ -59,7 +59,7 @@ def load_fast_tokenizer(arguments: dict[str, Any]) -> Loaded:
     name = shown_place(arguments)
     try:
         tokenizer = AutoTokenizer.from_pretrained(**arguments)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # the library raises bare Exception for a damaged file
         raise UserError(f"{name}: no tokenizer of transformers ({reason(error)})") from None
     backend: HuggingFaceTokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

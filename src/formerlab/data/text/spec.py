@@ -44,6 +44,13 @@ class TextData(DataSpec):
             raise ValueError("questions are made from the docstrings of source 'embedded' only; set questions: 0")
         return self
 
+    def search(self) -> None:
+        """Raise UserError for named files that are not there, and for splits that their names alone leave empty."""
+        if isinstance(self.source, Files):
+            self.source.check_division(self.shares)
+        else:
+            self.source.search()
+
     @property
     def vocabulary(self) -> int:
         """Number of tokens a model needs, known before anything is read."""

@@ -47,6 +47,7 @@ def generate(
     for name, value, least in (("tokens", tokens, 0), ("temperature", temperature, 0), ("top_k", top_k, 1)):
         if value is not None and value < least:
             raise UserError(f"{name}={value}: give at least {least}")
+    check_text("prompt", prompt)
     end = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
     room = room_after(len(ids), model.spec.context)
@@ -67,6 +68,12 @@ def generate(
     if stream is not None and text != shown:
         stream(text[len(shown) :])
     return text
+
+
+def check_text(name: str, text: str) -> None:
+    """Raise UserError for bytes that are no UTF-8, as a terminal of another encoding sends them."""
+    if text.encode("utf-8", "ignore").decode() != text:
+        raise UserError(f"{name}: {text!r} is not UTF-8; set the terminal to UTF-8")
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int:

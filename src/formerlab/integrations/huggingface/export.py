@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from pydantic import ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -63,7 +64,10 @@ def load_folder(folder: Path) -> DecoderModel:
     path = folder / "model.safetensors"
     if not path.is_file():
         raise UserError(f"{path}: no such file; export the model again")
-    weights = {name.removeprefix("decoder."): tensor for name, tensor in load_file(path).items()}
+    try:
+        weights = {name.removeprefix("decoder."): tensor for name, tensor in load_file(path).items()}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: not a whole file of weights ({error}); export the model again") from None
     model = DecoderModel(spec)
     expected = model.state_dict()
     for name in sorted(expected.keys() | weights.keys()):

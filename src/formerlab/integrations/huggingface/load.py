@@ -92,8 +92,11 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
             saved = getattr(config.get_text_config(decoder=True), "dtype", None)
             check_room(name, parameters, dtype or saved or torch.float32, device)
             model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=dtype or "auto")
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UserError(f"{name}: no causal model of transformers ({reason(error)})") from None
+    except UserError:
+        raise
+    except Exception as error:  # what a damaged file makes of the reader is anybody's guess
+        remedy = "fetch again what is cut or a pointer of git-lfs"
+        raise UserError(f"{name}: no causal model of transformers ({reason(error)}); {remedy}") from None
     return model.to(device).eval()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import yaml
 from pydantic import ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -39,7 +40,12 @@ def read_weights(folder: Path) -> Weights:
     if (folder / "pytorch_model.bin").is_file():
         return _tensors(folder / "pytorch_model.bin")
     if (folder / "model.safetensors").is_file():
-        return load_file(folder / "model.safetensors")
+        try:
+            return load_file(folder / "model.safetensors")
+        except SafetensorError as error:
+            raise UserError(
+                f"{folder / 'model.safetensors'}: not a file of tensors ({error}); fetch it again"
+            ) from None
     if (folder / STATES_FILE).is_file():
         return _tensors(folder / STATES_FILE, inside="module")
     layers = {path: match for path in sorted(folder.glob("layer_*")) if (match := LAYER_FILE.fullmatch(path.name))}
