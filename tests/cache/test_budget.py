@@ -6,13 +6,22 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from formerlab.cache import H2O, Budget, Decay, StreamingLLM, resolve_budget
-from formerlab.cache.budget import part
+from formerlab.cache.budget import EVERYTHING, part
 from formerlab.errors import UserError
 
 
 @pytest.mark.parametrize(
     ("budget", "length", "expected"),
-    [(0.4, 16, 6), (0.5, 5, 3), (0.29, 50, 15), (0.4, 1, 0), (1.0, 7, 7), (1, 7, 1), (6, 3, 6), (0.025, 20, 1)],
+    [
+        (0.4, 16, 6),
+        (0.5, 5, 3),
+        (0.29, 50, 15),
+        (0.4, 1, 0),
+        (1.0, 7, EVERYTHING),
+        (1, 7, 1),
+        (6, 3, 6),
+        (0.025, 20, 1),
+    ],
 )
 def test_entries(budget, length, expected):
     assert resolve_budget(budget, length) == expected
@@ -25,7 +34,7 @@ def test_impossible_budgets_are_refused_with_the_value(budget):
 
 
 @settings(deadline=None, derandomize=True)
-@given(length=st.integers(1, 5000), percent=st.integers(1, 100))
+@given(length=st.integers(1, 5000), percent=st.integers(1, 99))
 def test_a_ratio_rounds_to_the_nearest_count_and_a_half_goes_up(length, percent):
     assert resolve_budget(percent / 100, length) == (2 * percent * length + 100) // 200
 

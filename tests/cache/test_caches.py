@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from jaxtyping import config
 from torch.nn import functional as F
 
 from formerlab.cache import (
@@ -280,6 +281,37 @@ def test_spatten_passes_its_choice_between_the_layers_of_a_simulation(tokens):
     assert masks[1][0, 0, -1].sum() in (5, 6)
 
 
+EVERY = [
+    *[variant() for variant in variants(CachePolicy)],
+    H2O(variant="local_statistics"),
+    H2O(variant="global_statistics"),
+    StreamingLLM(positions="reindexed"),
+]
+
+
+@pytest.mark.parametrize("policy", EVERY, ids=repr)
+def test_a_budget_of_1_0_prunes_nothing_now_or_later(policy, tokens):
+    model = decoder(position=Rotary())
+    ways = 0
+    for make in (Simulation, PrunedCache, CompressedCache):
+        try:
+            attend = make(policy, 1.0, position=model.position)
+        except UserError:  # a way in which this policy does not run
+            continue
+        out = model(tokens, attend=attend) if make is Simulation else feed(model, tokens, attend)
+        torch.testing.assert_close(out, model(tokens), rtol=0, atol=1e-10)
+        ways += 1
+    assert ways
+
+
+@pytest.mark.parametrize("make", [Simulation, PrunedCache, CompressedCache])
+@pytest.mark.parametrize(("policy", "name"), [("decay", "Decay"), (H2O, "H2O")])
+def test_the_name_or_the_class_of_a_policy_is_refused(make, policy, name, monkeypatch):
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # the tests' own check of types comes first
+    with pytest.raises(UserError, match=rf"^policy=.*: give a policy of formerlab.cache itself, such as {name}\(\)$"):
+        make(policy, 0.4)
+
+
 @pytest.mark.parametrize("policy", [Local(), Decay(), H2O(), StreamingLLM()], ids=repr)
 def test_realised_budget_is_the_share_held(policy, tokens):
     model = Toy(2, rotary=False)
@@ -289,7 +321,9 @@ def test_realised_budget_is_the_share_held(policy, tokens):
     for budget in (1.0, TIME, TIME - 1):  # with one entry less than tokens, the last query sees all and evicts one
         simulation = Simulation(policy, budget)
         model(tokens, attend=simulation)
-        assert simulation.realised_budget.tolist() == pytest.approx([resolve_budget(budget, TIME) / TIME] * 2)
+        assert simulation.realised_budget.tolist() == pytest.approx(
+            [min(resolve_budget(budget, TIME), TIME) / TIME] * 2
+        )
         observed = Simulation(policy, budget, observe=lambda layer, seen: None)
         model(tokens, attend=observed)
         assert observed.realised_budget.tolist() == pytest.approx(simulation.realised_budget.tolist())

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from foreign import build, tokens
+from transformers import DynamicCache, StaticCache
 
 from formerlab.cache import (
     H2O,
@@ -21,6 +22,7 @@ from formerlab.cache import (
 )
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import sample
+from formerlab.integrations.huggingface.cache_argument import FIELD
 from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.modeling import FormerlabConfig, FormerlabForCausalLM
 from formerlab.integrations.huggingface.pruning import prune
@@ -75,8 +77,9 @@ def test_with_full_nothing_changes(kind, models):
     model, (text, mask) = models[kind], padded()
     for options in ({"attention_mask": mask}, {"num_beams": 3}, {"prefill_chunk_size": 7}):
         unpruned = generated(model, text, **options)
-        with prune(model, Full(), 0.4):
-            assert torch.equal(generated(model, text, **options), unpruned), options
+        for policy, budget in ((Full(), 0.4), (Decay(), 1.0), (SnapKV(), 1.0)):
+            with prune(model, policy, budget):
+                assert torch.equal(generated(model, text, **options), unpruned), (policy, options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,11 +126,14 @@ def test_a_cache_holds_its_budget(models):
     assert cache.bytes() == 6 * layers * key_heads * channels * keys_and_values * double
 
 
+def ours(position):
+    spec = Decoder(vocabulary=290, layers=2, width=16, heads=2, context=48, embedding_std=0.5, position=position)
+    return FormerlabForCausalLM(FormerlabConfig(spec=spec.to_dict())).double().eval()
+
+
 @pytest.mark.parametrize("position", [Rotary(fraction=0.5), Learned()], ids=lambda position: position.kind)
 def test_our_own_models_in_transformers_are_pruned_too(position):
-    spec = Decoder(vocabulary=290, layers=2, width=16, heads=2, context=48, embedding_std=0.5, position=position)
-    model = FormerlabForCausalLM(FormerlabConfig(spec=spec.to_dict())).double().eval()
-    text, mask = padded()
+    model, (text, mask) = ours(position), padded()
     with prune(model, Decay(), 0.4):
         together = generated(model, text, attention_mask=mask)
     for row, length in enumerate(PADDED):
@@ -165,6 +171,36 @@ def test_the_model_is_what_it_was_whatever_happens():
     assert model.__dict__["forward"] is own
 
 
+@pytest.mark.parametrize("name", ["past_key_values", FIELD])
+@pytest.mark.parametrize("kind", [*KINDS, "ours"])
+def test_the_callers_own_cache_is_the_one_that_is_filled(kind, name, models):
+    model, text = models[kind] if kind in models else ours(Rotary()), tokens(1, 20)
+    for new in (DynamicCache, lambda: StaticCache(config=model.config, max_cache_len=30)):
+        with prune(model, Decay(), 6), torch.no_grad():
+            expected, cache = model(text).logits, new()
+            pieces = [model(piece, **{name: cache}).logits for piece in text.split([5, 1, 1, 13], 1)]
+            torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=0, atol=1e-10)
+            assert cache.get_seq_length() == 20
+            own, cache = generated(model, text), new()
+            assert torch.equal(generated(model, text, **{name: cache}), own)
+            assert cache.get_seq_length() == 20 + GREEDY["max_new_tokens"] - 1
+
+
+def test_a_call_takes_one_cache_of_its_own_kind(models):
+    text, cache = tokens(1, 4), DynamicCache()
+    for model in (models["llama"], ours(Rotary())):
+        for wrong in ({"cache_params": cache}, {"mems": cache}, {FIELD: ((cache, cache),)}):
+            with (
+                pytest.raises(UserError, match=f"^{next(iter(wrong))}: no cache of transformers"),
+                prune(model, H2O(), 6),
+            ):
+                model(text, **wrong)
+    with pytest.raises(UserError, match="a call has one cache"):
+        model(text, cache=cache, past_key_values=DynamicCache())
+    with pytest.raises(UserError, match="give a DynamicCache"):
+        model(text, **{FIELD: StaticCache(config=model.config, max_cache_len=30)})
+
+
 def begun(model):
     with prune(model, Decay(), 6):
         return model(tokens(1, 9)).past_key_values
@@ -184,6 +220,7 @@ WRONG_CALLS = {
         tokens(1, 2), attention_mask=torch.tensor([[0, *[1] * 10]]), past_key_values=BEGUN["pruned"]
     ),
     "cannot come back": lambda model: generated(model, tokens(1, 20), prompt_lookup_num_tokens=2),
+    "output_attentions: a pruned cache returns no attention": lambda model: model(tokens(1, 4), output_attentions=True),
     "10 tokens exceed the context of 9": lambda model: model(tokens(1, 10)),
 }
 BEGUN = {}

@@ -13,12 +13,16 @@ from pydantic import Field
 
 from formerlab.errors import UserError
 
-Budget = Annotated[int, Field(ge=1, le=10**7)] | Annotated[float, Field(gt=0, le=1)]
+EVERYTHING = 10**7
+"""The largest count of entries, which no text reaches."""
+Budget = Annotated[int, Field(ge=1, le=EVERYTHING)] | Annotated[float, Field(gt=0, le=1)]
 """A count of entries (int) or a share of the sequence's own length (float): 1 is one entry, 1.0 is everything."""
 
 
 def resolve_budget(budget: int | float, length: int) -> int:
     """Return round_half_up(ratio length), or the count given: the keys held between steps (official codes floor).
+
+    A ratio of 1.0 is no pruning, also of what is generated later and where a policy's own parts of a budget overlap.
 
     The ratio is taken as the decimal number that it prints as, so that 0.29 of 50 is 14.5 and rounds up to 15, where
     binary floating point gives 14. A ratio may leave a very short sequence no entry: its queries see themselves alone.
@@ -27,7 +31,9 @@ def resolve_budget(budget: int | float, length: int) -> int:
     """
     if isinstance(budget, int) and not isinstance(budget, bool) and budget >= 1:
         return budget
-    if isinstance(budget, float) and 0 < budget <= 1:
+    if isinstance(budget, float) and budget == 1:
+        return EVERYTHING
+    if isinstance(budget, float) and 0 < budget < 1:
         return int((_decimal(budget) * length).quantize(Decimal(1), rounding=ROUND_HALF_UP))
     raise UserError(f"budget {budget!r}: give a count of entries (an int, at least 1) or a ratio (a float in (0, 1])")
 

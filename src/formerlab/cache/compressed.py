@@ -9,7 +9,7 @@ from formerlab.cache.budget import Budget, resolve_budget
 from formerlab.cache.engines.engine import Prompt
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.kv import KVCache
-from formerlab.cache.policies.policy import Policy, places
+from formerlab.cache.policies.policy import Policy, check_policy, places
 from formerlab.cache.prefill import OneShot, kept
 from formerlab.errors import UserError
 from formerlab.layers.attention import Heads, KeyHeads
@@ -31,6 +31,7 @@ class CompressedCache:
     """
 
     def __init__(self, policy: Policy, budget: Budget, position: PositionEncoding | None = None) -> None:
+        check_policy(policy)
         resolve_budget(budget, 1)  # refuse an impossible budget here
         if not (isinstance(policy, OneShot) or (isinstance(policy, Eviction) and policy.is_online)):
             raise UserError(f"{policy!r} cannot compress a prompt: it masks whole sequences; run it as a Simulation")
@@ -60,7 +61,7 @@ class CompressedCache:
             raise UserError(f"{self.policy!r}: query heads share key heads; use scope='group' or 'layer'")
         assert isinstance(self.policy, OneShot | Eviction)
         batch, _, time, _ = q.shape
-        prompt = Prompt(q, k, v, [resolve_budget(self.budget, time)] * batch, [time] * batch, layer)
+        prompt = Prompt(q, k, v, [min(resolve_budget(self.budget, time), time)] * batch, [time] * batch, layer)
         chosen = kept(self.policy, prompt, self.position)
         return places(chosen, min(self.policy.capacity(prompt.budgets[0]), time)).expand(-1, k.shape[1], -1)
 

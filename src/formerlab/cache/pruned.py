@@ -10,7 +10,7 @@ from torch import Tensor
 from formerlab.cache.budget import Budget, resolve_budget
 from formerlab.cache.engines.engine import Prompt, choose, load_compiled
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policies.policy import Policy, places
+from formerlab.cache.policies.policy import Policy, check_policy, places
 from formerlab.cache.reindexed import check_position, rotated
 from formerlab.cache.simulation import Simulation
 from formerlab.cache.store import Store
@@ -55,6 +55,7 @@ class PrunedCache:
     def __init__(
         self, policy: Policy, budget: Budget, position: PositionEncoding | None = None, *, length: int | None = None
     ) -> None:
+        check_policy(policy)
         resolve_budget(budget, 1)  # refuse an impossible budget here
         policy.check_stepwise()
         if not (isinstance(policy, Eviction) and policy.is_online):
@@ -67,7 +68,7 @@ class PrunedCache:
         self.position = check_position(policy, position)
         self._layers: dict[int, _Layer] = {}
         self._settled = False
-        if isinstance(budget, int) or length is not None:
+        if isinstance(budget, int) or budget == 1.0 or length is not None:
             self._settle(length or 0)
 
     @torch.no_grad()

@@ -11,7 +11,16 @@ from torch.nn import functional as F
 from formerlab.cache.budget import Budget, resolve_budget
 from formerlab.cache.engines.engine import Engine, Prompt, choose
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policies.policy import Layer, Policy, State, by_group, masked_softmax, on_device, true_lengths
+from formerlab.cache.policies.policy import (
+    Layer,
+    Policy,
+    State,
+    by_group,
+    check_policy,
+    masked_softmax,
+    on_device,
+    true_lengths,
+)
 from formerlab.cache.reindexed import check_position
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
@@ -61,6 +70,7 @@ def simulate(
     Raises ValueError where an input does not fit or the policy lacks one, UserError for an impossible budget and for a
     policy that has no rule for single steps.
     """
+    check_policy(policy)
     policy.check_stepwise()
     given = {"keys": keys, "values": values, "state": state}
     for name in policy.needs:
@@ -105,6 +115,7 @@ class Simulation:
         position: PositionEncoding | None = None,
         engine: Engine | None = None,
     ) -> None:
+        check_policy(policy)
         resolve_budget(budget, 1)  # refuse an impossible budget here
         policy.check_stepwise()
         self.policy = policy

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from formerlab.errors import UserError
 from formerlab.layers.attention import KeyHeads
 from formerlab.layers.position import PositionEncoding
 from formerlab.spec import Spec
@@ -102,6 +103,13 @@ class Policy(Spec, ABC):
     @abstractmethod
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
         """Return for every query (third axis) the keys that it may see; later keys and padding do not matter."""
+
+
+def check_policy(policy: object) -> None:
+    """Raise UserError for what is no policy: the name of one, or its class."""
+    if not isinstance(policy, Policy):
+        name = policy.__name__ if isinstance(policy, type) else "Decay"
+        raise UserError(f"policy={policy!r}: give a policy of formerlab.cache itself, such as {name}()")
 
 
 def by_group(

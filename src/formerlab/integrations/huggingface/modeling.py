@@ -7,10 +7,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, StaticCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from formerlab.errors import UserError
 from formerlab.integrations.huggingface.attention import current_attend
+from formerlab.integrations.huggingface.cache_argument import FIELD, NAMES, take_cache
 from formerlab.integrations.huggingface.padding import count_padding, standing_at
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.models.decoder import Decoder, DecoderModel
@@ -23,7 +25,7 @@ class FormerlabConfig(PreTrainedConfig):  # type: ignore[misc]
     """The config of a decoder: `spec` says everything; the other sizes repeat it under transformers' names."""
 
     model_type = MODEL_TYPE
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = list(NAMES)
     has_no_defaults_at_init = False
 
     def __init__(self, spec: dict[str, Any] | None = None, **others: Any) -> None:
@@ -120,24 +122,31 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         return_dict: bool | None = None,
+        cache: Cache | None = None,
         **others: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Return the logits of the token after each, the cache, and with `labels` the mean loss in nats.
 
-        Positions follow from the cache and the mask; whatever else is given (`position_ids` among it) changes nothing.
+        `cache` and `past_key_values` are two names of one argument. Positions follow from the cache and the mask;
+        whatever else is given (`position_ids` among it) changes nothing, but another kind of cache is refused.
         """
+        cache = take_cache(others | {"cache": cache, "past_key_values": past_key_values})
+        if isinstance(cache, StaticCache):
+            raise UserError(
+                f"{FIELD}: a StaticCache holds room beyond the text, which this model would read; give a DynamicCache"
+            )
         use_cache = not self.training if use_cache is None else use_cache
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache()
-        start = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if use_cache and cache is None:
+            cache = DynamicCache()
+        start = 0 if cache is None else cache.get_seq_length()
         padding = None if attention_mask is None else count_padding(attention_mask)
         padding = padding if padding and any(padding) else None
         last = logits_to_keep or None if labels is None else None
-        logits = self._logits(input_ids, past_key_values, padding, start, last)
+        logits = self._logits(input_ids, cache, padding, start, last)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **others)
-        out = CausalLMOutputWithPast(loss=loss, logits=logits[:, -logits_to_keep:], past_key_values=past_key_values)
+        out = CausalLMOutputWithPast(loss=loss, logits=logits[:, -logits_to_keep:], **{FIELD: cache})
         return out if return_dict is not False else out.to_tuple()
 
     def _logits(
