@@ -10,6 +10,7 @@ from corpora import document, folder, folder_data
 from pydantic import ValidationError
 
 from formerlab.data import Files, TextData, source_fingerprint
+from formerlab.data.file_hashes import changed_unseen
 from formerlab.data.splitting import Shares
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
@@ -171,7 +172,17 @@ def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("formerlab.data.file_hashes.sha256", lambda path: read.append(path) or "changed")
     assert source_fingerprint(data, cache) == first
     assert read == []
-    (tmp_path / "here/001.txt").write_text("another text")
+    path = tmp_path / "here/001.txt"
+    stamp, text = path.stat(), path.read_text()
+    path.write_text("Z" + text[1:])
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert source_fingerprint(data, cache) == first
+    monkeypatch.undo()
+    assert changed_unseen(cache) == [path]
+    path.write_text(text)
+    assert changed_unseen(cache) == []
+    monkeypatch.setattr("formerlab.data.file_hashes.sha256", lambda path: read.append(path) or "changed")
+    path.write_text("another text")
     assert source_fingerprint(data, cache) != first
     assert [path.name for path in read] == ["001.txt"]
     cache.write_text(json.dumps(["no", "cache"]))

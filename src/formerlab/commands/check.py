@@ -21,7 +21,9 @@ SPARE_BYTES = 1_000_000_000
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
-    add_verb(verbs, "check", check, "check before a start that the disk has room for the plan")
+    parser = add_verb(verbs, "check", check, "check before a start that the disk has room for the plan")
+    text = "read texts and prepared data again: have any changed while size and time stayed?"
+    parser.add_argument("--contents", action="store_true", help=text)
     add_verb(verbs, "rescue", rescue, "after a failure: draw what can be drawn, list what failed and its logs")
 
 
@@ -29,6 +31,8 @@ def check(arguments: argparse.Namespace) -> None:
     """Stop before any job starts where the disk is too small for what is still missing; mend times in the future."""
     plan = load_plan(arguments)
     results = Path(plan["results"])
+    if arguments.contents:
+        _check_contents(plan)
     _leave_the_future(plan)
     judge = Judge(plan)
     missing = [job for run_id, job in plan["train"].items() if not judge.verdict("train", run_id).current]
@@ -40,6 +44,16 @@ def check(arguments: argparse.Namespace) -> None:
             f"{folder}: {short(free)}B free, but the {len(missing)} missing runs need about {short(need)}B; "
             "make room, or set results: to another disk"
         )
+
+
+def _check_contents(plan: dict[str, Any]) -> None:
+    """Raise UserError for a text or prepared stream of other content than its hash, size and time as before."""
+    from formerlab.data.file_hashes import changed_unseen
+
+    for job in plan["data"].values():
+        for cache in sorted(Path(job["out"]).glob("*_hashes.json")):
+            if changed := changed_unseen(cache):
+                raise UserError(f"{changed[0]}: changed while size and time stayed; touch it, then run the same again")
 
 
 def _leave_the_future(plan: dict[str, Any]) -> None:
