@@ -63,6 +63,17 @@ def test_a_product_whose_rows_were_deleted_is_stale_and_the_file_is_named(plan):
         assert Judge(plan).verdict(stage, RUN).current
 
 
+def test_a_run_whose_spec_was_edited_is_stale(plan):
+    spec = plan["train"][RUN]["spec"]
+    change(plan, "train", RUN, spec=spec)
+    assert Judge(plan).verdict("train", RUN).current
+    change(plan, "train", RUN, spec=spec | {"steps": spec["steps"] + 1})
+    assert Judge(plan).verdict("train", RUN) == ("stale", "changed since: configuration")
+    data = plan["data"]["text"]["spec"]
+    change(plan, "data", "text", spec=data)  # what states no hash of it
+    assert Judge(plan).verdict("data", "text").current
+
+
 def test_given_weights_count_whichever_code_made_them_but_not_of_other_settings_or_data(plan):
     change(plan, "train", RUN, code_hash="old")
     assert Judge(plan).verdict("train", RUN) == ("stale", "changed since: code")

@@ -6,6 +6,7 @@ it was made from other data or another parent than those that are there now, and
 """
 
 import hashlib
+import json
 import os
 import time
 from pathlib import Path
@@ -148,6 +149,8 @@ class Judge:
             return Verdict("failed", str(record))
         expected = self._expected(stage, name)
         wrong = {READABLE[key] for key, value in expected.items() if value not in (None, at(record, key.split(".")))}
+        if "spec_hash" in record and "spec" in record and _fingerprint(record["spec"]) != record["spec_hash"]:
+            wrong.add(READABLE["spec_hash"])  # edited by hand
         reasons = [f"changed since: {', '.join(sorted(wrong))}"] if wrong else []
         if self.plan[stage][name].get("keep_optimizer") and not (path.parent / OPTIMIZER).exists():
             reasons.append(f"no {OPTIMIZER}, which another run goes on with")
@@ -201,3 +204,8 @@ class Judge:
             except UserError as error:
                 self._read[path] = error
         return self._read[path]
+
+
+def _fingerprint(spec: Any) -> str:
+    """Return what `formerlab.spec.fingerprint` does, which cannot be imported without pydantic."""
+    return hashlib.sha256(json.dumps(spec, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]

@@ -9,28 +9,41 @@ from formerlab.errors import UserError
 from formerlab.models.decoder import DecoderModel
 from formerlab.training.record import load_record
 from formerlab.training.run import Run
+from formerlab.yaml_files import read_yaml
 
 
 def load(run: str | Path) -> nn.Module:
     """Return the model of a finished run with its final weights, ready to use (in evaluation mode, on the CPU).
 
-    `run` is a run's folder, or its id (`denseformer/plain-4/seed0`) where one scale in `results/live` has such a run.
+    `run` is a run's folder, or its id (`denseformer/plain-4/seed0`) where one scale in `results/live` has such a run
+    (or in `live` of the folder that config.yaml, or its overlay, names as `results`).
     Raises UserError where there is none, or more than one.
     """
     return load_model(found(run))[0]
 
 
 def found(run: str | Path) -> Path:
-    """Return the folder of a finished run, given that or its id. Raises UserError as `load` does."""
+    """Return the folder of a finished run, given that or its id. Raises UserError as `load` does.
+
+    An id is looked for below the `results` of config.yaml in the working directory.
+    """
     folder = Path(run)
     if not (folder / "run.json").is_file() and not folder.is_absolute():
-        live = [path.parent for path in sorted(Path("results/live").glob(f"*/{folder}/run.json"))]
+        live = [path.parent for path in sorted(_live().glob(f"*/{folder}/run.json"))]
         if len(live) > 1:
             raise UserError(f"{run}: more than one scale has this run; name {' or '.join(map(str, live))}")
         folder = live[0] if live else folder
     if not (folder / "run.json").is_file():
         raise UserError(f"{run}: no finished run there; python -m formerlab runs lists those of a scale")
     return folder
+
+
+def _live() -> Path:
+    """Return the folder of live results that the configuration in the working directory names."""
+    config = read_yaml(Path(), "config.yaml") if Path("config.yaml").is_file() else {}
+    overlay = read_yaml(Path(), config["overlay"]) if config.get("overlay") else {}
+    own = config.get("set") or {}
+    return Path(own.get("results") or overlay.get("results") or config.get("results") or "results", "live")
 
 
 def load_model(folder: Path) -> tuple[nn.Module, Run]:
