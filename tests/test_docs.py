@@ -163,7 +163,7 @@ NOT_RUN = {
     "python -m formerlab released": "see make released",
     "python -m formerlab ui": "see make ui: its process becomes the server",
     "make ui": "a server that runs until it is stopped; tests/test_tracking_ui.py opens it",
-    "make readme": "writes into README.md what the committed rows say; tests/claims/test_readable.py",
+    "make readme": "writes into README.md what the committed rows say; tests/claims/test_render.py",
     "python -m formerlab readme": "see make readme",
     "python -m formerlab exact": "15 core-seconds; tests/claims/test_exact.py runs every check of it",
     "python -m formerlab plan --shell > all.sh": "the whole DAG; tests/test_commands.py runs such a script",

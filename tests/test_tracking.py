@@ -146,23 +146,22 @@ def test_verdicts_can_be_searched(place):
     from mlflow import MlflowClient
 
     figures = place / "figures/live/laptop"
-    columns = "claim,kind,outcome,verdict,changed,ours,holm_p"
+    columns = "claim,kind,outcome,verdict,changed,ours,reason,holm_p"
     rows = [
-        "denseformer-a,measured,holds,holds at laptop (provisional),changed in version 2,gap = 0.1,0.03",
-        "denseformer-b,measured,not judged,not judged,,,",
-        "denseformer-d,exact,holds,holds,,deviation = 0,",
-        "denseformer-e,measured,withdrawn,withdrawn: taken at another time,,,",
-        "decay-c,measured,fails,fails,,,",
+        "denseformer-a,measured,agrees,agrees at laptop,changed in version 2,gap = 0.1,,0.03",
+        "denseformer-b,measured,not_tested,not tested,,,withdrawn: taken at another time,",
+        "denseformer-d,exact,holds,holds,,deviation = 0,,",
+        "decay-c,measured,contradicts,contradicts,,,,",
     ]
     (figures / "claims.csv").write_text("\n".join([columns, *rows]) + "\n")
     (figures / "claims.html").write_text("<p>claims</p>")
     assert "live/laptop/denseformer" in synced(place)["updated"]
     client = MlflowClient(tracking_uri=f"sqlite:///{place}/mlflow.db")
     experiment = client.get_experiment_by_name("formerlab/laptop/denseformer").experiment_id
-    (top,) = client.search_runs([experiment], filter_string="tags.`claim.denseformer-a` = 'holds'")
+    (top,) = client.search_runs([experiment], filter_string="tags.`claim.denseformer-a` = 'agrees'")
     assert top.data.tags["claim.denseformer-a.ours"] == "gap = 0.1"
     assert top.data.tags["claim.denseformer-a.changed"] == "changed in version 2"
-    assert top.data.tags["claim.denseformer-e"] == "withdrawn: taken at another time"
+    assert top.data.tags["claim.denseformer-b.reason"] == "withdrawn: taken at another time"
     assert "claim.decay-c" not in top.data.tags
     assert top.data.metrics == {}, "charts are of curves"
     assert {"claims.csv", "claims.html"} <= {file.path for file in client.list_artifacts(top.info.run_id)}

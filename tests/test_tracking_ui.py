@@ -37,7 +37,8 @@ def place(tmp_path_factory):
     figures.mkdir(parents=True)
     (figures / "denseformer_table.md").write_text("# a table of the study")
     (figures / "claims.csv").write_text(
-        "claim,kind,outcome,verdict,changed,ours,holm_p\ndenseformer-a,measured,holds,holds at laptop,,gap = 0.1,0.03\n"
+        "claim,kind,outcome,verdict,changed,ours,reason,holm_p\n"
+        "denseformer-a,measured,agrees,agrees at laptop,,gap = 0.1,,0.03\n"
     )
     sync(root, f"sqlite:///{place}/mlflow.db")
     return place

@@ -7,6 +7,10 @@ from importlib.resources import files
 import pytest
 
 from formerlab.evaluation.exact import CHECKS
+from formerlab.report.claims.bootstrap import BATCHES
+from formerlab.report.claims.pool import POOL_FACTOR
+from formerlab.report.claims.quantity import GUARD, MIN_UNITS, POOL_CHECK
+from formerlab.report.claims.regime import QUANTITIES
 from formerlab.report.claims.registry import VERSION_HASHES, read_claims
 
 BOOK = read_claims()
@@ -15,20 +19,36 @@ BOOK = read_claims()
 def test_the_file_is_unchanged():
     content = files("formerlab.report.claims").joinpath("claims.yaml").read_bytes()
     assert hashlib.sha256(content).hexdigest() == VERSION_HASHES[BOOK.version]
-    assert len(BOOK.claims) == 60
+    assert len(BOOK.claims) == 61
     assert sum(claim.headline for claim in BOOK.claims) == 10
 
 
-def test_what_version_2_changed_is_marked():
+def test_what_later_versions_changed_is_marked():
     marks = {claim.id: mark for claim in BOOK.claims if (mark := BOOK.changed(claim))}
     assert marks["tokenformer-continued-training-lower"] == "changed in version 2"
-    assert marks["tokenformer-worse-than-modern-transformer"] == "changed in version 2"
-    assert marks["decay-beats-h2o"] == "interval changed in version 2"
-    added = [name for name, mark in marks.items() if mark == "added in version 2"]
+    assert marks["tokenformer-growth-beats-continuing"] == "added in version 2; changed in version 3"
+    assert marks["tokenformer-growth-gap-shrinks-with-stage"] == "added in version 3"
+    assert "decay-beats-h2o" not in marks
+    added = [name for name, mark in marks.items() if mark.startswith("added in")]
     assert {claim.id for claim in BOOK.claims if claim.origin == "own"} < set(added)
-    assert len(added) == 5
-    paired = {claim.id for claim in BOOK.claims if any("paired(" in text for text in claim.criterion.expressions)}
-    assert len(marks) == len(paired | set(added)) + 2, "and nothing else"
+
+
+def test_constants_that_stand_beside_their_formulas_are_the_registered_ones():
+    extra = BOOK.protocol.model_extra
+    assert extra["min_documents"] == extra["min_examples"] == MIN_UNITS
+    assert extra["monte_carlo_guard"] == GUARD
+    assert extra["monte_carlo_batches"] == BATCHES
+    assert (extra["pool_check"], extra["pool_factor"]) == (POOL_CHECK, POOL_FACTOR)
+
+
+def test_every_quantity_of_a_regime_can_be_computed():
+    of_several = {"same_grid", "gain_of_depth"}
+    for claim in BOOK.claims:
+        assert bool(claim.regime or claim.regime_why) == (claim.kind == "measured")
+        for condition in claim.regime:
+            assert set(condition.arms) <= set(claim.arms)
+            name = condition.quantity
+            assert {name, name.removesuffix("_apart"), name.removesuffix("_ratio")} & {*QUANTITIES, *of_several}
 
 
 @pytest.mark.parametrize("claim", BOOK.claims, ids=lambda claim: claim.id)
@@ -40,7 +60,7 @@ def test_expressions_use_what_the_protocol_and_let_define(claim):
         for node in ast.walk(ast.parse(expression, mode="eval")):
             if isinstance(node, ast.Call):
                 assert node.func.id in BOOK.protocol.functions
-                if node.func.id in ("value", "diff", "ratio", "logratio", "paired"):
+                if node.func.id in ("value", "diff", "ratio", "logratio", "paired", "correlation"):
                     *used, metric = [argument.value for argument in node.args]
                     assert set(used) <= arms
                     assert metric in BOOK.protocol.metrics

@@ -1,12 +1,12 @@
-"""What the command `readme` writes into pages: verdicts on cached rows, where claims have arms, the stages."""
+"""What the command `readme` writes into pages: verdicts on cached rows, the stages."""
 
 from pathlib import Path
 
 from formerlab.errors import UserError
 from formerlab.files import write_text
 from formerlab.plan.claim_arms import read_arms
-from formerlab.plan.claim_coverage import SCALES, coverage_block
-from formerlab.report.claims.readable import FIRST_SCREEN, all_block, first_screen
+from formerlab.plan.claim_coverage import testable
+from formerlab.report.claims.render import all_block, first_screen
 from formerlab.report.claims.table import verdicts
 from formerlab.report.claims.verdict import Verdict
 from formerlab.results.read import Results, has_runs
@@ -16,17 +16,17 @@ BEGIN = "<!-- written by `make readme`, not by hand -->"
 END = "<!-- end of what `make readme` writes -->"
 
 
-def _verdicts(root: Path) -> dict[str, list[Verdict]]:
-    """Return the verdicts by scale, the largest first: of that with the most to say, and of those on the first screen.
+SCALES = ("paper", "workstation", "overnight", "pretrained")
+"""The scales whose rows the pages tell of, the first that tests a claim."""
 
-    Raises UserError where no scale has rows.
-    """
+
+def _verdicts(root: Path) -> dict[str, list[Verdict]]:
+    """Return the verdicts by scale. Raises UserError where no scale has rows."""
     cached = root / "results" / "cached"
-    scales = [name for name in reversed(SCALES) if has_runs(cached / name)]
+    scales = [name for name in SCALES if has_runs(cached / name)]
     if not scales:
         raise UserError(f"{cached}: no rows at any scale; export some first (make results-export)")
-    wanted = {scales[0], *(scale for shown in FIRST_SCREEN.values() for scale in shown.scales)}
-    return {name: verdicts(Results(cached / name), read_arms(root, name)) for name in scales if name in wanted}
+    return {name: verdicts(Results(cached / name), read_arms(root, name)) for name in scales}
 
 
 def stages_block() -> str:
@@ -42,20 +42,15 @@ def stages_block() -> str:
     return "\n".join(lines)
 
 
-PAGES = ("README.md", "docs/verdicts.md", "docs/claims_table.md", "docs/files.md")
+PAGES = ("README.md", "docs/verdicts.md", "docs/files.md")
 """The pages with something between the marks."""
 
 
 def blocks(root: Path) -> dict[str, str]:
     """Return what stands between the marks of every page of PAGES."""
     found = _verdicts(root)
-    return dict(
-        zip(
-            PAGES,
-            (first_screen(found), all_block(found), coverage_block(root), stages_block()),
-            strict=True,
-        )
-    )
+    texts = first_screen(found), all_block(found, testable(root, SCALES)), stages_block()
+    return dict(zip(PAGES, texts, strict=True))
 
 
 def written(path: Path, block: str) -> str:

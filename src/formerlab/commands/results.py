@@ -112,7 +112,7 @@ def exact(arguments: argparse.Namespace) -> None:
 def claims(arguments: argparse.Namespace) -> None:
     """Show the verdicts at the plan's scale, or write them."""
     from formerlab.plan.claim_arms import read_arms
-    from formerlab.report.claims.readable import counts
+    from formerlab.report.claims.render import counts
     from formerlab.report.claims.table import frame, verdicts
     from formerlab.results.read import Results
 
@@ -124,7 +124,7 @@ def claims(arguments: argparse.Namespace) -> None:
     results = Results(root, objection)
     found = verdicts(results, read_arms(Path(), root.name))
     if arguments.against is not None:
-        from formerlab.report.claims.against import read_verdicts, text
+        from formerlab.report.claims.verdict_diff import read_verdicts, text
 
         print(text(read_verdicts(arguments.against), frame(found)))
         return

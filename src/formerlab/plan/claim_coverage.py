@@ -1,6 +1,5 @@
-"""Which claims can have a verdict at which scale: those whose arms are all runs of that scale."""
+"""Which measured claims have all their arms at which scale: those whose arms are all runs of that scale."""
 
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -8,14 +7,14 @@ from formerlab.plan.claim_arms import read_arms
 from formerlab.plan.resolve import resolve_released, resolve_study
 from formerlab.plan.sources import read_sources
 from formerlab.report.claims.arms import Arm
-from formerlab.report.claims.registry import Claim, read_claims
-from formerlab.report.claims.verdict import standing
-
-SCALES = ("smoke", "laptop", "pretrained", "overnight", "workstation", "paper")
+from formerlab.report.claims.registry import read_claims
 
 
 def missing_arms(root: Path, scale: str) -> dict[str, list[str]]:
-    """Return, for every measured claim, the arms (with their item) that no run of the scale stands for."""
+    """Return, for every measured claim, the arms (with their item) that no run of the scale stands for.
+
+    Of a claim whose items are cases of their own, those of the item that lacks the fewest.
+    """
     claims = [claim for claim in read_claims().claims if claim.kind == "measured"]
     studies = sorted({claim.study for claim in claims})
     sources = read_sources(root, {"scale": scale, "studies": studies})
@@ -25,15 +24,28 @@ def missing_arms(root: Path, scale: str) -> dict[str, list[str]]:
     found = {}
     for claim in claims:
         arms = mapped[claim.study].get(claim.id)
-        items = claim.criterion.for_each or (None,)
-        missing = [
-            f"{arm} of {item}" if item else arm
-            for item in items
-            for arm in claim.arms
-            if arms is None or not _exists(arms.of(item).get(arm), runs[claim.study])
+        by_item = [
+            [
+                f"{arm} of {item}" if item else arm
+                for arm in claim.arms
+                if arms is None or not _exists(arms.of(item).get(arm), runs[claim.study])
+            ]
+            for item in claim.criterion.for_each or (None,)
         ]
-        found[claim.id] = missing
+        found[claim.id] = (
+            min(by_item, key=len) if claim.criterion.combine == "tested" else [arm for arms in by_item for arm in arms]
+        )
     return found
+
+
+def testable(root: Path, scales: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return for every measured claim the scales that may decide it and have all its arms."""
+    missing = {scale: missing_arms(root, scale) for scale in scales}
+    claims = [claim for claim in read_claims().claims if claim.kind == "measured"]
+    return {
+        claim.id: [scale for scale in scales if scale in claim.scales.judged and not missing[scale][claim.id]]
+        for claim in claims
+    }
 
 
 def _exists(arm: Arm | None, runs: set[str]) -> bool:
@@ -43,28 +55,3 @@ def _exists(arm: Arm | None, runs: set[str]) -> bool:
     if not all(any(fnmatchcase(run, pattern) for run in runs) for pattern in patterns):
         return False
     return arm.run is None or arm.run in runs
-
-
-def coverage_block(root: Path) -> str:
-    """Return a table of measured claims and scales as Markdown, and why cells are empty."""
-    missing = {scale: missing_arms(root, scale) for scale in SCALES}
-    claims = [claim for claim in read_claims().claims if claim.kind == "measured"]
-    lines = ["| claim | " + " | ".join(SCALES) + " |", "|---|" + "---|" * len(SCALES)]
-    for claim in claims:
-        cells = ["" if missing[scale][claim.id] else standing(claim, scale) for scale in SCALES]
-        lines.append(f"| {claim.id} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *_reasons(claims, missing)])
-
-
-def _reasons(claims: list[Claim], missing: dict[str, dict[str, list[str]]]) -> Iterator[str]:
-    """Say of every claim with an empty cell which arms the scales lack."""
-    yield "An empty cell: the scale trains no run for an arm. Those are"
-    yield ""
-    for claim in claims:
-        scales: dict[str, list[str]] = {}
-        for scale in SCALES:
-            if lacking := missing[scale][claim.id]:
-                whole = len(lacking) == len(claim.arms) * max(1, len(claim.criterion.for_each))
-                scales.setdefault("all arms" if whole else ", ".join(lacking), []).append(scale)
-        if scales:
-            yield f"- {claim.id}: " + "; ".join(f"{arms} ({', '.join(places)})" for arms, places in scales.items())

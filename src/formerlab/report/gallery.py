@@ -44,7 +44,8 @@ code { background: #f3f3f3; padding: 0 .25em; } summary { cursor: pointer; }
 .stages div { border: 1px solid #bbb; border-radius: 6px; padding: .5em .8em; }
 .stages p { margin: .15em 0; }
 .verdict { border-radius: 3px; padding: 0 .4em; background: #eee; }
-.holds { background: #d9efd9; } .fails { background: #f6d8d5; } .indicative { background: #fdf0cc; }
+.agrees, .holds { background: #d9efd9; } .contradicts, .fails { background: #f6d8d5; }
+.cannot_tell { background: #fdf0cc; }
 """
 
 
@@ -150,8 +151,7 @@ def _verdicts(title: str, claims: DataFrame) -> str:
 
 
 def _chip(outcome: str) -> str:
-    word = outcome if outcome in ("holds", "fails", "indicative") else ""
-    return f'<span class="verdict {word}">{escape(outcome)}</span>'
+    return f'<span class="verdict {escape(outcome)}">{escape(outcome.replace("_", " "))}</span>'
 
 
 def _cell(value: Any) -> str:

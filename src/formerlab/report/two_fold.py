@@ -1,7 +1,7 @@
 """Alpha chosen on one half of the questions and judged on the other, for each task or for all tasks at once."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,3 +52,27 @@ def two_fold_selection(grids: Mapping[str, Grid], halves: Mapping[str, Halves]) 
                 result[task].own_places.append(own)
                 result[task].common_places.append(common)
     return result
+
+
+def two_fold_means(
+    halves: Mapping[str, tuple[Grid, Grid]],
+    counts: Mapping[str, Sequence[Float[ndarray, "resamples examples"]]],
+    *,
+    common: bool,
+) -> Float[ndarray, "resamples seeds"]:
+    """Return the mean accuracy over tasks of `two_fold_selection`, with the choice made anew in every resample.
+
+    `halves` are the answers of each half of a task, `counts` how often each of its questions is drawn.
+    """
+    means = {
+        task: [np.einsum("re,ase->ras", drawn, grid) / drawn.sum(axis=1)[:, None, None] for drawn, grid in both]
+        for task, both in ((task, list(zip(counts[task], pair, strict=True))) for task, pair in halves.items())
+    }
+    total = 0.0
+    for task, pair in halves.items():
+        weights = [half.shape[2] / sum(other.shape[2] for other in pair) for half in pair]
+        for half in (0, 1):
+            shown = np.mean([mean[1 - half] for mean in means.values()], axis=0) if common else means[task][1 - half]
+            chosen = np.take_along_axis(means[task][half], shown.argmax(axis=1)[:, None], axis=1)[:, 0]
+            total = total + weights[half] * chosen / len(halves)
+    return np.asarray(total)

@@ -12,16 +12,15 @@ LONGEST_TAG = 5000
 def claim_tags(figures: Path, study: str) -> dict[str, str]:
     """Return the verdicts on the study's claims; nothing before they were judged.
 
-    `claim.<id>` is the verdict in a word (withdrawn: with its reason), `claim.<id>.ours` what was found, and
-    `claim.<id>.changed` marks a younger criterion.
+    `claim.<id>` is the verdict in a word, `claim.<id>.ours` what was found, `claim.<id>.reason` why it is not tested,
+    and `claim.<id>.changed` marks a younger criterion.
     """
     path = figures / FILES[0]
     if not path.exists():
         return {}
     rows = pd.read_csv(path).drop_duplicates("claim")
     rows = rows[rows["claim"].str.startswith(f"{study}-")]
-    words = rows["outcome"].where(rows["outcome"] != "withdrawn", rows["verdict"])
-    columns = {"": words, ".ours": rows["ours"], ".changed": rows["changed"]}
+    columns = {"": rows["outcome"], ".ours": rows["ours"], ".reason": rows["reason"], ".changed": rows["changed"]}
     return {
         f"claim.{claim}{ending}": text[:LONGEST_TAG]
         for ending, column in columns.items()

@@ -17,6 +17,8 @@ class Arm(Spec):
     """Name of the run."""
     best_of: str | None = None
     """Glob pattern of run names: the one with the lowest mean validation loss over the seeds stands for the arm."""
+    searched: tuple[Annotated[str, Field(pattern=r"^[a-z0-9_-]+/[^/]+$")], ...] = ()
+    """Runs among which its rate was searched, as `scale/pattern`; without them those of `best_of`."""
     constant: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
     """A number for every seed and example."""
     chance: bool = False

@@ -1,12 +1,12 @@
-"""What the criterion of one claim asks for, each found once: values and differences of arms, numbers of its check."""
+"""What the criterion of one claim asks for, each found once: numbers and differences of arms, numbers of its check."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from formerlab.errors import UserError
 from formerlab.report.claims.arms import Arm
-from formerlab.report.claims.bootstrap import paired_difference
-from formerlab.report.claims.quantity import MissingRowsError, Paired, Seeds
+from formerlab.report.claims.bootstrap import Sample
+from formerlab.report.claims.quantity import Agreement, Level, MissingRowsError, Paired
 from formerlab.report.claims.registry import Claim, Protocol
 from formerlab.report.claims.rows import Rows
 
@@ -29,31 +29,55 @@ class Evidence:
         """Names of the runs that were read so far."""
         return () if self._rows is None else tuple(sorted(self._rows.used))
 
-    def run(self, item: str | None, arm: str) -> str | None:
-        """Return the run that stands for an arm; nothing where a plain number or the best of several does."""
-        return self._arm(item, arm).run
+    @property
+    def rows(self) -> Rows:
+        """The rows of the study. Raises MissingRowsError where it maps no runs to the claim."""
+        if self._rows is None:
+            raise MissingRowsError("the study maps no runs to this claim")
+        return self._rows
 
-    def value(self, item: str | None, arm: str, metric: str) -> Seeds:
+    def arm(self, item: str | None, name: str) -> Arm:
+        """Return the arm of an item."""
+        if name not in self.claim.arms:
+            raise UserError(f"{self.claim.id}: unknown arm {name!r}; there are {', '.join(self.claim.arms)}")
+        arms = self.rows.arms.of(item)
+        if name not in arms:
+            raise MissingRowsError(f"the study maps no run to arm {name}" + (f" of {item}" if item else ""))
+        return arms[name]
+
+    def level(self, item: str | None, arm: str, metric: str, *, logarithm: bool = False) -> Level:
         """Return one number per seed. Raises MissingRowsError where the arm has no rows."""
-        chosen, rows = self._arm(item, arm), self._known_rows()
-        return self._once((chosen, self._metric(metric)), lambda: rows.value(chosen, metric))
+        chosen, rows = self.arm(item, arm), self.rows
+        key = (chosen, self._metric(metric), logarithm)
+        return self._once(key, lambda: rows.level(chosen, metric, logarithm=logarithm))
 
     def paired(self, item: str | None, a: str, b: str, metric: str) -> Paired:
-        """Return the mean difference over the same examples."""
-        left, right = self._arm(item, a), self._arm(item, b)
+        """Return the mean difference over the same examples; a constant is compared with rows."""
+        left, right = self.arm(item, a), self.arm(item, b)
+        if left.constant is not None:
+            return -self.paired(item, b, a, metric)
+        of_left = self._once((left, self._metric(metric), "sample"), lambda: self.rows.sample(left, metric))
+        if right.constant is not None:
+            return self._estimate(left, metric, of_left.seeds) - right.constant
+        of_right = self._once((right, metric, "sample"), lambda: self.rows.sample(right, metric))
+        if of_left.names != of_right.names or type(of_left) is not type(of_right):
+            raise MissingRowsError(f"{a} and {b}: the arms have rows of different examples")
+        if not (seeds := tuple(seed for seed in of_left.seeds if seed in of_right.seeds)):
+            raise MissingRowsError(f"{a} and {b}: the arms have no seed in common")
+        return self._estimate(left, metric, seeds) - self._estimate(right, metric, seeds)
 
-        def difference() -> Paired:
-            rows = self._known_rows()
-            # A constant takes the shape of the rows that it is compared with.
-            other = rows.examples(right if left.constant is not None else left, metric)
-            left_rows = rows.examples(left, metric, other) if left.constant is not None else other
-            right_rows = other if left.constant is not None else rows.examples(right, metric, other)
-            try:
-                return paired_difference(left_rows, right_rows, self.protocol.bootstrap_resamples)
-            except MissingRowsError as error:
-                raise MissingRowsError(f"{a} and {b}: {error}") from None
+    def over_chance(self, arm: Arm, suite: str | None = None) -> float:
+        """Return the lower end of accuracy minus guessing."""
 
-        return self._once((left, right, self._metric(metric)), difference)
+        def lower_end() -> float:
+            sample = self.rows.sample(arm, "accuracy", above_chance=True, suite=suite)
+            return sample.estimate(self.protocol.bootstrap_resamples).ends(self.protocol.confidence)[0]
+
+        return self._once((arm, suite, "chance"), lower_end)
+
+    def agreement(self, item: str | None, arm: str, metric: str) -> Agreement:
+        """Return the correlation of seeds."""
+        return self._once((self.arm(item, arm), self._metric(metric)), lambda: self.rows.agreement(self.arm(item, arm)))
 
     def number(self, item: str | None, name: str) -> float:
         """Return a number of the exact check, or one that is counted in the rows."""
@@ -61,31 +85,24 @@ class Evidence:
             if key in self.numbers:
                 return self.numbers[key]
         if name.startswith("realised_budget_"):
-            arm = self._arm(item, name.removeprefix("realised_budget_"))
-            metric = "loss_nats" if "loss_nats" in self.claim.criterion.metrics else "accuracy"
-            return self._known_rows().realised_budget(arm, metric)
-        if name == "smallest_seed_correlation_off_diagonal":
-            return self._known_rows().seed_correlation(self._arm(item, "dense"))
+            return self.rows.realised_budget(self.arm(item, name.removeprefix("realised_budget_")), self.measured)
         raise MissingRowsError(f"no check has given {name}")
+
+    @property
+    def measured(self) -> str:
+        """The metric by which policies are compared."""
+        return next(iter(sorted(self.claim.criterion.metrics)), "accuracy")
+
+    def _estimate(self, arm: Arm, metric: str, seeds: tuple[int, ...]) -> Paired:
+        sample: Sample = self._found[arm, metric, "sample"]
+        resamples = self.protocol.bootstrap_resamples
+        return self._once((arm, metric, seeds), lambda: sample.of(seeds).estimate(resamples))
 
     def _once(self, key: tuple[Any, ...], find: Callable[[], Found]) -> Found:
         if key not in self._found:
             self._found[key] = find()
         found: Found = self._found[key]
         return found
-
-    def _known_rows(self) -> Rows:
-        if self._rows is None:
-            raise MissingRowsError("the study maps no runs to this claim")
-        return self._rows
-
-    def _arm(self, item: str | None, name: str) -> Arm:
-        if name not in self.claim.arms:
-            raise UserError(f"{self.claim.id}: unknown arm {name!r}; there are {', '.join(self.claim.arms)}")
-        arms = self._known_rows().arms.of(item)
-        if name not in arms:
-            raise MissingRowsError(f"the study maps no run to arm {name}" + (f" of {item}" if item else ""))
-        return arms[name]
 
     def _metric(self, metric: str) -> str:
         if metric not in self.protocol.metrics:

@@ -1,105 +1,268 @@
-"""Quantities with an uncertainty: one number per seed, or one per seed with replicates over the same examples."""
+"""Quantities with an uncertainty: linear in the numbers of runs, over the same examples, or how far seeds agree.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+The rules are those of protocol.statistics in claims.yaml.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float
+from scipy import special
 
-from formerlab.statistics import Interval, interval_over, student
+from formerlab.statistics import Interval
 
 Same = TypeVar("Same", bound="Quantity")
+MIN_UNITS = 20
+"""Documents, or examples, from which on they give a variance of their own (min_documents, min_examples)."""
+GUARD = 3
+"""Monte Carlo standard errors by which an end is moved outward before it is compared (monte_carlo_guard)."""
+POOL_CHECK = 0.99
+"""Level of the F test above which a comparison keeps its own variance (pool_check)."""
 
 
 class MissingRowsError(Exception):
     """What a criterion asks for has no rows; the message says what."""
 
 
-class NoValueError(Exception):
+class NoValueError(MissingRowsError):
     """The rows are there, but the quantity has no value for them; the message says why."""
 
 
 class Quantity:
-    """Something that has a mean and an interval; arithmetic with numbers and with its like."""
+    """Something that has a mean and an interval; sums with its like, products with numbers."""
 
     def interval(self, confidence: float) -> Interval:
         """Return mean and interval at this level."""
         raise NotImplementedError
 
-    def _with(self: Same, other: Any, operation: Callable[[Any, Any], Any]) -> Same:
+    def ends(self, confidence: float) -> tuple[float, float]:
+        """Return the ends that are compared with limits; infinite where there is no interval."""
+        found = self.interval(confidence)
+        return (found.low, found.high) if found.known else (-math.inf, math.inf)
+
+    def scaled(self: Same, factor: float) -> Same:
+        """Return the product with a number."""
+        raise NotImplementedError
+
+    def plus(self: Same, other: Any) -> Same:
+        """Return the sum with its like, or with a number."""
         raise NotImplementedError
 
     def __add__(self: Same, other: Any) -> Same:
-        return self._with(other, lambda a, b: a + b)
+        return self.plus(other)
 
     def __sub__(self: Same, other: Any) -> Same:
-        return self._with(other, lambda a, b: a - b)
+        return self.plus(-other)
 
-    def __mul__(self: Same, other: Any) -> Same:
-        return self._with(other, lambda a, b: a * b)
+    def __mul__(self: Same, factor: float) -> Same:
+        return self.scaled(factor)
 
-    def __truediv__(self: Same, other: Any) -> Same:
-        return self._with(other, lambda a, b: a / b)
+    __rmul__ = __mul__
 
-    def __radd__(self: Same, other: Any) -> Same:
-        return self._with(other, lambda a, b: b + a)
-
-    def __rsub__(self: Same, other: Any) -> Same:
-        return self._with(other, lambda a, b: b - a)
-
-    def __rmul__(self: Same, other: Any) -> Same:
-        return self._with(other, lambda a, b: b * a)
+    def __truediv__(self: Same, divisor: float) -> Same:
+        return self.scaled(1 / divisor)
 
     def __neg__(self: Same) -> Same:
-        return self._with(-1.0, lambda a, b: a * b)
+        return self.scaled(-1.0)
 
 
-@dataclass(frozen=True)
-class Seeds(Quantity):
-    """One number per seed; two of them are paired by seed."""
+def t_interval(mean: float, parts: Sequence[tuple[float, float]], confidence: float, **more: Any) -> Interval:
+    """Return mean +- t SE, SE^2 being the sum of (variance, degrees of freedom), those of t by Satterthwaite."""
+    variance = sum(part for part, _ in parts)
+    doubt = sum(part**2 / freedom for part, freedom in parts)
+    half = math.sqrt(variance) * float(special.stdtrit(variance**2 / doubt, (1 + confidence) / 2)) if doubt else 0.0
+    return Interval(mean, mean - half, mean + half, **more)
 
+
+class Pooled(NamedTuple):
+    """The variance of one run's number between seeds, and its degrees of freedom."""
+
+    variance: float
+    freedom: int
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """One number of a run, by seed."""
+
+    name: str
+    """What was read of which run: equal names are the same number."""
     values: Mapping[int, float]
+    units: Mapping[int, Float[np.ndarray, " units"]] | None = None
+    """The same on each unit of the held-out split that was drawn by itself; of a logarithm, value by mean."""
+    weights: Float[np.ndarray, " units"] | None = None
+    pooled: Callable[[Sequence["Level"]], Pooled | None] = lambda levels: None
+    """Returns the variance of such numbers over runs like those of the levels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Quantity):
+    """A sum of numbers of runs with coefficients, paired by seed."""
+
+    terms: Mapping[str, tuple[float, Level]]
+    constant: float = 0.0
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds that all terms have."""
+        return sorted(set.intersection(*(set(level.values) for _, level in self.terms.values())))
+
+    @property
+    def deviation(self) -> float:
+        """Its own standard deviation over seeds."""
+        return float(np.std(self._by_seed(), ddof=1)) if len(self.seeds) > 1 else math.nan
 
     def interval(self, confidence: float) -> Interval:
-        """Return Student's t interval."""
-        return student(list(self.values.values()), confidence)
+        """Return Student's t interval over seeds, and over documents where there are enough."""
+        values, seeds = self._by_seed(), len(self.seeds)
+        mean = float(values.mean()) if seeds else math.nan
+        if seeds < 2:
+            return Interval(mean, math.nan, math.nan, seeds)
+        parts = [self._between(float(values.var(ddof=1)), seeds), *self._documents()]
+        return t_interval(mean, parts, confidence, seeds=seeds, method="student")
 
-    def _with(self, other: Any, operation: Callable[[Any, Any], Any]) -> "Seeds":
-        if isinstance(other, Seeds):
-            shared = sorted(self.values.keys() & other.values.keys())
-            return Seeds({seed: operation(self.values[seed], other.values[seed]) for seed in shared})
-        if isinstance(other, int | float):
-            return Seeds({seed: operation(value, other) for seed, value in self.values.items()})
-        raise TypeError("numbers per seed and paired differences do not mix")
+    @property
+    def of_one_text(self) -> bool:
+        """Whether its interval says nothing of other held-out texts."""
+        return not self._documents()
 
-    def map(self, function: Callable[[float], float]) -> "Seeds":
-        """Return a function of every number."""
-        return Seeds({seed: function(value) for seed, value in self.values.items()})
+    def scaled(self, factor: float) -> "Linear":
+        """Return the product with a number."""
+        return Linear({name: (factor * c, level) for name, (c, level) in self.terms.items()}, factor * self.constant)
+
+    def plus(self, other: Any) -> "Linear":
+        """Return the sum with its like, or with a number."""
+        if not isinstance(other, Linear):
+            return replace(self, constant=self.constant + other)
+        terms = dict(self.terms)
+        for name, (coefficient, level) in other.terms.items():
+            terms[name] = (coefficient + terms.get(name, (0.0, level))[0], level)
+        return Linear(terms, self.constant + other.constant)
+
+    def _by_seed(self) -> Float[np.ndarray, " seeds"]:
+        columns = [[c * level.values[seed] for seed in self.seeds] for c, level in self.terms.values()]
+        return np.asarray(np.sum(columns, axis=0) + self.constant)
+
+    def _between(self, own: float, seeds: int) -> tuple[float, float]:
+        """Return the variance of the mean over seeds: pooled, unless its own one is larger than chance would have."""
+        coefficients = [c for c, _ in self.terms.values()]
+        if abs(sum(coefficients)) < 1e-9:
+            levels = [level for _, level in self.terms.values()]
+            if (pool := levels[0].pooled(levels)) is not None:
+                expected = pool.variance * sum(c**2 for c in coefficients)
+                if own <= expected * float(special.fdtri(seeds - 1, pool.freedom, POOL_CHECK)):
+                    return expected / seeds, pool.freedom
+        return own / seeds, seeds - 1
+
+    def _documents(self) -> list[tuple[float, float]]:
+        """Return the variance of the choice of documents; nothing where they are few, or not known."""
+        weights = next(iter(self.terms.values()))[1].weights
+        if weights is None or len(weights) < MIN_UNITS:
+            return []
+        on_units = np.zeros(len(weights))
+        for coefficient, level in self.terms.values():
+            if level.units is None or not np.array_equal(level.weights, weights):  # type: ignore[arg-type]
+                return []
+            on_units += coefficient * np.mean([level.units[seed] for seed in self.seeds], axis=0)
+        share, count = weights / weights.sum(), len(weights)
+        squares = float(np.sum((share * (on_units - share @ on_units)) ** 2))
+        return [(count / (count - 1) * squares, count - 1)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Paired(Quantity):
     """A mean over the same examples; those of one claim share their resamples, so arithmetic on them stays paired."""
 
     of_seeds: Mapping[int, float]
     """The point estimate: one mean over the examples for each seed."""
-    replicates: Float[np.ndarray, " resamples"]
+    replicates: Float[np.ndarray, "batches resamples"]
     """Means over the seeds for resamples of the examples."""
     examples: int
+    groups: tuple[Float[np.ndarray, " examples"], ...] = ()
+    """The number of every example, mean over seeds, by task; none of a corpus metric, nor where alpha is chosen."""
+    percentiles: bool = True
+    """Whether they give the interval of one seed; else its standard deviation does."""
 
     def interval(self, confidence: float) -> Interval:
         """Return the point estimate with the interval over examples, and over seeds where there are several."""
-        return interval_over(np.array(list(self.of_seeds.values())), self.replicates, self.examples, confidence)
+        return self._over(self.replicates.ravel(), confidence)
 
-    def _with(self, other: Any, operation: Callable[[Any, Any], Any]) -> "Paired":
-        if isinstance(other, Paired):
-            if self.of_seeds.keys() != other.of_seeds.keys():
-                raise MissingRowsError("two paired differences are of different seeds")
-            of_seeds = {seed: operation(value, other.of_seeds[seed]) for seed, value in self.of_seeds.items()}
-            replicates = operation(self.replicates, other.replicates)
-            return Paired(of_seeds, replicates, min(self.examples, other.examples))
-        if isinstance(other, int | float):
-            of_seeds = {seed: operation(value, other) for seed, value in self.of_seeds.items()}
-            return Paired(of_seeds, operation(self.replicates, other), self.examples)
-        raise TypeError("paired differences and numbers per seed do not mix")
+    def ends(self, confidence: float) -> tuple[float, float]:
+        """Return the ends, moved outward by the doubt that the resampling leaves."""
+        found = self.interval(confidence)
+        if not found.known:
+            return -math.inf, math.inf
+        batches = [self._over(batch, confidence) for batch in self.replicates]
+        low, high = (np.std([getattr(b, end) for b in batches], ddof=1) for end in ("low", "high"))
+        guard = GUARD / math.sqrt(len(batches))
+        return float(found.low - guard * low), float(found.high + guard * high)
+
+    def _over(self, replicates: Float[np.ndarray, " resamples"], confidence: float) -> Interval:
+        seeds = np.array(list(self.of_seeds.values()))
+        mean = float(seeds.mean())
+        more: dict[str, Any] = {"seeds": len(seeds), "examples": self.examples}
+        between = [(float(seeds.var(ddof=1)) / len(seeds), len(seeds) - 1)] if len(seeds) > 1 else []
+        if self.groups and min(map(len, self.groups)) < MIN_UNITS:
+            if min(map(len, self.groups)) < 2:
+                return Interval(mean, math.nan, math.nan, **more)
+            tasks = len(self.groups) ** 2
+            within = [(float(g.var(ddof=1)) / len(g) / tasks, len(g) - 1) for g in self.groups]
+            return t_interval(mean, [*between, *within], confidence, method="student", **more)
+        if between:
+            parts = [*between, (float(replicates.var()), self.examples - 1)]
+            return t_interval(mean, parts, confidence, method="seeds and examples", **more)
+        if self.percentiles:
+            low, high = np.quantile(replicates, [(1 - confidence) / 2, (1 + confidence) / 2])
+        else:
+            half = float(special.ndtri((1 + confidence) / 2)) * replicates.std()
+            low, high = mean - half, mean + half
+        return Interval(mean, float(low), float(high), method="bootstrap", **more)
+
+    def scaled(self, factor: float) -> "Paired":
+        """Return the product with a number."""
+        return self._map(lambda numbers: factor * numbers)
+
+    def plus(self, other: Any) -> "Paired":
+        """Return the sum with its like, or with a number."""
+        if not isinstance(other, Paired):
+            return self._map(lambda numbers: numbers + other)
+        if self.of_seeds.keys() != other.of_seeds.keys():
+            raise MissingRowsError("two paired differences are of different seeds")
+        alike = list(map(len, self.groups)) == list(map(len, other.groups))
+        return Paired(
+            {seed: value + other.of_seeds[seed] for seed, value in self.of_seeds.items()},
+            self.replicates + other.replicates,
+            min(self.examples, other.examples),
+            tuple(a + b for a, b in zip(self.groups, other.groups, strict=True)) if alike else (),
+            self.percentiles and other.percentiles,
+        )
+
+    def _map(self, function: Callable[[Any], Any]) -> "Paired":
+        return replace(
+            self,
+            of_seeds={seed: function(value) for seed, value in self.of_seeds.items()},
+            replicates=function(self.replicates),
+            groups=tuple(map(function, self.groups)),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Agreement(Quantity):
+    """Correlation between seeds, entry by entry: Fisher's z over all pairs, with the jackknife over seeds."""
+
+    of_seeds: Float[np.ndarray, "seeds entries"]
+
+    def interval(self, confidence: float) -> Interval:
+        """Return mean and ends, turned back from z."""
+        count = len(self.of_seeds)
+        ones, others = np.triu_indices(count, 1)
+        if count < 3:
+            return Interval(math.nan, math.nan, math.nan, count)
+        z = np.arctanh(np.corrcoef(self.of_seeds)[ones, others])
+        without = np.array([z[(ones != seed) & (others != seed)].mean() for seed in range(count)])
+        variance = (count - 1) / count * float(np.sum((without - without.mean()) ** 2))
+        found = t_interval(float(z.mean()), [(variance, count - 1)], confidence, seeds=count)
+        return replace(found, mean=math.tanh(found.mean), low=math.tanh(found.low), high=math.tanh(found.high))

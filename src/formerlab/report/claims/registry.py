@@ -7,13 +7,14 @@ from importlib.resources import files
 from typing import Any, Literal
 
 import yaml
-from pydantic import model_validator
+from pydantic import ConfigDict, model_validator
 
 from formerlab.spec import Spec
 
 VERSION_HASHES = {
     1: "5f560fc9458713204c14d6ba8b93d91fc3e1ecdbe9f94377f55d3e6de06879f4",
     2: "1f43f7313e566f9a4dea2794ee2c9ba95ea55bdf00b214f838175a0a9deda929",
+    3: "7b15ea056cdcb41ef844758179d366b539ef84ea247f7a75921c005fa92d4fa2",
 }
 """SHA-256 of claims.yaml by its version. A correction raises the version and says what was known by then."""
 
@@ -27,13 +28,11 @@ class Criterion(Spec):
     """True where the claim holds."""
     fails: str
     """True where it fails; never together with `holds`."""
-    undecided: Literal["otherwise", "never"]
-    """What is left."""
     requires: str | None = None
-    """Must be true, or the verdict is undecided."""
+    """Must be true, or the claim is not tested."""
     for_each: tuple[str, ...] = ()
     """Items that the criterion is repeated for."""
-    combine: Literal["all", "pooled"] | None = None
+    combine: Literal["all", "tested"] | None = None
     """How the items' verdicts become one."""
 
     @property
@@ -52,10 +51,28 @@ class Scales(Spec):
 
     judged: tuple[str, ...]
     """Scales that give a verdict."""
-    indicative: tuple[str, ...]
-    """Scales whose numbers are shown without one."""
     why: str
-    """The reason."""
+    """What a reader should know of the others."""
+
+
+class Condition(Spec):
+    """What must be so for a claim to speak of runs at all: the mean of a quantity over seeds, held against limits."""
+
+    quantity: str
+    """Its name in protocol.quantities."""
+    of: str | tuple[str, ...]
+    """Arms, each of which must meet it, but for quantities that compare arms."""
+    at_least: float | None = None
+    at_most: float | None = None
+    published: str
+    """The published setting."""
+    why: str
+    """Why the claim does not speak of other runs."""
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The arms that it names."""
+        return (self.of,) if isinstance(self.of, str) else self.of
 
 
 class Claim(Spec):
@@ -81,6 +98,10 @@ class Claim(Spec):
     """The names used in the criterion."""
     criterion: Criterion
     """When it holds, when it fails."""
+    regime: tuple[Condition, ...] = ()
+    """The runs that the claim speaks of."""
+    regime_why: str = ""
+    """Why it has no such conditions."""
     scales: Scales
     """Where it is judged."""
     traps: tuple[str, ...]
@@ -99,34 +120,22 @@ class Claim(Spec):
 class Protocol(Spec):
     """The rules common to all claims."""
 
-    verdicts: dict[str, str]
-    """What each verdict means."""
-    scale_overnight: str
-    """How the scale overnight is judged where a claim does not name it."""
-    scale_pretrained: str
-    """What the scale pretrained is."""
     confidence: float
     """Level of intervals."""
     min_seeds: int
     """Seeds that a verdict by value, diff or ratio needs."""
     bootstrap_resamples: int
     """Replicates of a bootstrap."""
-    minimal_effect: float
-    """Share of the published effect that a directional claim needs."""
-    equivalence_nats: float
-    """What `as good as` means between language models, nats."""
-    equivalence_log_error: float
-    """What it means between classifiers, logarithm of the ratio of error rates."""
-    budget_tolerance: float
-    """Largest relative difference of realised budgets that are compared."""
-    combine: dict[str, str]
-    """How items are joined."""
     functions: dict[str, str]
     """Functions that an expression may call."""
     metrics: dict[str, str]
     """Metrics that they may name."""
-    items: str
-    """What an item changes."""
+    quantities: dict[str, str]
+    """Quantities of `regime`."""
+
+    model_config = ConfigDict(
+        extra="allow"
+    )  # numbers that stand as constants beside their formulas, and rules in words
 
 
 class Change(Spec):
@@ -139,7 +148,9 @@ class Change(Spec):
     known: str
     """Which results were known by then."""
     what: tuple[str, ...]
-    """What was changed: `<claim id>: ...`, a function such as `paired()`, or the ids of claims that were added."""
+    """What was changed: `<claim id>: ...`, a rule, or the ids of claims that were added."""
+    verdicts: dict[str, dict[str, str]] = {}
+    """The verdicts that the new definitions alone changed, by scale and claim: `then -> now: why`."""
 
 
 class ClaimRegistry(Spec):
@@ -167,13 +178,10 @@ class ClaimRegistry(Spec):
         for change in self.changes:
             for what in change.what:
                 subject, _, text = what.partition(": ")
-                function = re.search(r"\w+\(", subject)
-                if "claims added" in subject and claim.id in text.split(", "):
+                if subject.endswith("added") and claim.id in text.split(", "):
                     notes = [f"added in version {change.version}"]
                 elif subject == claim.id:
                     notes.append(f"changed in version {change.version}")
-                elif function and any(function[0] in expression for expression in claim.criterion.expressions):
-                    notes.append(f"interval changed in version {change.version}")
         return "; ".join(notes)
 
 

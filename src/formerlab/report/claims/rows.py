@@ -1,8 +1,9 @@
 """From result rows to the quantities that expressions ask for."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -11,9 +12,10 @@ from pandas import DataFrame
 from formerlab.evaluation.translation.bleu import STATISTICS, corpus_bleu
 from formerlab.report.claims import envelope
 from formerlab.report.claims.arms import Arm, ClaimArms
-from formerlab.report.claims.bootstrap import Examples
-from formerlab.report.claims.quantity import MissingRowsError, Seeds
-from formerlab.report.two_fold import half_of, two_fold_selection
+from formerlab.report.claims.bootstrap import Chosen, Examples, Sample
+from formerlab.report.claims.pool import pooled
+from formerlab.report.claims.quantity import MIN_UNITS, Agreement, Level, MissingRowsError, Pooled
+from formerlab.report.two_fold import half_of
 from formerlab.results.read import Results
 from formerlab.statistics import weighted_means
 
@@ -27,167 +29,201 @@ OF_WINDOWS = {"loss_nats": "prune.csv", "early_share": "prune_masks.csv", "dista
 class Rows:
     """The rows of one study that stand for the arms of one claim."""
 
-    def __init__(self, results: Results, study: str, arms: ClaimArms) -> None:
+    def __init__(self, results: Results, study: str, arms: ClaimArms, found: dict[Any, Any] | None = None) -> None:
+        """Read from `results`; what was `found` of runs is shared by all claims that are given the same dictionary."""
         self.results, self.study, self.arms = results, study, arms
         self.used: set[str] = set()
+        self._found = {} if found is None else found
 
-    def value(self, arm: Arm, metric: str) -> Seeds:
-        """Return the metric of an arm, a number per seed."""
-        if arm.constant is not None:
-            seeds = self.results.runs(self.study)["seed"].unique()
-            return Seeds({int(seed): arm.constant for seed in seeds})
+    @property
+    def all_runs(self) -> DataFrame:
+        """The records of all runs of the study."""
+        if self.study not in self._found:
+            self._found[self.study] = self.results.runs(self.study)
+        runs: DataFrame = self._found[self.study]
+        return runs
+
+    def records(self, run: str) -> DataFrame:
+        """Return the records of a run."""
+        return self.all_runs[self.all_runs["run"] == run]
+
+    def level(self, arm: Arm, metric: str, *, logarithm: bool = False) -> Level:
+        """Return the metric of an arm, a number per seed; or its logarithm."""
         if metric in ("time_s", "memory_bytes"):
             return self._timing(arm, metric)
-        run = self._run(arm)
-        if metric == "loss_nats":
-            return self._loss(run, arm)
+        run = self.run(arm)
         if metric in (*RUN_KEYS, FLOPS_RATIO):
             return self._recorded(run, metric) if metric in RUN_KEYS else self._flops_ratio(run, arm)
-        if metric == "error_rate":
-            rows = self._rows("test.csv", run)
-            return Seeds({seed: float((group["rank"] > 0).mean()) for seed, group in _seeds(rows)})
         if metric in ("embedding_weight_first_third", "embedding_weight_last_third"):
             return self._embedding_weight(run, last=metric.endswith("last_third"))
         if metric in ("bleu", "bleu_compound_split"):
             sentences = self._sentences(run, metric, "test")
-            return Seeds({seed: float(corpus_bleu(group.sum(axis=0))) for seed, group in sentences.items()})
-        raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")
+            return Level(
+                f"{metric} {run}", {s: float(corpus_bleu(group.sum(axis=0))) for s, group in sentences.items()}
+            )
+        if metric not in ("loss_nats", "error_rate"):
+            raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")
+        found = self._held_out(run, metric, arm.at, logarithm=logarithm)
 
-    def examples(self, arm: Arm, metric: str, like: "Examples | None" = None) -> Examples:
-        """Return the statistics of an arm's examples, in the same order for every arm of a claim."""
-        if arm.constant is not None:
-            if like is None:
-                raise MissingRowsError("a constant is compared with rows, not with a constant")
-            return replace(like, groups=tuple(np.full_like(group, arm.constant) for group in like.groups))
+        def over_runs(levels: Sequence[Level]) -> Pooled | None:
+            names = frozenset(level.name for level in levels)
+            if (self.study, names) not in self._found:
+                own = {name.split()[-1] for name in names}
+                read = lambda other: self._held_out(other, metric, arm.at, logarithm=logarithm).values  # noqa: E731
+                self._found[self.study, names] = pooled(self.all_runs, own, read)
+            found_pool: Pooled | None = self._found[self.study, names]
+            return found_pool
+
+        return Level(found.name, found.values, found.units, found.weights, over_runs)
+
+    def sample(self, arm: Arm, metric: str, *, above_chance: bool = False, suite: str | None = None) -> Sample:
+        """Return an arm's examples, in the same order for every arm; of accuracies, over guessing where asked."""
+        if metric == "bleu":
+            return self._translations(self.run(arm))
         if arm.alphas:
-            return self._over_alphas(arm, metric)
-        run = self._run(arm)
+            return self._over_alphas(arm, metric, above_chance, suite)
+        run = self.run(arm)
         if metric in OF_WINDOWS:
-            rows = self._policy(self._rows(OF_WINDOWS[metric], run), arm)
+            rows = self.policy(self.rows(OF_WINDOWS[metric], run), arm)
             rows = rows[rows["metric"] == metric] if "metric" in rows else rows.assign(value=rows[metric])
             return _grouped(rows.assign(task=metric), "window", run)
-        if metric == "accuracy":
-            rows = self._answers(arm, run)
-            rows = rows.assign(value=1 / rows["choices"]) if arm.chance else rows
-            return _grouped(rows, "example", run)
-        if metric == "bleu":
-            return self._translations(run)
-        raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")
+        if metric != "accuracy":
+            raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")
+        rows = self.rows("prune_questions.csv" if arm.policy else "zeroshot.csv", run)
+        rows = self.policy(rows, arm) if arm.policy else rows
+        rows = rows[rows["metric"] == self.arms.metric]
+        suites = (suite,) if suite else self.arms.suites
+        rows = rows[rows["task"].isin(suites)] if suites else rows
+        guess = 1 / rows["choices"] if arm.chance or above_chance else 0.0
+        return _grouped(rows.assign(value=guess if arm.chance else rows["value"] - guess), "example", run)
 
     def realised_budget(self, arm: Arm, metric: str) -> float:
         """Return the mean realised cache budget of a policy where the metric is measured: on windows or questions."""
-        rows = self._rows(OF_WINDOWS.get(metric, "prune_questions.csv"), self._run(arm))
-        return float(self._policy(rows, arm)["realised_budget"].mean())
+        rows = self.rows("prune_questions.csv" if metric == "accuracy" else "prune.csv", self.run(arm))
+        return float(np.mean([self.policy(rows, one)["realised_budget"].mean() for one in _each_alpha(arm)]))
 
-    def seed_correlation(self, arm: Arm) -> float:
-        """Return the smallest correlation between two seeds' off-diagonal mixing weights."""
-        rows = _last_step(self._rows("depth.csv", self._run(arm)))
+    def agreement(self, arm: Arm) -> Agreement:
+        """Return how far seeds agree about the mixing weights at the last step, those of a block on itself left out."""
+        rows = _last_step(self.rows("depth.csv", self.run(arm)))
         rows = rows[rows["destination"] != rows["source"]]
-        wide = rows.pivot(index=["destination", "source"], columns="seed", values="weight")
-        if wide.shape[1] < 2:
-            raise MissingRowsError("a correlation between seeds needs two of them")
-        correlations = np.corrcoef(wide.to_numpy().T)
-        return float(correlations[np.triu_indices(len(correlations), 1)].min())
+        return Agreement(rows.pivot(index="seed", columns=["destination", "source"], values="weight").to_numpy())
 
-    def _answers(self, arm: Arm, run: str) -> DataFrame:
-        rows = self._rows("prune_questions.csv" if arm.policy else "zeroshot.csv", run)
-        rows = self._policy(rows, arm) if arm.policy else rows
-        rows = rows[rows["metric"] == self.arms.metric]
-        return rows[rows["task"].isin(self.arms.suites)] if self.arms.suites else rows
-
-    def _over_alphas(self, arm: Arm, metric: str) -> Examples:
-        """Return the mean over the alphas, or each example under the alpha that the other half chose."""
-        single = [arm.model_copy(update={"alpha": alpha, "alphas": (), "chosen": None}) for alpha in arm.alphas]
-        each = [self.examples(one, metric) for one in single]
-        if any((one.seeds, one.names) != (each[0].seeds, each[0].names) for one in each):
-            raise MissingRowsError(f"run {arm.run} answered different questions under different alphas")
-        stacks = [np.stack(groups) for groups in zip(*(one.groups for one in each), strict=True)]
-        if arm.chosen is None:
-            return replace(each[0], groups=tuple(stack.mean(axis=0) for stack in stacks))
-        names = each[0].names
-        halves = {task: np.array([half_of(example) for example in names[task]]) for task in names}
-        found = two_fold_selection({task: stack[..., 0] for task, stack in zip(names, stacks, strict=True)}, halves)
-        groups = tuple(getattr(one, arm.chosen)[:, :, None] for one in found.values())
-        return replace(each[0], groups=groups, names={task: names[task] for task in found})
-
-    def _run(self, arm: Arm) -> str:
-        names = list(self.results.runs(self.study)["run"].unique())
-        if arm.run is not None:
-            if arm.run not in names:
-                raise MissingRowsError(f"no finished run {arm.run}")
-            self.used.add(arm.run)
-            return arm.run
-        candidates = [name for name in names if fnmatchcase(name, arm.best_of or "")]
-        if not candidates:
-            raise MissingRowsError(f"no finished run {arm.best_of}")
-        best: str = min(candidates, key=lambda name: (self._diverged(name), self._validation(name)))
+    def run(self, arm: Arm) -> str:
+        """Return the name of the run that stands for an arm."""
+        names = list(self.all_runs["run"].unique())
+        found = [name for name in names if fnmatchcase(name, arm.run or arm.best_of or "")]
+        if not found:
+            raise MissingRowsError(f"no finished run {arm.run or arm.best_of}")
+        best: str = (
+            min(found, key=lambda name: (self._diverged(name), self._validation(name))) if found[1:] else found[0]
+        )
         self.used.add(best)
         return best
 
     def _validation(self, run: str) -> float:
-        return float(np.mean(list(self._last_valid(run).values.values())))
+        return float(np.mean([group["loss_nats"].iloc[-1] for _, group in _seeds(self.curve(run))]))
 
     def _diverged(self, run: str) -> bool:
-        return bool((self.results.runs(self.study, [run])["status"] == "diverged").any())
+        return bool((self.records(run)["status"] == "diverged").any())
 
-    def _recorded(self, run: str, key: str) -> Seeds:
+    def _over_alphas(self, arm: Arm, metric: str, above_chance: bool, suite: str | None) -> Sample:
+        """Return the mean over the alphas, or the answers under the alpha that the other half chose."""
+        found = [self.sample(one, metric, above_chance=above_chance, suite=suite) for one in _each_alpha(arm)]
+        each = [one for one in found if isinstance(one, Examples)]
+        first = each[0]
+        if any((one.seeds, one.names) != (first.seeds, first.names) for one in each):
+            raise MissingRowsError(f"run {arm.run} answered different questions under different alphas")
+        stacks = [np.stack(groups) for groups in zip(*(one.groups for one in each), strict=True)]
+        if arm.chosen is None:
+            return Examples(tuple(stack.mean(axis=0) for stack in stacks), first.seeds, first.names)
+        halves = {}
+        for (task, names), stack in zip(first.names.items(), stacks, strict=True):
+            half = np.array([half_of(example) for example in names])
+            if len(set(half)) == 2:
+                halves[task] = (stack[:, :, half == 0, 0], stack[:, :, half == 1, 0])
+        return Chosen(halves, first.seeds, {task: first.names[task] for task in halves}, arm.chosen == "common")
+
+    def _recorded(self, run: str, key: str) -> Level:
         """Return a number of run.json."""
-        records = self.results.runs(self.study, [run])
-        return Seeds({int(seed): float(value) for seed, value in zip(records["seed"], records[key], strict=True)})
+        records = self.records(run)
+        return Level(f"{key} {run}", {int(s): float(v) for s, v in zip(records["seed"], records[key], strict=True)})
 
-    def _flops_ratio(self, run: str, arm: Arm) -> Seeds:
+    def _flops_ratio(self, run: str, arm: Arm) -> Level:
         """Return the cumulative FLOPs of a run by those that models from scratch need for its loss."""
         if not arm.envelope:
             raise MissingRowsError(f"arm {run} names no envelope")
         points = self.results.runs(self.study, arm.envelope)
         envelope.check_envelope(points, ", ".join(arm.envelope))
-        losses = {name: self._loss(str(name), arm).values for name in points["run"].unique()}
+        losses = {name: self._held_out(str(name), "loss_nats").values for name in points["run"].unique()}
         self.used |= set(losses)
         found = [losses[name][seed] for name, seed in zip(points["run"], points["seed"], strict=True)]
         points = points.assign(loss_nats=found)
         costs = self._recorded(run, "flops_cumulative").values
-        return Seeds(
-            {
-                seed: envelope.flops_ratio(costs[seed], loss, envelope.of_seed(points, seed))
-                for seed, loss in self._loss(run, arm).values.items()
-            }
+        own = self._held_out(run, "loss_nats").values
+        return Level(
+            f"{FLOPS_RATIO} {run}",
+            {s: envelope.flops_ratio(costs[s], loss, envelope.of_seed(points, s)) for s, loss in own.items()},
         )
 
-    def _rows(self, name: str, run: str) -> DataFrame:
+    def rows(self, name: str, run: str) -> DataFrame:
+        """Return the rows of a file of a run. Raises MissingRowsError where there are none."""
         rows = self.results.rows(name, self.study, [run])
         if rows.empty:
             raise MissingRowsError(f"run {run} has no rows in {name}")
         return rows
 
-    def _loss(self, run: str, arm: Arm) -> Seeds:
-        rows = self._rows("test.csv" if arm.at == "end" else "eval.csv", run)
+    def _held_out(self, run: str, metric: str, at: str = "end", *, logarithm: bool = False) -> Level:
+        """Return the loss or error of a run at a moment, on the test split with its documents, pairs or images."""
+        name = f"{'ln ' * logarithm}{metric} {at} {run}"
+        if (self.study, name) not in self._found:
+            self._found[self.study, name] = self._read_held_out(name, run, metric, at, logarithm=logarithm)
+        found: Level = self._found[self.study, name]
+        return found
+
+    def _read_held_out(self, name: str, run: str, metric: str, at: str, *, logarithm: bool) -> Level:
+        change: Callable[[float], float] = (lambda value: float(np.log(value))) if logarithm else float
+        rows = self.rows("test.csv" if at == "end" else "eval.csv", run)
         if rows["loss_nats"].isna().any() and not self._diverged(run):
             raise MissingRowsError(f"run {run} has losses that are no numbers")
-        if arm.at == "end":
-            return _weighted(rows)
-        steps = self._valid(run)
-        first = {seed: float(group["loss_nats"].iloc[0]) for seed, group in _seeds(steps)}
-        if arm.at == "first_step":
-            if (steps.groupby("seed")["step"].min() > 0).any():
-                raise MissingRowsError(f"run {run} was not evaluated before its first step")
-            return Seeds(first)
-        if arm.at == "last_step":
-            return self._last_valid(run)
-        return Seeds({seed: _mean_over_steps(group) for seed, group in _seeds(steps)})
+        if at != "end":
+            return Level(name, {seed: change(value) for seed, value in self._at(run, at).items()})
+        rows = rows.assign(loss_nats=rows["rank"] > 0, tokens=1) if metric == "error_rate" else rows
+        found = {int(str(seed)): float(mean) for seed, mean in weighted_means(rows, ["seed"]).sort_index().items()}
+        values = {seed: change(value) for seed, value in found.items()}
+        if (unit := self._unit(rows, run)) is None:
+            return Level(name, values)
+        means = weighted_means(rows, ["seed", unit]).unstack()
+        units = {seed: means.loc[seed].to_numpy() / (mean if logarithm else 1.0) for seed, mean in found.items()}
+        weights = rows[rows["seed"] == next(iter(found))].groupby(unit)["tokens"].sum().to_numpy(float)
+        return Level(name, values, units, weights)
 
-    def _valid(self, run: str) -> DataFrame:
-        rows = self._rows("eval.csv", run)
+    def _unit(self, rows: DataFrame, run: str) -> str | None:
+        """Return the column of the units of a held-out split that were drawn by themselves, where it is known."""
+        if "document" in rows:
+            return "document"
+        task = self.all_runs.get("spec.task.kind")
+        pairs = task is not None and (task[self.all_runs["run"] == run] == "translation").all()
+        return "window" if pairs or "label" in rows else None
+
+    def _at(self, run: str, at: str) -> dict[int, float]:
+        """Return the validation loss at the first or last step, or its mean over the steps."""
+        steps = self.curve(run)
+        if at == "first_step" and (steps.groupby("seed")["step"].min() > 0).any():
+            raise MissingRowsError(f"run {run} was not evaluated before its first step")
+        if at == "area_under_curve":
+            return {seed: _mean_over_steps(group) for seed, group in _seeds(steps)}
+        return {s: float(g["loss_nats"].iloc[0 if at == "first_step" else -1]) for s, g in _seeds(steps)}
+
+    def curve(self, run: str) -> DataFrame:
+        """Return the validation loss of a run by seed and step."""
+        rows = self.rows("eval.csv", run)
         rows = rows[rows["split"] == "valid"]
         return weighted_means(rows, ["seed", "step"]).reset_index().sort_values(["seed", "step"])
-
-    def _last_valid(self, run: str) -> Seeds:
-        steps = self._valid(run)
-        return Seeds({seed: float(group["loss_nats"].iloc[-1]) for seed, group in _seeds(steps)})
 
     def _sentences(self, run: str, metric: str, split: str) -> dict[int, Float[np.ndarray, "sentences statistics"]]:
         """Return what each sentence of a split contributes to corpus BLEU, by seed."""
         name = "compound_split" if metric == "bleu_compound_split" else "sacrebleu"
-        rows = self._rows("bleu.csv", run)
+        rows = self.rows("bleu.csv", run)
         rows = rows[(rows["metric"] == name) & (rows["split"] == split)].sort_values("sentence")
         return {seed: group[list(STATISTICS)].to_numpy(float) for seed, group in _seeds(rows)}
 
@@ -196,10 +232,10 @@ class Rows:
         if len({len(group) for group in by_seed.values()}) != 1:
             raise MissingRowsError(f"the seeds of {run} translated different sentences")
         stacked = np.stack(list(by_seed.values()))
-        names = {"valid": tuple(map(str, range(stacked.shape[1])))}
-        return Examples((stacked,), tuple(by_seed), names, lambda sums, _: corpus_bleu(sums))
+        return Examples((stacked,), tuple(by_seed), {"valid": tuple(map(str, range(stacked.shape[1])))}, corpus_bleu)
 
-    def _policy(self, rows: DataFrame, arm: Arm) -> DataFrame:
+    def policy(self, rows: DataFrame, arm: Arm) -> DataFrame:
+        """Return the rows of an arm's policy."""
         wanted = rows["policy"] == arm.policy
         wanted &= rows["alpha"].isna() if arm.alpha is None else np.isclose(rows["alpha"], arm.alpha)
         if arm.recent is not None:
@@ -210,28 +246,35 @@ class Rows:
             raise MissingRowsError(f"no rows of policy {arm.policy} alpha {arm.alpha} recent {arm.recent}")
         return rows[wanted]
 
-    def _embedding_weight(self, run: str, *, last: bool) -> Seeds:
+    def _embedding_weight(self, run: str, *, last: bool) -> Level:
         """Mean weight on X_0 over the first or the last third of the averages, the very last average left out."""
-        rows = _last_step(self._rows("depth.csv", run))
+        rows = _last_step(self.rows("depth.csv", run))
         destinations = sorted(rows["destination"].unique())
         third = len(destinations) // 3
         wanted = destinations[:-1][-third:] if last else destinations[:third]
         chosen = rows[(rows["source"] == 0) & rows["destination"].isin(wanted)]
-        return Seeds({seed: float(group["weight"].mean()) for seed, group in _seeds(chosen)})
+        return Level(f"embedding {last} {run}", {s: float(group["weight"].mean()) for s, group in _seeds(chosen)})
 
-    def _timing(self, arm: Arm, metric: str) -> Seeds:
+    def _timing(self, arm: Arm, metric: str) -> Level:
         """Return seconds or bytes of a run by repetition, which stands for the seed."""
         rows = self.results.rows_of_study("speed.csv", self.study)
         chosen = rows[(rows["run"] == arm.run) & (rows["measure"] == arm.measure)]
         if chosen.empty:
             raise MissingRowsError(f"no timing of {arm.run}")
         self.used.add(str(arm.run))
-        return Seeds({int(n): float(value) for n, value in zip(chosen["repetition"], chosen[metric], strict=True)})
+        found = {int(n): float(value) for n, value in zip(chosen["repetition"], chosen[metric], strict=True)}
+        return Level(f"{metric} {arm.run}", found)
 
 
-def _weighted(rows: DataFrame) -> Seeds:
-    means = weighted_means(rows, ["seed"]).sort_index()
-    return Seeds({int(seed): float(mean) for seed, mean in zip(means.index, means, strict=True)})
+def shots(suite: str) -> int:
+    """Return the solved examples in front of a question, as the name of a suite says."""
+    found = re.search(r"_(\d+)_shots", suite)
+    return int(found[1]) if found else 0
+
+
+def _each_alpha(arm: Arm) -> list[Arm]:
+    """Return an arm for each of its alphas."""
+    return [arm.model_copy(update={"alpha": a, "alphas": (), "chosen": None}) for a in arm.alphas] or [arm]
 
 
 def _seeds(rows: DataFrame) -> Iterator[tuple[int, DataFrame]]:
@@ -249,15 +292,16 @@ def _mean_over_steps(group: DataFrame) -> float:
 
 
 def _grouped(rows: DataFrame, example: str, run: str) -> Examples:
-    """Return an array per task, seeds by examples, in sorted order."""
+    """Return an array per task, seeds by examples (documents, where there are enough) by sum and count, in order."""
+    example = "document" if "document" in rows and rows["document"].nunique() >= MIN_UNITS else example
     groups, names, seeds = [], {}, set()
     for task, block in sorted(rows.groupby("task"), key=lambda pair: str(pair[0])):
-        wide = block.pivot(index="seed", columns=example, values="value")
-        if wide.isna().any(axis=None):
+        sums = DataFrame(block.groupby(["seed", example])["value"].agg(["sum", "count"]).unstack())
+        if sums.isna().any(axis=None):
             raise MissingRowsError(f"the seeds of {run} answered different examples")
-        groups.append(wide.to_numpy()[:, :, None])
-        names[str(task)] = tuple(map(str, wide.columns))
-        seeds.add(tuple(map(int, wide.index)))
+        groups.append(np.stack([sums["sum"].to_numpy(float), sums["count"].to_numpy(float)], axis=-1))
+        names[str(task)] = tuple(map(str, sums["sum"].columns))
+        seeds.add(tuple(map(int, sums.index)))
     if len(seeds) != 1:
         raise MissingRowsError(
             f"the seeds of {run} answered different tasks" if seeds else f"run {run} has no such rows"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pandas import DataFrame
 
@@ -20,7 +21,7 @@ from formerlab.yaml_files import read_yaml
 EXACT = "exact.csv"
 """The numbers of the exact checks: claim, name, value."""
 COLUMNS = (
-    *("claim", "kind", "headline", "item", "outcome", "verdict", "standing", "changed", "ours", "published"),
+    *("claim", "kind", "headline", "item", "outcome", "verdict", "changed", "ours", "published", "ran"),
     *("seeds", "examples", "reason", "holm_p", "runs", "statement", "source", "traps"),
 )
 """Columns of claims.csv: a row per claim, and per item where a claim has several."""
@@ -30,9 +31,11 @@ def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> l
     """Return the verdicts at the scale of `results`; `arms` are those that each study maps, by claim."""
     registry, numbers = read_claims(), _exact(results)
 
+    shared: dict[Any, Any] = {}
+
     def rows_of(claim: Claim) -> Rows | None:
         mapped = arms.get(claim.study, {}).get(claim.id)
-        return None if mapped is None else Rows(results, claim.study, mapped)
+        return None if mapped is None else Rows(results, claim.study, mapped, shared)
 
     return judge_all(
         ordered(registry),
@@ -93,12 +96,12 @@ def _row(verdict: Verdict, item: ItemVerdict | None) -> dict[str, object]:
         "kind": claim.kind,
         "headline": claim.headline,
         "item": None if item is None else item.item,
-        "outcome": word_of(outcome, verdict),
+        "outcome": outcome,
         "verdict": worded(outcome, verdict),
-        "standing": verdict.standing,
         "changed": read_claims().changed(claim),
         "ours": "" if item is None else "; ".join(f"{name} = {text}" for name, text in item.values.items()),
         "published": claim.published,
+        "ran": "" if item is None else item.ran,
         "seeds": None if item is None or not item.seeds else item.seeds,
         "examples": None if item is None or not item.examples else item.examples,
         "reason": "" if item is None else item.reason,
@@ -111,22 +114,17 @@ def _row(verdict: Verdict, item: ItemVerdict | None) -> dict[str, object]:
 
 
 def worded(outcome: str, verdict: Verdict) -> str:
-    """Return the verdict as a reader sees it, with the scale or the model that it holds for."""
-    word = word_of(outcome, verdict)
-    if word == "withdrawn":
-        return f"withdrawn: {verdict.items[0].reason}"
-    if word in ("not judged", "indicative") or verdict.claim.kind == "exact":
+    """Return the verdict as a reader sees it, with the scale or the model that it was found at."""
+    word = outcome.replace("_", " ")
+    if outcome == "not_tested" or verdict.claim.kind == "exact":
         return word
     if verdict.scale == "pretrained":
         return f"{word} for {', '.join(verdict.runs)}"
     one = ", this model alone" if verdict.examples and verdict.seeds == 1 else ""
-    return f"{word} at {verdict.scale}{one}{' (provisional)' if verdict.standing == 'provisional' else ''}"
-
-
-def word_of(outcome: str, verdict: Verdict) -> str:
-    """Return the verdict in one word: numbers of an indicative scale are shown without one."""
-    shown = verdict.standing == "indicative" and outcome not in ("not judged", "withdrawn")
-    return "indicative" if shown else outcome
+    one += ", this held-out text alone" if any(item.one_text for item in verdict.counted) else ""
+    tested = [item.item for item in verdict.counted if item.item]
+    cases = f" ({', '.join(tested)})" if verdict.claim.criterion.combine == "tested" else ""
+    return f"{word} at {verdict.scale}{cases}{one}"
 
 
 def write_exact(path: Path) -> None:
@@ -139,7 +137,7 @@ def write_exact(path: Path) -> None:
 
 def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], out: Path) -> list[Path]:
     """Write claims.csv (everything), claims.md and claims.html (for people) into `out`; return their paths."""
-    from formerlab.report.claims.readable import html, markdown
+    from formerlab.report.claims.render import html, markdown
 
     found = verdicts(results, arms)
     paths = [out / f"claims.{ending}" for ending in ("csv", "md", "html")]

@@ -7,11 +7,14 @@ from typing import Any, Literal
 
 from formerlab.report.claims.evidence import Evidence, Numbers
 from formerlab.report.claims.expression import evaluate
-from formerlab.report.claims.quantity import MissingRowsError, NoValueError, Paired, Quantity, Seeds
+from formerlab.report.claims.quantity import Agreement, Level, Linear, MissingRowsError, Paired, Quantity
+from formerlab.report.claims.regime import sizes, unmet
 from formerlab.report.claims.registry import Claim, Protocol
 from formerlab.report.claims.rows import Rows
 
-Outcome = Literal["holds", "fails", "undecided", "withdrawn", "not judged"]
+Outcome = Literal["agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails"]
+TESTED = ("agrees", "contradicts", "cannot_tell")
+"""The verdicts of a measured claim that rows decide."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +26,15 @@ class ItemVerdict:
     values: Mapping[str, str] = field(default_factory=dict)
     """What `let` names, as text: mean and interval."""
     reason: str = ""
-    """Why there is no verdict."""
+    """Why it is not tested."""
     seeds: int = 0
     examples: int = 0
     runs: tuple[str, ...] = ()
     """The runs that it compares."""
+    ran: str = ""
+    """What was run, in words."""
+    one_text: bool = False
+    """Whether its intervals leave out the choice of the held-out text."""
 
 
 class Judgement:
@@ -41,51 +48,73 @@ class Judgement:
         self.seeds_of_pairs = self.examples = 0
         self.names: dict[str, Any] = {}
         self.arms: set[str] = set()
+        self.one_text = False
 
-    def verdict(self) -> ItemVerdict:
-        """Return the verdict; a missing arm is named in its reason."""
+    def verdict(self, scale: str) -> ItemVerdict:
+        """Return the verdict; what is missing or out of the regime is named in its reason."""
+        claim, reasons = self.evidence.claim, []
         try:
-            for name, expression in self.criterion.let.items():
-                self.names[name] = found = self._evaluate(expression)
-                if isinstance(found, Seeds):  # arms may have more than those they share, over which its interval goes
-                    self.fewest_seeds = min(self.fewest_seeds, len(found.values))
-            met = self.criterion.requires is None or self._evaluate(self.criterion.requires)
-            outcome = self._outcome(met)
+            self._define()
+            if claim.kind == "measured":
+                reasons = self._not_tested(scale)
+            holds = not reasons and self._evaluate(self.criterion.holds)
+            fails = not reasons and not holds and self._evaluate(self.criterion.fails)
         except MissingRowsError as error:
-            return ItemVerdict(self.item, "not judged", self._texts(), str(error))
-        except NoValueError as error:
-            return ItemVerdict(self.item, "undecided", self._texts(), str(error))
+            return ItemVerdict(self.item, "not_tested", self._texts(), str(error))
         except ZeroDivisionError:
-            return ItemVerdict(self.item, "not judged", self._texts(), "a number to divide by is zero")
-        reason = ""
-        if not met:
-            reason = f"requires {self.criterion.requires}"
-        elif self.fewest_seeds < self.min_seeds:
-            reason = f"{self.fewest_seeds} seeds of {self.min_seeds}"
+            return ItemVerdict(self.item, "not_tested", self._texts(), "a number to divide by is zero")
+        words: tuple[Outcome, Outcome] = ("holds", "fails") if claim.kind == "exact" else ("agrees", "contradicts")
+        outcome: Outcome = "not_tested" if reasons else words[0] if holds else words[1] if fails else "cannot_tell"
         seeds = self.seeds_of_pairs if math.isinf(self.fewest_seeds) else int(self.fewest_seeds)
-        runs = {run for arm in self.arms if (run := self.evidence.run(self.item, arm)) is not None}
-        return ItemVerdict(self.item, outcome, self._texts(), reason, seeds, self.examples, tuple(sorted(runs)))
+        runs = {run for arm in self.arms if (run := self.evidence.arm(self.item, arm).run) is not None}
+        compared = tuple(sorted(runs))
+        reason, ran = "; ".join(reasons), self._ran(seeds) if runs else ""
+        return ItemVerdict(
+            self.item, outcome, self._texts(), reason, seeds, self.examples, compared, ran, self.one_text
+        )
 
-    def _outcome(self, met: bool) -> Outcome:
-        if not met or self.fewest_seeds < self.min_seeds:
-            return "undecided"
-        if self._evaluate(self.criterion.holds):
-            return "holds"
-        return "fails" if self._evaluate(self.criterion.fails) else "undecided"
+    def holds(self) -> bool:
+        """Say whether `holds` is true at this level of confidence."""
+        self._define()
+        return bool(self._evaluate(self.criterion.holds))
+
+    def _define(self) -> None:
+        for name, expression in self.criterion.let.items():
+            self.names[name] = found = self._evaluate(expression)
+            if isinstance(found, Linear):  # arms may have more than those they share, over which its interval goes
+                self.fewest_seeds = min(self.fewest_seeds, len(found.seeds))
+
+    def _not_tested(self, scale: str) -> list[str]:
+        """Return why rows that are there decide nothing."""
+        claim = self.evidence.claim
+        reasons = [] if scale in claim.scales.judged else [f"scale {scale} decides nothing here: {claim.scales.why}"]
+        reasons += unmet(self.evidence, self.item)
+        if self.criterion.requires is not None and not self._evaluate(self.criterion.requires):
+            reasons.append(f"requires {self.criterion.requires}")
+        if self.fewest_seeds < self.min_seeds:
+            reasons.append(f"{self.fewest_seeds} seeds of {self.min_seeds}")
+        return reasons
+
+    def _ran(self, seeds: int) -> str:
+        """Return how large the compared models are, what they read, and how often."""
+        units = f"{self.examples} examples" if self.examples else ""
+        times = f"{seeds} {'seed' if seeds == 1 else 'seeds'}"
+        return ", ".join(filter(None, [sizes(self.evidence, self.item), units, times]))
 
     def _evaluate(self, expression: str) -> Any:
         return evaluate(expression, self.names, self._functions(), self.evidence.claim.id)
 
     def _functions(self) -> dict[str, Callable[..., Any]]:
         return {
-            "value": self._value,
-            "diff": lambda a, b, metric: self._value(a, metric) - self._value(b, metric),
+            "value": lambda arm, metric: self._linear(self._level(arm, metric), metric),
+            "diff": lambda a, b, metric: self._minus(a, b, metric),
             "ratio": self._ratio,
-            "logratio": lambda a, b, metric: self._ratio(a, b, metric).map(math.log),
+            "logratio": lambda a, b, metric: self._minus(a, b, metric, logarithm=True),
             "paired": self._paired,
-            "mean": lambda quantity: _known(quantity.interval(self.confidence).mean),
-            "lo": lambda quantity: _known(quantity.interval(self.confidence).low, -math.inf),
-            "hi": lambda quantity: _known(quantity.interval(self.confidence).high, math.inf),
+            "correlation": self._agreement,
+            "mean": lambda quantity: quantity.interval(self.confidence).mean,
+            "lo": lambda quantity: quantity.ends(self.confidence)[0],
+            "hi": lambda quantity: quantity.ends(self.confidence)[1],
             "number": self._number,
             "error": self._number,
             "slope": lambda cost, size: self._number(f"slope:{cost}:{size}"),
@@ -95,14 +124,26 @@ class Judgement:
             "max": max,
         }
 
-    def _value(self, arm: str, metric: str) -> Seeds:
+    def _level(self, arm: str, metric: str, *, logarithm: bool = False) -> Level:
         self.arms.add(arm)
-        seeds = self.evidence.value(self.item, arm, metric)
-        self.fewest_seeds = min(self.fewest_seeds, len(seeds.values))
-        return seeds
+        level = self.evidence.level(self.item, arm, metric, logarithm=logarithm)
+        self.fewest_seeds = min(self.fewest_seeds, len(level.values))
+        return level
 
-    def _ratio(self, a: str, b: str, metric: str) -> Seeds:
-        return self._value(a, metric) / self._value(b, metric)
+    def _linear(self, level: Level, metric: str) -> Linear:
+        found = Linear({level.name: (1.0, level)})
+        self.one_text |= metric == "loss_nats" and found.of_one_text
+        return found
+
+    def _minus(self, a: str, b: str, metric: str, *, logarithm: bool = False) -> Linear:
+        first, second = (self._level(arm, metric, logarithm=logarithm) for arm in (a, b))
+        return self._linear(first, metric) - self._linear(second, metric)
+
+    def _ratio(self, a: str, b: str, metric: str) -> Linear:
+        first, second = self._level(a, metric), self._level(b, metric)
+        shared = first.values.keys() & second.values.keys()
+        values = {seed: first.values[seed] / second.values[seed] for seed in sorted(shared)}
+        return Linear({"ratio": (1.0, Level("ratio", values))})
 
     def _paired(self, a: str, b: str, metric: str) -> Paired:
         self.arms.update((a, b))
@@ -110,25 +151,23 @@ class Judgement:
         self.seeds_of_pairs, self.examples = len(paired.of_seeds), paired.examples
         return paired
 
+    def _agreement(self, arm: str, metric: str) -> Agreement:
+        self.arms.add(arm)
+        found = self.evidence.agreement(self.item, arm, metric)
+        self.fewest_seeds = min(self.fewest_seeds, len(found.of_seeds))
+        return found
+
     def _number(self, name: str) -> float:
         return self.evidence.number(self.item, name)
 
     def _texts(self) -> dict[str, str]:
-        return {
-            name: str(value.interval(self.confidence)) if isinstance(value, Quantity) else f"{value:.4g}"
-            for name, value in self.names.items()
-        }
+        return {name: self._text(value) for name, value in self.names.items()}
 
-
-def _known(value: float, otherwise: float = math.nan) -> float:
-    """Return the value; an interval without ends reaches everywhere, so nothing follows from it."""
-    return otherwise if math.isnan(value) else value
-
-
-Standing = Literal["judged", "provisional", "indicative"]
-
-WORST: tuple[Outcome, ...] = ("fails", "not judged", "undecided", "holds")
-"""How items combine: the first of these that any item has."""
+    def _text(self, value: Any) -> str:
+        if not isinstance(value, Quantity):
+            return f"{value:.4g}"
+        own = value.deviation if isinstance(value, Linear) else math.nan
+        return str(value.interval(self.confidence)) + (f" (SD {own:.2g})" if own > 1e-12 else "")
 
 
 @dataclass(frozen=True)
@@ -138,12 +177,16 @@ class Verdict:
     claim: Claim
     scale: str
     outcome: Outcome
-    standing: Standing
-    """judged: the claim names the scale; provisional: overnight, where it does not; indicative: shown, not judged."""
     items: tuple[ItemVerdict, ...]
     runs: tuple[str, ...] = ()
     holm_p: float | None = None
-    """For headline claims with rows: p after Holm's correction."""
+    """For headline claims with a verdict: p after Holm's correction."""
+
+    @property
+    def counted(self) -> tuple[ItemVerdict, ...]:
+        """The items that the verdict is made of."""
+        left_out = self.claim.criterion.combine == "tested"
+        return tuple(item for item in self.items if not (left_out and item.outcome == "not_tested"))
 
     @property
     def seeds(self) -> int:
@@ -156,29 +199,30 @@ class Verdict:
         return max((item.examples for item in self.items), default=0)
 
 
+def combined(outcomes: Iterable[Outcome], combine: str | None) -> Outcome:
+    """Return what the verdicts of items come to: by `all` every item is needed, by `tested` those that are tested."""
+    found = [outcome for outcome in outcomes if combine != "tested" or outcome != "not_tested"]
+    order: tuple[Outcome, ...] = ("contradicts", "fails", "not_tested", "cannot_tell", "agrees", "holds")
+    return next((outcome for outcome in order if outcome in found), "not_tested")
+
+
 def judge(evidence: Evidence, scale: str) -> Verdict:
     """Return the verdict on one claim."""
     claim = evidence.claim
-    items = tuple(_judgements(evidence))
-    outcome = next(outcome for outcome in WORST if any(item.outcome == outcome for item in items))
-    return Verdict(claim, scale, outcome, standing(claim, scale), items, evidence.runs)
+    items = tuple(Judgement(evidence, item).verdict(scale) for item in claim.criterion.for_each or (None,))
+    outcome = combined((item.outcome for item in items), claim.criterion.combine)
+    return Verdict(claim, scale, outcome, items, evidence.runs)
 
 
-def p_value(evidence: Evidence) -> float | None:
-    """Return the smallest a for which the claim holds when every interval is taken at level 1 - a, to 1e-4.
+def p_value(evidence: Evidence, verdict: Verdict) -> float:
+    """Return the smallest a, to 1e-4, at which all items that count hold with every interval at level 1 - a; else 1."""
 
-    None where there are no rows; 1 where it holds at no level.
-    """
+    def holds(error: float) -> bool:
+        return all(Judgement(evidence, item.item, 1 - error).holds() for item in verdict.counted)
 
-    def holds(error: float) -> bool | None:
-        outcomes = [item.outcome for item in _judgements(evidence, 1 - error)]
-        return None if "not judged" in outcomes else all(outcome == "holds" for outcome in outcomes)
-
-    if (widest := holds(1 - 1e-4)) is None:
-        return None
-    if not widest:
-        return 1.0
     low, high = 0.0, 1 - 1e-4
+    if not holds(high):
+        return 1.0
     while high - low > 1e-4:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
@@ -202,37 +246,19 @@ def judge_all(
     numbers_of: Callable[[Claim], Numbers],
     withdrawn: Mapping[str, str],
 ) -> list[Verdict]:
-    """Return the verdicts on all claims, headline claims with their corrected p.
+    """Return the verdicts on all claims, headline claims that have one with their corrected p.
 
-    `withdrawn` gives the reason why rows that exist are no evidence, by claim: those get no verdict, no numbers, no p.
+    `withdrawn` gives the reason why rows that exist are no evidence, by claim: those are not tested, without numbers.
     """
     verdicts, p_values = [], {}
     for claim in claims:
         if claim.id in withdrawn:
-            item = ItemVerdict(None, "withdrawn", reason=withdrawn[claim.id])
-            verdicts.append(Verdict(claim, scale, "withdrawn", standing(claim, scale), (item,)))
+            item = ItemVerdict(None, "not_tested", reason=f"withdrawn: {withdrawn[claim.id]}")
+            verdicts.append(Verdict(claim, scale, "not_tested", (item,)))
             continue
         evidence = Evidence(claim, protocol, rows_of(claim), numbers_of(claim))
         verdicts.append(judge(evidence, scale))
-        if claim.headline and (p := p_value(evidence)) is not None:
-            p_values[claim.id] = p
+        if claim.headline and verdicts[-1].outcome in TESTED:
+            p_values[claim.id] = p_value(evidence, verdicts[-1])
     corrected = holm(p_values)
     return [replace(verdict, holm_p=corrected.get(verdict.claim.id)) for verdict in verdicts]
-
-
-def _judgements(evidence: Evidence, confidence: float | None = None) -> list[ItemVerdict]:
-    items = evidence.claim.criterion.for_each or (None,)
-    return [Judgement(evidence, item, confidence).verdict() for item in items]
-
-
-def standing(claim: Claim, scale: str) -> Standing:
-    """Return how a scale counts; arithmetic counts everywhere.
-
-    Where a claim does not name overnight, it is judged there if it is at laptop, else provisional
-    (protocol.scale_overnight).
-    """
-    if claim.kind == "exact" or scale in claim.scales.judged:
-        return "judged"
-    if scale == "overnight" and scale not in claim.scales.indicative:
-        return "judged" if "laptop" in claim.scales.judged else "provisional"
-    return "indicative"

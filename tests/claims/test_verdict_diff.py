@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from formerlab.errors import UserError
-from formerlab.report.claims.against import ABSENT, changed, read_verdicts, text
+from formerlab.report.claims.verdict_diff import ABSENT, changed, read_verdicts, text
 
 
 def rows(*entries):
@@ -12,16 +12,16 @@ def rows(*entries):
 
 
 THEN = rows(
-    ("a", None, "measured", "holds", "x = 1"),
-    ("b", None, "measured", "withdrawn", ""),
-    ("b", "stage_2", "measured", "holds", "x = 2"),
+    ("a", None, "measured", "agrees", "x = 1"),
+    ("b", None, "measured", "not tested", ""),
+    ("b", "stage_2", "measured", "agrees", "x = 2"),
     ("e", None, "exact", "holds", "d = 0"),
 )
 NOW = rows(
-    ("a", None, "measured", "holds", "x = 1.5"),
-    ("b", None, "measured", "fails", ""),
-    ("b", "stage_2", "measured", "holds", "x = 3"),
-    ("b", "stage_3", "measured", "fails", "x = 4"),
+    ("a", None, "measured", "agrees", "x = 1.5"),
+    ("b", None, "measured", "contradicts", ""),
+    ("b", "stage_2", "measured", "agrees", "x = 3"),
+    ("b", "stage_3", "measured", "contradicts", "x = 4"),
     ("e", None, "exact", "holds", "d = 0"),
 )
 
@@ -29,8 +29,8 @@ NOW = rows(
 def test_only_verdicts_that_changed_are_listed():
     found = changed(THEN, NOW)
     assert found[["claim", "item", "then", "now"]].to_numpy().tolist() == [
-        ["b", "", "withdrawn", "fails"],
-        ["b", "stage_3", ABSENT, "fails"],
+        ["b", "", "not tested", "contradicts"],
+        ["b", "stage_3", ABSENT, "contradicts"],
     ]
     assert text(THEN, NOW).startswith("Of 2 measured claims 1 have another verdict. Of 1 exact claims 0 have another")
     assert text(NOW, NOW).count("\n") == 0

@@ -1,0 +1,174 @@
+"""The verdicts for people: claims.md, claims.html, and the blocks of README.md and docs/verdicts.md."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.report import pages
+from formerlab.report.claims.registry import read_claims
+from formerlab.report.claims.table import frame, worded
+from formerlab.report.claims.verdict import Outcome, Verdict
+
+KINDS = {
+    "measured": "decided by trained models",
+    "exact": "decided by arithmetic and algebra, without training",
+}
+ORDER: tuple[Outcome, ...] = ("agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails")
+RULES = (
+    "Each claim was registered with its criterion; what a later version changed is marked. A measured claim agrees or "
+    "contradicts by its 95 % interval and a minimal effect; cannot tell is all else. Not tested: no rows, too few "
+    "seeds, or runs of which the paper does not speak; the reason names the condition, and numbers that exist are "
+    "shown. Exact claims hold or fail. p is that of `holds`, with Holm's correction for the headline claims that have "
+    "a verdict at the scale."
+)
+FIRST_SCREEN = {
+    "transformer-single-head-worse": "loss with one head minus with four, nats",
+    "tokenformer-growth-beats-continuing": "loss grown minus trained on, nats",
+    "tokenformer-continued-training-lower": "what tokens bring minus what padding brings at the last step, nats",
+    "vision-matches-vit-equal-parameters": "log ratio of error rates (as good: at most 0.05)",
+    "denseformer-better-at-equal-depth": "loss of plain minus 1x1, nats",
+    "denseformer-gain-persists-with-training": "loss of plain minus 1x1 after eight times the tokens, nats",
+    "decay-beats-h2o": "accuracy of Decay minus H2O",
+    "decay-needs-no-recent-window": "accuracy lost by having no recent window, beyond a quarter of H2O's loss",
+}
+"""The claims on the first screen of the README, and what their first number is."""
+
+
+def history() -> str:
+    """Return what later versions of the registered claims changed, and what was known by then."""
+    registry = read_claims()
+    notes = [f"Version {change.version} ({change.date}); known by then: {change.known}." for change in registry.changes]
+    return " ".join([f"The registered claims are version {registry.version}.", *notes])
+
+
+def markdown(found: list[Verdict], scale: str) -> str:
+    """Return all verdicts as Markdown, by paper below the headline claims."""
+    parts = [f"# Claims at scale {scale}", RULES, history(), counts(found)]
+    for title, verdicts in _groups(found):
+        parts += [f"## {title}", pipes(readable(verdicts))]
+    return "\n\n".join(parts) + "\n"
+
+
+def html(found: list[Verdict], scale: str) -> str:
+    """Return the same as a page, with sources, runs and traps."""
+    parts = [pages.paragraph(text) for text in (RULES, history(), counts(found))]
+    for title, verdicts in _groups(found):
+        more = DataFrame(
+            {
+                "source": [verdict.claim.source for verdict in verdicts],
+                "runs": [", ".join(verdict.runs) for verdict in verdicts],
+                "traps": ["\n".join(verdict.claim.traps) for verdict in verdicts],
+            }
+        )
+        parts += [pages.heading(title), pages.table(pd.concat([readable(verdicts), more], axis=1))]
+    return pages.page(f"Claims at scale {scale}", parts)
+
+
+def best(found: Mapping[str, Sequence[Verdict]]) -> list[Verdict]:
+    """Return every claim once: from the first scale that tests it, else the first with numbers, else the first."""
+
+    def rank(verdict: Verdict) -> int:
+        return 0 if verdict.outcome != "not_tested" else 1 if any(item.values for item in verdict.items) else 2
+
+    columns = zip(*found.values(), strict=True)
+    return [min(of_claim, key=rank) for of_claim in columns]
+
+
+def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
+    """Return the claims of FIRST_SCREEN in a line each; `found` is by scale."""
+    by_id = {verdict.claim.id: verdict for verdict in best(found)}
+    rows = []
+    for name, meaning in FIRST_SCREEN.items():
+        verdict = by_id[name]
+        deciding = [item for item in verdict.items if item.outcome == verdict.outcome and item.values]
+        number = next(iter(deciding[0].values.values())).partition(" (SD")[0] if deciding else ""
+        ran = deciding[0].ran if deciding else ""
+        reason = deciding[0].reason.partition(";")[0] if deciding else ""
+        word = f"**{verdict.outcome.replace('_', ' ')}**" + (f": {reason}" if reason else "")
+        rows.append((verdict.claim.statement, verdict.claim.published, f"{meaning}: {number}", ran, word))
+    lines = [["claim", "published", "ours", "what was run", "word"], ["---"] * 5, *rows]
+    return "\n".join("| " + " | ".join(map(pages.markdown, line)) + " |" for line in lines)
+
+
+def all_block(found: Mapping[str, Sequence[Verdict]], testable: Mapping[str, Sequence[str]]) -> str:
+    """Return every claim once as Markdown for docs/verdicts.md, with the scales that have all its arms."""
+    once = sorted(best(found), key=lambda verdict: ORDER.index(verdict.outcome))
+    parts = [RULES, counts(once)]
+    for kind, meaning in KINDS.items():
+        group = [verdict for verdict in once if verdict.claim.kind == kind]
+        table = readable(group)
+        if kind == "measured":
+            scales = [", ".join(testable.get(verdict.claim.id, ())) or "none yet" for verdict in group]
+            table = table.assign(**{"scales with all arms": scales})
+        parts += [f"### {kind}: {meaning}", pipes(table)]
+    return "\n\n".join([*parts, *_changes()])
+
+
+def _changes() -> list[str]:
+    """Return the verdicts that new definitions alone changed, as they were registered with them."""
+    parts = []
+    for change in read_claims().changes:
+        for scale, claims in change.verdicts.items():
+            listed = "; ".join(f"{claim} {text}" for claim, text in claims.items())
+            parts.append(f"Changed by the definitions of version {change.version} alone, at `{scale}`: {listed}.")
+    return [pages.markdown(text) for text in parts]
+
+
+def counts(found: Sequence[Verdict]) -> str:
+    """Return how many claims have which verdict; what models decide and what arithmetic decides are never added up."""
+    sentences = []
+    for kind in KINDS:
+        words = Counter(verdict.outcome for verdict in found if verdict.claim.kind == kind)
+        listed = ", ".join(f"{word.replace('_', ' ')} {words[word]}" for word in ORDER if words[word])
+        sentences += [f"Of {words.total()} {kind} claims: {listed}."] if listed else []
+    return " ".join(sentences)
+
+
+def readable(found: Sequence[Verdict]) -> DataFrame:
+    """Return a row per claim as text; p where any of them has one, and no column that is empty."""
+    columns = ["claim", "published", "ours", "what was run", "word", "p (Holm)"]
+    table = DataFrame([_row(verdict) for verdict in found], columns=columns)
+    return table.drop(columns=[name for name in ("what was run", "p (Holm)") if not table[name].any()])
+
+
+def _row(verdict: Verdict) -> dict[str, str]:
+    claim, rows = verdict.claim, frame([verdict])
+    shown = [item for item in verdict.counted or verdict.items if item.values or item.reason]
+    reasons = dict.fromkeys(item.reason for item in shown if item.reason)
+    ours = [
+        (f"{item}: " if item else "") + text
+        for item, text in zip(rows["item"].fillna(""), rows["ours"], strict=True)
+        if text
+    ]
+    changed = rows["changed"].iloc[0]
+    return {
+        "claim": f"{claim.id}\n{claim.statement}",
+        "published": claim.published,
+        "ours": "\n".join(ours),
+        "what was run": "\n".join(dict.fromkeys(item.ran for item in shown if item.ran)),
+        "word": worded(verdict.outcome, verdict)
+        + (f": {' / '.join(reasons)}" if reasons else "")
+        + (f"\n[{changed}]" if changed else ""),
+        "p (Holm)": "" if verdict.holm_p is None else f"{verdict.holm_p:.3g}",
+    }
+
+
+def pipes(table: DataFrame) -> str:
+    """Return a table as Markdown; the first line of its first column is bold."""
+    first = table.columns[0]
+    table = table.assign(**{first: table[first].str.replace(r"^(.*)", r"**\1**", n=1, regex=True)})
+    lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
+    return "\n".join("| " + " | ".join(map(pages.markdown, line)) + " |" for line in lines)
+
+
+def _groups(found: list[Verdict]) -> list[tuple[str, list[Verdict]]]:
+    """Return headline claims, then the others by kind and paper, in the order of the registry."""
+    groups = [("Headline claims", [verdict for verdict in found if verdict.claim.headline])]
+    others = [verdict for verdict in found if not verdict.claim.headline]
+    for kind, meaning in KINDS.items():
+        for study in dict.fromkeys(verdict.claim.study for verdict in others):
+            of_kind = [v for v in others if (v.claim.study, v.claim.kind) == (study, kind)]
+            groups.append((f"{study}, {kind}: {meaning}", of_kind))
+    return [(title, verdicts) for title, verdicts in groups if verdicts]

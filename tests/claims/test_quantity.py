@@ -1,0 +1,181 @@
+"""Intervals of protocol.statistics, against closed forms and scipy."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from formerlab.evaluation.translation.bleu import corpus_bleu
+from formerlab.report.claims.bootstrap import BATCHES, Chosen, Examples
+from formerlab.report.claims.pool import alike, residual_variance
+from formerlab.report.claims.quantity import GUARD, Agreement, Level, Linear, MissingRowsError, Pooled
+from formerlab.report.two_fold import two_fold_selection
+from formerlab.statistics import resampled
+
+NOISE = np.random.default_rng(0)
+POOL = Pooled(0.01, 12)
+
+
+def linear(name, values, pool=None, **more):
+    return Linear({name: (1.0, Level(name, dict(enumerate(values)), pooled=lambda levels: pool, **more))})
+
+
+def answered(*groups, seeds=None, **more):
+    """Examples of tasks; each group is seeds x examples (x statistics)."""
+    names = {f"task{index}": tuple(map(str, range(group.shape[1]))) for index, group in enumerate(groups)}
+    seeds = tuple(range(len(groups[0]))) if seeds is None else seeds
+    stacked = [group if group.ndim == 3 else np.stack([group, np.ones_like(group)], axis=-1) for group in groups]
+    return Examples(tuple(stacked), seeds, names, **more)
+
+
+def estimate(*groups, resamples=2000, **more):
+    return answered(*groups, **more).estimate(resamples)
+
+
+def test_two_runs_give_the_paired_t_interval():
+    a, b = NOISE.normal(3, 0.02, 4), NOISE.normal(3, 0.02, 4)
+    rows = [("a", seed, value) for seed, value in enumerate(a)] + [("b", seed, value) for seed, value in enumerate(b)]
+    pool = residual_variance(pd.DataFrame(rows, columns=["run", "seed", "value"]))
+    assert pool.variance * 2 == pytest.approx((a - b).var(ddof=1))
+    found = (linear("a", a, pool) - linear("b", b, pool)).interval(0.95)
+    assert (found.low, found.high) == pytest.approx(stats.ttest_rel(a, b).confidence_interval(0.95))
+
+
+def test_the_pooled_variance_stands_unless_the_own_one_is_larger_than_chance():
+    quiet = (linear("a", [3.0, 3.001, 3.0], POOL) - linear("b", [2.9] * 3, POOL)).interval(0.95)
+    assert quiet.high - quiet.mean == pytest.approx(stats.t(12).ppf(0.975) * math.sqrt(2 * 0.01 / 3))
+    values = [3.0, 6.0, 9.0]
+    wild = (linear("a", values, POOL) - linear("b", [0.0] * 3, POOL)).interval(0.95)
+    assert wild.high - wild.mean == pytest.approx(stats.t(2).ppf(0.975) * stats.sem(values))
+
+
+def test_coefficients_of_one_run_add_up_before_they_are_squared():
+    """Excess = (sparse - dense) - (plain - dense) / 4."""
+    sparse, dense, plain = (linear(name, [3.0, 3.01, 3.02], POOL) for name in ("sparse", "dense", "plain"))
+    excess = (sparse - dense) - 0.25 * (plain - dense)
+    assert {name: c for name, (c, _) in excess.terms.items()} == {"sparse": 1, "dense": -0.75, "plain": -0.25}
+    half = stats.t(12).ppf(0.975) * math.sqrt(0.01 * (1 + 0.75**2 + 0.25**2) / 3)
+    assert excess.interval(0.95).high - excess.interval(0.95).mean == pytest.approx(half)
+    assert plain.interval(0.95).high != pytest.approx(half), "a level is no comparison, so it is not pooled"
+
+
+@pytest.mark.parametrize(("documents", "counted"), [(19, False), (40, True)])
+def test_twenty_documents_enter_as_a_second_variance(documents, counted):
+    weights = NOISE.integers(50, 150, documents).astype(float)
+    on = {run: {seed: NOISE.normal(3, 0.3, documents) for seed in range(3)} for run in "ab"}
+    means = {run: [np.average(values, weights=weights) for values in seeds.values()] for run, seeds in on.items()}
+    a, b = (linear(run, means[run], units=on[run], weights=weights) for run in "ab")
+    found = (a - b).interval(0.95)
+    values = np.array(means["a"]) - np.array(means["b"])
+    d = np.mean([on["a"][seed] - on["b"][seed] for seed in range(3)], axis=0)
+    share = weights / weights.sum()
+    within = documents / (documents - 1) * np.sum(share**2 * (d - share @ d) ** 2) if counted else 0.0
+    between = values.var(ddof=1) / 3
+    freedom = (between + within) ** 2 / (between**2 / 2 + within**2 / (documents - 1))
+    assert found.high - found.mean == pytest.approx(stats.t(freedom).ppf(0.975) * math.sqrt(between + within))
+    assert (a - b).of_one_text is not counted
+
+
+def test_seeds_that_all_terms_have_are_compared():
+    found = linear("a", [1.0, 2.0, 3.0, 9.0]) - linear("b", [0.0, 0.0, 0.0])
+    assert (found.seeds, found.interval(0.95).mean) == ([0, 1, 2], 2.0)
+
+
+def test_runs_share_a_variance_that_are_alike():
+    base = {"seed": 0, "status": "finished", "data.fingerprint": "d", "init.id": None}
+    base |= {"flops": 10.0, "parameters_non_embedding": 100.0}
+    others = {
+        "own": {},
+        "twice": {"flops": 20.0},
+        "dear": {"flops": 20.1},
+        "wide": {"parameters_non_embedding": 201.0},
+        "diverged": {"status": "diverged"},
+        "elsewhere": {"data.fingerprint": "e"},
+        "grown": {"init.id": "study/own/seed0"},
+    }
+    runs = pd.DataFrame([base | {"run": run} | changes for run, changes in others.items()])
+    assert set(alike(runs, ["own"])["run"]) == {"own", "twice"}
+
+
+def test_seeds_and_examples_enter_with_their_own_variances():
+    """Two seeds near zero and one far away: resampled seeds would exclude zero."""
+    of_seeds = np.array([0.001, 0.002, 0.05])[:, None] + np.zeros((3, 200))
+    low, high = estimate(of_seeds).ends(0.95)
+    assert low < 0 < high
+
+
+def test_fewer_than_twenty_examples_are_compared_by_t():
+    values = NOISE.normal(0.1, 1, (1, 8))
+    found = estimate(values).interval(0.95)
+    assert (found.low, found.high) == pytest.approx(stats.ttest_1samp(values[0], 0).confidence_interval(0.95))
+    assert estimate(np.ones((1, 1))).ends(0.95) == (-math.inf, math.inf), "one example has no interval"
+
+
+def test_ends_that_are_compared_lie_three_monte_carlo_standard_errors_outward():
+    found = estimate(NOISE.normal(0, 1, (1, 100)))
+    lows = [np.quantile(batch, 0.025) for batch in found.replicates]
+    expected = np.quantile(found.replicates, 0.025) - GUARD * np.std(lows, ddof=1) / math.sqrt(BATCHES)
+    assert found.ends(0.95)[0] == pytest.approx(expected)
+    assert found.interval(0.95).low == pytest.approx(np.quantile(found.replicates, 0.025))
+
+
+def test_resamples_are_shared_so_differences_stay_paired():
+    same = NOISE.normal(0, 1, (3, 60))
+    difference = estimate(same) - 0.5 * estimate(2 * same)
+    assert np.abs(difference.replicates).max() < 1e-12
+    with pytest.raises(MissingRowsError, match="different seeds"):
+        estimate(same) - estimate(same, seeds=(4, 5, 6))
+
+
+def test_tasks_of_different_size_count_alike():
+    by_seed = np.array([0.1, -0.3, 0.5])[:, None]
+    found = estimate(np.tile(by_seed, (1, 30)), np.tile(-by_seed, (1, 3000)), resamples=40)
+    assert np.abs(found.replicates).max() < 1e-12
+    assert found.of_seeds == pytest.approx({0: 0.0, 1: 0.0, 2: 0.0})
+    assert found.examples == 3030
+
+
+def test_a_corpus_score_is_computed_again_on_every_resample():
+    """With sums: a mean of counts would smooth an order without a match by another number."""
+    sentences = NOISE.integers(0, 3, (1, 24, 10)).astype(float)
+    sentences[..., 4:8], sentences[..., 3], sentences[..., 8:] = 4, 0, 9
+    found = estimate(sentences, reduce=corpus_bleu, resamples=BATCHES * 5)
+    assert found.of_seeds[0] == pytest.approx(float(corpus_bleu(sentences[0].sum(axis=0))))
+    ((_, drawn),) = resampled(24, 5, 0)
+    np.testing.assert_allclose(found.replicates[0], corpus_bleu(drawn @ sentences[0]))
+
+
+def test_a_choice_of_alpha_is_made_again_in_every_resample():
+    halves = {task: tuple((NOISE.random((6, 1, 30)) < 0.5).astype(float) for _ in range(2)) for task in "ab"}
+    found = {common: Chosen(halves, (0,), {"a": (), "b": ()}, common).estimate(BATCHES * 5) for common in (False, True)}
+    drawn = {
+        task: [next(resampled(30, 5, (2 * index + half) * 1000))[1] for half in (0, 1)]
+        for index, task in enumerate("ab")
+    }
+    for resample in range(5):
+        means = {t: [halves[t][h][:, 0] @ drawn[t][h][resample] / 30 for h in (0, 1)] for t in "ab"}
+        own = [means[task][half][means[task][1 - half].argmax()] for task in "ab" for half in (0, 1)]
+        shown = [sum(means[task][1 - half] for task in "ab").argmax() for half in (0, 1)]
+        common = [means[task][half][shown[half]] for task in "ab" for half in (0, 1)]
+        for choice, expected in ((False, own), (True, common)):
+            assert found[choice].replicates[0, resample] == pytest.approx(np.mean(expected))
+    grid = {task: np.concatenate(pair, axis=2) for task, pair in halves.items()}
+    points = two_fold_selection(grid, dict.fromkeys("ab", np.repeat([0, 1], 30)))
+    assert found[False].of_seeds[0] == pytest.approx(np.mean([points[task].own.mean() for task in "ab"]))
+    middle = found[False].interval(0.95)
+    assert middle.high - middle.mean == pytest.approx(stats.norm.ppf(0.975) * found[False].replicates.std())
+
+
+def test_agreement_is_fishers_z_with_the_jackknife():
+    rows = NOISE.normal(0, 1, 50) + NOISE.normal(0, 0.5, (4, 50))
+
+    def mean_z(some):
+        return np.arctanh(np.corrcoef(some)[np.triu_indices(len(some), 1)]).mean()
+
+    mean, without = mean_z(rows), [mean_z(np.delete(rows, seed, axis=0)) for seed in range(4)]
+    half = stats.t(3).ppf(0.975) * math.sqrt(3 / 4 * np.sum((without - np.mean(without)) ** 2))
+    found = Agreement(rows).interval(0.95)
+    assert (found.mean, found.low, found.high) == pytest.approx(tuple(np.tanh([mean, mean - half, mean + half])))
+    assert not Agreement(rows[:2]).interval(0.95).known

@@ -1,0 +1,164 @@
+"""The quantities of `regime`, each on runs that are made up."""
+
+import json
+
+import pandas as pd
+import pytest
+from fixtures.rows import dwa, make_run, model
+
+from formerlab.report.claims.arms import Arm, ClaimArms
+from formerlab.report.claims.evidence import Evidence
+from formerlab.report.claims.regime import QUANTITIES, arms_of, unmet
+from formerlab.report.claims.registry import Condition, read_claims
+from formerlab.report.claims.rows import Rows, shots
+from formerlab.results.read import Results
+
+BOOK = read_claims()
+ANY = next(claim for claim in BOOK.claims if claim.id == "denseformer-better-at-equal-time")
+
+
+def evidence(root, *conditions, **arms):
+    """Arms that stand for the claim's arms, under conditions of our own."""
+    given = {name: arm if isinstance(arm, Arm) else Arm(run=arm) for name, arm in arms.items()}
+    conditions = tuple(Condition(published="", why="", **condition) for condition in conditions)
+    claim = ANY.model_copy(update={"regime": conditions, "arms": dict.fromkeys(given, "")})
+    return Evidence(claim, BOOK.protocol, Rows(Results(root), "study", ClaimArms(arms=given)), {})
+
+
+def value(root, quantity, arm):
+    return QUANTITIES[quantity](arms_of(evidence(root, arm=arm), None)["arm"])
+
+
+def holds(root, quantity, limits, **arms):
+    return not unmet(evidence(root, {"quantity": quantity, "of": tuple(arms), **limits}, **arms), None)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "overnight"
+
+
+def change(folder, **changes):
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(record | changes))
+
+
+def test_settings_and_counts_are_read_from_the_record(root):
+    spec = model(layers=6, depth=dwa(4, 5)) | {"position": {"kind": "rotary", "fraction": 0.25}}
+    make_run(root, "study", "a", spec=spec, read=[{"epochs": 0.5, "tokens_cumulative": 7}, {"epochs": 1.5}])
+    found = {name: value(root, name, "a") for name in ("depth", "heads", "head_width", "dilation", "period", "steps")}
+    assert found == {"depth": 6, "heads": 4, "head_width": 16, "dilation": 4, "period": 5, "steps": 200}
+    assert (value(root, "epochs", "a"), value(root, "rotary", "a")) == (1.5, 0.25)
+    assert value(root, "tokens_per_parameter", "a") == pytest.approx(102_400 / 217_000)
+    make_run(root, "study", "plain", spec=model() | {"d_key": 32})
+    assert [value(root, name, "plain") for name in ("dilation", "period", "head_width")] == [0, 0, 32]
+
+
+def test_growth_is_measured_by_new_parameters_and_by_what_the_parent_read(root):
+    make_run(root, "study", "parent", parameters_non_embedding=17_000, read=[{"tokens_cumulative": 850_000}])
+    make_run(root, "study", "grown", init="parent")
+    assert value(root, "tokens_per_new_parameter", "grown") == pytest.approx(102_400 / 200_000)
+    assert value(root, "start_tokens_per_parameter", "grown") == pytest.approx(50)
+    lines = unmet(evidence(root, {"quantity": "tokens_per_new_parameter", "of": "a", "at_least": 1}, a="parent"), None)
+    assert lines == ["tokens_per_new_parameter (a): parent starts from no run of this scale"]
+
+
+def write_curve(folder, losses, lrs=(1.0,), train=(3.0,)):
+    steps = range(0, 10 * len(losses), 10)
+    table = pd.DataFrame({"step": steps, "split": "valid", "batch": 0, "tokens": 8, "loss_nats": losses})
+    table.to_csv(folder / "eval.csv", index=False)
+    lrs = [*lrs, *[lrs[-1]] * (len(train) - len(lrs))]
+    train = [*train, *[train[-1]] * (len(lrs) - len(train))]
+    rows = {"step": range(1, len(lrs) + 1), "tokens": 8, "loss_nats": train, "lr": lrs, "grad_norm": 1.0}
+    pd.DataFrame(rows).to_csv(folder / "train.csv", index=False)
+
+
+def test_curves_say_how_far_a_run_has_come(root):
+    write_curve(make_run(root, "study", "a"), [9, 5, 4, 3, 2.5, 2, 1.9, 1.8, 1.6, 1.4, 1.7], lrs=(0.1, 1.0, 0.01))
+    assert value(root, "final_rate_share", "a") == pytest.approx(0.01)
+    assert value(root, "still_falling", "a") == pytest.approx(-0.3), "from step 90 to 100, a tenth of the run"
+    assert value(root, "rise_from_best", "a") == pytest.approx(0.3)
+    write_curve(make_run(root, "study", "seldom"), [4.0, 3.0, 2.6])
+    assert value(root, "still_falling", "seldom") == pytest.approx(0.4 / 5), "half of the run lies between"
+
+
+def test_overfitting_is_measured_without_the_smoothing_of_the_training_loss(root):
+    """A model of 4000 words whose smoothed training loss would be 0.1 ln V for a perfect fit."""
+    import math
+
+    folder = make_run(root, "study", "a", spec=model() | {"vocabulary": 4000})
+    record = json.loads((folder / "run.json").read_text())
+    record["spec"]["task"] = {"kind": "translation", "label_smoothing": 0.1}
+    change(folder, spec=record["spec"])
+    write_curve(folder, [4.0, 2.0], train=[0.1 * math.log(4000) + 0.9 * 1.5] * 20)
+    assert value(root, "overfit", "a") == pytest.approx(0.5)
+    make_run(root, "study", "text")
+    record["spec"]["task"] = {"kind": "language_modeling"}
+    change(root / "study/text/seed0", spec=record["spec"])
+    assert not holds(root, "overfit", {"at_least": -9}, arm="text"), "documents of a text are not drawn from one pool"
+
+
+@pytest.mark.parametrize(
+    ("own", "rates", "inside"),
+    [
+        (0.01, {0.005: 4.4, 0.01: 4.3, 0.02: 4.5}, 1),
+        (0.01, {0.005: 4.2, 0.01: 4.3, 0.02: 4.5}, 0),
+        (0.01, {0.005: 4.4, 0.01: 4.3}, 0),
+        (0.01, {0.0025: 4.4, 0.01: 4.3, 0.02: 4.5}, 0),
+        (0.01, {}, 0),
+    ],
+)
+def test_a_rate_lies_inside_its_grid(root, own, rates, inside):
+    make_run(root, "study", "a", optimizer={"lr": own}, tokens=400)
+    for rate, loss in rates.items():
+        make_run(
+            root.parent / "pilot", "study", f"s-{round(1e4 * rate)}", 7, optimizer={"lr": rate}, loss=loss, tokens=100
+        )
+    make_run(root.parent / "pilot", "study", "s-other", spec=model(layers=9), loss=0.1)
+    arm = Arm(run="a", searched=("pilot/s-*",))
+    assert holds(root, "rate_inside", {"at_least": 1}, arm=arm) == bool(inside)
+    if rates:
+        assert value(root, "rates_searched", arm) == len(rates)
+        assert value(root, "search_share", arm) == 0.25
+        assert holds(root, "same_grid", {"at_least": 1}, one=arm, other=arm)
+
+
+def test_rates_are_searched_from_the_parents_in_use(root):
+    for seed in (0, 1):
+        make_run(root, "study", "parent", seed, weights_sha256=f"{seed}" * 64)
+    init = {"id": "study/parent/seed0", "weights_sha256": "0" * 64}
+    change(make_run(root, "study", "grown"), init=init)
+    for name, weights in (("s-a", "1"), ("s-b", "9")):
+        change(make_run(root, "study", name), init={"id": "x/y/seed0", "weights_sha256": weights * 64})
+    assert value(root, "rates_searched", Arm(run="grown", searched=("overnight/s-*",))) == 1
+    other = Arm(run="grown", searched=("overnight/s-b",))
+    assert not holds(root, "rates_searched_apart", {"at_most": 0}, one=other, other=other)
+
+
+def test_arms_are_compared_by_their_largest_and_smallest(root):
+    make_run(root, "study", "a", parameters=300, parameters_non_embedding=100, tokens=1000)
+    make_run(root, "study", "b", parameters=309, parameters_non_embedding=200, tokens=8000)
+    assert holds(root, "parameters_apart", {"at_most": 0.031}, one="a", other="b"), "with embedding they are near"
+    assert not holds(root, "parameters_non_embedding_apart", {"at_most": 0.5}, one="a", other="b")
+    assert holds(root, "tokens_ratio", {"at_least": 8}, one="b", other="a")
+    assert holds(root, "rotary_apart", {"at_most": 0}, one="a", other="b"), "none in either"
+    line = unmet(evidence(root, {"quantity": "depth", "of": "a", "at_least": 24}, a="a"), None)
+    assert line == ["depth (a) 4, needed at least 24"]
+
+
+def test_of_a_diverged_run_only_settings_and_counts_are_asked(root):
+    write_curve(make_run(root, "study", "a", status="diverged"), [3.0, 9.0])
+    assert holds(root, "rise_from_best", {"at_most": 0.02}, arm="a")
+    assert not holds(root, "depth", {"at_least": 24}, arm="a")
+
+
+def test_depth_must_bring_something(root):
+    for seed in range(3):
+        make_run(root, "study", "plain", seed, loss=4.0)
+        make_run(root, "study", "deep", seed, loss=3.0)
+    assert holds(root, "gain_of_depth", {"at_least": 0}, plain="plain", deep="deep")
+    assert not holds(root, "gain_of_depth", {"at_least": 0}, plain="deep", deep="plain")
+
+
+def test_shots_stand_in_the_name_of_a_suite():
+    assert [shots(name) for name in ("copa_5_shots_local", "piqa_local")] == [5, 0]

@@ -1,0 +1,142 @@
+"""Verdicts are the registered ones and reach their readers: claims.csv, Markdown, a page, README and docs."""
+
+import re
+
+import pandas as pd
+import pytest
+from fixtures.checkout import ROOT
+from fixtures.rows import make_decay, make_tokenformer
+
+from formerlab.commands.readme import BEGIN, END, PAGES, outdated, written
+from formerlab.errors import UserError
+from formerlab.plan.claim_arms import read_arms
+from formerlab.plan.claim_coverage import missing_arms
+from formerlab.report.claims.arms import Arm, ClaimArms
+from formerlab.report.claims.registry import read_claims
+from formerlab.report.claims.render import FIRST_SCREEN, all_block, best, counts, first_screen, markdown
+from formerlab.report.claims.table import frame, read_withdrawn, verdicts, write_claims
+from formerlab.results.read import Results
+
+WITHDRAWN, REASON = "tokenformer-growth-equal-total-flops", "the rows were taken at full moon"
+HEADLINES = [claim.id for claim in read_claims().claims if claim.headline]
+LISTED = {scale: listed for change in read_claims().changes for scale, listed in change.verdicts.items()}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    root = tmp_path_factory.mktemp("claims") / "results/cached/overnight"
+    make_tokenformer(root)
+    make_decay(root, (0, 1, 2))
+    (root / "exact.csv").write_text("claim,name,value\ntransformer-sinusoid-linear-shift,sinusoid_linear_shift,0.0\n")
+    (root / "tokenformer/withdrawn.yaml").write_text(f"{WITHDRAWN}: {REASON}\n")
+    return Results(root)
+
+
+@pytest.fixture(scope="module")
+def found(results):
+    return verdicts(results, read_arms(ROOT, "overnight"))
+
+
+@pytest.mark.parametrize("scale", LISTED)
+def test_committed_rows_have_the_verdicts_that_were_registered_with_the_definitions(scale):
+    """The list of version 3; what it leaves out has no rows, or only such as decide nothing."""
+    root = ROOT / "results/cached" / scale
+    now = {verdict.claim.id: verdict for verdict in verdicts(Results(root), read_arms(ROOT, scale))}
+    for claim, text in LISTED[scale].items():
+        word, *by = re.split(r"[:,] ", text.partition("-> ")[2])
+        assert now[claim].outcome == word, (claim, text, now[claim].items)
+        deciding = {item.item for item in now[claim].items if item.outcome == word}
+        assert not (by and by[0].startswith("by ")) or deciding == {by[0].removeprefix("by ")}
+    tested = {name for name, verdict in now.items() if verdict.claim.kind == "measured" and verdict.seeds}
+    assert {name for name in tested - set(LISTED[scale]) if now[name].outcome != "not_tested"} == set()
+
+
+def test_every_claim_is_there_headlines_first_and_kinds_are_never_added_up(found, results):
+    text = markdown(found, results.scale)
+    claims = re.findall(r"^\| \*\*(\S+)\*\*", text, re.MULTILINE)
+    assert len(claims) == len(set(claims)) == 61
+    assert claims[: len(HEADLINES)] == HEADLINES
+    sentences = re.findall(r"Of (\d+) (\w+) claims: (.*?)\.", counts(found))
+    assert [(total, kind) for total, kind, _ in sentences] == [("45", "measured"), ("16", "exact")]
+    assert all(int(total) == sum(map(int, re.findall(r"\d+", listed))) for total, _, listed in sentences)
+
+
+def test_a_withdrawn_claim_says_so_and_why_wherever_verdicts_are_shown(found, results, tmp_path):
+    shown = f"withdrawn: {REASON}"
+    assert shown in markdown(found, results.scale)
+    assert shown in all_block({results.scale: found}, {})
+    csv, _, html = write_claims(results, read_arms(ROOT, "overnight"), tmp_path)
+    row = pd.read_csv(csv).set_index("claim").loc[WITHDRAWN]
+    assert (row["outcome"], row["reason"]) == ("not_tested", shown)
+    assert shown in html.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tokenformer-growth: old", "no claim 'tokenformer-growth'"),
+        (f"{WITHDRAWN}:", "got None; write why its rows are no evidence"),
+    ],
+)
+def test_withdrawals_of_nothing_or_without_a_reason_are_refused(tmp_path, text, message):
+    (tmp_path / "tokenformer").mkdir()
+    (tmp_path / "tokenformer/withdrawn.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"tokenformer/withdrawn\.yaml") as error:
+        read_withdrawn(tmp_path)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("scale", "run", "expected"),
+    [
+        ("overnight", "decoder", "agrees at overnight, this model alone"),
+        ("pretrained", "some-released-model", "agrees for some-released-model"),
+        ("laptop", "decoder", "not tested"),
+    ],
+)
+def test_a_verdict_on_one_model_says_whose_it_is(tmp_path, scale, run, expected):
+    """One seed: of this model alone. At scale pretrained: of the released model, by its name."""
+    make_decay(tmp_path / scale, (0,), run)
+    items = {
+        f"budget_{100 * budget:.0f}_percent": {
+            "split": Arm(run=run, policy="decay", alpha=0.2, recent=0.5, budget=budget),
+            "h2o": Arm(run=run, policy="h2o", budget=budget),
+        }
+        for budget in (0.1, 0.2)
+    }
+    name = "decay-half-recent-beats-h2o"
+    found = verdicts(Results(tmp_path / scale), {"decay": {name: ClaimArms(items=items)}})
+    rows = frame(found).set_index("claim").loc[name]
+    assert set(rows["verdict"]) == {expected}
+    assert rows["ours"].str.startswith("effect = 0.0").sum() == 2
+
+
+def test_a_claim_is_told_of_from_the_first_scale_that_tests_it(found):
+    untested = verdicts(Results(ROOT / "results/cached/laptop"), {})
+    tested = [verdict for verdict in best({"laptop": untested, "overnight": found}) if verdict.scale == "overnight"]
+    assert "decay-half-recent-beats-h2o" in {verdict.claim.id for verdict in tested}
+    lines = first_screen({"laptop": untested, "overnight": found}).splitlines()
+    assert lines[0] == "| claim | published | ours | what was run | word |"
+    assert len(lines) - 2 == len(FIRST_SCREEN)
+    assert not any("**fails**" in line for line in lines), "no measured claim fails"
+
+
+def test_the_block_is_put_between_its_marks_and_only_there(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    assert written(page, "new\n") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+    page.write_text("no marks")
+    with pytest.raises(UserError, match="no place for what is generated"):
+        written(page, "new")
+
+
+def test_readme_and_docs_say_what_rows_and_scales_say():
+    """After new rows, a changed scale or a changed evaluation: `make readme`."""
+    assert len(PAGES) == 3
+    assert list(outdated(ROOT)) == []
+
+
+def test_every_claim_judged_at_laptop_has_its_arms_there():
+    missing = missing_arms(ROOT, "laptop")
+    judged = [claim for claim in read_claims().claims if claim.kind == "measured" and "laptop" in claim.scales.judged]
+    assert {claim.id: missing[claim.id] for claim in judged if missing[claim.id]} == {}
