@@ -100,16 +100,18 @@ results-export: $(READY) ## copy the finished, checked live results to results/c
 unlock: $(READY) ## after Snakemake was killed: let it work in this folder again
 	@$(BIN)/python -m snakemake --unlock
 
-# Results may have cost hours: nothing goes without its scale named and FORCE=1 said.
-LIVE = $(wildcard results/live/$(SCALE) figures/live/$(SCALE) logs/$(SCALE))
-
+# Results may have cost hours: nothing goes without its scale named and FORCE=1 said. The folders are those of config.yaml.
 clean: ## show what the runs of SCALE=<scale> left behind; with FORCE=1 delete it
-	@case "$(SCALE)" in \
-	    '' | *[!a-z0-9_-]*) echo "name a scale: make clean SCALE=laptop (there are: $(notdir $(wildcard results/live/*)))"; exit 2 ;; \
-	esac
-	@if [ -z "$(LIVE)" ]; then echo "scale $(SCALE) left nothing behind"; \
-	elif [ "$(FORCE)" = 1 ]; then rm -rf $(LIVE); echo "deleted: $(LIVE)"; \
-	else du -sh $(LIVE); echo "nothing deleted yet; make clean SCALE=$(SCALE) FORCE=1 deletes the above"; fi
+	@folder() { found=$$(sed -n "s/^$$1: *[\"']\{0,1\}\([^\"'#]*[^\"'# ]\).*/\1/p" config.yaml); echo "$${found:-$$1}"; }; \
+	results=$$(folder results); figures=$$(folder figures); \
+	case "$(SCALE)" in \
+	    '' | *[!a-z0-9_-]*) echo "name a scale: make clean SCALE=laptop (there are: $$(ls "$$results/live" 2>/dev/null | xargs))"; exit 2 ;; \
+	esac; \
+	set --; \
+	for left in "$$results/live/$(SCALE)" "$$figures/live/$(SCALE)" "logs/$(SCALE)"; do [ ! -e "$$left" ] || set -- "$$@" "$$left"; done; \
+	if [ $$# = 0 ]; then echo "scale $(SCALE) left nothing behind"; \
+	elif [ "$(FORCE)" = 1 ]; then rm -rf "$$@"; echo "deleted: $$*"; \
+	else du -sh "$$@"; echo "nothing deleted yet; make clean SCALE=$(SCALE) FORCE=1 deletes the above"; fi
 
 distclean: ## delete .venv and the tools' caches, no results
 	rm -rf .venv build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

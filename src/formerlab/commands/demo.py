@@ -15,7 +15,7 @@ import yaml
 
 from formerlab.commands.context import given_values
 from formerlab.commands.report import write_report
-from formerlab.errors import EXIT_STOPPED_EARLY
+from formerlab.errors import EXIT_STOPPED_EARLY, UserError
 from formerlab.files import write_text
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import ensure_plan, read_plan
@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     given = given_values(arguments)
     plan = read_plan(ensure_plan(Path.cwd(), given))
+    _take_stale_locks_away()
     before = _products(plan)
     status = _snakemake(given, "--cores", str(arguments.cores), "--keep-going", "--rerun-incomplete")
     results, changed = Path(plan["results"]), _products(plan) != before
@@ -59,7 +60,29 @@ def _run(arguments: argparse.Namespace) -> int:
             write_text(text, headline(results, Judge(plan).objection))
         print(f"\n{text.read_text(encoding='utf-8')}")
         print(_places(plan, report))
+    if status:
+        print(f"\nNot all of it was made; `make status SCALE={plan['scale']}` says what is left", file=sys.stderr)
     return status
+
+
+def _take_stale_locks_away() -> None:
+    """Remove the locks of a Snakemake that was killed; raise UserError where one is at work in this folder."""
+    locks = list(LOCKS.glob("*"))
+    if locks and (pid := _snakemake_here()):
+        raise UserError(f"Snakemake works in this folder already (process {pid}); wait for it, or stop it")
+    for lock in locks:
+        lock.unlink(missing_ok=True)
+    if locks:
+        print("an earlier run was killed; its lock is taken away, and the work goes on", file=sys.stderr)
+
+
+def _snakemake_here() -> int | None:
+    """Return the process of a Snakemake that works in this folder, if there is one."""
+    for one in psutil.process_iter(["pid", "cmdline", "cwd"]):
+        words = one.info["cmdline"] or []
+        if one.info["cwd"] == os.getcwd() and any(Path(word).name == "snakemake" for word in words[:3]):
+            return int(one.info["pid"])
+    return None
 
 
 def _snakemake(given: dict[str, Any], *words: str) -> int:
