@@ -10,6 +10,7 @@ from formerlab.errors import UserError
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
 from formerlab.plan.judge import Judge, made_runs
+from formerlab.plan.lock import take_away_stale
 from formerlab.plan.locate import VARIABLE, ensure_plan, given_beyond_file, read_plan
 
 # Jobs work from the very plan that they were submitted with, however long they wait and whatever is edited meanwhile:
@@ -19,6 +20,7 @@ if workflow.is_main_process:
 
     configfile: "config.yaml"
 
+    LIVES = take_away_stale(Path(".snakemake"))
     try:
         os.environ[VARIABLE] = str(
             ensure_plan(ROOT, given_beyond_file(ROOT, config))

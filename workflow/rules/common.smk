@@ -2,6 +2,7 @@
 
 import re
 
+from snakemake.dag import DAG
 from snakemake.jobs import Job
 
 from formerlab.plan.attempts import Attempts, under_way
@@ -205,6 +206,21 @@ def but_for_stages(method):
 
 Job.remove_existing_output = but_for_stages(Job.remove_existing_output)
 Job.cleanup = but_for_stages(Job.cleanup)
+
+
+# `--until train` ends at every run, also at one that others grow from: Snakemake then finds jobs left that it may not
+# start, and calls that a bug of its own. The last run of a line is where it ends.
+ends_at = DAG.in_until
+
+
+def ends_at_last(dag, job):
+    """Return whether `--until` ends at a job, which it does not where a job of the same rule reads what this one makes."""
+    return ends_at(dag, job) and not any(
+        reader.rule is job.rule for reader in dag.depending[job]
+    )
+
+
+DAG.in_until = ends_at_last
 
 
 # Snakemake tries every job again that fails, as often as its retries say, and has no way but this to say which of them

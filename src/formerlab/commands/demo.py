@@ -49,6 +49,8 @@ def _run(arguments: argparse.Namespace) -> int:
     _take_stale_locks_away()
     before = _products(plan)
     status = _snakemake(given, "--cores", str(arguments.cores), "--keep-going", "--rerun-incomplete")
+    if status and any(LOCKS.glob("*.lock")):
+        raise UserError("another Snakemake is at work in this folder: wait for it; where none is, call `make unlock`")
     results, changed = Path(plan["results"]), _products(plan) != before
     report, text = results / "report.html", results / "headline.txt"
     if results.is_dir():
