@@ -4,6 +4,7 @@ import functools
 import platform
 import socket
 import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,7 +33,13 @@ def git_state() -> dict[str, str | None]:
         _git(file.parent, "ls-files", "--error-unmatch", file.name)
         commit = _git(file.parent, "rev-parse", "HEAD").strip()
         difference = _git(file.parent, "diff", "HEAD", "--", ":/", ":(top,exclude)results", ":(top,exclude)figures")
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.CalledProcessError) as error:
+        if "safe.directory" in (getattr(error, "stderr", None) or ""):
+            print(
+                f"warning: another user owns {file.parents[3]}, so records name no commit; "
+                f"git config --global --add safe.directory {file.parents[3]} lets git read it",
+                file=sys.stderr,
+            )
         return {"commit": None, "dirty_hash": None}
     return {"commit": commit, "dirty_hash": fingerprint(difference) if difference else None}
 
