@@ -179,3 +179,13 @@ def test_what_cannot_be_grown_is_refused_in_one_line(model, options, message):
         grow(model, **options)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_the_state_of_a_grown_layer_is_refused_by_one_of_another_tau():
+    grown = grow(Pattention(tokens=48).build(8, 16), factor=2)
+    with pytest.raises(RuntimeError, match=r"build with tau=6\.928"):
+        Pattention(tokens=96).build(8, 16).load_state_dict(grown.state_dict())
+    same = Pattention(tokens=96, tau=grown.tau).build(8, 16)
+    same.load_state_dict(grown.state_dict())
+    x = torch.randn(4, 8)
+    assert torch.equal(same(x), grown(x))

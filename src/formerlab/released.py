@@ -82,9 +82,9 @@ class _Released(Spec):
 
         arguments = self.arguments()
         try:
-            config = AutoConfig.from_pretrained(**arguments)
+            config = AutoConfig.from_pretrained(**arguments, trust_remote_code=False)
             with torch.device("meta"):
-                return sizes_of(AutoModelForCausalLM.from_config(config), self.context)
+                return sizes_of(AutoModelForCausalLM.from_config(config, trust_remote_code=False), self.context)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise UserError(f"{shown_place(arguments)}: no causal model of transformers ({reason(error)})") from None
 

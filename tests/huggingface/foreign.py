@@ -13,6 +13,12 @@ SIZES = {
     "max_position_embeddings": CONTEXT,
     "initializer_range": 0.4,  # so that attention is uneven enough for pruning to matter
 }
+LATENT = {
+    **{"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12},
+    **{"n_routed_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    **{"num_key_value_heads": 4, "intermediate_size": 64, "first_k_dense_replace": 1},
+}
+"""Keys of 16 channels and values of 12."""
 
 
 def build(kind, **changes):
@@ -28,6 +34,8 @@ def build(kind, **changes):
         "gemma2": ("Gemma2", {"num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8}),
         "neox": ("GPTNeoX", {"intermediate_size": 64}),
         "opt": ("OPT", {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0}),
+        "mpt": ("Mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": CONTEXT}),
+        "deepseek_v3": ("DeepseekV3", LATENT),
         "bloom": ("Bloom", {"n_head": 4, "n_layer": 2}),
     }
     name, own = kinds[kind]

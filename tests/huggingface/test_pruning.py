@@ -201,6 +201,23 @@ def test_a_call_takes_one_cache_of_its_own_kind(models):
         model(text, **{FIELD: StaticCache(config=model.config, max_cache_len=30)})
 
 
+@pytest.mark.parametrize("kind", ["mpt", "bloom"])
+def test_a_refusal_is_not_hidden_by_what_follows_it(kind):
+    model = build(kind)
+    before = repr(model.config)
+    with pytest.raises(UserError, match=r"its attention|transformers'"):
+        prune(model, Decay(), 6, context=16).__enter__()
+    assert repr(model.config) == before
+
+
+def test_values_narrower_than_keys_are_held_as_they_are():
+    model, text = build("deepseek_v3").float(), tokens(1, 20)  # its experts take no doubles
+    own = generated(model, text)
+    for policy in (Full(), H2O(), SnapKV()):
+        with prune(model, policy, 500):
+            assert torch.equal(generated(model, text), own)
+
+
 def begun(model):
     with prune(model, Decay(), 6):
         return model(tokens(1, 9)).past_key_values

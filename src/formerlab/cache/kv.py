@@ -15,7 +15,7 @@ class Buffer:
     """Keys and values of one layer, with room to spare."""
 
     keys: Float[Tensor, "batch key_heads capacity d_head"]
-    values: Float[Tensor, "batch key_heads capacity d_head"]
+    values: Float[Tensor, "batch key_heads capacity d_value"]
     length: int = 0
 
     def append(self, k: KeyHeads, v: KeyHeads) -> None:
@@ -45,7 +45,7 @@ class KVCache:
         """Take in new keys and values; return all that the layer holds."""
         if layer not in self._layers:
             shape = *k.shape[:2], max(self._capacity, k.shape[2]), k.shape[3]
-            self._layers[layer] = Buffer(k.new_zeros(shape), v.new_zeros(shape))
+            self._layers[layer] = Buffer(k.new_zeros(shape), v.new_zeros(*shape[:3], v.shape[3]))
         held = self._layers[layer]
         held.append(k, v)
         return held
@@ -76,11 +76,14 @@ class KVCache:
 
     def bytes(self) -> int:
         """Bytes of the keys and values held."""
-        return sum(_bytes(held.keys[:, :, : held.length]) * 2 for held in self._layers.values())
+        return sum(
+            _bytes(held.keys[:, :, : held.length]) + _bytes(held.values[:, :, : held.length])
+            for held in self._layers.values()
+        )
 
     def allocated_bytes(self) -> int:
         """Bytes of the buffers of keys and values, room to spare included."""
-        return sum(_bytes(held.keys) * 2 for held in self._layers.values())
+        return sum(_bytes(held.keys) + _bytes(held.values) for held in self._layers.values())
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -1,7 +1,7 @@
 """Pattention: attention to learned parameter tokens in place of a linear projection."""
 
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -82,6 +82,27 @@ class PattentionLayer(nn.Module):
                 nn.init.trunc_normal_(weight, 0.0, std, -2 * std, 2 * std)
             else:
                 nn.init.normal_(weight, 0.0, std)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Note tau, which is no weight, beside torch's version of this module."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination._metadata[prefix[:-1]]["tau"] = self.tau
+
+    def _load_from_state_dict(
+        self,
+        state: Any,
+        prefix: str,
+        metadata: dict[str, Any],
+        strict: bool,
+        missing: Any,
+        unexpected: Any,
+        errors: Any,
+    ) -> None:
+        """Refuse weights that were used with another tau: the same weights would be another function."""
+        super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)  # type: ignore[no-untyped-call]
+        tau = metadata.get("tau", self.tau)
+        if not math.isclose(tau, self.tau, rel_tol=1e-6):
+            errors.append(f"{prefix}tau is {self.tau:g} and was {tau:g} for these weights; build with tau={tau!r}")
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         """Map every token."""

@@ -58,7 +58,7 @@ def load_fast_tokenizer(arguments: dict[str, Any]) -> Loaded:
 
     name = shown_place(arguments)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(**arguments)
+        tokenizer = AutoTokenizer.from_pretrained(**arguments, trust_remote_code=False)
     except Exception as error:  # the library raises bare Exception for a damaged file
         raise UserError(f"{name}: no tokenizer of transformers ({reason(error)})") from None
     backend: HuggingFaceTokenizer | None = getattr(tokenizer, "backend_tokenizer", None)

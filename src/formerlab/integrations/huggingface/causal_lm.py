@@ -59,6 +59,9 @@ def find_positions(model: nn.Module, first: Keys, later: Keys, distance: int) ->
         return PositionEncoding()
     for module in model.modules():
         if hasattr(module, "inv_freq") and getattr(module, "rope_type", "default") in STATIC:
+            key = next(iter(first.values()))
+            if not isinstance(module(key, torch.zeros(1, 1, dtype=torch.long, device=key.device)), tuple):
+                continue  # complex angles, of a part of the channels (DeepSeek V2)
             for rotation in (BorrowedRotation(module, interleaved) for interleaved in (False, True)):
                 if all(_close(rotation.rotate(first[layer], distance), later[layer]) for layer in first):
                     return rotation

@@ -29,6 +29,8 @@ def save_folder(model: DecoderModel, tokenizer: Tokenizer | None, out: Path, *, 
     if end_of_text is not None:
         shell.generation_config.eos_token_id = shell.generation_config.pad_token_id = end_of_text
     shell.save_pretrained(out)
+    for weights in out.glob("*.safetensors"):  # safetensors lets nobody but the owner read them, whatever the umask
+        weights.chmod((out / "config.json").stat().st_mode & 0o777)
     if tokenizer is not None:
         save_tokenizer(tokenizer, out, end_of_text, context=model.spec.context)
 

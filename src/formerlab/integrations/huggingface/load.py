@@ -86,12 +86,12 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
     name = shown_place(arguments)
     try:
         with _quiet() if "gguf_file" in arguments else nullcontext():
-            config = AutoConfig.from_pretrained(**arguments)
+            config = AutoConfig.from_pretrained(**arguments, trust_remote_code=False)
             with torch.device("meta"):
-                parameters = AutoModelForCausalLM.from_config(config).num_parameters()
+                parameters = AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
             saved = getattr(config.get_text_config(decoder=True), "dtype", None)
             check_room(name, parameters, dtype or saved or torch.float32, device)
-            model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=dtype or "auto")
+            model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=dtype or "auto", trust_remote_code=False)
     except UserError:
         raise
     except Exception as error:  # what a damaged file makes of the reader is anybody's guess

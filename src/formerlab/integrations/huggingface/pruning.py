@@ -51,7 +51,7 @@ def prune(model: Any, policy: Policy, budget: Budget, *, context: int | None = N
         model.__dict__.pop("forward", None)
         if forward is not None:
             model.forward = forward
-        model.set_attn_implementation(implementations)
+        _restore(model.config, implementations)
         for module in training:
             module.training = True
 
@@ -70,6 +70,14 @@ def _implementations(config: Any) -> dict[str, Any]:
     """Return the names of the attention functions of a config and those inside it, as transformers takes them back."""
     inner = {key: part for key in config.sub_configs if (part := getattr(config, key)) is not None}
     return {"": config._attn_implementation} | {key: _implementations(part) for key, part in inner.items()}
+
+
+def _restore(config: Any, implementations: dict[str, Any]) -> None:
+    """Write the names back; `set_attn_implementation` refuses some that models have by themselves (MPT's None)."""
+    config._attn_implementation_internal = implementations[""]
+    for key, part in implementations.items():
+        if key:
+            _restore(getattr(config, key), part)
 
 
 def _pruned(model: Any, new: Callable[[], PolicyCache]) -> Callable[..., Any]:
