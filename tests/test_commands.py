@@ -1,5 +1,6 @@
 """The verbs of `python -m formerlab`: what they print, how they end, and the script that stands in for the DAG."""
 
+import errno
 import json
 import os
 import re
@@ -273,3 +274,14 @@ def test_the_demo_hands_every_value_on_to_snakemake_as_it_is(project, monkeypatc
     given = locate.given_beyond_file(project.root, merged)
     assert given == {"set": {"small.optimizer.lr": 1.0e-7, "small.runs.child.growth.keys": "random", "seeds": [3, 4]}}
     assert ensure_plan(project.root, given)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_what_may_not_be_written_is_one_line_and_no_plan_is_named(number, project, capsys, monkeypatch):
+    def refuse(_):
+        raise OSError(number, os.strerror(number), "results/run.json")
+
+    monkeypatch.setattr("formerlab.commands.plan.read_plan", refuse)
+    assert refused(capsys, "plan").startswith(f"results/run.json: {os.strerror(number)}")
+    Path("empty.json").write_text("{}")
+    assert refused(capsys, "check", "--plan", "empty.json").startswith("empty.json: no plan")
