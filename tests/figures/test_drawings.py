@@ -397,7 +397,7 @@ def test_numbers_read_well():
     assert number("parameters", 1_310_000_000.0) == "1.31B"
     assert number("flops_cumulative", 4.1e12) == "4.1e+12"
     frame = pd.DataFrame({"loss_nats": [3.0], "loss_nats_low": [2.5], "loss_nats_high": [3.5], "empty": [np.nan]})
-    assert readable(frame).to_dict("list") == {"test loss (nats)": ["3.0000 [2.5000, 3.5000]"]}
+    assert readable(frame).to_dict("list") == {"held-out loss (nats)": ["3.0000 [2.5000, 3.5000]"]}
 
 
 def test_the_headline_has_every_study_that_ran(place, tmp_path):

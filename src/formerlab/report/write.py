@@ -23,7 +23,7 @@ from formerlab.report.style import SETTINGS, empty
 from formerlab.results.read import Results
 
 HEADINGS = {
-    "loss_nats": "test loss (nats)",
+    "loss_nats": "held-out loss (nats)",
     "loss_minus_plain_nats": "loss minus plain (nats)",
     "increase_nats": "loss minus Full (nats)",
     "top1_percent": "top-1 (%)",

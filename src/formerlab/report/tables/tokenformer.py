@@ -407,8 +407,9 @@ tokenformer_modern = Table(
     caption=(
         "A Tokenformer from scratch (matched) beside a Transformer with RMSNorm, SwiGLU and full rotary positions "
         "(modern) and one with LayerNorm, GeLU, biases and the Tokenformer's positions (classic): equal parameters "
-        "but for the embedding, equal tokens, the same three learning rates; runs whose names begin with long have "
-        "seen more tokens. Tokenformer minus best: the Tokenformer's held-out loss at its own best rate minus this "
+        "but for the embedding, equal tokens, rates searched for each (grids of three, four and three); runs "
+        "whose names begin with long have seen more tokens. Tokenformer minus best: the "
+        "Tokenformer's held-out loss at its own best rate minus this "
         "arm's at its best, paired by seed, with its 95 % Student t interval over seeds; above zero, the Tokenformer "
         "is worse. Public reports by third parties have it 0.024 nats (perplexity 15.86 against 15.49, 124M) and 0.15 "
         "bits per byte (17M, feed-forward only) above a modern Transformer. The rate is chosen by the validation loss "
