@@ -15,7 +15,6 @@ from formerlab.data.images.prepare import prepare
 from formerlab.errors import UserError
 from formerlab.evaluation.vision import classify_by_name, timm_classifier
 from formerlab.models.vision import VisionTransformer
-from formerlab.results.stages import TABLES
 from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import Look
 from formerlab.training.load import load_model
@@ -75,7 +74,7 @@ def test_a_model_of_timm_is_shown_the_same_images(name, place, tmp_path):
     assert f"images            {len(images)}" in said
     with open(tmp_path / "rows.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == TABLES["test.csv"].names
+    assert tuple(rows[0]) == Classification.test_columns
     pixels = torch.from_numpy(images.pixels(range(len(images)))).permute(0, 3, 1, 2) / 255
     mean, std = (torch.tensor(model.pretrained_cfg[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
     with torch.no_grad():

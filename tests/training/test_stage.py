@@ -1,5 +1,7 @@
 """The stage `train`: what it leaves, and that interruptions leave no trace in it."""
 
+import shutil
+
 import pytest
 import torch
 import yaml
@@ -7,7 +9,9 @@ from safetensors.torch import load_file
 from small_runs import MODEL, RUN, bits, interrupted, rows, small, trained
 
 from formerlab.data import load_stream
+from formerlab.data.text.streams import read_manifest
 from formerlab.errors import UserError
+from formerlab.files import write_json
 from formerlab.layers import DepthWeightedAverage
 from formerlab.tasks.window_losses import window_losses
 from formerlab.training.finish import FILES
@@ -20,7 +24,8 @@ def test_what_a_finished_run_leaves(finished):
         "train": "step,tokens,loss_nats,lr,grad_norm",
         "timing": "step,time_s,tokens_per_s,memory_bytes",
         "eval": "step,split,batch,tokens,loss_nats",
-        "test": "window,tokens,loss_nats",
+        "test": "window,tokens,loss_nats,document",
+        "lender_test": "window,tokens,loss_nats,document",
         "depth": "step,destination,source,weight",
     }
     for name, expected in columns.items():
@@ -34,8 +39,23 @@ def test_the_test_rows_are_the_final_models(finished, data):
     stream = load_stream(data, "test")
     found = rows(finished, "test")
     expected = window_losses(model, stream, 8, batch=4)
-    assert found == [{"window": row.window, "tokens": row.tokens, "loss_nats": row.loss_nats} for row in expected]
+    names = ("window", "tokens", "loss_nats")
+    assert [tuple(row[name] for name in names) for row in found] == [row[:3] for row in expected]
     assert sum(row["tokens"] for row in found) == len(stream) - 1
+    documents = [row["document"] for row in found]
+    assert documents == sorted(documents)
+    assert documents[-1] == read_manifest(data)["splits"]["test"]["documents"] - 1
+
+
+def test_the_test_text_that_lends_its_tokenizer_is_measured_beside_the_runs_own(finished, data, tmp_path):
+    shutil.copytree(data, tmp_path / "other")
+    manifest = read_manifest(data)
+    spec = manifest["spec"] | {"tokenizer": {"kind": "of", "data": "other"}}
+    shutil.copytree(data, tmp_path / "own")
+    write_json(tmp_path / "own" / "manifest.json", manifest | {"spec": spec})
+    trained(RUN, tmp_path / "own", tmp_path / "run")
+    assert rows(finished, "lender_test") == []
+    assert rows(tmp_path / "run", "lender_test") == rows(tmp_path / "run", "test") == rows(finished, "test")
 
 
 def test_run_yaml_is_the_whole_spec(finished):
