@@ -48,6 +48,6 @@ def _weights_of_start(results: Results, study: str, records: DataFrame) -> set[s
 def rate_inside(found: DataFrame, own: float) -> float:
     """Return 1 where a rate is the best of the searched ones, with others at most a factor of two below and above."""
     by_rate = found.groupby("lr")["loss"].mean()
-    steps = by_rate.index.to_numpy() / own
+    steps = by_rate.index.to_numpy(float) / own
     inside = any(0.4999 < step < 0.9999 for step in steps) and any(1.0001 < step < 2.0001 for step in steps)
-    return float(inside and abs(float(by_rate.index[by_rate.argmin()]) / own - 1) < 1e-4)
+    return float(inside and abs(steps[by_rate.to_numpy().argmin()] - 1) < 1e-4)
