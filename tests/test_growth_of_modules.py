@@ -1,4 +1,4 @@
-"""Growth of Pattention layers in modules that are none of our models."""
+"""Growth of Pattention layers in modules that are not our models."""
 
 import math
 

@@ -28,7 +28,7 @@ class Progress:
         delay: float = 0,
         file: TextIO | None = None,
     ) -> None:
-        """Count up to `total` units (None: nobody knows), of which `start` are done.
+        """Count up to `total` units (None: unknown), of which `start` are done.
 
         `scale` writes 12345 as 12.3k. Nothing is shown of work that ends within `delay` seconds.
         """

@@ -133,7 +133,7 @@ def _stop(snakemake: "subprocess.Popen[bytes]") -> None:
 
 
 def _is_at_work(process: psutil.Process) -> bool:
-    """Return whether a process has not ended; one that nobody has asked yet how it ended has."""
+    """Return whether a process has not ended; a zombie has ended."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False

@@ -44,7 +44,7 @@ class Measurement(Spec):
         return False
 
     def reading(self, run: AnyRun, questions: int) -> Reading | None:
-        """Return what is read of a run whose data have so many questions; nothing where nobody can say."""
+        """Return what is read of a run whose data have so many questions; None where that is unknown."""
         del run, questions
         return None
 

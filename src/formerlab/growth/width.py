@@ -4,8 +4,8 @@ A unit is a channel of the residual stream, an attention head (with all its chan
 unit of a feed-forward. A wider model's unit is a copy of one of the old model's; what reads units then counts every
 copy, so its weights are divided by the number of copies. What differs between the methods is who is copied:
 
-- net2net_pad, the form that Tokenformer's paper compares with (arXiv:2410.23168, eq. 13): nobody. The old matrix is the
-  top left block of the new one and all else is drawn anew. The function is not kept.
+- net2net_pad, the form that Tokenformer's paper compares with (arXiv:2410.23168, eq. 13): no unit is copied. The
+  old matrix is the top left block of the new one and all else is drawn anew. The function changes.
 - net2net, as its authors define it (arXiv:1511.05641, section 2.3 and Algorithm 1): units drawn at random.
 - hypercloning (arXiv:2409.12903, section 3, symmetric expansion): all units, in turn; whole factors only.
 

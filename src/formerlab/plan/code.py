@@ -128,7 +128,9 @@ def _with_statements(tree: ast.Module) -> Iterator[ast.AST]:
         node = waiting.pop()
         yield node
         for block in ("body", "orelse", "handlers", "finalbody", "cases"):
-            if isinstance(inner := getattr(node, block, None), list):  # of a lambda or an `if` within a line it is none
+            if isinstance(
+                inner := getattr(node, block, None), list
+            ):  # of a lambda or an inline `if` it is an expression
                 waiting += inner
 
 

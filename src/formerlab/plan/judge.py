@@ -164,7 +164,7 @@ class Judge:
         return Verdict(record.get("status", "finished"))
 
     def _expected(self, stage: str, name: str) -> dict[str, Any]:
-        """Return what the record must say to be up to date; what nobody can say now is None."""
+        """Return what the record must say to be up to date; None stands for what is unknown now."""
         job = self.plan[stage][name]
         if stage == "data":
             made_from = {"recipe": job["recipe"], "source_fingerprint": job["source"], "code_hash": job["code"]}

@@ -28,7 +28,7 @@ def merge(base: Tree, over: Tree) -> Tree:
     """Return `base` with `over` laid on it, key by key.
 
     A mapping with another `kind` replaces the one below; so do, key by key, alternatives that exclude each other. The
-    result shares what it can with both, so nobody changes a tree in place.
+    result shares what it can with both, so no tree is changed in place.
     """
     if _replaces(base, over):
         return over

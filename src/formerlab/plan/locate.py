@@ -91,7 +91,7 @@ def ensure_plan(root: Path, given: dict[str, Any]) -> Path:
         if plan_path(root, given) == path:
             return path
         path.unlink()  # something was edited meanwhile, so its name says something else than it
-    raise UserError("configuration, texts or code change while they are planned; wait until they rest, then try again")
+    raise UserError("configuration, texts or code changed during planning; try again when no edit is under way")
 
 
 def _make(root: Path, given: dict[str, Any], path: Path) -> None:

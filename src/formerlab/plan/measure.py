@@ -71,7 +71,7 @@ class Asked:
         return self.settings(pattern for pattern in self.which.by_run if fnmatchcase(run, pattern))
 
     def check(self) -> None:
-        """Refuse settings that are none, also those of runs that the scale leaves out."""
+        """Refuse unknown settings, also those of runs that the scale leaves out."""
         self.settings()
         for pattern in self.which.by_run:
             self.settings([pattern])

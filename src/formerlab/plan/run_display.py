@@ -172,7 +172,7 @@ class RunDisplay:
         return f"[{filled:-<{BAR_WIDTH}}] {done} of {whole} jobs, {gone} gone{''.join(parts)}"[: _columns(self._file)]
 
     def _left(self, now: float) -> float | None:
-        """Return the seconds that the rest may take; None where nobody can say, or nothing is left."""
+        """Return the seconds that the rest may take; None where that is unknown, or nothing is left."""
         work = {stage: count * self._seconds[stage] for stage, count in self._all.items()}
         done = sum(self._done[stage] * self._seconds[stage] for stage in work)
         rest = sum(work.values()) - done

@@ -31,7 +31,7 @@ def _distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
 
 
 def _folder(path: str) -> str:
-    """Refuse what is no folder to write into: none, the root of all files, the project itself, what others read."""
+    """Refuse an empty path, the root, the project itself, and names that a shell or a report would misread."""
     if not path.strip() or set(normpath(path).split("/")) <= {"", ".", ".."}:
         raise ValueError(f"{path!r} is no folder to write into; name one, such as results")
     if path.startswith("-"):
@@ -44,7 +44,7 @@ def _folder(path: str) -> str:
 
 
 def _tracking(uri: str) -> str:
-    """Refuse servers that are none, and what would stand in plans, logs and reports for everyone to read."""
+    """Refuse what is not a server address, and credentials, which plans, logs and reports would show."""
     parts = urlsplit(uri)
     if "@" in parts.netloc or parts.query:
         raise ValueError(

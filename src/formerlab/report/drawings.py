@@ -216,8 +216,8 @@ def draw_all(
 ) -> list[Path]:
     """Draw, for every scale below `tree_root` (results/<tree>), what has rows, into `out_root`/<scale>.
 
-    What has none leaves no file there. The processes of a `pool` share the studies where nobody objects to any rows,
-    those with the most rows first.
+    A drawing without rows leaves no file there. The processes of a `pool` share the studies, those with the most rows
+    first, where no rows are objected to.
     """
     from formerlab.results.read import Results, has_runs
 

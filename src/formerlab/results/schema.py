@@ -25,7 +25,7 @@ COSINE, PRUNED, SINGULAR = "cosine_with_embedding", "pruned_loss_nats", "singula
 CLAIMS = "claims"
 """The one job of the stage `exact`."""
 UNPLANNED = "not in the plan"
-"""Why rows of a run are left out that nobody asked for."""
+"""Why rows of a run outside the plan are left out."""
 WITHDRAWN = "withdrawn.yaml"
 """In the folder of an exported study: claims whose rows there are no evidence, each with the reason."""
 

@@ -156,7 +156,7 @@ def sum_over_all(number: Tensor) -> None:
 def any_wants(*wishes: bool) -> list[bool]:
     """Say of every wish whether any process has it: all of them stop, or save, after the same step.
 
-    They talk over the network, not through their GPUs, so nobody waits for what those are doing.
+    They talk over the network, not through their GPUs, so no process waits for a GPU.
     """
     if count() == 1:
         return list(wishes)

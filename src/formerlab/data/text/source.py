@@ -27,6 +27,10 @@ class TextSource(DataSource, ABC):
     def open(self, shares: Shares, workers: Workers) -> Corpus:
         """Open the source. Raises UserError, now or while reading, naming what is missing, empty or unreadable."""
 
+    def check_division(self, shares: Shares) -> None:
+        """Raise UserError as `search` does, and where it is known already that a split stays empty."""
+        self.search()
+
     def by_paragraph(self) -> "TextSource | None":
         """Return the same text with paragraphs as its documents, where these are whole files now."""
         return None

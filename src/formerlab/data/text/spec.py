@@ -46,10 +46,7 @@ class TextData(DataSpec):
 
     def search(self) -> None:
         """Raise UserError for named files that are not there, and for splits that their names alone leave empty."""
-        if isinstance(self.source, Files):
-            self.source.check_division(self.shares)
-        else:
-            self.source.search()
+        self.source.check_division(self.shares)
 
     @property
     def vocabulary(self) -> int:

@@ -55,7 +55,7 @@ class DecodeSettings(Timing):
     def _check(self) -> "DecodeSettings":
         for policy in self.policies:
             if isinstance(policy, Full) or not (isinstance(policy, Eviction) and policy.is_online):
-                raise ValueError(f"policies: kind={policy.kind} is none that a cache can evict by; remove it")
+                raise ValueError(f"policies: kind={policy.kind} cannot evict from a cache; remove it")
         return self
 
     @property

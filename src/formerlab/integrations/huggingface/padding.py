@@ -1,4 +1,4 @@
-"""Padding on the left: rows of a batch whose first tokens are none."""
+"""Padding on the left: rows of a batch that begin with padding tokens."""
 
 import copy
 

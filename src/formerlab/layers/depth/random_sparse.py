@@ -10,8 +10,8 @@ from formerlab.spec import Seed
 
 
 class RandomSparse(Averages):
-    """Y_i = alpha_ii X_i + sum of alpha_ij X_j over random j < i: a pattern that nobody chose, to compare those of
-    DenseFormer with (arXiv:2402.02622 has no such control).
+    """Y_i = alpha_ii X_i + sum of alpha_ij X_j over random j < i: a random pattern beside DenseFormer's chosen
+    ones (arXiv:2402.02622 has no such control).
 
     Of the d (d + 1) / 2 connections from an earlier output j to a block i, round(density d (d + 1) / 2) are kept, drawn
     without replacement; a block that keeps none is not mixed. The pattern depends on seed and depth alone, not on the

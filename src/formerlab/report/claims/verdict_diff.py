@@ -13,7 +13,7 @@ ABSENT = "not registered"
 
 
 def read_verdicts(path: Path) -> DataFrame:
-    """Return the rows of a claims.csv. Raises UserError where it is none."""
+    """Return the rows of a claims.csv. Raises UserError where it is not such a file."""
     try:
         rows = pd.read_csv(path, dtype=str)
     except (OSError, ValueError) as error:
