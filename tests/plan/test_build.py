@@ -2,7 +2,6 @@
 
 import json
 import math
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from formerlab.plan.build import build_plan
 from formerlab.plan.judge import made_run, made_runs
 from formerlab.plan.show import table
 from formerlab.report.drawings import catalogue
+from formerlab.report.families import is_of
 from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
 from formerlab.tasks import LanguageModeling
 from formerlab.training.released import ReleasedRun
@@ -123,11 +123,11 @@ def test_drawings_read_every_run_of_theirs_and_no_other(plan):
     drawn = {name: read for job in plan["draw"].values() for name, read in job["drawings"].items()}
     for name, drawing in catalogue().items():
         runs = {run: job for run, job in made_runs(plan).items() if job["study"] == drawing.study}
-        needed = [job for job in runs.values() if any(fnmatchcase(job["run"], p) for p in drawing.needs or ("*",))]
+        needed = [job for job in runs.values() if is_of(job["run"], job["spec"], drawing.needs or ("*",))]
         expected = {
             f"{plan['results']}/{run}/{file}"
             for run, job in runs.items()
-            if needed and any(fnmatchcase(job["run"], pattern) for pattern in drawing.runs)
+            if needed and is_of(job["run"], job["spec"], drawing.runs)
             if not drawing.varied or searched(run, runs)
             for file in drawing.reads
             if file not in ("prune_questions.csv", "speed.csv", "decode.csv")

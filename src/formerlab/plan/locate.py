@@ -121,7 +121,7 @@ def read_plan(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such plan; leave --plan and ${VARIABLE} out and it is made anew") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: no plan ({error}); delete it and it is made anew") from None
-    if not isinstance(plan, dict) or "schema" not in plan:
+    if not isinstance(plan, dict) or "results" not in plan:
         raise UserError(f"{path}: no plan; delete it and it is made anew")
     return plan
 
