@@ -16,7 +16,7 @@ from formerlab.errors import UserError
 from formerlab.evaluation.vision import classify_by_name, timm_classifier
 from formerlab.models.vision import VisionTransformer
 from formerlab.tasks import Classification
-from formerlab.tasks.augmentation import Look
+from formerlab.tasks.augmentation import Look, channels_first
 from formerlab.training.load import load_model
 from formerlab.training.run import Run
 from formerlab.training.runtime_config import RuntimeConfig
@@ -107,7 +107,7 @@ def test_images_of_another_size_are_resized_as_when_they_are_prepared(side, plac
     cuts = np.stack([cut(images.image(index), 8) for index in range(len(images))])
     look = Look(side=8, mean=own.mean, std=own.std)
     with torch.no_grad():
-        wanted = model(look.normalised(cuts)).argmax(-1)
+        wanted = model(look.normalised(channels_first(cuts))).argmax(-1)
     with open(tmp_path / "rows.csv", newline="") as file:
         assert [int(row["prediction"]) for row in csv.DictReader(file)] == wanted.tolist()
 

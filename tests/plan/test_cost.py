@@ -11,6 +11,7 @@ from fixtures.project import Project
 from formerlab.plan.build import build_plan
 from formerlab.plan.cost import hours
 from formerlab.plan.hardware import TABLE, choose, hardware_table
+from formerlab.plan.loader import WORKER_BYTES
 from formerlab.plan.memory import memory_bytes
 from formerlab.plan.show import SPARE_RETRIES, submissions, table
 from formerlab.plan.sources import read_sources
@@ -164,3 +165,21 @@ def test_processes_that_cannot_be_spread_or_split_are_named(project):
     both = {"scale.gpus": 2, "scale.sharded": True, "small.task.accumulate": 2}
     held = both | {"small.runs.child.growth.old_tokens": "freeze"}
     assert "sharded=true, but growth.old_tokens needs whole tensors" in project.mistake(set=held)
+
+
+def test_a_gpu_gets_workers_that_keep_up_with_it_and_memory_for_them():
+    """B/16 at the published size: one step of float images would be 2.5 GB, of bytes it is 0.6."""
+    plan = build_plan(ROOT, {"scale": "paper", "studies": ["vision"]})
+    job = plan["train"]["vision/vit/seed0"]
+    images_per_s = 93835 * 4096 / (3600 * job["cost"]["hours"])
+    assert 75 * job["threads"] >= images_per_s > 75 * (job["threads"] - 1)
+    step = 4096 * 224 * 224 * 3
+    held = job["loader_bytes"] - job["threads"] * WORKER_BYTES
+    assert 6 * step < held < 9 * step
+    several = build_plan(ROOT, {"scale": "paper", "studies": ["vision"], "set": {"scale.gpus": 8}})
+    each = several["train"]["vision/vit/seed0"]
+    assert each["gpus"] == 8
+    assert abs(each["threads"] - 0.9 * job["threads"]) < 2
+    own = build_plan(ROOT, {"scale": "paper", "studies": ["vision"], "threads": 12})
+    assert own["train"]["vision/vit/seed0"]["threads"] == 12
+    assert build_plan(ROOT, {"scale": "smoke"})["train"]["vision/vit/seed0"]["loader_bytes"] == 0

@@ -13,11 +13,21 @@ from formerlab.data.images import Digits, ImageData, load_images
 from formerlab.data.images.prepare import prepare
 from formerlab.errors import UserError
 from formerlab.models.vision import VisionTransformer
+from formerlab.seeding import mixed_seed
 from formerlab.tasks import Classification
-from formerlab.tasks.augmentation import Look, Shift, TimmAugmentation, drawn_moves, own_randomness, shifted
+from formerlab.tasks.augmentation import (
+    Look,
+    Shift,
+    TimmAugmentation,
+    channels_first,
+    drawn_moves,
+    image_seeds,
+    own_randomness,
+    shifted,
+)
 from formerlab.tasks.classification import predictions
-from formerlab.tasks.image_batches import Meter, step_indices
-from formerlab.tasks.task import BEGINNING
+from formerlab.tasks.image_batches import Meter, TrainingImages, step_indices
+from formerlab.tasks.task import BEGINNING, Share
 from formerlab.tasks.weight_averaging import update_average, use_average
 from formerlab.training.run import Run
 
@@ -39,7 +49,12 @@ TASKS = [
 ]
 
 
+def ready(batch):
+    return batch.to(torch.device("cpu"))
+
+
 def same(first, second):
+    first, second = ready(first), ready(second)
     return torch.equal(first.images, second.images) and torch.equal(first.targets, second.targets)
 
 
@@ -53,7 +68,7 @@ def test_a_batch_depends_on_seed_and_step_alone(task, digits):
     assert same(task.step_batches(first, 3, 2)[0], late)
     assert not same(task.step_batches(first, 3, 3)[0], late)
     assert not same(task.step_batches(first, 4, 2)[0], late)
-    assert late.images.shape == (8, 1, 8, 8)
+    assert ready(late).images.shape == (8, 1, 8, 8)
 
 
 def test_worker_processes_make_the_same_batches(digits):
@@ -66,9 +81,47 @@ def test_worker_processes_make_the_same_batches(digits):
     finally:
         torch.set_num_threads(before)
     assert (alone.workers, shared.workers) == (0, 2)
-    whole, some = np.arange(8), np.array([1, 2, 6])
-    for draw, place, chosen in ((5, 40, whole), (6, 48, whole), (2, 17, some)):  # on from a checkpoint, then elsewhere
-        assert same(alone.batch_of(1, draw, place, chosen), shared.batch_of(1, draw, place, chosen))
+    halves, some = [np.arange(4), np.arange(4, 8)], [np.array([1, 2, 6])]
+    for draw, place, parts in ((5, 40, halves), (6, 48, halves), (2, 17, some)):  # on from a checkpoint, then elsewhere
+        pairs = zip(*(data.batches_of(1, draw, place, parts, None) for data in (alone, shared)), strict=True)
+        assert all(same(*pair) for pair in pairs)
+
+
+def test_images_are_what_timm_makes_of_them_to_the_bit(digits):
+    """Its whole transform, then its mixing of the whole step; parts hold the images that are mixed with one another."""
+    from timm.data.mixup import Mixup
+
+    task = TASKS[2].model_copy(update={"accumulate": 2, "augmentation": TIMM.model_copy(update={"erase": 0.9})})
+    data = task.load(digits, "train")
+    transform = task.augmentation.transform(8, data.look.mean, data.look.std)
+    pasted = 0
+    for step in range(4):
+        indices, parts = step_indices(0, 8 * step, 8, len(data)), task.step_batches(data, 0, step)
+        with own_randomness() as reseed:
+            made = []
+            for index, seed in zip(indices, image_seeds(0, step, 8), strict=True):
+                reseed(seed)
+                made.append(transform(data.images.image(int(index))))
+            reseed(mixed_seed(0, step, "mix"))
+            labels = torch.from_numpy(data.images.labels[indices])
+            images, targets = Mixup(0.8, 1.0, label_smoothing=0.1, num_classes=10)(torch.stack(made), labels)
+        for part, places in zip(parts, ([0, 1, 6, 7], [2, 3, 4, 5]), strict=True):
+            assert part.drawn.pixels.dtype == torch.uint8
+            assert torch.equal(ready(part).images, images[places])
+            assert torch.equal(ready(part).targets, targets[places])
+            assert len(part.drawn.noise) > 0
+        pasted += parts[0].mix.box is not None
+    assert 0 < pasted < 4
+
+
+def test_no_image_is_made_by_two_processes(digits, monkeypatch):
+    made = []
+    task = TASKS[2].model_copy(update={"accumulate": 4})
+    data = task.load(digits, "train")
+    monkeypatch.setattr(data, "made", lambda *key: made.extend(key[3]) or TrainingImages.made(data, *key))
+    for rank in range(4):
+        task.step_batches(data, 0, 0, share=Share(rank, 4))
+    assert sorted(made) == list(range(8))
 
 
 @pytest.mark.parametrize("task", TASKS, ids=["plain", "shift", "timm"])
@@ -79,9 +132,9 @@ def test_a_run_goes_on_where_its_ancestors_ended(task, digits):
     assert (start.chain_steps, start.steps, start.position) == (50, 50, 400)
     assert same(task.step_batches(data, 0, 3, start)[0], task.step_batches(data, 0, 53)[0])
     larger = task.model_copy(update={"batch": 12})
-    batch = larger.step_batches(larger.load(digits, "train"), 0, 3, start)[0]
+    batch = ready(larger.step_batches(larger.load(digits, "train"), 0, 3, start)[0])
     if task.augmentation is None:
-        labels = [label for step in range(60) for label in task.step_batches(data, 0, step)[0].targets.tolist()]
+        labels = [label for step in range(60) for label in ready(task.step_batches(data, 0, step)[0]).targets.tolist()]
         assert batch.targets.tolist() == labels[400 + 36 : 400 + 48]
     assert larger.place_after(data, start, 3).position == 400 + 36
 
@@ -119,8 +172,9 @@ def test_an_epoch_shows_every_image_once(count, batch):
 
 def test_parts_are_the_batch_cut(digits):
     task = TASKS[1]
-    whole = task.step_batches(task.load(digits, "train"), 0, 0)[0]
-    parts = task.model_copy(update={"accumulate": 4}).step_batches(task.load(digits, "train"), 0, 0)
+    whole = ready(task.step_batches(task.load(digits, "train"), 0, 0)[0])
+    quarters = task.model_copy(update={"accumulate": 4})
+    parts = list(map(ready, quarters.step_batches(task.load(digits, "train"), 0, 0)))
     assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
     assert [len(part.targets) for part in parts] == [2] * 4
 
@@ -128,7 +182,7 @@ def test_parts_are_the_batch_cut(digits):
 def test_pixels_are_normalised_to_mean_0_and_deviation_1(digits):
     task, images = TASKS[0], load_images(digits, "train")
     look = task.look(images, 1.0)
-    pixels = look.normalised(images.pixels(range(len(images))))
+    pixels = look.normalised(channels_first(images.pixels(range(len(images)))))
     assert pixels.mean().item() == pytest.approx(0, abs=1e-5)
     assert pixels.std(correction=0).item() == pytest.approx(1, abs=1e-5)
 
@@ -169,7 +223,7 @@ def test_the_published_recipe_is_timms_own_for_mae():
 
 def test_mixing_gives_targets_that_sum_to_one_and_are_smoothed(digits):
     task = TASKS[2]
-    batch = task.step_batches(task.load(digits, "train"), 0, 0)[0]
+    batch = ready(task.step_batches(task.load(digits, "train"), 0, 0)[0])
     assert batch.targets.shape == (8, 10)
     torch.testing.assert_close(batch.targets.sum(1), torch.ones(8))
     assert batch.targets.min().item() == pytest.approx(0.1 / 10)
@@ -177,7 +231,7 @@ def test_mixing_gives_targets_that_sum_to_one_and_are_smoothed(digits):
 
 def test_smoothing_is_the_cross_entropy_with_a_mixed_target(digits):
     task = TASKS[0].model_copy(update={"smoothing": 0.1})
-    batch, model = task.step_batches(task.load(digits, "train"), 0, 0)[0], MODEL.build()
+    batch, model = ready(task.step_batches(task.load(digits, "train"), 0, 0)[0]), MODEL.build()
     target = 0.9 * F.one_hot(batch.targets, 10) + 0.01
     expected = -(target * model(batch.images).log_softmax(-1)).sum(1).mean()
     torch.testing.assert_close(task.loss(model, batch), expected)
@@ -191,7 +245,7 @@ def test_rows_of_the_test_images_say_what_was_predicted(digits):
     assert [row["label"] for row in rows] == images.labels.tolist()
     look = task.look(images, 1.0)
     with torch.no_grad():
-        probabilities = model(look.normalised(images.pixels(range(len(images))))).double().softmax(-1)
+        probabilities = model(look.normalised(channels_first(images.pixels(range(len(images)))))).double().softmax(-1)
     for row, p in zip(rows, probabilities, strict=True):
         assert row["loss_nats"] == pytest.approx(-math.log(p[row["label"]]))
         assert row["prediction"] == p.argmax()
@@ -215,6 +269,7 @@ def test_a_uniform_guess_has_the_loss_and_about_the_accuracy_of_chance(digits):
 def test_validation_measures_what_its_columns_say(digits):
     task, model = TASKS[0], MODEL.build()
     batches = task.model_copy(update={"valid_images": 12}).valid_batches(load_images(digits, "valid"))
+    batches = list(map(ready, batches))
     assert sum(len(batch.targets) for batch in batches) == 12
     with torch.no_grad():
         tokens, loss, top1, top5 = task.measure(model, batches[0])
@@ -254,7 +309,7 @@ def test_the_loader_says_when_it_is_the_limit():
     ("wrong", "message"),
     [
         ({"batch": 8, "accumulate": 3}, "accumulate=3 does not divide task.batch=8"),
-        ({"batch": 7, "mixup": 0.8}, "batch=7 is odd"),
+        ({"batch": 12, "accumulate": 4, "mixup": 0.8}, "task.accumulate=4 makes parts of 3 images"),
         ({"normalise": "imagenet"}, "normalise=imagenet needs colour"),
     ],
 )
@@ -277,7 +332,7 @@ def test_shifts_need_pixels(tmp_path):
     with pytest.raises(UserError, match="kind=shift is for images kept as pixels"):
         Classification(augmentation=Shift()).load(tmp_path / "out", "train")
     task = Classification(batch=4, augmentation=None)
-    assert task.step_batches(task.load(tmp_path / "out", "train"), 0, 0)[0].images.shape == (4, 1, 8, 8)
+    assert task.step_batches(task.load(tmp_path / "out", "train"), 0, 0)[0].drawn.pixels.shape == (4, 1, 8, 8)
 
 
 def test_own_randomness_is_what_timm_draws_from():
@@ -291,4 +346,4 @@ def test_own_randomness_is_what_timm_draws_from():
 
 def test_a_look_can_crop():
     look = Look(side=4, mean=(0.5,), std=(0.5,), crop=0.5)
-    assert look.normalised(np.full((1, 4, 4, 1), 255, np.uint8)).unique().tolist() == [1.0]
+    assert look.normalised(torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)).unique().tolist() == [1.0]

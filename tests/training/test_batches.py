@@ -13,7 +13,7 @@ from formerlab.tasks.task import WHOLE, Place, Share
 from formerlab.training import processes
 from formerlab.training.batches import AHEAD, Batches
 
-MIXED = {"augmentation": TimmAugmentation(policy=None), "mixup": 0.8, "cutmix": 1.0, "accumulate": 8}
+MIXED = {"augmentation": TimmAugmentation(policy=None), "mixup": 0.8, "cutmix": 1.0, "accumulate": 4}
 CASES = {
     "text": (RUNS["decoder"], {"batch": 12, "accumulate": 6}),
     "sentences": (RUNS["translator"], {"accumulate": 3}),
@@ -36,6 +36,8 @@ def case(request, tmp_path):
 def same(one, other):
     if is_dataclass(one):
         return all(same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
+    if isinstance(one, tuple):
+        return all(map(same, one, other))
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
@@ -48,7 +50,7 @@ def test_every_part_is_one_process_s_and_all_have_equally_many(parts, processes)
 
 
 def test_a_share_is_its_parts_of_the_whole(case):
-    """To the bit, also of images that are mixed with others of the step, whoever has those."""
+    """To the bit, also of images that are mixed with others."""
     run, data = case
     for step in range(3):
         count = run.task.part_count(data, 3, step, START)

@@ -108,7 +108,7 @@ def test_growth_with_zero_keys_and_the_old_tau_keeps_the_function(finished, digi
     assert not torch.allclose(grow(parent, 2, "random", "sqrt")(images), parent(images))
     start = [row for row in rows(tmp_path, "eval") if row["step"] == 0]
     task, data = RUN.task, RUN.task.load(digits, "valid")
-    expected = [task.measure(parent, batch)[1].item() for batch in task.valid_batches(data)]
+    expected = [task.measure(parent, batch.to(torch.device("cpu")))[1].item() for batch in task.valid_batches(data)]
     assert [row["loss_nats"] for row in start] == pytest.approx(expected, rel=1e-5)
 
 

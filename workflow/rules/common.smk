@@ -135,7 +135,8 @@ def training_memory(wildcards):
         if PLAN["device"] == "cpu"
         else 4 * 4 * cost["parameters"]
     )
-    return PLAN["memory_mb"] + 1.5 * need / 2**20
+    loader = PLAN["train"][wildcards.id]["loader_bytes"] * on_a_node(wildcards)
+    return PLAN["memory_mb"] + (1.5 * need + loader) / 2**20
 
 
 def on_a_node(wildcards):

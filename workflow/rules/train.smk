@@ -34,7 +34,7 @@ rule train:
     wildcard_constraints:
         id=one_of(PLAN["train"]),
     priority: lambda wildcards: PLAN["train"][wildcards.id]["priority"]
-    threads: lambda wildcards: PLAN["threads"] * on_a_node(wildcards)
+    threads: lambda wildcards: PLAN["train"][wildcards.id]["threads"] * on_a_node(wildcards)
     resources:
         mem_mb=memory("train", training_memory),
         runtime=minutes("train"),

@@ -113,7 +113,7 @@ def on_several(arguments: argparse.Namespace, count: int, out: Path) -> None:
     path = find_plan(arguments)
     plan = read_plan(path)
     job = job_of(plan, "train", arguments.id)
-    words = torchrun(count, job.get("nodes", 1), plan["threads"])
+    words = torchrun(count, job.get("nodes", 1), job["threads"])
     words += ["-m", "formerlab", "train", arguments.id, "--plan", str(path)]
     words += [f"--margin={arguments.margin}", f"--checkpoint-seconds={arguments.checkpoint_seconds}"]
     words += [f"--on-mismatch={arguments.on_mismatch}"]

@@ -67,7 +67,7 @@ def train(arguments: argparse.Namespace) -> None:
     plan = load_plan(arguments)
     job = job_of(plan, "train", arguments.id)
     runtime = RuntimeConfig(
-        threads=plan["threads"],
+        threads=job["threads"],
         device=plan["device"],
         time_limit_s=min((s for s in (arguments.time_limit, seconds_left()) if s is not None), default=None),
         margin_s=arguments.margin,

@@ -104,7 +104,8 @@ def classify(
     began = time.perf_counter()
     with torch.no_grad(), Progress(len(images), label, unit="image") as progress:
         for part in held_out_batches(images, np.arange(len(images)), classifier.look, batch):
-            rows += predictions(model(part.images.to(device)), part.targets.to(device))
+            ready = part.to(torch.device(device))
+            rows += predictions(model(ready.images), ready.targets)
             progress.update(len(rows))
     return rows, len(rows) / (time.perf_counter() - began)
 

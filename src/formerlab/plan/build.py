@@ -14,6 +14,7 @@ from formerlab.plan.equal_time import match_times
 from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.judge import RECORDS, made_runs, maker
 from formerlab.plan.layers import Tree
+from formerlab.plan.loader import loader_of
 from formerlab.plan.measure import measure_jobs, timing_jobs
 from formerlab.plan.memory import processes_of
 from formerlab.plan.own_files import check_files
@@ -40,6 +41,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     """
     sources = read_sources(root, given)
     config, scale = sources.config, sources.scale
+    device, threads = config.device or scale.device, config.threads or scale.threads
     results, figures = f"{config.results}/live/{config.scale}", f"{config.figures}/live/{config.scale}"
     data = _data_jobs(sources, root, f"{results}/data")
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
@@ -53,8 +55,11 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     train = {}
     for run in runs:
         processes = processes_of(run, scale, hardware, own[run.study].get(run.name))
-        train[run.id] = _train_job(run, data, run_cost(run, scale, hardware, processes), run.id in parents)
-        train[run.id] |= processes._asdict()
+        cost = run_cost(run, scale, hardware, processes)
+        more = device == "cuda" and config.threads is None
+        loader = loader_of(run, scale.data[run.data], cost, processes, threads=threads, may_have_more=more)
+        train[run.id] = _train_job(run, data, cost, run.id in parents)
+        train[run.id] |= processes._asdict() | loader._asdict()
     for run_id, job in train.items():
         job["given"] = _is_given(job, sources)
         job["equal_time"] = equal[run_id].to_dict() if run_id in equal else None
@@ -68,8 +73,8 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "description": scale.description,
         "results": results,
         "figures": figures,
-        "device": config.device or scale.device,
-        "threads": config.threads or scale.threads,
+        "device": device,
+        "threads": threads,
         "memory_mb": scale.memory_mb,
         "runtime_minutes": scale.runtime_minutes,
         "hardware": scale.hardware,

@@ -77,7 +77,7 @@ class Config(Spec):
     device: Literal["cpu", "cuda"] | None = None
     """Where models train; null means the scale's device."""
     threads: Processors | None = None
-    """CPU threads of a job; null means the scale's number."""
+    """CPU threads of a job; null means the scale's number, and of a GPU job that decodes images as many as keep up."""
     data: dict[Name, dict[str, Any]] = {}
     """Your own data: keys laid over the scale's data sets of the same name."""
     suites: dict[Name, dict[str, Any]] = {}

@@ -1,13 +1,15 @@
 """What happens to training images before the model sees them; every draw is a function of (seed, step, position)."""
 
 import functools
+import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
@@ -20,6 +22,7 @@ from formerlab.torchvision_shim import ensure_torchvision_imports
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Bytes = NDArray[np.uint8]
+Pictures = Float[Tensor, "count channels rows columns"]
 
 
 class Shift(Spec):
@@ -58,31 +61,83 @@ class TimmAugmentation(Spec):
 Augmentation = Annotated[Shift | TimmAugmentation, Field(discriminator="kind")]
 
 
-def augmented(
+class Drawn(NamedTuple):
+    """What is drawn of training images one by one, where a device finishes them together."""
+
+    pixels: UInt8[Tensor, "count channels side side"]
+    boxes: Int[Tensor, "count 4"]
+    """Top, left, bottom and right of what is erased in each; zeros where nothing is."""
+    noise: Float[Tensor, " noise"]
+    """What is put there, image after image, channel after channel."""
+
+
+def drawn(
     augmentation: Augmentation | None,
     images: ImageSet,
     indices: NDArray[np.int64],
     seeds: Sequence[int],
     look: "Look",
     chosen: NDArray[np.int64],
-) -> Tensor:
-    """Return training images `count channels side side`, normalised.
+) -> Drawn:
+    """Return training images, cropped and coloured but not yet normalised.
 
     Of a step with the images `indices` and a seed for each, those at the positions `chosen` are made.
     """
     if isinstance(augmentation, TimmAugmentation):
-        transform = augmentation.transform(look.side, look.mean, look.std)
+        change, eraser = _in_two(augmentation.transform(look.side, look.mean, look.std))
         with own_randomness() as reseed:
             made = []
             for position in chosen:
                 reseed(seeds[position])
-                made.append(transform(images.image(int(indices[position]))))
-        return torch.stack(made)
+                made.append((change(images.image(int(indices[position]))), *_box(eraser, len(look.mean), look.side)))
+        images_made, boxes, noise = zip(*made, strict=True)
+        return Drawn(torch.stack(images_made), torch.tensor(boxes), torch.cat(noise))
     pixels = whole(images, indices[chosen], look)
-    if augmentation is not None:
+    if isinstance(augmentation, Shift):
         moves = drawn_moves(augmentation, len(indices), np.random.Generator(np.random.Philox(key=seeds[0])))
         pixels = shifted(pixels, augmentation, moves[:, chosen])
-    return look.normalised(pixels)
+    return nothing_erased(channels_first(pixels))
+
+
+def nothing_erased(pixels: UInt8[Tensor, "count channels side side"]) -> Drawn:
+    """Return images of which nothing is erased."""
+    return Drawn(pixels, torch.zeros(len(pixels), 4, dtype=torch.int64), torch.empty(0))
+
+
+def _in_two(transform: Any) -> tuple[Any, Any]:
+    """Return what timm's transform does with an image of bytes, and its eraser, if it has one.
+
+    Between them it normalises, which draws nothing and is left to the device.
+    """
+    from timm.data.random_erasing import RandomErasing
+    from timm.data.transforms import MaybePILToTensor, MaybeToTensor
+    from torchvision.transforms import Compose
+
+    steps = transform.transforms
+    end = next(index for index, step in enumerate(steps) if isinstance(step, MaybeToTensor))
+    eraser = next((step for step in steps[end:] if isinstance(step, RandomErasing)), None)
+    return Compose([*steps[:end], MaybePILToTensor()]), eraser
+
+
+def _box(eraser: Any, channels: int, side: int) -> tuple[list[int], Tensor]:
+    """Return which rectangle timm's eraser draws for an image, and its noise."""
+    canvas = torch.full((channels, side, side), math.nan)
+    inside = ~(canvas if eraser is None else eraser(canvas))[0].isnan()
+    rows, columns = (inside.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
+    if not rows:
+        return [0, 0, 0, 0], torch.empty(0)
+    box = [rows[0], columns[0], rows[-1] + 1, columns[-1] + 1]
+    return box, canvas[:, box[0] : box[2], box[1] : box[3]].flatten()
+
+
+def erased(images: Pictures, boxes: Int[Tensor, "count 4"], noise: Float[Tensor, " noise"]) -> Pictures:
+    """Put the noise into the boxes, in the memory of the images and without waiting for their device."""
+    if len(noise) == 0:
+        return images
+    top, left, bottom, right = (edge[:, None, None] for edge in boxes.unbind(1))
+    row, column = (torch.arange(size, device=images.device) for size in images.shape[2:])
+    inside = (row[:, None] >= top) & (row[:, None] < bottom) & (column >= left) & (column < right)
+    return images.masked_scatter_(inside[:, None], noise)
 
 
 class Look(Spec):
@@ -97,11 +152,21 @@ class Look(Spec):
     crop: float = 1.0
     """What the side is of the shorter side that held-out images are resized to before their centre is cut."""
 
-    def normalised(self, pixels: Bytes) -> Tensor:
-        """Return bytes `count rows columns channels` as floats `count channels rows columns`."""
-        scaled = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))).float().div_(255)
-        shape = (1, -1, 1, 1)
-        return scaled.sub_(torch.tensor(self.mean).view(shape)).div_(torch.tensor(self.std).view(shape))
+    def normalised(self, pixels: UInt8[Tensor, "count channels rows columns"]) -> Pictures:
+        """Return bytes as floats, where they are."""
+        mean, std = _constants(self.mean, self.std, pixels.device)
+        return pixels.float().div_(255).sub_(mean).div_(std)
+
+
+@functools.lru_cache(maxsize=8)
+def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    there = [torch.tensor(numbers).view(1, -1, 1, 1).to(device, non_blocking=True) for numbers in (mean, std)]
+    return there[0], there[1]
+
+
+def channels_first(pixels: Bytes) -> UInt8[Tensor, "count channels rows columns"]:
+    """Return images `count rows columns channels` as models read them."""
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
 
 
 def whole(images: ImageSet, indices: NDArray[np.int64], look: Look) -> Bytes:

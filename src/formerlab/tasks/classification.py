@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,12 +16,12 @@ from formerlab.data.images.store import ImageSet, load_images
 from formerlab.errors import UserError
 from formerlab.seeding import mixed_seed
 from formerlab.spec import Count
-from formerlab.tasks.augmentation import Augmentation, Look, Probability, Shift, own_randomness
-from formerlab.tasks.image_batches import ImageBatch, TrainingImages, held_out_batches
+from formerlab.tasks.augmentation import Augmentation, Look, Probability, Shift
+from formerlab.tasks.image_batches import ImageBatch, ImageBytes, TrainingImages, held_out_batches
+from formerlab.tasks.mixing import drawn_mix
 from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.task import BEGINNING, WHOLE, Measures, Place, Row, Share, TaskSpec
 from formerlab.tasks.weight_averaging import update_average, use_average
-from formerlab.torchvision_shim import ensure_torchvision_imports
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of ImageNet's pixels, as everybody uses them."""
@@ -77,8 +78,11 @@ class Classification(TaskSpec):
     def check(self, model: Any) -> None:
         """Refuse other models, parts that differ in size, and what mixing cannot do."""
         super().check(model)
-        if (self.mixup or self.cutmix) and self.batch % 2:
-            raise ValueError(f"task.batch={self.batch} is odd, but mixup and cutmix pair the images; make it even")
+        if (self.mixup or self.cutmix) and self._part % 2:
+            raise ValueError(
+                f"task.batch={self.batch} with task.accumulate={self.accumulate} makes parts of {self._part} images, "
+                "but mixup and cutmix pair the images of a part; make them even"
+            )
         if self.normalise == "imagenet" and model.channels != 3:
             raise ValueError(f"task.normalise=imagenet needs colour, but model.channels={model.channels}; use data")
 
@@ -98,20 +102,26 @@ class Classification(TaskSpec):
 
     def step_batches(
         self, data: TrainingImages, seed: int, step: int, start: Place = BEGINNING, share: Share = WHOLE
-    ) -> list[ImageBatch]:
-        """Return the images of a step in equal parts, augmented and mixed.
+    ) -> list[ImageBytes]:
+        """Return the images of a step in equal parts, which are normalised and mixed on their device."""
+        draw, mix = start.steps + step, None
+        if self.mixup or self.cutmix:
+            drawn_by, classes = mixed_seed(seed, draw, "mix"), len(data.images.classes)
+            mix = drawn_mix(self.mixup, self.cutmix, self.smoothing, classes, data.look.side, drawn_by)
+        parts = [self._positions()[number] for number in share.numbers(self.accumulate)]
+        return data.batches_of(seed, draw, start.position + step * self.batch, parts, mix)
 
-        An image is mixed with that at the same place from the end of the step, so those are made as well.
+    def _positions(self) -> NDArray[np.int64]:
+        """Return the positions of each part in a step.
+
+        An image is mixed with that at the same position from the end of the step, so a part has both.
         """
-        draw, mixes = start.steps + step, self.mixup or self.cutmix
-        parts = np.arange(self.batch).reshape(self.accumulate, -1)[share.numbers(self.accumulate)]
-        chosen = np.union1d(parts, self.batch - 1 - parts) if mixes else np.sort(parts, axis=None)
-        batch = data.batch_of(seed, draw, start.position + step * self.batch, chosen)
-        if mixes:
-            batch = self._mixed(batch, len(data.images.classes), mixed_seed(seed, draw, "mix"))
-        return [batch[np.searchsorted(chosen, part)] for part in parts]
+        if not (self.mixup or self.cutmix):
+            return np.arange(self.batch).reshape(self.accumulate, -1)
+        halves = np.arange(self.batch // 2).reshape(self.accumulate, -1)
+        return np.concatenate((halves, self.batch - 1 - halves[:, ::-1]), axis=1)
 
-    def valid_batches(self, data: ImageSet) -> list[ImageBatch]:
+    def valid_batches(self, data: ImageSet) -> list[ImageBytes]:
         """Return the fixed validation images."""
         count = min(self.valid_images, len(data))
         indices = np.linspace(0, len(data) - 1, count).astype(np.int64)
@@ -136,7 +146,8 @@ class Classification(TaskSpec):
         rows: list[Row] = []
         with evaluating(model):
             for batch in held_out_batches(images, np.arange(len(images)), self.look(images, self.crop), self._part):
-                made = predictions(model(batch.images.to(device)), batch.targets.to(device))
+                ready = batch.to(device)
+                made = predictions(model(ready.images), ready.targets)
                 rows += [(len(rows) + index, 1, *row) for index, row in enumerate(made)]
         return rows
 
@@ -183,18 +194,6 @@ class Classification(TaskSpec):
     @property
     def _part(self) -> int:
         return self.batch // self.accumulate
-
-    def _mixed(self, batch: ImageBatch, classes: int, seed: int) -> ImageBatch:
-        """Blend or paste the images of a batch with those of the batch reversed, by timm's Mixup."""
-        ensure_torchvision_imports()
-        from timm.data.mixup import Mixup
-
-        mix: Any = Mixup(  # type: ignore[no-untyped-call]
-            self.mixup, self.cutmix, label_smoothing=self.smoothing, num_classes=classes
-        )
-        with own_randomness() as reseed:
-            reseed(seed)
-            return ImageBatch(*mix(batch.images, batch.targets))
 
 
 def predictions(logits: Float[Tensor, " batch classes"], labels: Int[Tensor, " batch"]) -> list[Prediction]:

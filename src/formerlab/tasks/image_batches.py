@@ -5,7 +5,7 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,19 @@ from torch.utils.data import DataLoader, Dataset
 from formerlab.data.images.store import ImageSet
 from formerlab.progress import short
 from formerlab.seeding import mixed_seed
-from formerlab.tasks.augmentation import Augmentation, Look, TimmAugmentation, augmented, image_seeds, whole
+from formerlab.tasks.augmentation import (
+    Augmentation,
+    Drawn,
+    Look,
+    TimmAugmentation,
+    channels_first,
+    drawn,
+    erased,
+    image_seeds,
+    nothing_erased,
+    whole,
+)
+from formerlab.tasks.mixing import Mix
 
 REPORT_AFTER = 50
 """Batches after which the loader's speed is reported, once."""
@@ -40,13 +52,27 @@ class ImageBatch:
         images, targets = (tensor.to(device, non_blocking=non_blocking) for tensor in (self.images, self.targets))
         return ImageBatch(images, targets)
 
-    def pin_memory(self) -> "ImageBatch":
-        """Return the same batch where a GPU can copy it from by itself."""
-        return ImageBatch(self.images.pin_memory(), self.targets.pin_memory())
 
-    def __getitem__(self, places: Any) -> "ImageBatch":
-        """Return the images at some places."""
-        return ImageBatch(self.images[places], self.targets[places])
+@dataclass(frozen=True)
+class ImageBytes:
+    """A batch as it travels, a byte a number: it is normalised, erased and mixed on the device that it comes to."""
+
+    drawn: Drawn
+    labels: Tensor
+    look: Look
+    mix: Mix | None = None
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> ImageBatch:
+        """Return the finished batch on a device."""
+        tensors = (*self.drawn, self.labels)
+        pixels, boxes, noise, labels = (tensor.to(device, non_blocking=non_blocking) for tensor in tensors)
+        images = erased(self.look.normalised(pixels), boxes, noise)
+        return ImageBatch(*((images, labels) if self.mix is None else self.mix(images, labels)))
+
+    def pin_memory(self) -> "ImageBytes":
+        """Return the same batch where a GPU can copy it from by itself."""
+        drawn = Drawn(*(tensor.pin_memory() for tensor in self.drawn))
+        return replace(self, drawn=drawn, labels=self.labels.pin_memory())
 
 
 @functools.lru_cache(maxsize=2)
@@ -64,7 +90,7 @@ def step_indices(seed: int, place: int, batch: int, count: int) -> NDArray[np.in
     )
 
 
-class TrainingImages(Dataset[Tensor]):
+class TrainingImages(Dataset[Drawn]):
     """The training split as a row of batches.
 
     What needs decoding or drawing image by image is done ahead by as many processes as the job has threads; with one
@@ -77,42 +103,51 @@ class TrainingImages(Dataset[Tensor]):
         self.workers = torch.get_num_threads() if needs_workers and torch.get_num_threads() > 1 else 0
         self.meter = Meter(self.workers, batch)
         """To be entered while training waits for a batch."""
-        self._ahead: Iterator[Tensor] | None = None
+        self._ahead: Iterator[Drawn] | None = None
         self._next: tuple[int, int, int, bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def batch_of(self, seed: int, draw: int, place: int, chosen: Positions) -> ImageBatch:
-        """Return the images at the positions `chosen` of the batch that begins at `place`, not yet mixed.
+    def batches_of(self, seed: int, draw: int, place: int, parts: list[Positions], mix: Mix | None) -> list[ImageBytes]:
+        """Return the images at the positions of each part of the batch that begins at `place`.
 
         `draw` numbers the batch's random changes.
         """
         indices = step_indices(seed, place, self.batch, len(self.images))
-        targets = torch.from_numpy(self.images.labels[indices[chosen]])
         if not self.workers:
-            return ImageBatch(self.made(seed, draw, place, chosen), targets)
-        if self._next != (seed, draw, place, chosen.tobytes()):
-            self._ahead = self._from(seed, draw, place, chosen)
-        self._next = (seed, draw + 1, place + self.batch, chosen.tobytes())
-        assert self._ahead is not None
-        return ImageBatch(torch.cat([next(self._ahead) for _ in range(self.workers)]), targets)
+            made = [self.made(seed, draw, place, part) for part in parts]
+        else:
+            made = self._made_ahead(seed, draw, place, parts)
+        labels = [torch.from_numpy(self.images.labels[indices[part]]) for part in parts]
+        return [ImageBytes(*pair, self.look, mix) for pair in zip(made, labels, strict=True)]
 
-    def made(self, seed: int, draw: int, place: int, chosen: Positions) -> Tensor:
+    def made(self, seed: int, draw: int, place: int, chosen: Positions) -> Drawn:
         """Return the images at some positions of a step's batch."""
         indices = step_indices(seed, place, self.batch, len(self.images))
-        return augmented(
-            self.augmentation, self.images, indices, image_seeds(seed, draw, self.batch), self.look, chosen
-        )
+        return drawn(self.augmentation, self.images, indices, image_seeds(seed, draw, self.batch), self.look, chosen)
 
-    def __getitem__(self, key: Key) -> Tensor:
+    def __getitem__(self, key: Key) -> Drawn:
         """Return what a worker process makes of a key."""
         return self.made(*key)
 
-    def _from(self, seed: int, draw: int, place: int, chosen: Positions) -> Iterator[Tensor]:
-        """Return the chosen images of all batches from one on, in order, as the workers make them."""
-        parts = np.array_split(chosen, self.workers)
-        keys = ((seed, draw + k, place + k * self.batch, part) for k in itertools.count() for part in parts)
+    def _made_ahead(self, seed: int, draw: int, place: int, parts: list[Positions]) -> list[Drawn]:
+        """Return the parts from the workers, which go on with those of the next steps."""
+        asked = np.stack(parts).tobytes()
+        if self._next != (seed, draw, place, asked):
+            self._ahead = self._from(seed, draw, place, parts)
+        self._next = (seed, draw + 1, place + self.batch, asked)
+        assert self._ahead is not None
+        made = []
+        for _ in parts:
+            pieces = [next(self._ahead) for _ in range(self.workers)]
+            made.append(Drawn(*map(torch.cat, zip(*pieces, strict=True))))
+        return made
+
+    def _from(self, seed: int, draw: int, place: int, parts: list[Positions]) -> Iterator[Drawn]:
+        """Return the parts of all batches from one on, in order and each in pieces, as the workers make them."""
+        pieces = [piece for part in parts for piece in np.array_split(part, self.workers)]
+        keys = ((seed, draw + k, place + k * self.batch, piece) for k in itertools.count() for piece in pieces)
         self._ahead = None  # another process could not take it
         loader: Any = DataLoader(
             self, batch_size=None, sampler=keys, num_workers=self.workers, multiprocessing_context="spawn"
@@ -152,8 +187,9 @@ class Meter:
         return f"warning: the loader, not the model, is the limit: {text}; give the job more threads or keep pixels"
 
 
-def held_out_batches(images: ImageSet, indices: NDArray[np.int64], look: Look, batch: int) -> Iterator[ImageBatch]:
+def held_out_batches(images: ImageSet, indices: NDArray[np.int64], look: Look, batch: int) -> Iterator[ImageBytes]:
     """Yield images as they are tested on, in order."""
     for first in range(0, len(indices), batch):
         chosen = indices[first : first + batch]
-        yield ImageBatch(look.normalised(whole(images, chosen, look)), torch.from_numpy(images.labels[chosen]))
+        pixels = nothing_erased(channels_first(whole(images, chosen, look)))
+        yield ImageBytes(pixels, torch.from_numpy(images.labels[chosen]), look)
