@@ -9,7 +9,6 @@ from formerlab.report.claims.arms import Arm, ClaimArms
 from formerlab.report.claims.rows import Rows
 from formerlab.report.depth import gains
 from formerlab.report.drawings import declaration, draw_one
-from formerlab.report.figures.tokenformer.scaling import looks_of_lengths
 from formerlab.report.scaling import against_envelope, power_law, scaling_laws
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
@@ -98,21 +97,6 @@ def test_runs_on_other_data_are_no_part_of_the_chains(tmp_path):
     other = {"data": {"name": "second", "fingerprint": "another"}, **tokenformer(1, init="tokenformer-1")}
     exact(tmp_path, "tokenformer", "continued-tokenformer-ungrown", 0, 3.5, **other)
     assert "continued-tokenformer-ungrown" not in set(against_envelope(Results(tmp_path), ("*",))["run"])
-
-
-def test_the_figure_is_drawn_without_a_chain_and_from_too_few_runs(tmp_path):
-    for seed in (0, 1):
-        exact(tmp_path, "tokenformer", "envelope-1-short", seed, 3.0)
-    assert draw_one("tokenformer_scaling", tmp_path, tmp_path / "out")
-    rows = pd.read_csv(tmp_path / "out/tokenformer_scaling.csv")
-    assert set(rows["part"]) == {"scratch", "seed"}
-
-
-def test_no_two_lengths_look_the_same():
-    lengths = pd.Series([1e6, 2e6, 3e6, 6e6, 9e6, 18e6, 49e6, 49e6, 98e6])
-    looks = looks_of_lengths(lengths)
-    assert list(looks) == sorted(set(lengths))
-    assert len({look.colour for look in looks.values()}) == len(looks)
 
 
 def test_a_parent_trained_on_is_told_by_what_it_shares_with_what_grew(tmp_path):

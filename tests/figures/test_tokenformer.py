@@ -5,12 +5,9 @@ import pandas as pd
 import pytest
 from fixtures.rows import grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
 
-from formerlab.report.drawings import declaration, draw_one
-from formerlab.report.figures.tokenformer.continued import draw_continued
-from formerlab.report.figures.tokenformer.growth import line_and_marker
+from formerlab.report.drawings import draw_one
 from formerlab.report.formulas import Shape
 from formerlab.report.runs import minus
-from formerlab.report.style import look
 from formerlab.report.tables.tokenformer import (
     tokenformer_ablation,
     tokenformer_formulas,
@@ -18,7 +15,7 @@ from formerlab.report.tables.tokenformer import (
     tokenformer_modern,
     tokenformer_scores,
 )
-from formerlab.report.tokenformer import SERIES, at_step, by_step, means, side_by_side
+from formerlab.report.tokenformer import at_step, by_step, means
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -98,36 +95,6 @@ def test_growth_is_drawn_minus_the_parent_that_each_run_started_from(tmp_path):
     assert "equal FLOPs" in ended.loc["trained-on-2", "label"]
     assert "equal tokens" in ended.loc["trained-on-tokens-2", "label"]
     assert len(rows[rows["part"] == "seed"]) == 6
-    assert line_and_marker(ended.loc["trained-on-2"]) != line_and_marker(ended.loc["trained-on-tokens-2"])
-
-
-def test_no_two_ways_to_grow_look_the_same(results):
-    rows = declaration("tokenformer_growth").data(results, ("tokenformer-1", "grown-*-2", "trained-on-*2"))
-    ended = rows[rows["part"] == "end"]
-    assert len(ended) > 5
-    assert len({tuple(line_and_marker(row).items()) for _, row in ended.iterrows()}) == len(ended)
-    trained = next(series for series in SERIES if series.pattern == "trained-on-{size}")
-    assert trained.look == look("Tokenformer, trained on"), "one colour for it in all figures"
-    assert len({(series.look, series.line, series.hollow) for series in SERIES}) == len(SERIES)
-
-
-def test_the_growth_figure_says_which_text_a_loss_is_of_and_shows_where_the_stage_ends(results):
-    plot = declaration("tokenformer_growth")
-    stage, end = plot.draw(plot.data(results, plot.runs)).axes
-    assert "validation" in stage.get_ylabel()
-    assert "test" in end.get_xlabel()
-    low, high = stage.get_ylim()
-    curves = [line for line in stage.get_lines() if len(line.get_xdata()) > 5]
-    assert all(low < value < high for line in curves for value in line.get_ydata()[-5:])
-    assert any(line.get_ydata()[0] > high for line in curves), "the start is cut"
-
-
-def test_points_that_would_hide_each_other_stand_side_by_side():
-    points = pd.DataFrame({"run": list("abcd"), "cost": [100.0, 100.0, 100.0, 200.0], "loss_nats": [4, 4.01, 5, 4]})
-    places = side_by_side(points, "cost", 0.1)
-    assert places["c"] == 100
-    assert places["d"] == 200
-    assert places["b"] / places["a"] == pytest.approx(1.1)
 
 
 def test_a_chain_begins_where_it_started_and_pays_for_it(tmp_path):
@@ -186,46 +153,6 @@ def test_continued_training_is_relative_to_the_ungrown_model_after_as_many_steps
     curve = rows[rows["run"] == "continued-tokenformer"].set_index("step")["loss_nats"]
     assert curve.to_dict() == pytest.approx({0: 0.0, 10: -0.2})
     assert set(rows["run"]) == {"continued-tokenformer"}
-
-
-def test_continued_losses_before_the_first_step_are_said_where_they_would_flatten_the_rest():
-    arms = {"continued-tokenformer": (6.0, 3.1, 2.7), "continued-net2net-pad": (7.9, 3.2, 2.6)}
-    rows = [
-        {"run": run, "step": step, "part": "loss", "variant": run, "seeds": 1, "loss_nats": loss}
-        | dict.fromkeys(("loss_nats_low", "loss_nats_high"), np.nan)
-        for run, losses in arms.items()
-        for step, loss in zip((0, 100, 200), losses, strict=True)
-    ]
-    axes = draw_continued(pd.DataFrame(rows)).axes[0]
-    assert axes.get_ylim()[1] < 3.5
-    assert axes.get_ylim()[0] < 2.6
-    said = " ".join(text.get_text() for text in axes.texts)
-    assert "starts at 6.00 nats" in said
-    assert "starts at 7.90 nats" in said
-    near = draw_continued(
-        pd.DataFrame([row | {"loss_nats": 3.4} if row["loss_nats"] == 6.0 else row for row in rows])
-    ).axes[0]
-    assert near.get_ylim()[1] < 3.4, "cut with the higher one, so it is said too"
-    assert "starts at 3.40 nats" in " ".join(text.get_text() for text in near.texts)
-    level = draw_continued(pd.DataFrame([row | {"loss_nats": 3.1} for row in rows])).axes[0]
-    assert not [text for text in level.texts if "starts" in text.get_text()]
-
-
-@pytest.mark.parametrize(
-    ("name", "run"),
-    [
-        ("tokenformer_cost", "grown-random-sqrt-2"),
-        ("tokenformer_stages", "transformer-2"),
-        ("tokenformer_growth", "grown-zero-keep-2"),
-        ("tokenformer_rivals", "grown-random-sqrt-2"),
-        ("tokenformer_continued", "continued-tokenformer"),
-        ("tokenformer_length", "transformer-2"),
-    ],
-)
-def test_one_run_alone_is_drawn(tmp_path, name, run):
-    rest = transformer(2) if run == "transformer-2" else tokenformer(2) | grown("tokenformer-1")
-    make_run(tmp_path, "tokenformer", run, **rest)
-    assert all(path.stat().st_size for path in draw_one(name, tmp_path, tmp_path / "out"))
 
 
 def test_the_scores_are_compared_with_the_default_of_their_block(results):

@@ -35,7 +35,8 @@ def label_directly(axes: Axes, labels: Sequence[Label], *, size: float = 8, colu
     """
     figure = axes.figure
     axes.autoscale_view()  # limits are otherwise found only when the figure is drawn
-    gap = size * 1.3 * figure.dpi / 72
+    lines = max((label.text.count("\n") + 1 for label in labels), default=1)
+    gap = size * (1.3 if lines == 1 else 1.15 * lines) * figure.dpi / 72
     places, heights = axes.transData.transform([(label.x, label.y) for label in labels]).T
     asides = _columns(places, column * axes.bbox.width) * 72 / figure.dpi
     placed = _spread(heights, gap, (axes.bbox.y0 + gap / 2, axes.bbox.y1 - gap / 2))
@@ -99,13 +100,14 @@ def label_at_edge(axes: Axes, labels: Sequence[Label], *, size: float = 8) -> No
 def say_starts(axes: Axes, starts: Sequence[Label], form: str) -> None:
     """Write which of the curves start above all that is shown, and where, in the corner that falling curves leave.
 
-    Of more than two the range, beside the panel. `form` is the format of a value. Call it when the limits are final.
+    Of more than two the range alone. `form` is the format of a value. Call it when the limits are final.
     """
     starts = [start for start in starts if start.y > axes.get_ylim()[1]]
     corner: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top", "fontsize": 8}
     if len(starts) > 2:
         low, high = (format(end(start.y for start in starts), form) for end in (min, max))
-        axes.annotate(f"what is cut starts at\n{low} to {high} nats", (1, 1), xytext=(8, -4), color=BLACK, **corner)
+        corner |= {"ha": "right", "xytext": (-4, -4)}
+        axes.annotate(f"what is cut starts at\n{low} to {high} nats", (1, 1), color=BLACK, **corner)
         return
     corner |= {"ha": "right", "path_effects": [withStroke(linewidth=2.5, foreground="white")]}
     for place, start in enumerate(starts):

@@ -5,19 +5,17 @@ the last step, the mean over seeds, as for an arm of a claim that is the best of
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from formerlab.report.families import families
-from formerlab.report.marks import Label, label_at_edge, points_with_bars
-from formerlab.report.runs import GROWN, ends, n_seeds, variant
-from formerlab.report.style import BLUE, GREEN, ORANGE, PURPLE, SKY, Look, canvas, look, widen
+from formerlab.report.panel import Panel, Style, sheet
+from formerlab.report.runs import GROWN, ends, variant
+from formerlab.report.style import BLUE, GREEN, ORANGE, PURPLE, SKY, Look, look
 from formerlab.results.read import Results
 from formerlab.results.records import flatten
 from formerlab.statistics import student, weighted_means
@@ -131,58 +129,23 @@ def at_the_edge(rows: DataFrame) -> list[str]:
 
 def draw(rows: DataFrame) -> Figure:
     """Draw a panel for each depth and start, a curve for each family, with its best rate ringed."""
-    means, edges = rows[rows["part"] == "mean"], at_the_edge(rows)
-    several = means["seeds"].max() > 1
+    edges, gone = at_the_edge(rows), rows[rows["part"].eq("mean") & rows["diverged"].gt(0)]
+    diverged = ", ".join(f"{name} at {rate:g}" for name, rate in zip(gone["family"], gone["lr"], strict=True))
     notes = [
-        f"{n_seeds(means['seeds'])} per rate; "
-        + ("bars: 95 % Student t interval, dots: seeds." if several else "one seed: no interval."),
         "Ringed: the rate with the lowest validation loss.",
         f"At the edge of the grid, so a better rate may lie beyond it: {'; '.join(edges)}." if edges else "",
-        *_diverged(means),
+        f"Diverged, and not drawn: {diverged}." if diverged else "",
     ]
-    panels = list(rows["panel"].unique())
-    columns, width, right = (3, 2.6, 2.0) if len(panels) == 3 else (2, 3.4, 2.2)  # no empty quarter
-    figure, axes = canvas([width] * len(panels), list(filter(None, notes)), right=right, columns=columns, below=0.75)
-    for place, panel in zip(axes, panels, strict=True):
-        _draw_panel(place, rows[rows["panel"] == panel])
-        place.set_title(panel)
-    return figure
+    panel = Panel("lr", "loss_nats", by="family", each="panel", log="x",
+                  xlabel="peak learning rate", ylabel="validation loss at the end (nats)", ring="chosen",
+                  ticks="{:.2g}".format, style=_styles(rows))  # fmt: skip
+    return sheet(panel, notes=notes, height=1.7)(rows.drop(columns="diverged"))
 
 
-def _diverged(means: DataFrame) -> list[str]:
-    gone = means[means["diverged"] > 0]
-    names = ", ".join(f"{family} at {rate:g}" for family, rate in zip(gone["family"], gone["lr"], strict=True))
-    return [f"Diverged, and not drawn: {names}."] if names else []
-
-
-def _draw_panel(axes: Axes, rows: DataFrame) -> None:
-    labels, taken = [], set[Look]()
-    for name, group in rows.groupby("family", sort=False):
-        own = look(str(group["variant"].iloc[0]))
-        kind = next((one for one in (own, *_SPARE) if one not in taken), own)
-        taken.add(kind)
-        seeds, means = group[group["part"] == "seed"], group[(group["part"] == "mean") & group["loss_nats"].notna()]
-        if means.empty:
-            continue
-        if means["seeds"].max() > 1:
-            beside = seeds["lr"] * 0.96  # beside their bar, which would hide them
-            axes.plot(beside, seeds["loss_nats"], ".", color=kind.colour, alpha=0.7, markersize=4)
-        points_with_bars(axes, means["lr"], means["loss_nats"], _ends(means), kind)
-        best = means[means["chosen"]]
-        axes.plot(best["lr"], best["loss_nats"], "o", color=kind.colour, markerfacecolor="none", markersize=13)
-        last = means.iloc[-1]
-        labels.append(Label(last["lr"], last["loss_nats"], str(name), kind.colour))
-    axes.set_xscale("log")
-    rates = sorted(rows["lr"].unique())
-    axes.xaxis.set_major_locator(FixedLocator(rates))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    axes.tick_params(axis="x", labelrotation=30 if len(rates) < 6 else 45)
-    axes.set_xlabel("peak learning rate")
-    axes.set_ylabel("validation loss at the end (nats)")
-    widen(axes, 0.0)
-    label_at_edge(axes, labels)
-
-
-def _ends(means: DataFrame) -> tuple[Series, Series]:
-    return means["loss_nats_low"], means["loss_nats_high"]
+def _styles(rows: DataFrame) -> Callable[[str, DataFrame], Style]:
+    """Return how a family is drawn: as its kind, or with a spare look where another of its panel has that."""
+    found: dict[tuple[str, str], Look] = {}
+    for panel, family, kind in rows[["panel", "family", "variant"]].drop_duplicates().itertuples(index=False):
+        taken = {one for (other, _), one in found.items() if other == panel}
+        found[panel, family] = next((one for one in (look(kind), *_SPARE) if one not in taken), look(kind))
+    return lambda name, points: dict(zip(("color", "marker"), found[points["panel"].iloc[0], name], strict=True))

@@ -160,6 +160,25 @@ def count_notes(rows: DataFrame) -> list[str]:
     return notes
 
 
+def seed_notes(rows: DataFrame) -> list[str]:
+    """Return how many seeds stand behind ours, what bars and bands mean, and which runs diverged, for a caption."""
+    ours = rows[rows["source"].eq("ours")]
+    means = ours[ours["part"].ne("seed")] if "part" in ours else ours
+    counts = means["seeds"].dropna() if "seeds" in means else means.get("none", pd.Series(dtype=float))
+    if counts.empty:
+        return []
+    ends = [name for name in means if str(name).endswith("_low") and means[name].notna().any()]
+    spread = "bars and bands: 95 % Student t interval over seeds; dots and thin lines: seeds"
+    if counts.max() == 1:
+        spread = "bars: 95 % bootstrap over examples, of these models alone" if ends else "no interval"
+    notes = [f"{n_seeds(counts)}; {spread}."]
+    diverged = means[means["diverged"] > 0] if "diverged" in means else means[:0]
+    if len(diverged):
+        names = ", ".join(f"{row.run} ({row.diverged:.0f} of {row.seeds:.0f} seeds)" for row in diverged.itertuples())
+        notes.append(f"Diverged, counted as a uniform guess: {names}.")
+    return notes
+
+
 def missing_note(present: Sequence[str], wanted: Sequence[str]) -> list[str]:
     """Return a note naming what has no finished run; a wanted name may be the beginning of one that is present."""
     absent = [name for name in wanted if not any(have.startswith(name) for have in present)]
@@ -200,3 +219,8 @@ def quantity(value: float) -> str:
         if value >= size:
             return f"{value / size:.4g}{unit}"
     return f"{value:.0f}"
+
+
+def short(value: float, digits: int = 2) -> str:
+    """Return a count in a few digits, with k, M or B."""
+    return quantity(float(f"{value:.{digits}g}"))

@@ -22,10 +22,10 @@ ORANGE, VERMILION, PURPLE = "#E69F00", "#D55E00", "#CC79A7"
 
 SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 9.5,
+    "font.size": 8,
+    "axes.titlesize": 8.5,
     "axes.titlelocation": "left",
-    "axes.titlepad": 8,
+    "axes.titlepad": 6,
     "axes.titley": 1.0,  # no label stands above a panel, and looking for one takes time
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -33,13 +33,15 @@ SETTINGS: dict[Any, Any] = {
     "axes.axisbelow": True,
     "grid.color": "#e6e6e6",
     "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5.5,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4.5,
     "legend.frameon": False,
     "pdf.fonttype": 42,
     "figure.dpi": 100,
 }
 
+WIDEST = 7.0
+"""Inches of a figure, as wide as the text of a paper."""
 PUBLISHED_GROUND = "#f6f2e7"
 """Ground of a panel with published values."""
 PUBLISHED_INK = "#6b5510"
@@ -109,27 +111,30 @@ def canvas(
     below: float = 0.55,
     left: float = 0.95,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels in rows of at most `columns`, and notes at its foot.
+    """Return a figure with panels in rows of at most `columns`, and the notes for its caption.
 
-    `widths` and `height` are inches of the panels themselves, `right` the room beside each for labels or a second axis,
+    `widths` and `height` are inches of the panels themselves, less where a row would be too wide, `right` the room
+    beside each for labels or a second axis,
     `below` that under each for its ticks, `left` that before the first of a row.
     Positions are fixed, not found by a layout engine, so that labels can be set against the final size.
     """
-    top = 0.5
+    top = 0.45
     rights = [right] * len(widths) if isinstance(right, float | int) else list(right)
     sizes = list(zip(widths, rights, strict=True))
     rows = [sizes[first : first + columns] for first in range(0, len(sizes), columns)]
-    width = left + max(sum(panel + room for panel, room in row) for row in rows)
-    lines = [line for note in notes for line in textwrap.wrap(note, int(width * 16.5))]
-    total = len(rows) * (top + height + below) + 0.15 * len(lines)
+    shares = [(WIDEST - left - sum(room for _, room in row)) / sum(panel for panel, _ in row) for row in rows]
+    share = min(1.0, *shares)
+    width = left + max(sum(share * panel + room for panel, room in row) for row in rows)
+    height *= max(share, 0.75)
+    total = len(rows) * (top + height + below)
     figure = Figure(figsize=(width, total))
     axes = []
     for place, row in enumerate(rows):
         x, y = left, total - (place + 1) * (top + height) - place * below
         for panel, room in row:
-            axes.append(figure.add_axes((x / width, y / total, panel / width, height / total)))
-            x += panel + room
-    figure.text(0.1 / width, 0.08 / total, "\n".join(lines), fontsize=7, color="#555555", va="bottom", linespacing=1.35)
+            axes.append(figure.add_axes((x / width, y / total, share * panel / width, height / total)))
+            x += share * panel + room
+    figure.set_label(" ".join(note for note in notes if note))
     return figure, axes
 
 

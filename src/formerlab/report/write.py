@@ -67,15 +67,17 @@ def write(
     rows = rows_of(drawing, declared, results) if rows is None else rows
     if not _compares(drawing, results):
         rows = rows[rows["source"] != "ours"]
+    notes: list[str] = []
     if isinstance(declared, Plot):
-        _write_pictures(paths[:2], drawing, declared, rows, results)
+        notes = _write_pictures(paths[:2], drawing, declared, rows, results)
     else:
         write_text(paths[1], markdown(drawing, rows, results))
         write_text(paths[2], html(drawing, rows, results))
     if not same_rows(numbers, rows):  # another machine may round the last digit otherwise, which is no change
         with replacing(numbers) as temporary:
             rows.to_csv(temporary, index=False, lineterminator="\n")
-    write_text(paths[-1], drawing.caption + _BEHIND % {"name": drawing.name, "scale": results.scale})
+    caption = " ".join([drawing.caption, *notes])
+    write_text(paths[-1], caption + _BEHIND % {"name": drawing.name, "scale": results.scale})
     return paths
 
 
@@ -101,7 +103,8 @@ def same_rows(path: Path, rows: DataFrame) -> bool:
     return True
 
 
-def _write_pictures(paths: list[Path], drawing: Drawing, plot: Plot, data: DataFrame, results: Results) -> None:
+def _write_pictures(paths: list[Path], drawing: Drawing, plot: Plot, data: DataFrame, results: Results) -> list[str]:
+    """Write the pictures; return the notes that their caption needs."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # neither a user's matplotlibrc nor an earlier figure changes the bytes
         matplotlib.rcParams.update(SETTINGS)
@@ -109,10 +112,8 @@ def _write_pictures(paths: list[Path], drawing: Drawing, plot: Plot, data: DataF
             figure = empty(_why_empty(drawing, results))
         else:
             figure = plot.draw(_without_formulas(data))
-        width = figure.get_size_inches()[0]
-        place = results.place(drawing.study, drawing.runs)
-        figure.text(1 - 0.1 / width, 0.995, place, ha="right", va="top", fontsize=7, color="#555555")
         pictures.save(figure, *paths)
+        return [str(figure.get_label()), f"Rows: {results.place(drawing.study, drawing.runs)}."]
 
 
 def _compares(drawing: Drawing, results: Results) -> bool:

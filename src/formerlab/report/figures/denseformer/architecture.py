@@ -66,9 +66,7 @@ def draw(data: DataFrame) -> Figure:
     figure, axes = canvas(widths, notes, height=1.4, right=0.3, columns=2, below=0.1, left=0.3)
     for panel, (name, rows) in zip(axes, groups, strict=True):
         _draw(panel, rows[rows["after_block"] <= shown], shown, look(str(name)).colour)
-        weights = f"{len(rows)} weights in {rows['after_block'].nunique()} averages"
-        first = rows.iloc[0]
-        panel.set_title(f"{name}: dilation {first['dilation']}, period {first['period']}; {weights}")
+        panel.set_title(f"{name}: {len(rows)} weights in {rows['after_block'].nunique()} averages")
     return figure
 
 

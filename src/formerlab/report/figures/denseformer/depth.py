@@ -1,30 +1,29 @@
-"""Held-out loss against depth (DenseFormer, arXiv:2402.02622, Table 1 and Fig 3)."""
+"""Held-out loss against depth and against speed (DenseFormer, arXiv:2402.02622, Table 1 and Fig 3)."""
 
 from collections.abc import Sequence
-from textwrap import fill
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame
 
-from formerlab.report.depth import METHODS, gains, published_depths, with_seeds
+from formerlab.report.depth import METHODS, gains, published_depths, speeds, with_seeds
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, label_directly, points_with_bars
-from formerlab.report.runs import DENSEFORMER, TRANSFORMER, by_run, count_notes, held_out_losses, missing_note
-from formerlab.report.style import aside, canvas, cut_bars, look, loss_axis, mark_published, widen
+from formerlab.report.panel import Panel, sheet
+from formerlab.report.runs import (
+    DENSEFORMER,
+    TRANSFORMER,
+    by_run,
+    held_out_losses,
+)
+from formerlab.report.style import GREY
 from formerlab.results.read import Results
+from formerlab.results.schema import FORWARD
 
 STUDY = "denseformer"
-_PAIRED = [
-    "Bars of a DenseFormer: 95 % Student t interval of its difference to the Transformer of its depth, paired by seed: "
-    "the difference is established where the bar does not reach the Transformer's mean, whatever its own bar."
-]
 
 
-def data(results: Results, runs: Sequence[str]) -> DataFrame:
+def depth_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run, ours and the paper's, and one per seed of ours: `part` is mean or seed.
 
     The ends of a DenseFormer of several seeds are those of its paired difference to the Transformer of its depth: the
@@ -44,75 +43,12 @@ def _with_paired_ends(means: DataFrame, pairs: DataFrame) -> DataFrame:
     pairs = pairs[pairs["interval"] == METHODS["student"]].set_index("run")
     paired = means["run"].isin(pairs.index)
     of_run = pairs.reindex(means["run"]).set_axis(means.index)
-    above, below = (abs(of_run[f"gain_nats_{end}"] - of_run["gain_nats"]) for end in ("low", "high"))
     means = means.assign(paired=paired)
-    means.loc[paired, "loss_nats_low"] = means["loss_nats"] - below
-    means.loc[paired, "loss_nats_high"] = means["loss_nats"] + above
-    for end in ("low", "high"):
+    for end, gain in (("low", "high"), ("high", "low")):
+        half = of_run["gain_nats"] - of_run[f"gain_nats_{gain}"]
+        means.loc[paired, f"loss_nats_{end}"] = means["loss_nats"] + half
         means[f"perplexity_{end}"] = np.exp(means[f"loss_nats_{end}"])
     return means
-
-
-def draw(data: DataFrame) -> Figure:
-    """Draw our depths left and the published ones right."""
-    ours, theirs = data[data["source"] == "ours"], data[data["source"] == "published"]
-    seeds, ours = ours[ours["part"] == "seed"], ours[ours["part"] == "mean"]
-    sparse = [
-        name for name in ours["variant"].unique() if name != f"{DENSEFORMER} 1x1" and name.startswith(DENSEFORMER)
-    ]
-    notes = [
-        *count_notes(ours),
-        *missing_note(
-            list(ours["variant"]), [TRANSFORMER, f"{DENSEFORMER} 1x1", *(sparse or [f"{DENSEFORMER} k x p"])]
-        ),
-        *_PAIRED * bool("paired" in ours and ours["paired"].eq(True).any()),
-        "Small dots: seeds. Points of equal depth stand side by side. "
-        "Published: OWT2, batch 400, 256 tokens, 40k steps; bars: one standard error over 3 runs, mostly hidden.",
-    ]
-    figure, (left, right) = canvas([4.2, 3.6], notes, right=[1.5, 1.3])
-    _draw_lines(left, ours, "loss_nats", seeds)
-    cut_bars(left, ours["loss_nats"], ours["loss_nats_low"], ours["loss_nats_high"])
-    loss_axis(left)
-    left.set_title("Ours")
-    bounds = theirs.assign(
-        perplexity_low=theirs["perplexity"] - theirs["perplexity_se"],
-        perplexity_high=theirs["perplexity"] + theirs["perplexity_se"],
-    )
-    _draw_lines(right, bounds, "perplexity", theirs[:0], hollow=True)
-    right.set_yscale("log")
-    right.yaxis.set_major_locator(FixedLocator([17, 17.5, 18, 18.5]))
-    right.yaxis.set_minor_locator(NullLocator())
-    right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    right.set_ylabel("perplexity")
-    mark_published(right, "Table 1")
-    return figure
-
-
-def _draw_lines(axes: Axes, rows: DataFrame, column: str, seeds: DataFrame, *, hollow: bool = False) -> None:
-    labels = []
-    depths = sorted(rows["layers"].unique())
-    step = 0.0 if hollow else 0.03 * (depths[-1] - depths[0])
-    groups = list(rows.sort_values("layers", kind="stable").groupby("variant", sort=False))
-    for place, (name, points) in enumerate(groups):
-        kind = look(str(name))
-        x, y = aside(points["layers"], place, len(groups), step), points[column]
-        ends = points[f"{column}_low"], points[f"{column}_high"]
-        points_with_bars(axes, x, y, ends, kind, markerfacecolor="white" if hollow else kind.colour)
-        own = seeds[seeds["variant"] == name]
-        beside = aside(own["layers"], place, len(groups), step) + 0.5 * step
-        axes.plot(beside, own[column], "o", color=kind.colour, markersize=2.5, alpha=0.7)
-        if hollow and len(points) == 1:  # beside the point, the name would lie on the line of the Transformers
-            point = (x.iloc[0], y.iloc[0])
-            axes.annotate(
-                fill(str(name), 6), point, (-4, -7), textcoords="offset points", va="top", size=8, color=kind.colour
-            )
-        else:
-            labels.append(Label(x.iloc[-1], y.iloc[-1], str(name), kind.colour))
-    axes.set_xlabel("depth (blocks)")
-    axes.set_xticks(depths)
-    if not hollow:
-        widen(axes, 0.45)
-    label_directly(axes, labels)
 
 
 denseformer_depth = Plot(
@@ -123,8 +59,88 @@ denseformer_depth = Plot(
         "(arXiv:2402.02622); k x p is dilation k and period p. To see: how far a DenseFormer lies "
         "below the plain Transformer of its depth, and which depth the plain one needs to reach it. Where the plain "
         "line does not fall with depth, deep plain models are not trained to their end, and part of the gain is "
-        "easier optimisation. Right: the published perplexities, for 378 to 676 million parameters."
+        "easier optimisation. Right: the published perplexities, for 378 to 676 million parameters (OWT2, 40k steps)."
     ),
-    data=data,
-    draw=draw,
-)
+    data=depth_data,
+    draw=sheet(
+        *(
+            Panel("layers", y, where={"source": source}, title=title, xlabel="depth (blocks)", ylabel=label,
+                  name="legend", ticks="{:.0f}".format, perplexity=source == "ours")
+            for source, y, title, label in (
+                ("ours", "loss_nats", "Measured", "held-out loss (nats per token)"),
+                ("published", "perplexity", "Table 1", "perplexity"),
+            )
+        ),
+        notes=[
+            "Bars of a DenseFormer are those of its difference to the Transformer of its depth, paired by seed: it is "
+            "established where the bar does not reach the Transformer's mean. Points of equal depth stand side by side."
+        ],
+        wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"],
+    ),
+)  # fmt: skip
+
+
+def tradeoff_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run both trained and timed, and per model of Table 1; `front` marks the Pareto front.
+
+    Our runs have a row per seed below them: `part` is mean or seed.
+    """
+    ours = gains(results, STUDY, runs)
+    if len(ours):
+        ours = ours[ours["setting"] == "main"].merge(speeds(results, STUDY), on="run")
+    if len(ours):
+        for end, time in (("", ""), ("_low", "_high"), ("_high", "_low")):
+            ours[f"batches_per_s{end}"] = 1 / ours[f"{FORWARD}_time_s{time}"]
+        ours["front"] = _front(ours["batches_per_s"], ours["loss_nats"])
+        ours = with_seeds(ours, held_out_losses(results, STUDY), ("source", "variant", "layers", "batches_per_s"))
+    theirs = published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
+    theirs = theirs.assign(front=_front(theirs["batches_per_s"], theirs["perplexity"]), part="mean")
+    columns = ["source", "part", "run", "variant", "layers", "batches_per_s", "batches_per_s_low", "batches_per_s_high"]
+    columns += [f"{FORWARD}_sequences", "loss_nats", "loss_nats_low", "loss_nats_high", "perplexity", "seeds", "seed"]
+    return pd.concat([ours, theirs], ignore_index=True).reindex(columns=[*columns, "diverged", "front"])
+
+
+def _front(speed: "pd.Series[float]", loss: "pd.Series[float]") -> list[bool]:
+    """Say of each point whether no other is at least as fast and better, or as good and faster."""
+    points = list(zip(speed, loss, strict=True))
+    return [
+        not any((s >= speed and v < loss) or (s > speed and v <= loss) for s, v in points) for speed, loss in points
+    ]
+
+
+def _mark_depths(axes: Axes, rows: DataFrame) -> None:
+    """Write the depth beside each point, and draw the Pareto front."""
+    column = "loss_nats" if rows["source"].eq("ours").all() else "perplexity"
+    points = rows[rows["part"] == "mean"]
+    for place in points.itertuples():
+        where = (place.batches_per_s, getattr(place, column))
+        axes.annotate(f"{place.layers:.0f}", where, (4, 3), textcoords="offset points", fontsize=7, color=GREY)
+    front = points[points["front"].astype(bool)].sort_values("batches_per_s")
+    axes.step(front["batches_per_s"], front[column], where="pre", color=GREY, linewidth=1, linestyle=":", zorder=0)
+
+
+denseformer_tradeoff = Plot(
+    reads=("test.csv", "run.json", "speed.csv"),
+    runs=("*",),
+    caption=(
+        "Held-out loss against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622): each "
+        "point is a model, the number beside it its blocks, lines join the depths of one kind, and the dotted line is "
+        "the Pareto front, models than which none is both faster and better. To see: whether the front is made of "
+        "DenseFormers, and how much faster one is than a plain Transformer that reaches its loss, where a scale has "
+        "one. Speeds are medians of repetitions on an otherwise idle machine, horizontal bars their quartiles. Right: "
+        "perplexity and batches per second of Table 1."
+    ),
+    data=tradeoff_data,
+    draw=sheet(
+        *(
+            Panel("batches_per_s", y, where={"source": source}, title=title, ylabel=label, name="legend",
+                  xlabel=lambda rows: f"forward passes of {rows[f'{FORWARD}_sequences'].max():.0f} sequences a second",
+                  finish=_mark_depths, perplexity=source == "ours")
+            for source, y, title, label in (
+                ("ours", "loss_nats", "Measured", "held-out loss (nats per token)"),
+                ("published", "perplexity", "Table 1", "perplexity"),
+            )
+        ),
+        height=2.6,
+    ),
+)  # fmt: skip

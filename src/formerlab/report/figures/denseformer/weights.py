@@ -45,7 +45,7 @@ def draw_weights(data: DataFrame) -> Figure:
     if f"{DENSEFORMER} 1x1" not in set(data["variant"]):
         notes.append(f"Missing, no finished runs: {DENSEFORMER} 1x1.")
     names = sorted(data["variant"].unique())
-    figure, axes = canvas([3.2] * len(names), notes, height=3.2, right=1.1, columns=3)
+    figure, axes = canvas([1.6] * len(names), notes, height=1.6, right=0.6, columns=3)
     scale = weight_scale(data)
     for panel, name in zip(axes, names, strict=True):
         rows = data[data["variant"] == name]
@@ -63,7 +63,7 @@ def weight_scale(weights: DataFrame) -> SymLogNorm:
 def colour_bar(figure: Figure, panel: Axes, image: AxesImage) -> None:
     """Draw the scale of colours beside a panel."""
     box, width = panel.get_position(), figure.get_size_inches()[0]
-    bar = figure.add_axes((box.x1 + 0.25 / width, box.y0, 0.12 / width, box.height))
+    bar = figure.add_axes((box.x1 + 0.08 / width, box.y0, 0.08 / width, box.height))
     figure.colorbar(image, bar, label="weight", ticks=[-1, -0.5, -0.1, -0.05, 0, 0.05, 0.1, 0.5, 1], format="%g")
     bar.minorticks_off()
 
@@ -139,7 +139,7 @@ def draw_evolution(data: DataFrame) -> Figure:
     seeds = int(data["seeds"].max())
     notes = [f"{data['run'].iloc[0]}: mean over {n_seeds([seeds])}; grey cells: no weight."]
     notes.append("r: correlation with the last panel, off the diagonal. Colours as in denseformer_weights.")
-    figure, axes = canvas([2.5] * len(steps), notes, height=2.5, right=1.0, columns=3)
+    figure, axes = canvas([1.6] * len(steps), notes, height=1.6, right=0.6, columns=3)
     scale = weight_scale(data)
     for panel, step in zip(axes, steps, strict=True):
         rows = data[data["step"] == step]

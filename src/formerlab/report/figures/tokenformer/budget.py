@@ -1,48 +1,106 @@
-"""Tokenformer minus Transformers of equal width and parameters, at several budgets of tokens."""
+"""FLOPs by length of the text, loss by budget, and the search for rates (Tokenformer, arXiv:2410.23168, Fig 5)."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.budgets import difference, published_difference
-from formerlab.report.budgets import draw as draw_budgets
 from formerlab.report.drawings import Plot
+from formerlab.report.formulas import Shape, shape_of
+from formerlab.report.panel import Panel, Style, sheet
 from formerlab.report.published import published
-from formerlab.report.rates import last_losses
-from formerlab.report.runs import held_out, held_out_losses
-from formerlab.report.style import BLACK, ORANGE, Look
+from formerlab.report.rates import draw as draw_rates
+from formerlab.report.rates import last_losses, searches
+from formerlab.report.runs import held_out, held_out_losses, short
+from formerlab.report.style import BLACK, GREY, ORANGE, VERMILION
+from formerlab.report.summary import differences, published_difference
+from formerlab.report.tokenformer import size_of
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
-OURS = "matched"
-RIVALS = {"modern": Look(ORANGE, "D"), "classic": Look(BLACK, "o")}
+LENGTHS = tuple(2**power for power in range(7, 18))
+_WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
+"""Size, width of the Transformer, tokens of the Tokenformer of width 768 (Tables 8 and 9 of the paper)."""
+_VOCABULARY = 50304
 
 
-def data(results: Results, runs: Sequence[str]) -> DataFrame:
+def length_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per model and length."""
+    found = []
+    for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
+        family = "Tokenformer" if record["spec.model.projection.kind"] == "pattention" else "Transformer"
+        found.append(("ours", family, str(size_of(record["run"])), record["run"], shape_of(record)))
+    for name, width, tokens in _WIDTHS:
+        wide, grown = Shape(12, width, _VOCABULARY, hidden=4 * width), Shape(12, 768, _VOCABULARY, tokens, 4 * tokens)
+        found.append(("published", "Transformer", name, f"Transformer {name}, d = {width}", wide))
+        found.append(("published", "Tokenformer", name, f"TokenFormer {name}, d = 768", grown))
+    return DataFrame(
+        {"source": source, "family": family, "size": size, "run": run, "width": shape.width, "length": length}
+        | {"flops": shape.flops(length), "token_token_flops": shape.token_token_flops(length)}
+        for source, family, size, run, shape in found
+        for length in LENGTHS
+    )
+
+
+def _of_family(name: str, rows: DataFrame) -> Style:
+    wide = rows["family"].eq("Transformer").all()
+    return {"color": BLACK if wide else VERMILION, "linestyle": "--" if wide else "-", "marker": ""}
+
+
+def draw_length(data: DataFrame) -> Figure:
+    """Draw our sizes left and the paper's right."""
+    names = data["family"] + " " + data["size"] + ", d = " + data["width"].astype(str)
+    rows = data.assign(series=names, per_token=data["flops"] / data["length"])
+    shared = partial(
+        Panel, "length", "per_token", by="series", log="xy", xlabel="length of the text (tokens)", style=_of_family,
+        ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",
+    )  # fmt: skip
+    return sheet(
+        shared(where={"source": "ours"}, title="Formula, sizes of this scale", ylabel="forward FLOPs per token"),
+        shared(where={"source": "published"}, title="formula, sizes of Table 8"),
+        notes=["Without the logits; rows are of whole texts. Attention counts the whole square, half of it masked."],
+        wanted=("Tokenformer", "Transformer"),
+    )(rows)
+
+
+tokenformer_length = Plot(
+    reads=("run.json",),
+    runs=("transformer-[1-4]", "tokenformer-1", "grown-random-sqrt-[2-4]"),
+    needs=("transformer-[1-4]",),
+    caption=(
+        "FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer "
+        "(arXiv:2410.23168), drawn per token so that the lines part: computed, not measured. To see: at equal "
+        "parameters a Transformer that grows in width pays for its width in the token-token term, which a Tokenformer "
+        "of fixed width does not; the two part where that term takes over. A Transformer that grew its feed-forward "
+        "layer alone would keep the term too. Right: the same for the sizes of Table 8, of 12 layers, whose widths "
+        "follow from its printed FLOPs."
+    ),
+    data=length_data,
+    draw=draw_length,
+)
+
+
+OURS, RIVALS = "matched", {"modern": (ORANGE, "D"), "classic": (BLACK, "o")}
+
+
+def gap_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return rows of Tokenformer minus each rival, by budget, both at their best rate by the validation loss."""
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
         return DataFrame()
-    best = _best(losses, last_losses(results, STUDY, runs))
-    rows = []
+    best, rows = _best(losses, last_losses(results, STUDY, runs)), []
     for (arm, tokens), run in best.items():
         if arm in RIVALS and (OURS, tokens) in best:
             ours = best[OURS, tokens]
             shared = {"series": f"minus {arm} Transformer", "tokens": tokens, "run": ours, "rival": run}
-            rows += difference(held_out(losses, ours), held_out(losses, run), **shared)
-    if rows:
-        rows.append(published_difference(_published_gap(), "third party, 124M parameters"))
+            rows += differences(held_out(losses, ours), held_out(losses, run), **shared)
+    theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
+    gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
+    rows += [published_difference(gap, "third party, 124M parameters")] * bool(rows)
     return DataFrame(rows)
-
-
-def _published_gap() -> float:
-    """Return the gap that the perplexities of a third party mean, against a modern Transformer, in nats."""
-    rows = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'")
-    perplexities = rows.set_index("model")["value"].astype(float)
-    return float(np.log(perplexities["TokenFormer"] / perplexities["Transformer"]))
 
 
 def _best(losses: DataFrame, validation: dict[str, float]) -> dict[tuple[str, float], str]:
@@ -57,13 +115,8 @@ def _best(losses: DataFrame, validation: dict[str, float]) -> dict[tuple[str, fl
     return {key: min(runs, key=lambda run: runs[run]) for key, runs in sorted(found.items())}
 
 
-def draw(rows: DataFrame) -> Figure:
-    """Draw a line for each rival."""
-    looks = {f"minus {arm} Transformer": look for arm, look in RIVALS.items()}
-    notes = [
-        "Each model at the rate, of those run, with the lowest validation loss. Above zero the Tokenformer is worse."
-    ]
-    return draw_budgets(rows, looks, "Tokenformer minus Transformer\n(nats per token)", notes)
+def _of_rival(name: str, rows: DataFrame) -> Style:
+    return dict(zip(("color", "marker"), RIVALS.get(name.split()[1], (GREY, "")), strict=True))
 
 
 tokenformer_gap = Plot(
@@ -73,9 +126,30 @@ tokenformer_gap = Plot(
     caption=(
         "Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, against the tokens "
         "that each saw, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic "
-        "one. Differences are paired by seed. To see: whether the gap shrinks, stays or changes its sign as both train "
+        "one. Each model has the rate, of those run, with the lowest validation loss. Differences are paired by seed; "
+        "above zero the Tokenformer is worse. To see: whether the gap shrinks, stays or changes its sign as both train "
         "longer. The published line is a third party's, against a modern Transformer at 124M parameters."
     ),
-    data=data,
-    draw=draw,
+    data=gap_data,
+    draw=sheet(
+        Panel("tokens", "difference_nats", by="series", log="x", ticks=short, zero=0.0, xlabel="tokens of each run",
+              ylabel="Tokenformer minus Transformer\n(nats per token)",
+              style=_of_rival)
+    ),
+)  # fmt: skip
+
+
+tokenformer_rates = Plot(
+    reads=("eval.csv", "run.json"),
+    runs=("*",),
+    varied="optimizer.lr",
+    caption=(
+        "Search for the rates of the Tokenformer study (arXiv:2410.23168): validation loss at the end of training "
+        "against the peak learning rate, for every model whose rate was searched: runs that differ in nothing else. "
+        "What starts from a parent, such as a stage of growth, has a panel of its own. To see: each ringed rate has a "
+        "higher and a lower one beside it in the grid; where it has not, the last sentence says so, and no "
+        "comparison at that rate is fair."
+    ),
+    data=partial(searches, study="tokenformer"),
+    draw=draw_rates,
 )

@@ -1,30 +1,27 @@
-"""Loss after growth, minus that of the model that grew (Tokenformer, arXiv:2410.23168, section 3.3, Appendix B)."""
+"""What growth does to the loss (Tokenformer, arXiv:2410.23168, section 3.3, Appendix B, Fig 6, 7 and Table 8)."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, label_at_edge, say_starts
-from formerlab.report.runs import GROWN, TRAINED_ON, ends, held_out, held_out_losses, minus, parent
-from formerlab.report.style import BLACK, canvas, look
-from formerlab.report.tokenformer import at_step, by_step, equal_to_grown, means, seeds_note
+from formerlab.report.marks import Label, say_starts
+from formerlab.report.panel import Panel, Style, hollow, sheet
+from formerlab.report.runs import GROWN, TRAINED_ON, held_out_losses, parent
+from formerlab.report.style import BLACK, look
+from formerlab.report.summary import summary
+from formerlab.report.tokenformer import at_step, by_step, equal_to_grown, means
 from formerlab.results.read import Results
-from formerlab.statistics import student
 
 STUDY = "tokenformer"
 PUBLISHED = f"{GROWN}: random keys, tau sqrt(n)"
 KEEPING = f"{GROWN}: zero keys, tau kept"
 _SAID = {PUBLISHED: "the published way", KEEPING: "keeps the function"}
-_TERA = 1e12
-_SHOWN = 0.5
-"""The last part of the stage whose losses all lie inside the panel; what lies higher before is cut."""
+_LOSS = "loss_minus_parent_nats"
 
 
 def growth_data(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -42,12 +39,9 @@ def growth_data(results: Results, runs: Sequence[str]) -> DataFrame:
         return DataFrame()
     curves, parts = by_step(results, runs), []
     for run, start in started.items():
-        differences = minus(held_out(losses, run), held_out(losses, start))
-        parts += [
-            _curve(curves, run, start),
-            DataFrame([{"part": "end", "run": run, **_ends(differences)}]),
-            DataFrame([{"part": "seed", "run": run, "seed": seed, _LOSS: differences[seed]} for seed in differences]),
-        ]
+        own = losses[losses["run"].isin((run, start))]
+        ended = summary(own, "loss_nats", ["run"], {run: start}, _LOSS)
+        parts += [_curve(curves, run, start), ended.assign(part=ended["part"].replace("mean", "end"))]
     rows = pd.concat(parts, ignore_index=True).assign(source="ours")
     first = losses.drop_duplicates("run").set_index("run")
     first["parent"] = first.index.map(started)
@@ -70,21 +64,6 @@ def _label(variant: str, equal: str | None) -> str:
     return "\n".join([f"{keys}, {tau}", *said])
 
 
-def _name(row: "pd.Series[Any]") -> str:
-    """Return the same in one line, for the end of a curve."""
-    name = str(row["variant"])
-    equal = f", equal {row['equal']}" if row["equal"] in ("FLOPs", "tokens") else ""
-    return f"{TRAINED_ON}{equal}" if name.endswith(TRAINED_ON) else name.removeprefix(f"{GROWN}: ")
-
-
-_LOSS = "loss_minus_parent_nats"
-
-
-def _ends(differences: dict[int, float]) -> dict[str, float]:
-    interval = student(list(differences.values()))
-    return {**ends(_LOSS, interval), "seeds": interval.seeds}
-
-
 def _curve(curves: DataFrame, run: str, start: str) -> DataFrame:
     """Return the validation loss of a run by step, minus the parent's last one of the same seed."""
     of_run = curves[curves["run"] == run]
@@ -94,89 +73,53 @@ def _curve(curves: DataFrame, run: str, start: str) -> DataFrame:
     return means(differences).rename(columns=named).assign(part="curve")
 
 
-def draw_growth(data: DataFrame) -> Figure:
-    """Draw the stage against its cost, and where every run ends."""
-    ended = data[data["part"] == "end"].sort_values(_LOSS, ascending=False, ignore_index=True)
-    notes = [
-        f"{seeds_note(ended, 'bands and bars')[:-1]}; differences are paired by seed; small dots: seeds.",
-        "Left and right are two texts, on which a model need not lie equally far from its parent.",
-    ]
-    height = max(3.0, 0.44 * len(ended) + 0.4)
-    names = max(len(_name(row)) for _, row in ended.iterrows())
-    room = [2.05 + 0.062 * names, 0.3]  # names of curves, then those of the other panel
-    figure, (stage, end) = canvas([3.7, 3.3], notes, height=height, right=room, below=0.75)
-    _draw_stage(stage, data[data["part"] == "curve"])
-    _draw_ends(end, ended, data[data["part"] == "seed"])
-    return figure
-
-
-def _draw_stage(axes: Axes, curves: DataFrame) -> None:
-    labels, last = [Label(curves["flops_of_stage"].max() / _TERA, 0.0, "the parent", BLACK)], []
-    for _, curve in curves.groupby("run", sort=False):
-        style, flops = line_and_marker(curve.iloc[0]), curve["flops_of_stage"] / _TERA
-        low, high = curve[f"{_LOSS}_low"], curve[f"{_LOSS}_high"]
-        axes.fill_between(flops, low, high, color=style["color"], alpha=0.1, linewidth=0)
-        axes.plot(flops, curve[_LOSS], markersize=4, markevery=max(1, len(curve) // 12), **style)
-        last.append(curve[curve["step"] >= (1 - _SHOWN) * curve["step"].max()])
-        labels.append(Label(flops.iloc[-1], curve[_LOSS].iloc[-1], _name(curve.iloc[0]), style["color"]))
-    axes.axhline(0, color=BLACK, linewidth=1)
-    axes.set_title("From the moment of growth on")
-    axes.set_xlabel("training cost since then (TFLOP)")
-    axes.set_ylabel("validation loss minus the parent's\n(nats per token)")
-    shown = pd.concat(last)[[_LOSS, f"{_LOSS}_low", f"{_LOSS}_high"]]
-    low, high = np.nanmin([0.0, shown.min(axis=None)]), np.nanmax([0.0, shown.max(axis=None)])
-    axes.set_ylim(low - 0.12 * (high - low), high + 0.12 * (high - low))
-    starts = [row for _, row in curves[curves["step"] == 0].iterrows()]
-    say_starts(axes, [Label(0, row[_LOSS], _name(row), line_and_marker(row)["color"]) for row in starts], "+.2f")
-    _name_curves(axes, labels)
-
-
-def _name_curves(axes: Axes, labels: list[Label]) -> None:
-    """Write names at the right edge; those of curves that end well before it, below their ends."""
-    edge = 0.9 * max(label.x for label in labels)
-    for name in [label for label in labels if label.x < edge]:
-        below: dict[str, Any] = {
-            "xytext": (0, -7),
-            "textcoords": "offset points",
-            "ha": "center",
-            "va": "top",
-            "fontsize": 8,
-        }
-        axes.annotate(name.text, (name.x, name.y), color=name.colour, **below)
-    label_at_edge(axes, [label for label in labels if label.x >= edge])
-
-
-def _draw_ends(axes: Axes, ended: DataFrame, seeds: DataFrame) -> None:
-    for place, run in enumerate(ended["run"]):
-        row = ended[ended["run"] == run]
-        style, own = line_and_marker(row.iloc[0]), seeds.loc[seeds["run"] == run, _LOSS]
-        line = style.pop("linestyle")
-        bars = np.nan_to_num([row[_LOSS] - row[f"{_LOSS}_low"], row[f"{_LOSS}_high"] - row[_LOSS]])
-        drawn = axes.errorbar(row[_LOSS], [place], xerr=bars, capsize=3, markersize=7, **style)
-        drawn.lines[2][0].set_linestyle(line)
-        axes.plot(own, np.full(len(own), place - 0.25), "o", color=style["color"], markersize=3, alpha=0.7)
-    axes.axvline(0, color=BLACK, linewidth=1)
-    axes.set_yticks(range(len(ended)), list(ended["label"]))
-    for tick, (_, row) in zip(axes.get_yticklabels(), ended.iterrows(), strict=True):
-        tick.set_color(line_and_marker(row)["color"])
-        tick.set_fontweight("bold" if row["variant"] == PUBLISHED else "normal")
-    axes.set_ylim(-0.6, len(ended) - 0.4)
-    axes.grid(visible=False, axis="y")
-    axes.set_title("At the end of the stage (line: the parent)")
-    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.set_xlabel("test loss minus the parent's (nats per token)\nbelow zero is better")
-
-
-def line_and_marker(row: "pd.Series[Any]") -> dict[str, Any]:
+def line_and_marker(name: str, rows: DataFrame) -> Style:
     """Return how a run is drawn: keys and tau have the colour, what else is changed the marker and the line."""
-    variant = str(row["variant"])
+    variant = str(rows["variant"].iloc[0])
     base, *changes = variant.split(", optimizer")
     base, *frozen = base.split(", old tokens")
-    style: dict[str, Any] = {"color": look(base).colour, "marker": look(variant).marker}
-    style["linestyle"] = ":" if frozen else "--" if changes else "-"
-    if row["equal"] == "tokens":  # the control on fewer FLOPs; else it would look like the other one
-        style |= {"linestyle": "--", "markerfacecolor": "white"}
-    return style
+    fewer = rows["equal"].iloc[0] == "tokens"  # the control on fewer FLOPs; else it would look like the other one
+    line = ":" if frozen else "--" if changes or fewer else "-"
+    return {"color": look(base).colour, "marker": look(variant).marker, "linestyle": line} | hollow(fewer)
+
+
+def cut_starts(axes: Axes, rows: DataFrame, *, y: str, after: float, form: str) -> None:
+    """Show the losses after a share of the steps alone, where those before would flatten them, and say these."""
+    later = rows[rows["step"] >= after * rows["step"].max()]
+    if after == 0:
+        later = rows[rows["step"] > rows["step"].min()]
+    ends = later[[y, f"{y}_low", f"{y}_high"]]
+    low, high = (float(end) for end in (ends.min().min(), ends.max().max()))
+    bottom, top = (min(low, 0.0), max(high, 0.0)) if low < 0 else (low, high)
+    room = 0.1 * (top - bottom)
+    if bottom == top or not (rows[y] > top + 5 * room).any():
+        return
+    axes.set_ylim(min(bottom, rows[y].min()) - room, top + room)
+    first = rows[rows["step"] == rows["step"].min()]
+    lines = {line.get_label(): str(line.get_color()) for line in axes.get_lines()}
+    said = [
+        Label(0, row[y], row["label"].replace("\n", " "), lines.get(row["label"], BLACK))
+        for row in first.to_dict("records")
+    ]
+    say_starts(axes, said, form)
+
+
+def draw_growth(data: DataFrame) -> Figure:
+    """Draw the stage against its cost, and where every run ends."""
+    order = data[data["part"] == "end"].sort_values(_LOSS)["label"]
+    rows = data.assign(tera=data["flops_of_stage"] / 1e12, label=pd.Categorical(data["label"], order.unique()))
+    rows = rows.sort_values(["label", "step"], kind="stable").astype({"label": str})
+    return sheet(
+        Panel(_LOSS, "label", by="label", kind="forest", where={"part": ["end", "seed"]}, zero=0.0,
+              title="At the end of the stage", xlabel="test loss minus the parent's (nats)", style=line_and_marker),
+        Panel("tera", _LOSS, by="label", kind="band", where={"part": "curve"}, zero=0.0, name="none",
+              title="From the moment of growth on", xlabel="training cost since then (TFLOP)",
+              ylabel="validation loss minus the parent's (nats)", style=line_and_marker,
+              finish=partial(cut_starts, y=_LOSS, after=0.5, form="+.2f")),
+        notes=["Differences are paired by seed. The lines at zero are the parent, below is better. The two panels are "
+               "of two texts, on which a model need not lie equally far from its parent."],
+        height=2.8,
+    )(rows)  # fmt: skip
 
 
 tokenformer_growth = Plot(
@@ -186,9 +129,9 @@ tokenformer_growth = Plot(
     caption=(
         "The first stage after growth: loss minus that of the parent at the end of its own training, by how the new "
         "keys start, whether tau keeps its value, whether the optimizer's moments are carried over and whether old "
-        "tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B); the published way is in bold. "
+        "tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). "
         "The line at zero is the parent as it was; a start far above it is given in words. The control is the parent "
-        "trained on, without growth. Left are losses on the validation text, right on the test text. To see: of the "
+        "trained on, without growth. Left are losses on the test text, right on the validation text. To see: of the "
         "grown models only zero keys with tau kept start on the line, because only they keep the function. Growing has "
         "helped where a model ends left of the parent trained on. Small models, so signs and sizes here need not hold "
         "at scale. The paper prints no values for its curves."

@@ -1,24 +1,94 @@
-"""Growth by tokens against growth in width (Tokenformer, arXiv:2410.23168, Fig 7 and Table 8)."""
+"""Growth on a second domain, and growth by tokens against growth in width (arXiv:2410.23168, Fig 6, 7, Table 8)."""
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, curve_in_band, label_at_edge, points_with_bars
+from formerlab.report.figures.tokenformer.growth import cut_starts
+from formerlab.report.panel import Panel, Style, hollow, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
-from formerlab.report.runs import ends, held_out, held_out_losses, minus, missing_note
-from formerlab.report.style import GREY, aside, canvas, mark_published, widen
-from formerlab.report.tokenformer import METHODS, STAGES, before_growth, by_step, means, seeds_note
+from formerlab.report.runs import held_out, held_out_losses, minus
+from formerlab.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, Look
+from formerlab.report.summary import summary
+from formerlab.report.tokenformer import METHODS, STAGES, before_growth, by_step, means
 from formerlab.results.read import Results
-from formerlab.statistics import student
 
 STUDY = "tokenformer"
+TOKENFORMER_START, TRANSFORMER_START = "continued-tokenformer-ungrown", "continued-transformer-ungrown"
+
+ARMS = {
+    "continued-tokenformer": ("Tokenformer, zero keys, tau kept", Look(GREEN, "D"), TOKENFORMER_START),
+    "continued-tokenformer-sqrt": ("Tokenformer, zero keys, tau sqrt(n)", Look(PURPLE, "P"), TOKENFORMER_START),
+    TOKENFORMER_START: ("Tokenformer, not grown", Look(BLUE, "s"), TOKENFORMER_START),
+    "continued-net2net-pad": ("Net2Net by padding", Look(ORANGE, "v"), TRANSFORMER_START),
+    "continued-net2net": ("Net2Net (2015)", Look("#8C564B", "^"), TRANSFORMER_START),
+    "continued-hypercloning": ("HyperCloning", Look(SKY, "X"), TRANSFORMER_START),
+    TRANSFORMER_START: ("Transformer, not grown", Look(BLACK, "o"), TRANSFORMER_START),
+}
+"""Name for readers, look, and the ungrown run of its family, of every arm."""
+
+
+def continued_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run and step; `part` is `loss`, or `relative` to the ungrown model, paired by seed and step."""
+    curves = by_step(results, runs)
+    curves = curves[curves["run"].isin(ARMS)]
+    if curves.empty:
+        return DataFrame()
+    levels = curves.set_index(["run", "seed", "step"])["loss_nats"]
+    grown = curves[[ARMS[run][2] != run for run in curves["run"]]]
+    places = [(ARMS[run][2], seed, step) for run, seed, step in grown[["run", "seed", "step"]].itertuples(index=False)]
+    relative = grown.assign(loss_nats=grown["loss_nats"] - levels.reindex(places).to_numpy()).dropna()
+    parts = {"loss": curves, "relative": relative}
+    rows = pd.concat([means(part).assign(part=name) for name, part in parts.items()], ignore_index=True)
+    return rows.assign(variant=[ARMS[run][0] for run in rows["run"]])
+
+
+def _of_arm(name: str, rows: DataFrame) -> Style:
+    _, kind, start = next(arm for arm in ARMS.values() if arm[0] == name)
+    return {"color": kind.colour, "marker": kind.marker, "linestyle": "--" if name == ARMS[start][0] else "-"}
+
+
+def draw_continued(data: DataFrame) -> Figure:
+    """Draw the losses and, where there is an ungrown model, the losses relative to it."""
+    return sheet(
+        *(
+            Panel("step", "loss_nats", by="label", kind="band", where={"part": part}, zero=zero, style=_of_arm,
+                  xlabel="step on the second domain", ylabel=label, name="legend",
+                  finish=partial(cut_starts, y="loss_nats", after=0, form=form))
+            for part, zero, label, form in (
+                ("loss", None, "validation loss, second domain\n(nats per token)", ".2f"),
+                ("relative", 0.0, "minus the ungrown model's\nafter as many steps (nats)", "+.2f"),
+            )
+        ),
+        wanted=[name for name, _, _ in ARMS.values()],
+        height=2.6,
+    )(data.assign(label=data["variant"]))  # fmt: skip
+
+
+tokenformer_continued = Plot(
+    reads=("eval.csv", "run.json"),
+    runs=("continued-*",),
+    caption=(
+        "Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer "
+        "(arXiv:2410.23168): models grown one size, and models not grown. Left: validation loss on the new domain "
+        "from before the first step. Right: minus the loss of the ungrown model of the same family after as many "
+        "steps, paired by seed, because the two families start from different places. To see: a line below zero is a "
+        "model that growing has helped; one that keeps its function starts on zero; padding with new blocks, the "
+        "paper's form of Net2Net, does not, and copies (the Net2Net of 2015, HyperCloning) do by construction. Losses "
+        "before the first step that would flatten the rest are said in words. The paper prints no values."
+    ),
+    data=continued_data,
+    draw=draw_continued,
+)
+
+
 _PRINTED = {
     "TokenFormer": "Tokenformer",
     "Net2Net (Transformer)": "Net2Net by padding",
@@ -26,7 +96,7 @@ _PRINTED = {
 }
 
 
-def data(results: Results, runs: Sequence[str]) -> DataFrame:
+def rivals_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return rows: `curve` by step, `gain` by stage with that of every `seed`, and the published `gain`s."""
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
@@ -43,18 +113,16 @@ def gains(losses: DataFrame) -> DataFrame:
 
     `part` is `gain` for the mean, `seed` for a row per seed.
     """
-    rows = []
+    frames = []
     for method, (_, pattern, _) in METHODS.items():
         start = held_out(losses, before_growth(losses, method))
         for size in STAGES:
             run = pattern.format(size=size)
-            gained = minus(start, held_out(losses, run))
-            if gained:
-                interval = student(list(gained.values()))
-                shared = {"source": "ours", "method": method, "run": run, "size": size}
-                rows.append(shared | {"part": "gain"} | ends("gain_nats", interval) | {"seeds": interval.seeds})
-                rows += [shared | {"part": "seed", "seed": seed, "gain_nats": gain} for seed, gain in gained.items()]
-    return DataFrame(rows)
+            if gained := minus(start, held_out(losses, run)):
+                rows = DataFrame({"run": run, "seed": [*gained], "gain_nats": [*gained.values()]})
+                frames.append(summary(rows, "gain_nats", ["run"]).assign(method=method, size=size))
+    found = pd.concat(frames, ignore_index=True) if frames else DataFrame(columns=["part"])
+    return found.assign(part=found["part"].replace("mean", "gain"))
 
 
 def published_gains() -> DataFrame:
@@ -69,45 +137,24 @@ def published_gains() -> DataFrame:
     return DataFrame(rows).assign(gain_nats_low=np.nan, gain_nats_high=np.nan)
 
 
-def draw(data: DataFrame) -> Figure:
+def _of_method(name: str, rows: DataFrame) -> Style:
+    kind: Any = METHODS[name][2]
+    return {"color": kind.colour, "marker": kind.marker} | hollow(rows["source"].eq("published").all())
+
+
+def draw_rivals(data: DataFrame) -> Figure:
     """Draw the first stage, our gains and the published ones."""
-    ours = data[data["source"] == "ours"]
-    notes = [seeds_note(ours, "bands and bars"), *missing_note(list(ours["method"].dropna().unique()), list(METHODS))]
-    figure, (left, middle, right) = canvas([3.4, 3.6, 3.0], notes, right=[0.9, 0.9, 0.3])
-    _draw_curves(left, data[data["part"] == "curve"])
-    _draw_gains(middle, ours[ours["part"] == "gain"], ours[ours["part"] == "seed"])
-    middle.set_title("Ours: gain over the own start")
-    _draw_gains(right, data[data["source"] == "published"], data[:0])
-    mark_published(right, "Table 8")
-    return figure
-
-
-def _draw_curves(axes: Axes, curves: DataFrame) -> None:
-    for method, curve in curves.groupby("method", sort=False):
-        curve_in_band(axes, curve, METHODS[str(method)][2])
-    axes.set_title("Ours: first stage")
-    axes.set_xlabel("step of the stage")
-    axes.set_ylabel("validation loss (nats per token)")
-
-
-def _draw_gains(axes: Axes, rows: DataFrame, seeds: DataFrame) -> None:
-    labels = []
-    groups = list(rows.groupby("method", sort=False))
-    for place, (method, points) in enumerate(groups):
-        kind = METHODS[str(method)][2]
-        x, y = aside(points["size"].astype(float), place, len(groups), 0.03), points["gain_nats"]
-        points_with_bars(axes, x, y, (points["gain_nats_low"], points["gain_nats_high"]), kind)
-        own = seeds[seeds["method"] == method] if len(seeds) else seeds
-        beside = aside(own["size"].astype(float), place, len(groups), 0.03) - 0.012
-        axes.plot(beside, own["gain_nats"], "o", color=kind.colour, markersize=2.5, alpha=0.7)
-        labels.append(Label(x.iloc[-1], y.iloc[-1], str(method), kind.colour))
-    axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
-    axes.set_xticks([float(size) for size in STAGES])
-    axes.set_xlim(STAGES[0] - 0.15, STAGES[-1] + 0.15)
-    axes.set_xlabel("stage")
-    axes.set_ylabel("loss before growth minus loss after (nats)")
-    widen(axes, 0.75)
-    label_at_edge(axes, labels, size=7.5)
+    stage = partial(Panel, "size", "gain_nats", by="method", zero=0.0, xlabel="stage", ticks="{:.0f}".format,
+                    name="legend", style=_of_method)  # fmt: skip
+    return sheet(
+        Panel("step", "loss_nats", by="method", kind="band", where={"part": "curve"}, title="First stage",
+              name="legend", xlabel="step of the stage", ylabel="validation loss (nats)", style=_of_method),
+        stage(where={"part": ["gain", "seed"], "source": "ours"}, title="Gain over the own start",
+              ylabel="loss before growth minus loss after"),
+        stage(where={"part": "gain", "source": "published"}, title="Table 8"),
+        wanted=list(METHODS),
+        columns=3,
+    )(data)  # fmt: skip
 
 
 tokenformer_rivals = Plot(
@@ -118,10 +165,10 @@ tokenformer_rivals = Plot(
         "Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of "
         "Tokenformer (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. "
         "Middle: what the held-out loss has gained on the family's own model before growth, after each stage, because "
-        "the starts differ; small dots are seeds. To see: whose line lies highest has gained most from growing. "
+        "the starts differ. To see: whose line lies highest has gained most from growing. "
         "Right: the same gains out of the published perplexities. Padding is the form of Net2Net that the paper used; "
         "Net2Net (2015) and HyperCloning copy units and keep the function where the factor is whole."
     ),
-    data=data,
-    draw=draw,
+    data=rivals_data,
+    draw=draw_rivals,
 )

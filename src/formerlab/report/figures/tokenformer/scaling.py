@@ -1,33 +1,24 @@
 """Loss of Transformers from scratch against FLOPs, tokens and parameters, and grown models beside their envelope."""
 
-from collections.abc import Sequence
-from itertools import cycle
-from typing import Literal
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
-import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, label_directly, points_with_bars
-from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, n_seeds, quantity
+from formerlab.report.panel import Panel, Style, figure, hollow
+from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, seed_notes, short
 from formerlab.report.scaling import FLOPS, PARAMETERS, STUDY, TOKENS, scaling
-from formerlab.report.style import BLACK, GREY, LEGEND_ON_GROUND, Look, canvas, look, widen
-from formerlab.report.tokenformer import equal_to_grown, side_by_side
+from formerlab.report.style import BLACK, GREY, look
+from formerlab.report.tokenformer import equal_to_grown
 from formerlab.results.read import Results
 
-_SIZES = tuple(
-    Look(colour, marker)
-    for colour, marker in zip(("#9E9AC8", "#6A51A3", "#3F007D", "#C994C7", "#DF65B0", "#980043"), "osD^vP", strict=True)
-)
-"""Of the sizes of Transformers from scratch, the smallest first; beyond these they begin again."""
-_START = Look(BLACK, "s")
+START = "before growth"
 SHOWN = {
     f"{GROWN}: random keys, tau sqrt(n)": "grown: random keys, tau sqrt(n)",
     f"{GROWN}: zero keys, tau kept": "grown: zero keys, tau kept",
@@ -48,142 +39,93 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
     return rows.assign(lr=rows["run"].map(records["spec.optimizer.lr"]))
 
 
+def named(data: DataFrame) -> DataFrame:
+    """Return the rows with what the series of the panels are called: `model`, `size` and `length`."""
+    chain = data[data["part"] == "chain"]
+    shown = chain[chain["variant"].isin(SHOWN)]
+    names = {run: START for run in shown["parent"].dropna()}
+    for run, variant, equal in shown[["run", "variant", "equal"]].itertuples(index=False, name=None):
+        names[run] = SHOWN[variant] + (f", equal {equal}" if isinstance(equal, str) and equal else "")
+    sizes = [f"{short(size, 3)} parameters" for size in data[PARAMETERS].fillna(0)]
+    data = data.assign(size=sizes, length=[f"{short(tokens)} tokens" for tokens in data[TOKENS].fillna(0)])
+    scratch = set(data.loc[data["part"] == "scratch", "run"])
+    own = [names.get(run) or (size if run in scratch else None) for run, size in zip(data["run"], sizes, strict=True)]
+    rows = data.assign(model=own)
+    return rows[rows["part"].ne("chain") | rows["model"].notna()]
+
+
 def draw(data: DataFrame) -> Figure:
     """Draw the envelope with the chains, then the same runs by tokens and by parameters."""
-    scratch, grown = data[data["part"] == "scratch"], data[data["part"] == "chain"]
+    data = named(data)
+    parts = data["part"].replace({"scratch": "mean", "chain": "mean"})
+    points = data.assign(part=parts, scratch=data["part"].eq("scratch"))
+    drawn = points[points["part"].isin(["mean", "seed"])]
+    rows = drawn[drawn["model"].notna()].sort_values([PARAMETERS, TOKENS], kind="stable")
+    style = _styles(rows)
+    shared = partial(Panel, y="loss_nats", log="xy", style=style, name="legend")
+    panels = [
+        shared(FLOPS, by="model", title="Grown models and the envelope", xlabel="cumulative FLOPs",
+               ylabel="held-out loss (nats per token)", finish=partial(_envelope, data=data)),
+        shared(TOKENS, by="size", where={"scratch": True}, title="Size by size", xlabel="tokens", ticks=short,
+               finish=partial(_laws, data=data, law="tokens", x=TOKENS, by="size", style=style)),
+        shared(PARAMETERS, by="length", where={"scratch": True}, title="Length by length",
+               xlabel="parameters without embedding", ticks=partial(short, digits=3),
+               finish=partial(_laws, data=data, law="size", x=PARAMETERS, by="length", style=style)),
+    ]  # fmt: skip
     notes = [
-        f"{n_seeds(scratch['seeds'])} per run from scratch"
-        + (f", {n_seeds(grown['seeds'])} per run of a chain" if len(grown) else "")
-        + "; bars: 95 % Student t interval over seeds where there are several, dots: seeds.",
         "Grey: lower envelope of the runs from scratch. Dashed: power laws, fitted to the envelope (left) and to all "
-        "runs from scratch (middle; right, for the lengths that several sizes have). Points that would hide each other "
-        "stand side by side.",
+        "runs from scratch (middle and right).",
+        *rate_note(data[data["part"] == "scratch"]),
     ]
-    figure, (flops, tokens, size) = canvas([4.4, 3.0, 3.0], [*notes, *_rate_note(scratch)], 3.8, [2.8, 1.1, 0.9])
-    sizes = dict(zip(sorted(scratch[PARAMETERS].unique()), cycle(_SIZES), strict=False))
-    lengths = looks_of_lengths(scratch[TOKENS])
-    _draw_flops(flops, data, sizes)
-    _draw_lines(tokens, data, TOKENS, PARAMETERS, "tokens", sizes)
-    tokens.set_xlabel("tokens")
-    _draw_lines(size, data, PARAMETERS, TOKENS, "size", lengths)
-    size.set_xlabel("parameters without embedding")
-    _explain(flops, sizes, "lower left")
-    _explain(tokens, sizes, "upper right")
-    titles = ("Grown models and the envelope", "From scratch: each size against tokens")
-    for axes, title in zip((flops, tokens, size), (*titles, "From scratch: each length against size"), strict=True):
-        axes.set_title(title)
-        axes.set_ylabel("held-out loss (nats per token)")
-    return figure
+    return figure(rows, panels, [*seed_notes(rows), *notes], columns=3, height=2.6)
 
 
-def _rate_note(scratch: DataFrame) -> list[str]:
+def rate_note(scratch: DataFrame) -> list[str]:
     """Say that the length of a run did not choose its rate, where it did not."""
     rates = scratch.groupby(PARAMETERS)["lr"].unique()
     if (rates.map(len) > 1).any() or (scratch.groupby(PARAMETERS)[TOKENS].nunique() < 2).any():
         return []
-    said = ", ".join(f"{rate[0]:g} for {_short(float(str(size)), 3)}" for size, rate in rates.items())
+    said = ", ".join(f"{rate[0]:g} for {short(float(str(size)), 3)}" for size, rate in rates.items())
     return [f"Each size from scratch has one peak learning rate at all its lengths: {said} parameters."]
 
 
-def looks_of_lengths(tokens: "pd.Series[float]") -> dict[float, Look]:
-    """Return a look for each length of training, the darker the shorter; no two have the same colour."""
-    lengths = sorted(tokens.unique())
-    colours = [to_hex(colour) for colour in colormaps["plasma"](np.linspace(0, 0.8, len(lengths)))]
-    return {length: Look(*look) for length, look in zip(lengths, zip(colours, cycle("osD^vPX")), strict=True)}
+def _styles(rows: DataFrame) -> Callable[[str, DataFrame], Style]:
+    """Return how series are drawn: sizes in purples, lengths the darker the shorter, no two in the same colour."""
+    scratch, found = rows[rows["scratch"]], {START: {"color": BLACK, "marker": "s", "linestyle": ""}}
+    for by, colours in (("size", colormaps["PuRd"]), ("length", colormaps["plasma"])):
+        names = list(dict.fromkeys(scratch.sort_values(PARAMETERS if by == "size" else TOKENS)[by]))
+        for name, share, marker in zip(names, np.linspace(0.45, 1, len(names)), "osD^vPX" * len(names), strict=False):
+            share = share if by == "size" else (share - 0.45) / 0.55 * 0.8
+            found[name] = {"color": to_hex(colours(share)), "marker": marker, "linestyle": ""}
+
+    def style(name: str, points: DataFrame) -> Style:
+        if name in found:
+            return found[name]
+        kind = look(str(points["variant"].iloc[0]))
+        return {"color": kind.colour, "marker": kind.marker, "linestyle": ""} | hollow(name.endswith("equal tokens"))
+
+    return style
 
 
-def _explain(axes: Axes, sizes: dict[float, Look], corner: Literal["lower left", "upper right"]) -> None:
-    """Say which mark is which size, in a corner that falling losses leave empty."""
-    handles = [
-        Line2D([], [], color=kind.colour, marker=kind.marker, linestyle="", label=f"{_short(size, 3)} parameters")
-        for size, kind in sizes.items()
-    ]
-    legend = axes.legend(handles=handles, title="from scratch:", loc=corner, fontsize=7.5, **LEGEND_ON_GROUND)
-    legend.get_title().set_fontsize(7.5)
-
-
-def _draw_flops(axes: Axes, data: DataFrame, sizes: dict[float, Look]) -> None:
-    scratch, chain, seeds = (data[data["part"] == part] for part in ("scratch", "chain", "seed"))
-    shown = chain[chain["variant"].isin(SHOWN)]
-    seeds = seeds[seeds["run"].isin({*scratch["run"], *shown["run"], *shown["parent"]})]
+def _envelope(axes: Axes, rows: DataFrame, *, data: DataFrame) -> None:
+    """Draw the envelope and its law, and join what started from another run to that run."""
+    scratch, chain = (data[data["part"] == part] for part in ("scratch", "chain"))
     lowest = scratch[scratch["lowest"].astype(bool)].sort_values(FLOPS)
-    drawn = [scratch, chain[chain["run"].isin({*shown["run"], *shown["parent"]})]]
-    places = side_by_side(pd.concat(drawn), FLOPS, 0.05)
-    data = data.assign(**{FLOPS: data["run"].map(places).fillna(data[FLOPS])})
-    axes.plot(lowest[FLOPS], lowest["loss_nats"], color=GREY, linewidth=3, alpha=0.4)
+    axes.plot(lowest[FLOPS], lowest["loss_nats"], color=GREY, linewidth=3, alpha=0.4, zorder=0)
     law = data[(data["part"] == "law") & (data.get("law") == "flops")]
     axes.plot(law[FLOPS], law["loss_nats"], "--", color=GREY, linewidth=1)
-    axes.plot(seeds["run"].map(places) * 0.98, seeds["loss_nats"], ".", color=GREY, alpha=0.7, markersize=3)
-    for size, points in data[data["part"] == "scratch"].groupby(PARAMETERS):
-        _points(axes, points, FLOPS, sizes[float(str(size))])
-    last = lowest.iloc[-1]
-    labels = [Label(float(last[FLOPS]), float(last["loss_nats"]), "Transformers from scratch,\nlower envelope", GREY)]
-    placed = data[data["part"] == "chain"].set_index("run", drop=False)
-    shown = placed[placed["run"].isin(shown["run"])]
-    for (name, equal), points in shown.groupby(["variant", shown["equal"].fillna("")], sort=False):
-        kind, hollow = look(str(name)), equal == "tokens"
-        starts = placed.loc[points["parent"]]
-        x, y = (np.stack([starts[column], points[column]]).astype(float) for column in (FLOPS, "loss_nats"))
-        axes.plot(x, y, "--" if hollow else "-", color=kind.colour, linewidth=1)
-        _points(axes, points, FLOPS, kind, hollow=hollow)
-        end = points.sort_values(FLOPS).iloc[-1]
-        words = SHOWN[str(name)] + (f", equal {equal}" if equal else "")
-        labels.append(Label(end[FLOPS], end["loss_nats"], words, kind.colour))
-    if len(starts := placed[placed["run"].isin(shown["parent"]) & placed["parent"].isna()]):
-        _points(axes, starts, FLOPS, _START)
-        labels.append(Label(starts[FLOPS].iloc[-1], starts["loss_nats"].iloc[-1], "before growth", _START.colour))
-    axes.set_xlabel("cumulative FLOPs")
-    _logarithmic(axes)
-    widen(axes, 0.0)
-    label_directly(axes, labels, size=7.5)
+    places = chain.set_index("run")[[FLOPS, "loss_nats"]]
+    for run, parent, variant in chain.loc[chain["parent"].isin(places.index), ["run", "parent", "variant"]].to_numpy():
+        if variant in SHOWN:
+            axes.plot(*places.loc[[parent, run]].to_numpy(float).T, color=look(variant).colour, linewidth=1)
 
 
-def _points(axes: Axes, points: DataFrame, x: str, kind: Look, *, hollow: bool = False) -> None:
-    ends = points["loss_nats_low"], points["loss_nats_high"]
-    face = {"markerfacecolor": "white"} if hollow else {}
-    points_with_bars(axes, points[x], points["loss_nats"], ends, kind, linestyle="", **face)
-
-
-def _draw_lines(axes: Axes, data: DataFrame, x: str, series: str, law: str, looks: dict[float, Look]) -> None:
-    """Draw the runs from scratch against x, those that share a value of `series` in one look, with their laws."""
-    scratch = data[data["part"] == "scratch"]
+def _laws(
+    axes: Axes, rows: DataFrame, *, data: DataFrame, law: str, x: str, by: str, style: Callable[[str, DataFrame], Style]
+) -> None:
     fitted = data[(data["part"] == "law") & (data.get("law") == law)]
-    labels: list[Label] = []
-    places = side_by_side(scratch, x, 0.12)
-    for value, kind in looks.items():
-        points = scratch[scratch[series] == value].sort_values(x)
-        points = points.assign(**{x: points["run"].map(places)})
-        _points(axes, points, x, kind, hollow=series == TOKENS)
-        line = fitted[np.isclose(fitted[series].astype(float), value)]
-        axes.plot(line[x], line["loss_nats"], "--", color=kind.colour, linewidth=1)
-        if series == TOKENS:  # the sizes have a legend, for a name beside a point would stand on another one
-            labels.append(
-                Label(points[x].iloc[-1], points["loss_nats"].iloc[-1], f"{_short(value)} tokens", kind.colour)
-            )
-    _logarithmic(axes)
-    axes.xaxis.set_major_locator(MaxNLocator(1))
-    ticks: list[float] = []
-    apart = (scratch[x].max() / scratch[x].min()) ** 0.2  # nearer ones would stand on each other
-    for value in sorted(scratch[x].unique()):
-        if not ticks or value > apart * ticks[-1]:
-            ticks.append(float(value))
-    axes.set_xticks(ticks)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: _short(tick, 2 if x == TOKENS else 3)))
-    axes.set_xticks([], minor=True)
-    if labels:
-        label_directly(axes, labels, size=7.5)
-
-
-def _short(value: float, digits: int = 2) -> str:
-    return quantity(float(f"{value:.{digits}g}"))
-
-
-def _logarithmic(axes: Axes) -> None:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    for name, line in fitted.groupby(by, sort=False):
+        axes.plot(line[x], line["loss_nats"], "--", color=style(str(name), line)["color"], linewidth=1)
 
 
 tokenformer_scaling = Plot(

@@ -1,0 +1,99 @@
+"""The grammar of drawings: what rows know is what a panel shows."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+
+from formerlab.report.panel import Panel, sheet
+from formerlab.report.runs import seed_notes
+from formerlab.report.style import PUBLISHED_GROUND, WIDEST
+from formerlab.report.summary import summary
+
+
+@pytest.fixture
+def rows():
+    """Two series of three seeds at two sizes, and the same measured once by others."""
+    each = [
+        {
+            "run": f"{name}-{size}",
+            "variant": name,
+            "size": size,
+            "seed": seed,
+            "loss_nats": 4.0 - 0.1 * size + 0.02 * seed,
+        }
+        for name in ("Transformer", "Tokenformer")
+        for size in (1, 2)
+        for seed in (0, 1, 2)
+    ]
+    ours = summary(pd.DataFrame(each), "loss_nats", ["run", "variant", "size"])
+    theirs = ours[ours["part"] == "mean"].assign(source="published")
+    return pd.concat([ours, theirs.assign(loss_nats_low=np.nan, loss_nats_high=np.nan)], ignore_index=True)
+
+
+def panel(**changes):
+    return Panel(**{"x": "size", "y": "loss_nats", "where": {"source": "ours"}} | changes)
+
+
+def dots(axes):
+    return sum(len(line.get_xdata()) for line in axes.get_lines() if line.get_marker() == ".")
+
+
+def test_a_mean_has_its_interval_and_its_seeds_and_differences_are_paired(rows):
+    means = rows[(rows["part"] == "mean") & (rows["source"] == "ours")]
+    assert (means["loss_nats_low"] < means["loss_nats"]).all()
+    assert means["seeds"].tolist() == [3] * 4
+    each = rows[rows["part"] == "seed"].drop(columns="part")
+    minus = summary(each, "loss_nats", ["run"], {"Transformer-2": "Transformer-1"}, "gain")
+    assert minus.loc[minus["part"] == "mean", ["gain", "gain_low", "gain_high"]].to_numpy() == pytest.approx(-0.1)
+    assert len(minus) == 4
+
+
+@pytest.mark.parametrize("kind", ["line", "band", "forest"])
+def test_every_kind_shows_all_seeds(rows, kind):
+    shape = {"x": "loss_nats", "y": "run", "by": "run"} if kind == "forest" else {}
+    (axes,) = sheet(panel(kind=kind, **shape))(rows).axes
+    if kind == "band":
+        assert len([line for line in axes.get_lines() if line.get_linewidth() == 0.5]) == 2 * 3
+    else:
+        assert dots(axes) == 12
+
+
+def test_published_values_have_a_ground_and_a_title_of_their_own(rows):
+    ours, theirs = sheet(panel(title="here"), panel(where={"source": "published"}, title="there"))(rows).axes
+    assert ours.get_title() == "here"
+    assert theirs.get_title().startswith("PUBLISHED, not ours:")
+    assert to_hex(theirs.get_facecolor()) == PUBLISHED_GROUND
+    assert dots(theirs) == 0
+
+
+def test_points_of_one_x_stand_side_by_side_and_what_has_no_x_is_a_line_across(rows):
+    level = rows.iloc[:1].assign(variant="level", size=np.nan)
+    (axes,) = sheet(panel())(pd.concat([rows, level], ignore_index=True)).axes
+    first, second = (bars.lines[0].get_xdata() for bars in axes.containers)
+    assert (first < second).all()
+    assert first + second == pytest.approx([2, 4])
+    assert "level" in {text.get_text() for text in axes.texts}
+
+
+def test_a_panel_for_each_value_and_no_figure_is_wider_than_a_page(rows):
+    figure = sheet(panel(each="size", name="legend"), columns=3, wanted=["Transformer", "Perceptron"])(rows)
+    assert [axes.get_title() for axes in figure.axes] == ["1", "2"]
+    assert figure.get_size_inches()[0] == WIDEST
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"Transformer", "Tokenformer"}
+    assert "Missing, no finished runs: Perceptron." in figure.get_label()
+
+
+def test_a_caption_says_how_many_seeds_and_which_runs_diverged(rows):
+    rows = rows.assign(diverged=[1, *[0] * (len(rows) - 1)])
+    assert seed_notes(rows)[0].startswith("n = 3 seeds; bars and bands: 95 % Student t interval")
+    assert seed_notes(rows)[1] == "Diverged, counted as a uniform guess: Transformer-1 (1 of 3 seeds)."
+    assert seed_notes(rows.assign(seeds=1, loss_nats_low=np.nan)) != []
+    assert "no interval" in seed_notes(rows.assign(seeds=1, loss_nats_low=np.nan))[0]
+
+
+def test_bars_longer_than_what_they_belong_to_leave_the_panel(rows):
+    rows.loc[0, ["loss_nats_low", "loss_nats_high"]] = [-50.0, 50.0]
+    (axes,) = sheet(panel())(rows).axes
+    low, high = axes.get_ylim()
+    assert 3 < low < high < 5
