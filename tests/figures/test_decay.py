@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from fixtures.rows import make_run, write_csv
 
-from formerlab.report.figures.decay import accuracy, budget, decode, masks
+from formerlab.report.figures.decay import accuracy, budget, decode
 from formerlab.report.figures.decay.alpha import alpha_data, draw_alpha, far_above, level_with_h2o
 from formerlab.report.figures.decay.budget import budget_data, draw_budget, limits
 from formerlab.report.figures.decay.passkey import binomial_ends, draw_passkey, passkey_data
@@ -241,26 +241,22 @@ def test_without_h2o_nothing_is_minus_it(tmp_path):
     assert minus_h2o(Results(tmp_path), "decay").empty
     data = alpha_data(Results(tmp_path), ("*",))
     assert data["minus_h2o_nats"].isna().all()
-    assert "Hollow" not in draw_alpha(data).texts[0].get_text()
+    assert "Hollow" not in draw_alpha(data).get_label()
 
 
 def test_panels_of_budgets_share_an_axis_and_name_their_text(tmp_path):
     data = budget_data(pruned_runs(tmp_path, "released-small", "wikitext-small"), ("*",))
     assert (data["window_tokens"] == 512).all()
-    figure = draw_budget(data)
-    first, second = figure.axes
+    first, second = draw_budget(data).axes
+    assert "5 windows of 512 tokens" in first.get_title().replace("\n", " ")
     assert first.get_ylim() == second.get_ylim()
-    assert "5 windows of 512 tokens" in first.get_title()
-    shown = [text.get_text() for text in second.get_legend().get_texts()]
-    assert "Local" not in shown  # far above: written, not drawn
-    assert {"H2O", "Decay, alpha 0.2"} <= {name.partition(", no")[0] for name in shown}
     assert any(text.get_text().startswith("Local, not drawn") for text in first.texts)
     assert budget._text("wikitext-small", "small") == "wikitext"
     assert budget._text("small", "small") == budget._text("text", None) == "the text of the scale"
 
 
 def test_published_accuracies_say_their_budget_and_whether_alpha_is_known():
-    theirs = accuracy._published()
+    theirs = accuracy.published_accuracies()
     pruned = theirs[theirs["series"] != "Full"]
     assert (pruned["budget"] == 0.4).all()
     assert pruned.groupby("series")["recent"].unique().map(list).to_dict() == {"Decay": [0.0], "H2O": [0.5]}
@@ -270,7 +266,7 @@ def test_published_accuracies_say_their_budget_and_whether_alpha_is_known():
 def test_only_local_falls_out_of_the_axis_of_accuracies():
     rows = pd.DataFrame({"series": ["H2O", "Decay", "Local", "Local"], "difference": [-0.02, -0.03, -0.01, -0.4]})
     rows = rows.assign(difference_low=rows["difference"] - 0.01, difference_high=rows["difference"] + 0.01)
-    bottom, top = accuracy._limits(rows)
+    bottom, top = accuracy.limits(rows)
     assert -5 < bottom < -4
     assert 0 < top < 1
 
@@ -280,28 +276,8 @@ def test_a_stage_says_on_what_it_measured(tmp_path):
     assert Results(tmp_path).stage_record("decay", "decode") == {}
     (tmp_path / "decay" / "decode.json").write_text('{"device": "a processor", "threads": 2}')
     record = Results(tmp_path).stage_record("decay", "decode")
-    assert decode._machine(pd.DataFrame([record])) == "a processor, 2 threads"
-    assert decode._machine(pd.DataFrame([{"device": None, "threads": None}])) == "a machine that no record names"
-
-
-def test_policies_without_an_alpha_stand_at_places_of_their_own(tmp_path):
-    values = [("decay", 0.0, 0.0), ("decay", 1.0, 0.0), ("h2o", None, 0.5), ("tova", None, None), ("local", None, None)]
-    rows = [
-        (policy, alpha, recent, 0.4, window, metric, 0.25)
-        for policy, alpha, recent in values
-        for window in range(3)
-        for metric in ("early_share", "distance_to_ideal")
-    ]
-    path = make_run(tmp_path, "decay", "decoder") / "prune_masks.csv"
-    write_csv(path, TABLES["prune_masks.csv"].required, rows)
-    figure = masks.draw_bias(masks.bias_data(Results(tmp_path), ("*",)))
-    ours, theirs = figure.axes[0], figure.axes[-1]
-    names = {text.get_text(): text.get_position()[0] for text in ours.texts if text.get_text() != "Decay"}
-    assert set(names) == {"H2O", "TOVA", "Local"}
-    assert len(set(names.values())) == 3
-    assert min(names.values()) > 1
-    assert ours.get_title().endswith("decoder, budget 40 %")
-    assert theirs.get_title().endswith("LLaMA-2-7B, budget 20 %")
+    assert decode.machine(pd.DataFrame([record])) == "a processor, 2 threads"
+    assert decode.machine(pd.DataFrame([{"device": None, "threads": None}])) == "a machine that no record names"
 
 
 def lost(**losses):

@@ -78,7 +78,9 @@ def few_pictures(monkeypatch):
     """Save pictures of the figures of RENDERED alone."""
     save = write._write_pictures
     monkeypatch.setattr(
-        write, "_write_pictures", lambda paths, drawing, *rest: drawing.name in RENDERED and save(paths, drawing, *rest)
+        write,
+        "_write_pictures",
+        lambda paths, drawing, *rest: save(paths, drawing, *rest) if drawing.name in RENDERED else [],
     )
 
 

@@ -47,9 +47,9 @@ class Panel:
     x: str
     y: str
     by: str = "variant"
-    """Column whose values are the series; in a forest each is a line of its own."""
+    """Column whose values are the series."""
     kind: Literal["line", "band", "forest"] = "line"
-    """Points with bars, joined; curves in bands; or a forest: values across, a line for each series."""
+    """Points with bars, joined; curves in bands; or a forest: values of x across, and a line for each y."""
     where: Mapping[str, Any] = field(default_factory=dict)
     """Values of columns, or lists of values, of the rows that are shown."""
     each: str = ""
@@ -68,6 +68,8 @@ class Panel:
     """How the values of x are written; then each of them has a tick."""
     ring: str = ""
     """Column that says which points are ringed."""
+    empty: str = ""
+    """Column that says which points are hollow."""
     perplexity: bool = False
     """Whether the right axis reads losses in nats as perplexities."""
     finish: Callable[[Axes, DataFrame], None] = lambda axes, rows: None
@@ -147,7 +149,7 @@ def _title(panel: Panel, rows: DataFrame) -> str:
 
 
 def _letters(width: float) -> int:
-    return int(width / LETTER * 1.12)
+    return int(width / LETTER)
 
 
 def _top(panel: Panel, rows: DataFrame, width: float) -> float:
@@ -156,13 +158,17 @@ def _top(panel: Panel, rows: DataFrame, width: float) -> float:
 
 
 def _height(panel: Panel, rows: DataFrame, height: float) -> float:
-    return 0.24 * rows[panel.by].nunique() + 0.25 if panel.kind == "forest" else height
+    if panel.kind != "forest":
+        return height
+    series = rows[panel.by].nunique() if panel.by != panel.y else 1
+    lines = max(str(name).count("\n") + 1 for name in rows[panel.y].unique())
+    return (0.1 + 0.13 * lines + 0.06 * (series - 1)) * rows[panel.y].nunique() + 0.25
 
 
 def _left(panel: Panel, rows: DataFrame) -> float:
     if panel.kind != "forest":
         return 0.62 + 0.13 * len(panel.ylabel.split("\n"))
-    return 0.2 + LETTER * max(len(line) for name in rows[panel.by].unique() for line in str(name).split("\n"))
+    return 0.2 + LETTER * max(len(line) for name in rows[panel.y].unique() for line in str(name).split("\n"))
 
 
 def _right(panel: Panel, rows: DataFrame) -> float:
@@ -273,6 +279,9 @@ def _lines(axes: Axes, panel: Panel, means: DataFrame, seeds: DataFrame) -> list
         if panel.ring:
             ringed = points[panel.ring].fillna(value=False).astype(bool)
             axes.plot(x[ringed], y[ringed], "o", color=style["color"], markerfacecolor="none", markersize=11)
+        if panel.empty:
+            open_ = points[panel.empty].fillna(value=False).astype(bool)
+            axes.plot(x[open_], y[open_], **style | hollow(wanted=True) | {"linestyle": "", "zorder": 3})
         labels.append(Label(x.iloc[-1], y.iloc[-1], str(name), style["color"]))
     return labels
 
@@ -293,16 +302,19 @@ def _bands(axes: Axes, panel: Panel, means: DataFrame, seeds: DataFrame) -> list
 
 
 def _forest(axes: Axes, panel: Panel, means: DataFrame, seeds: DataFrame) -> list[Label]:
-    groups = list(means.groupby(panel.by, sort=False))[::-1]
-    for place, (name, points) in enumerate(groups):
-        style, own = panel.style(str(name), points), seeds.loc[seeds[panel.by] == name, panel.x]
-        heights = [place] * len(points)
+    names, series = list(means[panel.y].unique())[::-1], list(means[panel.by].unique())
+    several = panel.by != panel.y and len(series) > 1
+    for name, points in means.groupby(panel.by, sort=False):
+        style, own = panel.style(str(name), points), seeds[seeds[panel.by] == name]
+        aside = 0.22 * ((len(series) - 1) / 2 - series.index(name)) if several else 0.0
+        heights = [names.index(one) + aside for one in points[panel.y]]
         axes.errorbar(points[panel.x], heights, xerr=_ends(points, panel.x), capsize=2, **style | {"linestyle": ""})
-        axes.plot(own, [place - 0.25] * len(own), ".", color=style["color"], ms=3, alpha=0.7)
-    axes.set_yticks(range(len(groups)), [str(name) for name, _ in groups])
-    for tick, (name, points) in zip(axes.get_yticklabels(), groups, strict=True):
-        tick.set_color(panel.style(str(name), points)["color"])
-    axes.set_ylim(-0.6, len(groups) - 0.4)
+        below = [names.index(one) + aside - (0.1 if several else 0.25) for one in own[panel.y]]
+        axes.plot(own[panel.x], below, ".", color=style["color"], ms=3, alpha=0.7)
+    axes.set_yticks(range(len(names)), [str(name) for name in names])
+    for tick, name in zip(axes.get_yticklabels(), names, strict=True) if not several else ():
+        tick.set_color(panel.style(str(name), means[means[panel.y] == name])["color"])
+    axes.set_ylim(-0.6, len(names) - 0.4)
     axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     return []

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -12,10 +11,10 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, label_directly
+from formerlab.report.panel import Panel, Style, sheet
 from formerlab.report.rates import draw as draw_rates
 from formerlab.report.rates import searches
-from formerlab.report.style import BLACK, BLUE, GREEN, VERMILION, canvas, widen
+from formerlab.report.style import BLACK, BLUE, GREEN, VERMILION, canvas
 from formerlab.report.transformer import complexity
 from formerlab.results.read import Results
 
@@ -107,37 +106,27 @@ def complexity_data(results: Results, runs: Sequence[str]) -> DataFrame:
     return complexity(results, runs).assign(source="ours")
 
 
+def _of_layer(name: str, rows: DataFrame) -> Style:
+    """Return a style; recurrence is dashed, since restricted attention with r = d / 2 counts the same."""
+    return {"color": _COLOURS[name], "marker": "o", "linestyle": "--" if name == "recurrent" else "-"}
+
+
 def draw_complexity(data: DataFrame) -> Figure:
     """Draw counts and times against length and width."""
+    panels = [
+        Panel(axis, column, by="operation", kind="band", where={"axis": axis}, log="xy", ticks="{:g}".format,
+              name="legend", style=_of_layer, xlabel=_AXES[axis], ylabel=_AXES[column],
+              title=lambda rows, axis=axis, column=column: f"{_TITLES[column]}, {_other(rows, axis)}")
+        for axis, column in _PANELS
+    ]  # fmt: skip
     first = data.iloc[0]
     notes = [f"Fastest of several calls on one machine; kernel k = {first['k']}, neighbourhood r = {first['r']}."]
-    figure, axes = canvas([2.6] * len(_PANELS), notes, height=2.6, right=1.5, columns=2)
-    for panel, (axis, column) in zip(axes, _PANELS, strict=True):
-        rows = data[data["axis"] == axis]
-        _draw_panel(panel, rows, axis, column)
-        other = "d" if axis == "n" else "n"
-        panel.set_title(f"{_TITLES[column]}, {_AXES[other]} = {rows[other].iloc[0]}")
-    return figure
+    return sheet(*panels, notes=notes)(data)
 
 
-def _draw_panel(panel: Axes, rows: DataFrame, axis: str, column: str) -> None:
-    labels = []
-    for name, points in rows.groupby("operation", sort=False):
-        points = points.sort_values(axis)
-        colour = _COLOURS[str(name)]
-        # Dashed, since restricted attention with r = d / 2 counts the same and would hide it.
-        line, above = ("--", 3) if name == "recurrent" else ("-", 2)
-        panel.plot(points[axis], points[column], line, color=colour, marker="o", markersize=3.5, zorder=above)
-        end = points.iloc[-1]
-        labels.append(Label(end[axis], end[column], str(name).replace("_", "-"), colour))
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
-    panel.set_xlabel(_AXES[axis])
-    panel.set_ylabel(_AXES[column])
-    ticks = sorted(pd.unique(rows[axis]))
-    panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    widen(panel, 0.05)
-    label_directly(panel, labels, size=7.5)
+def _other(rows: DataFrame, axis: str) -> str:
+    other = "d" if axis == "n" else "n"
+    return f"{_AXES[other]} = {rows[other].iloc[0]}"
 
 
 transformer_complexity = Plot(
@@ -188,7 +177,7 @@ def draw_positions(data: DataFrame) -> Figure:
         f"The first {_POSITIONS} positions; left at most {_CHANNELS} channels, right all of the model's. "
         "Nothing here is learned."
     ]
-    figure, (left, right) = canvas([3.2, 3.2], notes, height=2.8, right=[1.6, 0.4])
+    figure, (left, right) = canvas([2.2, 2.2], notes, height=2.0, right=[1.4, 0.2])
     weights = values.pivot(index="position", columns="channel", values="value")
     shown = left.imshow(weights.to_numpy(), cmap="RdBu", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
     figure.colorbar(shown, cax=left.inset_axes((1.04, 0.0, 0.04, 1.0)), label="value", ticks=[-1, 0, 1])

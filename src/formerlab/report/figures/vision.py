@@ -1,31 +1,19 @@
 """Figures of the vision study (Tokenformer, arXiv:2410.23168)."""
 
+import textwrap
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
+from formerlab.report.panel import Panel, Style, hollow, sheet
 from formerlab.report.rates import draw as draw_rates
 from formerlab.report.rates import searches
-from formerlab.report.runs import n_seeds
-from formerlab.report.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    canvas,
-    look,
-    mark_published,
-)
+from formerlab.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, look
 from formerlab.report.vision import COMPARED, NAMES, accuracies, against, by_run, published_accuracies
 from formerlab.results.read import Results
 
@@ -89,49 +77,33 @@ def accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def draw_accuracy(data: DataFrame) -> Figure:
     """Draw a line per run, ours left and the published right."""
-    ours, theirs = (data[data["source"] == source] for source in ("ours", "published"))
-    each, ours = ours[ours["part"] == "seed"], ours[ours["part"] == "mean"]
-    seeds = int(ours["seeds"].max())
-    spread = "bars: 95 % Student t interval over seeds" if seeds > 1 else "one seed: no interval"
-    notes = [f"{n_seeds([seeds])} per point; {spread}; small dots: seeds. Published: one run each, ImageNet-1K."]
-    diverged = ours[ours["diverged"] > 0]["run"]
-    if len(diverged):
-        notes.append(f"Diverged, counted as a uniform guess: {', '.join(diverged)}.")
-    longest = 0.075 * max(map(len, ours["model"]))
-    shown = [group.words for name, group in GROUPS.items() if name in set(data["group"])]
-    notes.append(f"Colours: {', '.join(shown)}.")
-    figure, (left, right) = canvas(
-        [3.4, 2.6], notes, height=0.27 * max(len(ours), len(theirs)) + 0.4, right=[longest + 0.2, 3.0]
-    )
-    _panel(left, ours, each, "Ours")
-    _panel(right, theirs, each[:0], "")
-    mark_published(right, "ImageNet-1K")
-    return figure
-
-
-def _panel(axes: Axes, rows: DataFrame, seeds: DataFrame, title: str) -> None:
-    order = {run: place for place, run in enumerate(NAMES)}
-    colours = {name: group.colour for name, group in GROUPS.items()}
+    place = {run: number for number, run in enumerate(NAMES)}
+    rank = data["group"].map({name: number for number, name in enumerate(GROUPS)}).fillna(99)
+    rows = data.assign(rank=rank, place=data["run"].map(place).fillna(99), label=data["model"].map(_wrapped))
     rows = rows.assign(
-        place=rows["run"].map(order).fillna(99), rank=rows["group"].map({g: i for i, g in enumerate(GROUPS)})
+        group=rows["group"].fillna(rows["run"].map(rows.dropna(subset="group").groupby("run")["group"].first()))
     )
-    rows = rows.sort_values(["rank", "place"], ignore_index=True)
-    heights = np.arange(len(rows))[::-1]
-    for height, row in zip(heights, rows.to_dict("records"), strict=True):
-        value, colour = row["top1_percent"], colours.get(row["group"]) or look(row["model"].rpartition(" (")[0]).colour
-        bar = np.nan_to_num([[value - row["top1_percent_low"]], [row["top1_percent_high"] - value]])
-        face = "white" if row["source"] == "published" else colour
-        axes.errorbar(value, height, xerr=bar, color=colour, marker="o", markerfacecolor=face, capsize=2, elinewidth=1)
-        own = seeds.loc[seeds["run"] == row["run"], "top1_percent"]
-        axes.plot(own, np.full(len(own), height - 0.25), "o", color=colour, markersize=2.5, alpha=0.7)
-        axes.annotate(
-            row["model"], (1.02, height), xycoords=("axes fraction", "data"), va="center", fontsize=7.5, color=colour
-        )
-    axes.set_ylim(-0.7, len(rows) - 0.3)
-    axes.set_yticks([])
-    axes.set_xlabel("top-1 accuracy (%)")
-    if title:
-        axes.set_title(title)
+    shown = [group.words for name, group in GROUPS.items() if name in set(data["group"])]
+    panel = partial(
+        Panel, "top1_percent", "label", by="label", kind="forest", xlabel="top-1 accuracy (%)", style=_of_group
+    )
+    return sheet(
+        panel(where={"source": "ours"}, title="Test images"),
+        panel(where={"source": "published"}, title="ImageNet-1K"),
+        notes=[f"Colours: {', '.join(shown)}."],
+    )(rows.sort_values(["rank", "place"], kind="stable"))
+
+
+def _wrapped(name: str) -> str:
+    return textwrap.fill(name, 26)
+
+
+def _of_group(name: str, rows: DataFrame) -> Style:
+    group = GROUPS.get(str(rows["group"].iloc[0]))
+    own = name.replace("\n", " ").rpartition(" (")[0]
+    return {"color": group.colour if group else look(own).colour, "marker": "o"} | hollow(
+        rows["source"].eq("published").all()
+    )
 
 
 vision_accuracy = Plot(
@@ -181,31 +153,16 @@ def growth_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def draw_growth(data: DataFrame) -> Figure:
     """Draw how far every run is above the parent, the best on top."""
-    means = data[data["part"] == "mean"].sort_values(COMPARED, ignore_index=True)
-    seeds = int(means["seeds"].max())
-    spread = "bars: 95 % Student t interval over seeds" if seeds > 1 else "bars: 95 % bootstrap over images"
-    notes = [
-        f"{n_seeds([seeds])}, paired by seed; {spread}; small dots: seeds.",
-        "TFLOP: of all training behind a model, its parent's included.",
-    ]
-    figure, (room, axes) = canvas([1.15, 3.8], notes, height=0.62 * len(means) + 0.5, right=[0.3, 0.4])
-    room.remove()  # it kept the place of the names
-    for place, run in enumerate(means["run"]):
-        row, own = means[means["run"] == run], data[(data["run"] == run) & (data["part"] == "seed")][COMPARED]
-        colour, marker, _ = _LOOKS[run]
-        bars = np.nan_to_num([row[COMPARED] - row[f"{COMPARED}_low"], row[f"{COMPARED}_high"] - row[COMPARED]])
-        axes.errorbar(row[COMPARED], [place], xerr=bars, color=colour, marker=marker, markersize=7, capsize=3)
-        axes.plot(own, np.full(len(own), place - 0.25), "o", color=colour, markersize=3, alpha=0.7)
-    axes.axvline(0, color=BLACK, linewidth=1)
-    costs = [f"{model}\n{cost / 1e12:.2g} TFLOP" for model, cost in means[["model", "flops_cumulative"]].to_numpy()]
-    axes.set_yticks(range(len(means)), costs)
-    for tick, run in zip(axes.get_yticklabels(), means["run"], strict=True):
-        tick.set_color(_LOOKS[run][0])
-    axes.set_ylim(-0.6, len(means) - 0.4)
-    axes.grid(visible=False, axis="y")
-    axes.set_title("Accuracy above the parent's (line: the parent)")
-    axes.set_xlabel("top-1 on test images, points above the parent")
-    return figure
+    means = data[data["part"] == "mean"].sort_values(COMPARED, ascending=False)
+    costs = means.set_index("run")["flops_cumulative"]
+    names = [f"{model}\n{costs[run] / 1e12:.2g} TFLOP" for run, model in zip(data["run"], data["model"], strict=True)]
+    order = {run: place for place, run in enumerate(means["run"])}
+    rows = data.assign(label=names, place=data["run"].map(order)).sort_values("place", kind="stable")
+    return sheet(
+        Panel(COMPARED, "label", by="label", kind="forest", zero=0.0, xlabel="top-1, points above the parent",
+              style=lambda _, rows: dict(zip(("color", "marker"), _LOOKS[rows["run"].iloc[0]][:2], strict=True))),
+        notes=["Paired by seed. TFLOP: of all training behind a model, its parent's included."],
+    )(rows)  # fmt: skip
 
 
 vision_growth = Plot(

@@ -1,19 +1,17 @@
 """Loss and accuracy against the forgetting factor alpha of Decay (Decay article, Fig 4b and 4c)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame, Series
 
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, label_directly, points_with_bars
+from formerlab.report.panel import Panel, Style, sheet
 from formerlab.report.pruning import (
     CONFIGURATION,
     MINUS_H2O,
@@ -22,34 +20,31 @@ from formerlab.report.pruning import (
     interval_notes,
     main_configurations,
     minus_h2o,
-    model_notes,
     one_model,
 )
 from formerlab.report.questions import MEAN, accuracies, answers, chance, title
 from formerlab.report.runs import missing_note, n_seeds
-from formerlab.report.style import BLACK, GREY, canvas, look
+from formerlab.report.style import GREY, look
 from formerlab.results.read import Results
 
 STUDY = "decay"
-NAMES = {"full": "Full", "h2o": "H2O"}
-COLUMNS = 4
-"""Panels in a row of decay_alpha_accuracy."""
+NAMES = {"decay": "Decay", "full": "Full", "h2o": "H2O"}
 _ENDS = ["perplexity_low", "perplexity", "perplexity_high"]
-_BAND = 0.2
-"""Opacity of H2O's interval."""
+FAR = 2
+"""An alpha is far off where its perplexity is more than this times as far from Full's as that of all nearer ones."""
 
 
-def draw_curve(axes: Axes, decay: DataFrame, value: str, level: "Series[bool] | None" = None) -> None:
-    """Draw Decay's column `value` by alpha, with bars from `<value>_low` to `_high`; hollow where `level` is true."""
-    decay, kind = decay.sort_values("alpha"), look("decay")
+def style_of_kind(name: str, rows: DataFrame) -> Style:
+    """Return the style of a policy; one without an alpha is a line across."""
+    colour, marker = look(str(rows["policy"].iloc[0]))
+    return {"color": colour, "marker": marker} | ({"linestyle": "--"} if rows["alpha"].isna().all() else {})
+
+
+def mark_alpha(axes: Axes) -> None:
+    """Mark the published choice on the axis of alphas."""
     axes.axvline(PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
-    points_with_bars(axes, decay["alpha"], decay[value], (decay[f"{value}_low"], decay[f"{value}_high"]), kind)
-    if level is not None:
-        hollow = decay[level.reindex(decay.index)]
-        axes.plot(hollow["alpha"], hollow[value], kind.marker, color=kind.colour, markerfacecolor="white", zorder=3)
     axes.set_xlim(-0.04, 1.04)
     axes.set_xticks(np.linspace(0, 1, 6))
-    axes.set_xlabel("forgetting factor alpha")
 
 
 def level_with_h2o(rows: DataFrame, name: str) -> "Series[bool]":
@@ -57,19 +52,15 @@ def level_with_h2o(rows: DataFrame, name: str) -> "Series[bool]":
     return (rows[f"{name}_low"] <= 0) & (rows[f"{name}_high"] >= 0)
 
 
-def h2o_notes(data: DataFrame) -> list[str]:
-    """Return a note on what H2O's band and hollow points mean, where there is an H2O."""
-    if "h2o" not in set(data["policy"]):
-        return []
-    return [
-        "Band: the same interval of H2O. Hollow: Decay is not told apart from H2O, as the 95 % interval of the paired "
-        "difference of the two, each alpha taken by itself, includes 0; filled: it does not."
-    ]
-
-
-def missing_levels(data: DataFrame) -> list[str]:
-    """Return a note naming the levels without rows."""
-    return missing_note([NAMES[name] for name in set(data["policy"]) & set(NAMES)], [*NAMES.values()])
+def alpha_notes(data: DataFrame) -> list[str]:
+    """Return notes on the published alpha, on H2O's band and hollow points, and on what lacks."""
+    notes = [f"Dotted: alpha {PUBLISHED_ALPHA:g}, the published choice. Decay has no recent part, H2O half."]
+    if "h2o" in set(data["policy"]):
+        notes.append(
+            "Band: the same interval of H2O. Hollow: Decay is not told apart from H2O, as the 95 % interval of the "
+            "paired difference of the two, each alpha taken by itself, includes 0; filled: it does not."
+        )
+    return [*notes, *missing_note([NAMES.get(name, "") for name in data["policy"]], ["Full", "H2O"])]
 
 
 def alpha_data(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -80,53 +71,35 @@ def alpha_data(results: Results, runs: Sequence[str]) -> DataFrame:
         return decay
     least = decay.groupby(["run", "budget"])["recent"].transform("min")
     decay = decay[(decay["recent"] == least) | decay["recent"].isna()]
-    several = decay.groupby(["run", "budget"])["alpha"].transform("nunique") > 1
-    decay = decay[several]
+    decay = decay[decay.groupby(["run", "budget"])["alpha"].transform("nunique") > 1]
     if decay.empty:
         return decay
     others = main_configurations(table[table["policy"].isin(["full", "h2o"])])
     others = others[(others["policy"] == "full") | others["budget"].isin(decay["budget"])]
-    table = pd.concat([others, decay], ignore_index=True)
-    differences = minus_h2o(results, STUDY, runs)
-    return (
-        table.merge(differences, on=CONFIGURATION, how="left")
-        if len(differences)
-        else table.assign(**dict.fromkeys(MINUS_H2O, np.nan))
-    )
+    table, differences = pd.concat([others, decay], ignore_index=True), minus_h2o(results, STUDY, runs)
+    empty = table.assign(**dict.fromkeys(MINUS_H2O, np.nan))
+    return table.merge(differences, on=CONFIGURATION, how="left") if len(differences) else empty
 
 
 def draw_alpha(data: DataFrame) -> Figure:
     """Draw a panel per run and budget."""
-    decay = data[data["policy"] == "decay"]
-    panels = list(decay[["run", "budget"]].drop_duplicates().itertuples(index=False, name=None))
-    dotted = (
-        f"Decay has no recent part, H2O half of the budget. Dotted: alpha {PUBLISHED_ALPHA:g}, the published choice."
-    )
-    axes_differ = ["Every panel has an axis of its own."] if len(panels) > 1 else []
-    notes = [*interval_notes(data), *h2o_notes(data), " ".join([dotted, *axes_differ, *model_notes(data)])]
-    figure, axes = canvas([2.6] * len(panels), [*notes, *missing_levels(data)], height=2.7, right=1.05, columns=3)
-    several = decay["run"].nunique() > 1
-    for panel, (run, budget) in zip(axes, panels, strict=True):
-        mine = data[data["run"] == run]
-        panel.set_ylabel("perplexity")
-        _draw_perplexities(panel, mine[mine["budget"].eq(budget) | mine["policy"].eq("full")])
+    decay, frames = data[data["policy"] == "decay"], []
+    for run, budget in decay[["run", "budget"]].drop_duplicates().itertuples(index=False, name=None):
+        mine = data[(data["run"] == run) & (data["budget"].eq(budget) | data["policy"].eq("full"))]
         size = f"budget {100 * budget:g} % of the tokens" if budget <= 1 else f"budget {budget:g} entries"
-        panel.set_title(f"{run}: {size}" if several else size[0].upper() + size[1:])
-    return figure
+        frames.append(mine.assign(cell=f"{run}: {size}" if decay["run"].nunique() > 1 else size))
+    rows = pd.concat(frames)
+    rows = rows.assign(series=rows["policy"].map(NAMES), level=level_with_h2o(rows, MINUS_H2O[0]))
+    panel = Panel("alpha", "perplexity", by="series", each="cell", xlabel="forgetting factor alpha", empty="level",
+                  ylabel="perplexity", style=style_of_kind, finish=_leave_far)  # fmt: skip
+    return sheet(panel, notes=[*interval_notes(data), *alpha_notes(data)])(rows.drop(columns="seeds"))
 
 
-def _draw_perplexities(axes: Axes, rows: DataFrame) -> None:
-    """Draw the curve beside the levels; alphas that are far off leave the panel, and are written where they do."""
+def _leave_far(axes: Axes, rows: DataFrame) -> None:
+    """Let alphas that are far off leave the panel, and write their values where they do."""
+    mark_alpha(axes)
     far = far_above(rows)
-    near, decay = rows[~far], rows[rows["policy"] == "decay"]
-    last = near[near["policy"] == "decay"].sort_values("alpha").iloc[-1]
-    labels = [Label(last["alpha"], last["perplexity"], "Decay", look("decay").colour)]
-    for policy, name in NAMES.items():
-        for low, level, high in rows.loc[rows["policy"] == policy, _ENDS].to_numpy(dtype=float):
-            axes.axhspan(low, high, color=look(policy).colour, alpha=_BAND, linewidth=0)
-            axes.axhline(level, color=look(policy).colour, linestyle="--", linewidth=1)
-            labels.append(Label(1.0, level, name, look(policy).colour))
-    draw_curve(axes, decay, "perplexity", level_with_h2o(decay, MINUS_H2O[0]))
+    near = rows[~far]
     low, high = np.nanmin(near[_ENDS]), np.nanmax(near[_ENDS])
     room = 0.06 * (high - low) or 0.05
     axes.set_ylim(low - room, high + room + 2 * room * far.sum())
@@ -134,13 +107,8 @@ def _draw_perplexities(axes: Axes, rows: DataFrame) -> None:
         f"alpha {row.alpha:g}: {row.perplexity:,.0f} \N{BLACK UP-POINTING TRIANGLE}"
         for row in rows[far].sort_values("alpha").itertuples()
     ]
-    where: dict[str, Any] = {"ha": "right", "va": "top", "transform": axes.get_xaxis_transform()}
-    axes.text(min(last["alpha"], 0.9) - 0.02, 0.985, "\n".join(words), color=look("decay").colour, size=8, **where)
-    label_directly(axes, labels)
-
-
-FAR = 2
-"""An alpha is far off where its perplexity is more than this times as far from Full's as that of all nearer ones."""
+    where: dict[str, Any] = {"ha": "right", "va": "top", "transform": axes.transAxes}
+    axes.text(0.93, 0.985, "\n".join(words), color=look("decay").colour, **where)
 
 
 def far_above(rows: DataFrame) -> "Series[bool]":
@@ -191,65 +159,34 @@ def alpha_accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def draw_alpha_accuracy(data: DataFrame) -> Figure:
     """Draw a panel per task of which some question was answered, all with the same axis."""
-    some = data.groupby("task", sort=False)["accuracy"].max() > 0
-    tasks, none = list(some.index[some]), list(some.index[~some])
-    budget, seeds = data.loc[data["budget"] != 1, "budget"].iloc[0], int(data["seeds"].max())
+    best = data.groupby("task")["accuracy"].transform("max")
+    none = data.loc[best <= 0, "task"].unique()
+    full = data[data["policy"] == "full"].set_index("task")["accuracy"]
+    budget = data.loc[data["budget"] != 1, "budget"].iloc[0]
+    points = {name: 100 * data[name] for name in ("difference", "difference_low", "difference_high")}
+    titles = {
+        task: f"{title(task).removesuffix(' (local)').replace(MEAN, 'mean of five')} "
+        f"(n = {count:.0f}" + (f", Full {100 * full[task]:.0f} %)" if task in full else ")")
+        for task, count in data.groupby("task", sort=False)["questions"].first().items()
+    }  # fmt: skip
+    rows = data.assign(**points, level=level_with_h2o(data, "minus_h2o"), title=data["task"].map(titles))
+    rows = rows.assign(series=rows["policy"].map(NAMES))[(best > 0) & rows["policy"].ne("full")]
+    ends = rows["difference_low"].min(), rows["difference_high"].max()
     notes = [
-        f"Budget {100 * budget:g} % of the tokens; {n_seeds([seeds])}. Full's accuracy is in the titles. Bars: 95 % "
-        "interval of the difference to Full, paired by question.",
-        *h2o_notes(data),
-        *([f"Not drawn, as not one answer is right: {', '.join(map(title, none))}."] if none else []),
-        *missing_levels(data),
-        *model_notes(data),
+        f"Budget {100 * budget:g} % of the tokens; {n_seeds([data['seeds'].max()])}. Full's accuracy is in the titles. "
+        "Bars: 95 % interval of the difference to Full, paired by question.",
+        *alpha_notes(data),
+        f"Not drawn, as not one answer is right: {', '.join(map(title, none))}." if len(none) else "",
     ]
-    last = min(len(tasks), COLUMNS) - 1
-    rights = [2.0 if place % COLUMNS == last else 0.5 for place in range(len(tasks))]
-    figure, axes = canvas([2.2] * len(tasks), notes, height=2.0, right=rights, columns=COLUMNS)
-    for panel, task in zip(axes, tasks, strict=True):
-        rows = data[data["task"] == task]
-        points = ["difference", "difference_low", "difference_high"]
-        rows = rows.assign(**100 * rows[points])
-        panel.axhline(0, color=BLACK, linewidth=1)
-        for h2o in rows[rows["policy"] == "h2o"].itertuples(index=False):
-            colour = look("h2o").colour
-            panel.axhspan(h2o.difference_low, h2o.difference_high, color=colour, alpha=_BAND, linewidth=0)
-            panel.axhline(h2o.difference, color=colour, linestyle="--", linewidth=1.2)
-        decay = rows[rows["policy"] == "decay"]
-        draw_curve(panel, decay, "difference", level_with_h2o(decay, "minus_h2o"))
-        full = rows.loc[rows["policy"] == "full", "accuracy"]
-        share = f", Full {100 * full.iloc[0]:.0f} %" if len(full) else ""
-        name = title(task).removesuffix(" (local)").replace(MEAN, "mean of five")
-        panel.set_title(f"{name} (n = {rows['questions'].iloc[0]:.0f}{share})", fontsize=8.5)
-    ends = [panel.get_ylim() for panel in axes]
-    for panel in axes:
-        panel.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
-        panel.yaxis.set_major_locator(MaxNLocator(5))  # else a row with other labels has other ticks
-    for panel in axes[::COLUMNS]:
-        panel.set_ylabel("accuracy minus Full's (points)")
-    axes[last].legend(handles=_keys(data), loc="upper left", bbox_to_anchor=(1.02, 1.0), fontsize=7.5)
-    return figure
+    panel = Panel("alpha", "difference", by="series", each="title", zero=0.0, name="legend", empty="level",
+                  xlabel="alpha", ylabel="minus Full's (points)", style=style_of_kind,
+                  finish=partial(_one_axis, ends=ends))  # fmt: skip
+    return sheet(panel, notes=notes, columns=3, height=1.4)(rows.drop(columns="seeds"))
 
 
-def _keys(data: DataFrame) -> list[Line2D | Patch]:
-    """Return the handles of the legend of decay_alpha_accuracy."""
-    decay, h2o = look("decay"), look("h2o")
-    shown = set(data["policy"])
-    keys: list[Line2D | Patch] = [
-        Line2D([], [], color=decay.colour, marker=decay.marker, label="Decay, no recent part"),
-    ]
-    if "h2o" in shown:
-        hollow: dict[str, Any] = {"marker": decay.marker, "markerfacecolor": "white", "color": decay.colour}
-        keys += [
-            Line2D([], [], **hollow, label="not told apart from H2O"),
-            Line2D([], [], color=h2o.colour, linestyle="--", linewidth=1.2, label="H2O, half recent"),
-            Patch(color=h2o.colour, alpha=_BAND, linewidth=0, label="its interval"),
-        ]
-    if "full" in shown:
-        keys.append(Line2D([], [], color=BLACK, linewidth=1, label="Full"))
-    return [
-        *keys,
-        Line2D([], [], color=GREY, linestyle=":", linewidth=1, label=f"alpha {PUBLISHED_ALPHA:g}, published"),
-    ]
+def _one_axis(axes: Axes, rows: DataFrame, *, ends: tuple[float, float]) -> None:
+    mark_alpha(axes)
+    axes.set_ylim(ends[0] - 0.5, ends[1] + 0.5)
 
 
 decay_alpha_accuracy = Plot(

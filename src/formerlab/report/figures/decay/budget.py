@@ -1,16 +1,16 @@
 """Loss against cache budget for each eviction policy (Decay article; A2SF, arXiv:2407.20485, Fig 5)."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import points_with_bars
+from formerlab.report.panel import Panel, Style, sheet
 from formerlab.report.pruning import (
     CONFIGURATION,
     NAMES,
@@ -18,16 +18,21 @@ from formerlab.report.pruning import (
     configurations,
     interval_notes,
     main_configurations,
+    size_of,
     with_seeds,
 )
 from formerlab.report.runs import missing_note
-from formerlab.report.style import Look, aside, canvas, look
+from formerlab.report.style import look
 from formerlab.results.read import Results
 
 STUDY = "decay"
 POLICIES_BUDGET = ("local", "streaming_llm", "h2o", "spatten", "decay")
 """Those of the article, and StreamingLLM; decay_baselines draws the others."""
-HALF_RECENT = "Decay, half recent"
+ARTICLE_ALONE = ("local", "spatten")
+"""Policies that decay_budget shows, and decay_baselines does not."""
+FAR = 3
+"""A policy is far off where its largest loss is more than this times that of all the policies below it."""
+_ADDED = "loss above that of the whole cache\n(nats per token)"
 
 
 def budget_data(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -61,55 +66,11 @@ def with_half_recent(table: DataFrame) -> DataFrame:
     return pd.concat([main, split]).drop_duplicates(CONFIGURATION, ignore_index=True)
 
 
-def draw_budget(data: DataFrame) -> Figure:
-    """Draw one panel per run, a line per policy, on one linear axis."""
-    pruned = data[data["policy"] != "full"]
-    seeds = pruned[pruned["part"] == "seed"]
-    pruned = pruned[pruned["part"] == "mean"]
-    runs = sorted(data["run"].unique(), key=lambda run: not run.startswith(RELEASED_RUNS))
-    names = list(pruned["configuration"].unique())
-    ends = {run: limits(pruned[pruned["run"] == run]) for run in runs}
-    lowest, highest, least = (
-        min(low for low, _ in ends.values()),
-        *(f(high for _, high in ends.values()) for f in (max, min)),
-    )
-    shared = highest <= SHARED * least
-    notes = [
-        *interval_notes(data),
-        "Budgets are those realised, but points of different policies are moved sideways so that no bar hides another, "
-        f"by {_STEP * (len(names) - 1) / 2:g} % of all tokens at most. "
-        + ("" if len(runs) == 1 else "All panels have the same axis." if shared else "Every panel has its own axis."),
-        *missing_note([NAMES.get(name, name) for name in data["policy"]], _WANTED),
-    ]
-    columns = min(len(runs), 3)
-    rights = [2.4 if place % columns == columns - 1 else 0.55 for place in range(len(runs))]
-    figure, axes = canvas([3.3] * len(runs), notes, height=3.4, right=rights, columns=columns)
-    drawn: set[str] = set()
-    for panel, run in zip(axes, runs, strict=True):
-        rows = pruned[pruned["run"] == run]
-        drawn |= _draw_run(panel, rows, seeds[seeds["run"] == run], names, ends[run][1])
-        panel.set_ylim((lowest, highest) if shared else ends[run])
-        panel.set_title(f"Run {run}\n{_windows(data[data['run'] == run])}")
-    for panel in axes[::columns]:
-        panel.set_ylabel("loss above that of the whole cache\n(nats per token)")
-    handles, words = _keys(pruned[pruned["configuration"].isin(drawn)])
-    axes[columns - 1].legend(handles, words, loc="upper left", bbox_to_anchor=(1.02, 1.0), fontsize=8)
-    return figure
-
-
-def _windows(rows: DataFrame) -> str:
-    """Return what was read: the text, and its windows."""
-    text, windows, tokens = rows.loc[rows["part"] == "mean", ["text", "windows", "window_tokens"]].iloc[0]
-    return f"{text}, {windows:.0f} windows of {tokens:.0f} tokens"
-
-
-_WANTED = [NAMES[name] for name in ("full", "local", "h2o", "spatten", "decay")]
-SHARED = 3
-"""Panels have one axis where the largest loss of one is at most this times that of another: else some are flat."""
-_STEP = 0.5
-"""How far the policies of one budget stand beside each other, in points of the budget."""
-FAR = 3
-"""A policy is far off where its largest loss is more than this times that of all the policies below it."""
+def style_of_policy(name: str, rows: DataFrame) -> Style:
+    """Return the style of one configuration."""
+    policy, recent = rows["policy"].iloc[0], rows["recent"].iloc[0]
+    colour, marker = look("Decay, half recent" if policy == "decay" and recent == 0.5 else policy)
+    return {"color": colour, "marker": marker}
 
 
 def limits(pruned: DataFrame) -> tuple[float, float]:
@@ -128,46 +89,43 @@ def limits(pruned: DataFrame) -> tuple[float, float]:
     return bottom - margin, top + margin
 
 
-def look_of_rows(rows: DataFrame) -> Look:
-    """Return the look of one configuration."""
-    policy, recent = rows["policy"].iloc[0], rows["recent"].iloc[0]
-    return look(HALF_RECENT if policy == "decay" and recent == 0.5 else policy)
+def _leave_far(axes: Axes, rows: DataFrame, *, across: bool = False) -> None:
+    """Let policies that are far above most leave the panel, and write their losses where they do."""
+    ends = limits(rows[rows["part"] == "mean"])
+    (axes.set_xlim if across else axes.set_ylim)(*ends)
+    names, place = [label.get_text() for label in axes.get_yticklabels()], 0
+    for name, points in rows[rows["part"] == "mean"].groupby("configuration", sort=False):
+        low, high = points["increase_nats"].min(), points["increase_nats"].max()
+        colour = style_of_policy(str(name), points)["color"]
+        if across and high > ends[1]:
+            words = f"{high:.2g} \N{BLACK RIGHT-POINTING TRIANGLE}"
+            axes.text(ends[1], names.index(str(name)), words, ha="right", va="center", color=colour)
+        elif not across and low > ends[1]:
+            words = f"{name}, not drawn: {high:.2g} to {low:.2g}"
+            axes.text(0.99, 0.98 - 0.08 * place, words, color=colour, ha="right", va="top", transform=axes.transAxes)
+            place += 1
 
 
-def _draw_run(axes: Axes, rows: DataFrame, seeds: DataFrame, names: Sequence[str], top: float) -> set[str]:
-    """Draw the policies side by side at each budget, and return which are drawn; what is far above `top` is written."""
-    above, drawn = [], set()
-    axes.axhline(0, color=look("full").colour, linestyle="--", linewidth=1)
-    for place, name in enumerate(names):
-        points = rows[rows["configuration"] == name].sort_values("realised_budget", kind="stable")
-        if points.empty:
-            continue
-        if points["increase_nats"].min() > top:
-            high, low = points["increase_nats"].max(), points["increase_nats"].min()
-            above.append((f"{name}, not drawn: {high:.2g} to {low:.2g}", look_of_rows(points).colour))
-            continue
-        drawn.add(name)
-        x = aside(100 * points["realised_budget"], place, len(names), _STEP)
-        ends = points["increase_nats_low"], points["increase_nats_high"]
-        points_with_bars(axes, x, points["increase_nats"], ends, look_of_rows(points))
-        own = seeds[seeds["configuration"] == name]
-        beside = aside(100 * own["realised_budget"], place, len(names), _STEP) + 0.2
-        axes.plot(beside, own["increase_nats"], "o", color=look_of_rows(points).colour, markersize=2, alpha=0.7)
-    for place, (words, colour) in enumerate(above):
-        axes.text(
-            0.99, 0.98 - 0.07 * place, words, color=colour, ha="right", va="top", transform=axes.transAxes, size=8
-        )
-    axes.set_xlabel("kept tokens, realised budget (% of all tokens)")
-    return drawn
+def draw_budget(data: DataFrame) -> Figure:
+    """Draw one panel per run, a line per policy, on one linear axis."""
+    texts = data["text"] + ", " + data["windows"].map("{:.0f} windows of ".format) + data["window_tokens"].map(
+        "{:.0f} tokens".format
+    )  # fmt: skip
+    of_run = texts[data["part"] == "mean"].groupby(data["run"]).first()
+    rows = data[data["policy"] != "full"].assign(percent=100 * data["realised_budget"], text=data["run"].map(of_run))
+    first = rows["run"].str.startswith(RELEASED_RUNS)
+    notes = [
+        *interval_notes(data),
+        "Budgets are those realised; points of different policies are moved sideways so that no bar hides another.",
+        *missing_note([NAMES.get(name, name) for name in data["policy"]], [NAMES[name] for name in ("full", *_WANTED)]),
+    ]
+    panel = Panel("percent", "increase_nats", by="configuration", each="text", zero=0.0, name="legend",
+                  xlabel="kept tokens, realised budget (%)", ylabel=_ADDED, style=style_of_policy,
+                  finish=_leave_far)  # fmt: skip
+    return sheet(panel, notes=notes, height=2.4)(pd.concat([rows[first], rows[~first]]).drop(columns="seeds"))
 
 
-def _keys(pruned: DataFrame) -> tuple[list[Line2D], list[str]]:
-    """Return the handles and the words of the legend."""
-    looks = {str(name): look_of_rows(rows) for name, rows in pruned.groupby("configuration", sort=False)}
-    handles = [Line2D([], [], color=kind.colour, marker=kind.marker) for kind in looks.values()]
-    full = Line2D([], [], color=look("full").colour, linestyle="--", linewidth=1)
-    return [full, *handles], ["Full (no pruning)", *looks]
-
+_WANTED = ("local", "h2o", "spatten", "decay")
 
 decay_budget = Plot(
     reads=("prune.csv", "run.json"),
@@ -185,4 +143,45 @@ decay_budget = Plot(
     ),
     data=budget_data,
     draw=draw_budget,
+)
+
+
+def baselines_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return one configuration per policy at every budget, and Decay with half of it recent.
+
+    `part` is mean, or seed.
+    """
+    table = configurations(results, STUDY, runs)
+    return with_seeds(results, STUDY, with_half_recent(table[~table["policy"].isin(ARTICLE_ALONE)]))
+
+
+def draw_baselines(data: DataFrame) -> Figure:
+    """Draw a panel per run and budget; its rows are policies, the one that loses least on top."""
+    rows = data[data["policy"] != "full"]
+    order = rows[rows["part"] == "mean"].groupby("configuration")["increase_nats"].mean().rank()
+    several = rows["run"].nunique() > 1
+    cells = [f"{run}: {size_of(budget)}" if several else f"{size_of(budget)} of the tokens kept"
+             for run, budget in zip(rows["run"], rows["budget"], strict=True)]  # fmt: skip
+    rows = rows.assign(cell=cells, place=rows["configuration"].map(order)).sort_values(["run", "budget", "place"])
+    panel = Panel("increase_nats", "configuration", by="configuration", kind="forest", each="cell", zero=0.0,
+                  xlabel="loss above the whole cache's (nats per token)", style=style_of_policy,
+                  finish=partial(_leave_far, across=True))  # fmt: skip
+    return sheet(panel, notes=interval_notes(data))(rows.drop(columns="seeds"))
+
+
+decay_baselines = Plot(
+    reads=("prune.csv", "run.json"),
+    runs=("decoder", "released-*"),
+    caption=(
+        "Held-out loss above that with the whole cache (line), for what is used today and for the other algorithms "
+        "called H2O, all evicting step by step; a panel per budget. Random is the floor; Ideal, which takes the best "
+        "keys of each row anew and so is no cache, the bound. Decay is drawn as published and, like H2O, with half of "
+        "the budget for recent tokens. To see: which rules that need no accumulated score come near Decay. The "
+        "official mask with global statistics chooses with later queries and is marked as such: its loss is that of "
+        "no cache. StreamingLLM is run with the positions of the text and with those within the cache. Bars: 95 % "
+        "interval of the paired difference; a number with an arrow is a loss to the right of the panel. Realised "
+        "budgets, which differ a little from those in the titles, are among the numbers."
+    ),
+    data=baselines_data,
+    draw=draw_baselines,
 )

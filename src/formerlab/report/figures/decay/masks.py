@@ -1,7 +1,6 @@
 """Which keys are kept (Decay article, Fig 3; A2SF, arXiv:2407.20485, Table 2)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,11 +10,12 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.figures.decay.alpha import draw_curve
-from formerlab.report.pruning import PANELS, RELEASED_RUNS, measured, model_notes, one_model, ordered
+from formerlab.report.figures.decay.alpha import mark_alpha, style_of_kind
+from formerlab.report.panel import Panel, figure
+from formerlab.report.pruning import PANELS, measured, model_notes, one_model, ordered
 from formerlab.report.published import published_cosines
 from formerlab.report.runs import missing_note, n_seeds
-from formerlab.report.style import GREY, canvas, look, mark_published
+from formerlab.report.style import GREY, canvas, look
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -46,14 +46,14 @@ def draw_masks(data: DataFrame) -> Figure:
     notes = [f"First {tokens} tokens of the held-out text, {place}. A query sees its own key on top of the budget."]
     notes += model_notes(data)
     notes += missing_note(names, list(WANTED))
-    figure, axes = canvas([1.75] * len(panels), notes, height=1.75, right=0.3, columns=len(names))
+    figure, axes = canvas([1.1] * len(panels), notes, height=1.1, right=0.12, columns=min(5, len(names)))
     for panel, (budget, name) in zip(axes, panels, strict=True):
         rows = data[(data["budget"] == budget) & (data["configuration"] == name)].sort_values("query")
         seen = np.array([[int(cell) for cell in kept] for kept in rows["kept"]])
         colour = look(str(rows["policy"].iloc[0]).split()[0]).colour
         panel.imshow(seen, cmap=ListedColormap(["white", colour]), vmin=0, vmax=1, interpolation="nearest")
         panel.grid(visible=False)
-        panel.set_title(f"{name}: {100 * budget:g} %", fontsize=8.5)
+        panel.set_title(f"{name}\n{100 * budget:g} %".replace("Decay, ", "Decay "), fontsize=7.5)
         panel.set_xticks([0, tokens // 2, tokens - 1])
         panel.set_yticks([0, tokens // 2, tokens - 1] if name == names[0] else [])
         if name == names[0]:
@@ -78,17 +78,10 @@ decay_masks = Plot(
 )
 
 
-_DISTANCE = "1 - cosine similarity"
-_AXES = {
-    "early_share": "share of the kept keys",
-    "early_share_10": "share of the kept keys",
-    "mean_position": "0: first token, 1: last so far",
-    "distance_to_ideal": _DISTANCE,
-    "distance_to_ideal_without_first": _DISTANCE,
-}
-_VALUE: dict[str, Any] = {"ha": "center", "fontsize": 7, "linespacing": 1.1}
-LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova": "TOVA"}
-"""Policies that have no alpha, in the order in which they stand beside the curve."""
+LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova": "TOVA", "decay": "Decay"}
+"""Policies that are compared, by kind."""
+KINDS = {"A2SF": "decay", "H2O": "h2o", "Local": "local"}
+"""The policies of the published distances; A2SF is Decay with the accumulated score of its later form."""
 
 
 def bias_data(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -101,86 +94,37 @@ def bias_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def draw_bias(data: DataFrame) -> Figure:
     """Draw a panel per measure, at the budget nearest to 40 %, and one of the published distances."""
-    published = data[data["source"] == "published"]
-    data = data[data["source"] == "ours"]
-    budget = min(data["budget"].unique(), key=lambda each: abs(each - 0.4))
-    data = data[data["budget"] == budget]
-    shown_arms = data[(data["policy"] != "decay") | (data["recent"] == 0)]
-    shown = [metric for metric in PANELS if metric in set(data["metric"])]
-    seeds, windows = int(data["seeds"].max()), int(data["windows"].max())
+    ours, theirs = (data[data["source"] == source] for source in ("ours", "published"))
+    budget = min(ours["budget"].unique(), key=lambda each: abs(each - 0.4))
+    ours = ours[ours["budget"].eq(budget) & ours["policy"].isin(LEVELS)]
+    ours = ours[ours["policy"].ne("decay") | ours["recent"].eq(0)]
+    names = {metric: heading for metric, (heading, _) in PANELS.items()}
+    ours = ours.assign(series=ours["policy"].map(LEVELS), title=ours["metric"].map(names)).sort_values("alpha")
+    ours = ours.sort_values("metric", key=lambda metrics: metrics.map({name: n for n, name in enumerate(PANELS)}))
+    kinds = theirs["configuration"].str.split().str[0].map(KINDS)
+    rows = pd.concat([ours, theirs.assign(series=theirs["configuration"], policy=kinds)])
+    seeds, windows = int(ours["seeds"].max()), int(ours["windows"].max())
     bars = "bars: 95 % interval over windows" + (" and seeds" if seeds > 1 else " of this one model")
     notes = [
         f"Budget {100 * budget:g} % of the tokens, {n_seeds([seeds])}, {windows} windows, unpruned attention; {bars}. "
         "Shares and positions: 0 is the first token, 1 the last so far; distance: 1 - cosine similarity. "
-        "Dotted: upright, alpha 0.2, the published choice; level, what an even choice of keys would give. Right of "
-        "alpha 1 stand policies that have none; dashed lines carry their values to the curve."
+        "Dotted: upright, alpha 0.2, the published choice; level, what an even choice of keys would give. Dashed: "
+        "policies that have no alpha."
     ]
-    model = str(data["run"].iloc[0]).removeprefix(RELEASED_RUNS)
-    panels = [3.1] * (len(shown) + 1)
-    figure, axes = canvas(panels, [*notes, *model_notes(data)], height=2.4, right=0.8, columns=3, below=1.0)
-    for panel, metric in zip(axes, shown, strict=False):
-        heading, even = PANELS[metric]
-        if even is not None:
-            panel.axhline(even, color=GREY, linestyle=":", linewidth=1)
-        _draw_measure(panel, shown_arms[shown_arms["metric"] == metric])
-        panel.set_title(f"{heading}\n{model}, budget {100 * budget:g} %")
-        panel.set_ylabel(_AXES[metric])
-    theirs = axes[-1]
-    for place, (name, value) in enumerate(zip(published["configuration"], published["value"], strict=True)):
-        kind = look(KINDS[name.split()[0]])
-        theirs.plot(place, value, color=kind.colour, marker=kind.marker)
-        words = f"{value:.3f}\ncos {1 - value:.3f}"
-        theirs.annotate(words, (place, value), (0, 5 if value < 0.5 else -18), textcoords="offset points", **_VALUE)
-    theirs.set_xticks(
-        range(len(published)), published["configuration"].str.replace(" (", "\n(", regex=False), fontsize=7
-    )
-    theirs.set_xlim(-0.5, len(published) - 0.5)
-    theirs.set_ylabel(_AXES["distance_to_ideal"])
-    theirs.set_ylim(bottom=-0.03)
-    model, budget = published[["run", "budget"]].iloc[0]
-    mark_published(theirs, f"Distance to Ideal\n{model}, budget {100 * budget:g} %")
-    return figure
+    panels = [
+        Panel("alpha", "value", by="series", each="title", where={"source": "ours"}, name="legend", style=style_of_kind,
+              xlabel="forgetting factor alpha", finish=_mark_even),
+        Panel("value", "series", by="series", kind="forest", where={"source": "published"}, title="Distance to Ideal",
+              xlabel="1 - cosine similarity", style=style_of_kind),
+    ]  # fmt: skip
+    return figure(rows.drop(columns="seeds"), panels, notes, columns=3, height=1.5)
 
 
-def _draw_measure(axes: Axes, rows: DataFrame) -> None:
-    """Draw Decay by alpha, and right of it every other policy at a place of its own, so that none hides another."""
-    policies = [policy for policy in LEVELS if policy in set(rows["policy"])]
-    for place, policy in enumerate(policies):
-        kind, row = look(policy), rows[rows["policy"] == policy].iloc[0]
-        x = _FIRST_ASIDE + place * _STEP_ASIDE
-        axes.plot([0, x], [row["value"]] * 2, color=kind.colour, linestyle="--", linewidth=0.7)
-        bars = np.nan_to_num([[row["value"] - row["value_low"]], [row["value_high"] - row["value"]]])
-        bars = np.maximum(bars, 0)  # an interval of equal values may be off in its last digit
-        axes.errorbar([x], [row["value"]], bars, color=kind.colour, marker=kind.marker, capsize=2, elinewidth=1)
-        words: dict[str, Any] = {
-            "color": kind.colour,
-            "rotation": 90,
-            "fontsize": 7.5,
-            "transform": axes.get_xaxis_transform(),
-        }
-        axes.text(x, -0.03, LEVELS[policy], ha="center", va="top", **words)
-    decay = rows[rows["policy"] == "decay"].sort_values("alpha")
-    draw_curve(axes, decay, "value")
-    middle = decay[["alpha", "value"]].iloc[len(decay) // 2 : len(decay) // 2 + 1]
-    for x, y in middle.itertuples(index=False, name=None):
-        beside: dict[str, Any] = {
-            "color": look("decay").colour,
-            "textcoords": "offset points",
-            "ha": "center",
-            "fontsize": 8,
-        }
-        axes.annotate("Decay", (x, y), (0, 9), **beside)
-    right = _FIRST_ASIDE + len(policies) * _STEP_ASIDE
-    axes.set_xlim(-0.04, right)
-    axes.xaxis.label.set_x((0.5 + 0.04) / (right + 0.04))
-
-
-_FIRST_ASIDE, _STEP_ASIDE = 1.12, 0.12
-"""Where policies without an alpha stand, on the axis of alpha."""
-
-
-KINDS = {"A2SF": "decay", "H2O": "h2o", "Local": "local"}
-"""The policies of the published distances; A2SF is Decay with the accumulated score of its later form."""
+def _mark_even(axes: Axes, rows: DataFrame) -> None:
+    mark_alpha(axes)
+    even = PANELS[rows["metric"].iloc[0]][1]
+    if even is not None:
+        axes.axhline(even, color=GREY, linestyle=":", linewidth=1)
 
 
 decay_bias = Plot(
@@ -188,7 +132,7 @@ decay_bias = Plot(
     runs=("decoder", "released-*"),
     caption=(
         "Which keys a cache of 40 % (or the budget nearest to it) keeps, against the forgetting factor alpha of Decay "
-        "without a recent part; right of the curve what has no alpha, at the same budget. Share of the kept keys among "
+        "without a recent part; as levels what has no alpha, at the same budget. Share of the kept keys among "
         "the first 40 % and the first 10 % of the positions seen so far, mean position of the kept keys (0 the first, "
         "1 the last), and 1 - cosine between the attention rows and the ideal ones, with and without position 0, an "
         "attention sink that decides the cosine alone. Last, published: A2SF (arXiv:2407.20485), Table 2, LLaMA-2-7B "

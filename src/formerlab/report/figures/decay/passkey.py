@@ -1,5 +1,6 @@
 """Whether a number that was read long ago is still found (passkey retrieval, arXiv:2305.16300)."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -63,8 +64,8 @@ def draw_passkey(data: DataFrame) -> Figure:
         "token was the most probable one. Titles: all cells together, and the exact 95 % interval of the share, as if "
         "all numbers were equally hard."
     ]
-    columns = min(5, len(panels)) if len(panels) < 6 else min((5, 4, 3), key=lambda count: -len(panels) % count)
-    figure, axes = canvas([2.2] * len(panels), notes, height=1.7, right=0.3, columns=columns, below=0.65)
+    columns = min(len(panels), 4 if len(panels) % 4 in (0, 3) else 3)
+    figure, axes = canvas([1.3] * len(panels), notes, height=1.0, right=0.15, columns=columns, below=0.8)
     for place, (panel, (name, budget)) in enumerate(zip(axes, panels, strict=True)):
         rows = data[(data["configuration"] == name) & (data["budget"] == budget)]
         cells = rows.pivot_table("found", "depth", "length").sort_index()
@@ -79,7 +80,9 @@ def draw_passkey(data: DataFrame) -> Figure:
         total = rows.iloc[0]
         sure = f"{100 * total['all_low']:.0f} to {100 * total['all_high']:.0f} %"
         heading = f"{name}: {budget:.0%}" if several else name
-        panel.set_title(f"{heading}\n{total['all_found']} of {total['all_numbers']} found ({sure})", fontsize=8.5)
+        panel.set_title(
+            f"{textwrap.fill(heading, 18)}\n{total['all_found']} of {total['all_numbers']} found\n({sure})", fontsize=8
+        )
         panel.set_xticks(range(cells.shape[1]), [f"{length / 1024:g}k" for length in cells.columns])
         first = place % columns == 0
         panel.set_yticks(range(cells.shape[0]), [f"{depth:.0%}" for depth in cells.index] if first else [])

@@ -93,7 +93,7 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
 def draw(data: DataFrame) -> Figure:
     """Draw the attention and the rule left, then a row per alpha: scores from query to query, and what is kept."""
     notes = ["An example made to show the rule, computed by it; nothing here is measured."]
-    figure, axes = canvas([2.5, 3.0, 2.5] * 2, notes, height=2.5, right=[0.85, 1.95, 0.2] * 2, columns=3)
+    figure, axes = canvas([1.6, 1.5, 1.6] * 2, notes, height=1.7, right=[0.75, 1.0, 0.1] * 2, columns=3, left=0.5)
     _draw_attention(axes[0], data[data["alpha"] == ALPHAS[0]])
     _write_rule(axes[3])
     for row, alpha in enumerate(ALPHAS):
@@ -122,7 +122,7 @@ def _grid(axes: Axes, *, title: str) -> None:
 
 def _draw_attention(axes: Axes, rows: DataFrame) -> None:
     axes.imshow(_square(rows, "attention"), cmap="Blues", vmin=0, vmax=0.5, interpolation="nearest")
-    _grid(axes, title="What each query attends to")
+    _grid(axes, title="Attention")
     axes.text(NAME - 0.3, 0.2, "the name", color=ORANGE, va="center", fontsize=7)
     axes.text(CHANGE - 0.2, 1.2, "here the topic changes", color=VERMILION, va="center", fontsize=7)
 
@@ -131,12 +131,12 @@ def _write_rule(axes: Axes) -> None:
     axes.set_axis_off()
     axes.set_title("The rule, at each query")
     rule = (
-        "1. The query attends to the kept tokens\n    and to itself, with weights p.\n\n"
-        "2. Each kept token's score becomes\n         S  =  alpha S + p\n\n"
-        f"3. Where more than {BUDGET} tokens are kept,\n    the one of the lowest score is dropped\n    for good.\n\n"
-        "alpha = 1 is the plain sum.\nalpha = 0 is the last attention alone."
+        "1. The query attends to the\n    tokens kept and to itself,\n    with weights p.\n"
+        "2. The score of each becomes\n    S  =  alpha S + p\n"
+        f"3. Of more than {BUDGET} tokens,\n    the one of the lowest score\n    is dropped for good.\n"
+        "alpha = 1 is the plain sum,\nalpha = 0 the last attention."
     )
-    axes.text(0, 0.97, rule, va="top", fontsize=8.5, linespacing=1.35, transform=axes.transAxes)
+    axes.text(0, 0.97, rule, va="top", fontsize=7.5, linespacing=1.3, transform=axes.transAxes)
 
 
 def _draw_scores(axes: Axes, rows: DataFrame, alpha: float) -> None:
@@ -144,9 +144,9 @@ def _draw_scores(axes: Axes, rows: DataFrame, alpha: float) -> None:
     for key, name, colour in FOLLOWED:
         points = rows[rows["key"] == key].sort_values("query")
         axes.plot(points["query"], points["score"], color=colour, marker=".")
-        labels.append(Label(points["query"].iloc[-1], points["score"].iloc[-1], f"{name} (token {key})", colour))
+        labels.append(Label(points["query"].iloc[-1], points["score"].iloc[-1], name.replace(" ", "\n"), colour))
     axes.axvline(CHANGE - 0.5, color=VERMILION, linestyle=":", linewidth=1)
-    axes.set_title("alpha 1: old sums never fade" if alpha == 1 else f"alpha {alpha:g}: what is not used fades")
+    axes.set_title("alpha 1: sums never fade" if alpha == 1 else f"alpha {alpha:g}: unused fade")
     axes.set_xlabel("query")
     axes.set_xticks(range(0, TOKENS, 4))
     axes.set_ylabel("score S, nothing dropped")
@@ -159,7 +159,7 @@ def _draw_kept(axes: Axes, rows: DataFrame) -> None:
     axes.imshow(seen, cmap=ListedColormap(["#e9e9e9", BLUE]), vmin=0, vmax=1, interpolation="nearest")
     late = rows[rows["query"] >= CHANGE]
     share = (late["attention"] * late["seen"]).sum() / late["attention"].sum()
-    _grid(axes, title=f"Kept, {BUDGET} and its own (grey: dropped)")
+    _grid(axes, title="Kept (grey: dropped)")
     words = f"these have {100 * share:.0f} %\nof the attention\nafter the change"
     axes.text(CHANGE - 0.2, 0.0, words, va="top", fontsize=7.5)
 

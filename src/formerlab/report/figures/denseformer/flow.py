@@ -41,7 +41,7 @@ def flow_data(results: Results, runs: Sequence[str]) -> DataFrame:
     shift = [whole.get((row.run, row.seed), 0.0) if row.measure == PRUNED else 0.0 for row in rows.itertuples()]
     rows, keys = rows.assign(value=rows["value"] - np.array(shift)), ["variant", "run", "layers", "measure", "place"]
     found = summary(rows, "value", keys)
-    found["kept"] = rows.groupby(keys, sort=False)["kept"].mean().reset_index()["kept"]
+    found.insert(9, "kept", rows.groupby(keys, sort=False)["kept"].mean().reset_index()["kept"])
     return found
 
 
