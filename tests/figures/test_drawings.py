@@ -104,6 +104,8 @@ def test_the_same_rows_give_the_same_bytes(place, tmp_path):
     for path in tmp_path.iterdir():
         if path.suffix == ".png" or path.suffix == ".pdf" or path.stem not in DRAWINGS:
             assert path.stem in RENDERED
+        if path.suffix == ".rst" and DRAWINGS[path.stem].kind == "figure" and path.stem not in RENDERED:
+            continue  # the notes of its caption are made with the picture
         assert path.read_bytes() == (place / "figures" / "live" / "one" / path.name).read_bytes(), path.name
 
 

@@ -137,7 +137,7 @@ def claims(arguments: argparse.Namespace) -> None:
 def readme(arguments: argparse.Namespace) -> None:
     """Write what README.md, docs and figures have from cached rows and scales, or see that it is up to date."""
     from formerlab.commands.readme import outdated, write
-    from formerlab.report.shelf import complaint, refresh
+    from formerlab.report.committed import complaint, refresh
 
     if not arguments.check:
         print("rewritten: " + (", ".join([*write(Path()), *refresh(Path())]) or "nothing, all was up to date"))

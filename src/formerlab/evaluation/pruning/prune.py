@@ -18,8 +18,8 @@ from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.language.suite_tasks import questions_of
 from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Reading
 from formerlab.evaluation.pruning.configuration import Configuration
-from formerlab.evaluation.pruning.further import Further
 from formerlab.evaluation.pruning.kept import Kept
+from formerlab.evaluation.pruning.sweep_extras import SweepExtras
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.stages import STAGES
@@ -201,7 +201,7 @@ def prune(
                 )
                 answers += _question_rows(model, questions, configuration, sweep, progress, work.kept.journal(*about))
     write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, answers)
-    for name, rows_of in Further(model, streams, context, windows, sweep, label).files.items():
+    for name, rows_of in SweepExtras(model, streams, context, windows, sweep, label).files.items():
         write_rows(out / name, FILES[name], work.kept.rows(rows_of, *work.of_all(sweep, name)))
     work.kept.tidy()
 

@@ -75,9 +75,9 @@ combined_effects = Plot(
         "parameters. Above: held-out loss with the whole cache, where parallel lines "
         "mean that Pattention and DWA add up. Below: what each policy costs each model. Right: the factorial "
         "contrasts. Every panel has a scale of its own. "
-        "Below zero is better. To see: an interaction whose bar crosses zero gives no sign that one idea changes what another brings, at "
-        "this precision. Eleven intervals are not corrected for their number. No paper combines the three; nothing is "
-        "published."
+        "Below zero is better. To see: an interaction whose bar crosses zero gives no sign that one idea changes what "
+        "another brings, at this precision. Eleven intervals are not corrected for their number. No paper combines the "
+        "three; nothing is published."
     ),
     data=data,
     draw=draw,

@@ -112,7 +112,9 @@ def draw_budget(data: DataFrame) -> Figure:
         "{:.0f} tokens".format
     )  # fmt: skip
     of_run = texts[data["part"] == "mean"].groupby(data["run"]).first()
-    rows = data[data["policy"] != "full"].assign(percent=100 * data["realised_budget"], text=data["run"].map(of_run))
+    titles = {run: f"{run}: {text}" if (of_run == text).sum() > 1 else text for run, text in of_run.items()}
+    rows = data[data["policy"] != "full"]
+    rows = rows.assign(percent=100 * rows["realised_budget"], text=rows["run"].map(titles))
     first = rows["run"].str.startswith(RELEASED_RUNS)
     notes = [
         *interval_notes(data),

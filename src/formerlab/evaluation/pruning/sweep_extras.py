@@ -21,7 +21,7 @@ Rows = Iterable[Sequence[Cell]]
 
 
 @dataclass(frozen=True)
-class Further:
+class SweepExtras:
     """The further files of one sweep; windows are those of the stream `test` whose losses are measured."""
 
     model: DecoderModel

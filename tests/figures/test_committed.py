@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from fixtures.rows import make_decay, make_run
 
-from formerlab.report import shelf
+from formerlab.report import committed
 from formerlab.report.drawings import catalogue
 from formerlab.report.write import same_rows
 
@@ -19,14 +19,14 @@ MOST_BYTES = 6_000_000
 
 def test_committed_figures_show_what_the_committed_rows_say():
     """After new rows, or where the numbers of a figure are others: `make readme`, and commit `figures`."""
-    assert shelf.complaint(ROOT) == ""
+    assert committed.complaint(ROOT) == ""
 
 
 def test_the_page_shows_every_committed_file_and_nothing_else():
-    shown = {CACHED.parent / name for name in re.findall(r"\]\((cached/[^)]+)\)", (ROOT / shelf.INDEX).read_text())}
+    shown = {CACHED.parent / name for name in re.findall(r"\]\((cached/[^)]+)\)", (ROOT / committed.INDEX).read_text())}
     kept = {path for ending in ("png", "md", "csv") for path in CACHED.glob(f"*/*.{ending}")}
-    kept = {path for path in kept if path.stem in catalogue() and path.parent.name not in shelf.SKETCHES}
-    kept = {path for path in kept if shelf.is_kept(catalogue()[path.stem], path.parent.name)}
+    kept = {path for path in kept if path.stem in catalogue() and path.parent.name not in committed.SKETCHES}
+    kept = {path for path in kept if committed.is_kept(catalogue()[path.stem], path.parent.name)}
     assert shown == kept
     assert sum(path.stat().st_size for path in kept) < MOST_BYTES
 
@@ -37,7 +37,7 @@ def test_the_released_model_comes_before_the_small_ones_under_one_heading(tmp_pa
         path = tmp_path / f"figures/cached/{scale}/decay_accuracy.png"
         path.parent.mkdir(parents=True)
         path.touch()
-    page = shelf.index(tmp_path)
+    page = committed.index(tmp_path)
     places = [page.index(f"(cached/{scale}/decay_accuracy.png)") for scale in ("pretrained", "overnight")]
     assert places == sorted(places)
     assert "\n#" not in page[places[0] : places[1]]
@@ -51,18 +51,18 @@ def test_what_is_outdated_is_drawn_and_what_lost_its_rows_goes(tmp_path):
     assert re.fullmatch(
         r"figures/cached/overnight/\w+\.csv and \d+ more: not what results/cached gives now; "
         "run make readme, commit figures",
-        shelf.complaint(tmp_path),
+        committed.complaint(tmp_path),
     )
-    drawn = shelf.refresh(tmp_path)
+    drawn = committed.refresh(tmp_path)
     assert {"figures/cached/overnight/decay_budget.png", "figures/README.md"} <= set(drawn)
-    assert shelf.complaint(tmp_path) == ""
-    assert shelf.refresh(tmp_path) == []
+    assert committed.complaint(tmp_path) == ""
+    assert committed.refresh(tmp_path) == []
     page = (tmp_path / "figures/README.md").read_text()
     assert "![decay_budget](cached/overnight/decay_budget.png)" in page
 
     shutil.rmtree(rows)
     make_run(rows, "denseformer", "plain-4")
-    shelf.refresh(tmp_path)
+    committed.refresh(tmp_path)
     assert not list(tmp_path.glob("figures/cached/overnight/decay_*.csv"))
     assert "decay_budget" not in (tmp_path / "figures/README.md").read_text()
 
