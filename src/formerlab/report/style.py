@@ -121,9 +121,12 @@ def canvas(
     top = 0.45
     rights = [right] * len(widths) if isinstance(right, float | int) else list(right)
     sizes = list(zip(widths, rights, strict=True))
-    rows = [sizes[first : first + columns] for first in range(0, len(sizes), columns)]
-    shares = [(WIDEST - left - sum(room for _, room in row)) / sum(panel for panel, _ in row) for row in rows]
-    share = min(1.0, *shares)
+    for most in range(columns, 0, -1):  # fewer in a row, where they would be too narrow
+        rows = [sizes[first : first + most] for first in range(0, len(sizes), most)]
+        shares = [(WIDEST - left - sum(room for _, room in row)) / sum(panel for panel, _ in row) for row in rows]
+        share = min(1.0, *shares)
+        if share > 0.35:
+            break
     width = left + max(sum(share * panel + room for panel, room in row) for row in rows)
     height *= max(share, 0.75)
     total = len(rows) * (top + height + below)
