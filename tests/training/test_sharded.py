@@ -1,12 +1,14 @@
 """Processes that split a run's tensors learn what one process does alone, and go on from each other's checkpoints."""
 
-import multiprocessing
+import gc
 import os
 import time
+import warnings
 from unittest.mock import patch
 
 import pytest
 import torch
+from fixtures.forked import forked
 from fixtures.ports import free_ports
 from safetensors.torch import load_file, save_file
 from small_runs import MODEL, TOKENFORMER, rows, small, trained
@@ -14,6 +16,7 @@ from small_runs import MODEL, TOKENFORMER, rows, small, trained
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.growth.tokens import Growth
 from formerlab.layers.depth.dwa import DepthWeightedAverage
+from formerlab.plan.memory import BYTES_WEIGHT, STATE_ELEMENTS
 from formerlab.tasks import LanguageModeling
 from formerlab.training import processes
 from formerlab.training.checkpoint import PARTS, REST, load_checkpoint, previous, save_checkpoint
@@ -69,16 +72,7 @@ def numbers(row):
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
 def test_on_two_three_one_and_three_processes_it_learns_what_one_does_alone(data, tmp_path):
     ports = free_ports(len(PHASES) * len(RUNS))
-    forked = multiprocessing.get_context("fork")  # what is imported already need not be again
-    processes = [forked.Process(target=one_of_three, args=(rank, ports, data, tmp_path)) for rank in range(3)]
-    for process in processes:
-        process.start()
-    while any(process.is_alive() for process in processes):
-        if any(process.exitcode for process in processes):  # the others would wait for it
-            for process in processes:
-                process.kill()
-        time.sleep(0.1)
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    forked(3, one_of_three, ports, data, tmp_path)
     for index in range(len(RUNS)):
         learned_as_alone(index, data, tmp_path / str(index), tmp_path / f"alone-{index}")
 
@@ -93,6 +87,39 @@ def learned_as_alone(index, data, together, alone):
     if run.precision == "float32":
         expected, found = (load_file(out / "weights.safetensors") for out in (alone, together))
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def one_of_two_that_counts(rank, port, data, out):
+    """Between two parts of a step a process holds its share of weights, gradients and moments, and nothing whole."""
+    torch.set_num_threads(1)
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port, SHARDED: 1}
+    os.environ.update({name: str(value) for name, value in environment.items()}, MASTER_ADDR="localhost")
+    run = small(model=MODEL.model_copy(update={"layers": 4, "width": 64}), task=TASK, steps=2)
+    held, of_part = [], processes.of_part
+
+    def counting(model, *, last):
+        held.append(tensor_bytes())
+        return of_part(model, last=last)
+
+    before = tensor_bytes()
+    with patch.object(processes, "of_part", counting):
+        train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
+    assert max(held) - before < 1.05 * run.model.params() * STATE_ELEMENTS * BYTES_WEIGHT / 2
+
+
+def tensor_bytes():
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tensors = [found for found in gc.get_objects() if type(found) in (torch.Tensor, torch.nn.Parameter)]
+        tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and type(tensor.grad) is torch.Tensor]
+    storages = {found.untyped_storage().data_ptr(): found.untyped_storage().nbytes() for found in tensors}
+    return sum(storages.values())
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
+def test_between_the_parts_of_a_step_no_gradient_is_whole(data, tmp_path):
+    forked(2, one_of_two_that_counts, *free_ports(1), data, tmp_path)
 
 
 @pytest.mark.parametrize(

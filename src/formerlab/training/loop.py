@@ -117,7 +117,12 @@ def _compiled_and_summing(run: Run, model: nn.Module) -> tuple[nn.Module, nn.Mod
     if run.checkpoint_activations:
         recompute_blocks(model)
     summing = processes.summing_gradients(model, some_rest=run.optimizer.mixing_start_step > 0)
-    return torch.compile(summing) if run.compile else summing, summing  # type: ignore[return-value]
+    if not run.compile:
+        return summing, summing
+    if processes.sharded():
+        processes.compile_parts(model)
+        return model, model
+    return torch.compile(summing), summing  # type: ignore[return-value]
 
 
 def recompute_blocks(model: nn.Module) -> None:

@@ -116,6 +116,17 @@ def placed(model: Any, device: str, precision: str) -> nn.Module:
     return moved
 
 
+def compile_parts(model: Any) -> None:
+    """Let what a split decoder computes in its blocks be compiled: attention and feed-forward, each a graph for all.
+
+    FSDP's hooks gather weights around a block and its norms, and a depth mixer adds with all that came before: both
+    stay outside, since a graph would break at the one and be made again for every length of the other.
+    """
+    for block in model.blocks:
+        block.attention.compile()
+        block.feedforward.compile()
+
+
 def summing_gradients(model: nn.Module, *, some_rest: bool) -> nn.Module:
     """Return what to call in the model's place, so that backward sums its gradients over the processes as it goes.
 
@@ -124,7 +135,7 @@ def summing_gradients(model: nn.Module, *, some_rest: bool) -> nn.Module:
     if count() == 1 or sharded():
         return model
     called = nn.parallel.DistributedDataParallel(
-        model, broadcast_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=some_rest
+        model, forward_sync_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=some_rest
     )
     called.register_comm_hook(None, _sum)  # it would take the mean: losses are divided by the number of parts already
     return called
@@ -139,11 +150,12 @@ def _sum(state: None, bucket: distributed.GradBucket) -> torch.futures.Future[Te
 
 
 def of_part(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    """Return the context of a part of a step: gradients are summed over the processes after the last alone."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return nullcontext() if last else model.no_sync()  # type: ignore[no-untyped-call,no-any-return]
-    if sharded():
-        model.set_requires_gradient_sync(last)  # type: ignore[operator]
+    """Return the context of a part of a step: gradients are summed over the processes after the last alone.
+
+    Those of a split model are summed after every part, since they would be whole in every process between two.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel) and not last:
+        return model.no_sync()  # type: ignore[no-untyped-call,no-any-return]
     return nullcontext()
 
 
