@@ -55,6 +55,7 @@ def write_plan(run: Run, data: Path, folder: Path, **job: object) -> Path:
     prepared = {"recipe": "recipe", "source": "source_fingerprint", "code": "code_hash"}
     prepared = {key: manifest[said] for key, said in prepared.items()}
     plan = {
+        "schema": 1,
         "scale": "test",
         "results": str(folder / "results"),
         "device": "cpu",

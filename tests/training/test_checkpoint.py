@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +26,29 @@ def test_what_was_saved_comes_back_to_the_bit(saved):
     found = load_checkpoint(saved, BELONGS)
     assert torch.equal(found.pop("model"), STATE["model"])
     assert found == {key: STATE[key] for key in ("step", "rows")}
+
+
+def test_a_byte_that_a_disk_changed_is_found(saved):
+    whole = saved.read_bytes()
+    at = whole.index(STATE["model"].numpy().tobytes())
+    saved.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(UserError, match=r"last.pt: broken \(checksum of .+\); delete it"):
+        load_checkpoint(saved, BELONGS)
+
+
+def test_processes_that_read_a_checkpoint_hold_it_once(tmp_path):
+    """What a process has of its own does not grow with the file; the rest is the system's copy of it, shared."""
+    path, size = tmp_path / "last.pt", 2**26
+    save_checkpoint(path, {"step": 7, "model": torch.zeros(size // 4)}, BELONGS)
+    before = own_memory()
+    content = load_checkpoint(path, BELONGS)
+    assert content["model"].sum() == 0
+    assert own_memory() - before < size / 4
+
+
+def own_memory():
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(lines["RssAnon"].split()[0])
 
 
 @pytest.mark.parametrize("key", BELONGS)

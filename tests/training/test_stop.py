@@ -39,6 +39,16 @@ def test_a_time_limit_asks_to_stop_its_margin_before(monkeypatch):
     assert stop() == "the time limit of 100 s is near"
 
 
+def test_a_step_and_its_save_that_take_longer_than_the_margin_are_left_their_time(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    stop = StopRequest(time_limit_s=100, margin_s=30)
+    for seconds in (50, 10):
+        stop.leave(seconds)
+    now += 50
+    assert stop() == "the time limit of 100 s is near"
+
+
 def test_without_a_limit_time_is_no_reason(monkeypatch):
     stop = StopRequest()
     monkeypatch.setattr(module.time, "monotonic", lambda: 1e12)

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,13 +167,18 @@ def _load_rest(folder: Path) -> Content:
 def load_tensors(path: Path, keys: set[str], remedy: str) -> Content:
     """Read a mapping with these keys that `torch.save` wrote, tensors and plain values only.
 
+    Tensors are mapped, so that processes which read one file hold it once; its checksums are tested before.
+
     Raises
     ------
     DamagedFile
         Where there is no whole file of that kind.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(path) as file:
+            if damaged := file.testzip():
+                raise zipfile.BadZipFile(f"checksum of {damaged}")
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # what a damaged file makes of the reader is anybody's guess
         reason = (str(error) or type(error).__name__).partition("\n")[0].partition(". ")[0]
         raise DamagedFile(f"{path}: broken ({reason}); {remedy}") from None

@@ -65,8 +65,11 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
 
         # Take the steps.
         def save(state: State) -> None:
-            state.wall_time_s = time.monotonic() - clock
+            began = time.monotonic()
+            state.wall_time_s = began - clock
             checkpoint.save(path, state, belongs_to)
+            a_step = state.training_time_s / max(1, state.step)
+            stop.leave(a_step + 2 * (time.monotonic() - began))  # the step under way, and its save, be it twice as slow
 
         examples = run.task.load(data, "train")
         begins = next_place(readings(ancestor), manifest["fingerprint"])

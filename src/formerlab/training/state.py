@@ -1,5 +1,6 @@
 """The state of a run in progress, and the optimizer's steps, none of which is taken once a number is not finite."""
 
+import copy
 import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -45,7 +46,9 @@ class State:
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         for name in COUNTS:
-            setattr(self, name, content[name])
+            setattr(self, name, copy.deepcopy(content[name]))
+        for held in self.optimizer.state.values():  # the content is a mapped file, which the next save replaces
+            held.update({name: value.clone() for name, value in held.items() if value.device.type == "cpu"})
 
 
 class Outcome(NamedTuple):

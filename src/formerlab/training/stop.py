@@ -26,7 +26,8 @@ class StopRequest:
                 f"a time limit of {time_limit_s:g} s leaves no time before its margin of {margin_s:g} s; "
                 "raise --time-limit or lower --margin"
             )
-        self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s - margin_s
+        self._end = None if time_limit_s is None else time.monotonic() + time_limit_s
+        self._margin_s = margin_s
         self._limit_s = time_limit_s
         self._signal: str | None = None
 
@@ -45,9 +46,13 @@ class StopRequest:
         """Return the reason to stop now, if there is one."""
         if self._signal is not None:
             return self._signal
-        if self._deadline is not None and time.monotonic() >= self._deadline:
+        if self._end is not None and time.monotonic() >= self._end - self._margin_s:
             return f"the time limit of {self._limit_s:g} s is near"
         return None
+
+    def leave(self, seconds: float) -> None:
+        """Stop at least so long before the limit, whatever the margin."""
+        self._margin_s = max(self._margin_s, seconds)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
