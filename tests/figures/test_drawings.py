@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from formerlab.errors import UserError
 from formerlab.plan.status import failed_drawings
 from formerlab.report import pictures, write
-from formerlab.report.drawings import catalogue, declaration, draw_all, draw_each, draw_one
+from formerlab.report.drawings import catalogue, declaration, draw_all, draw_each, draw_one, shown_columns
 from formerlab.report.headline import headline
 from formerlab.report.pruning import configurations, main_configurations, with_seeds
 from formerlab.report.runs import by_run, chain, held_out_losses, variant
@@ -141,6 +141,13 @@ def test_declarations_fit_the_contract():
         assert set(drawing.reads) <= {*TABLES, "run.json"}
         assert "run.json" in drawing.reads
         assert "To see" in drawing.caption or drawing.kind == "table", name
+
+
+def test_columns_are_words_with_marks():
+    assert shown_columns("run loss_nats[] perplexity[]± minus~Full") == [
+        *("run", "loss_nats", "loss_nats_low", "loss_nats_high"),
+        *("perplexity", "perplexity_low", "perplexity_high", "perplexity_se", "minus Full"),
+    ]
 
 
 def test_captions_are_written_beside_the_pictures(place):

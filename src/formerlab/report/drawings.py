@@ -63,8 +63,9 @@ class Table(NamedTuple):
     ours: "Callable[[Results, Sequence[str]], DataFrame]"
     """Returns our rows, given the same; none where no run is finished."""
     published: "Callable[[], DataFrame] | None" = None
-    columns: Sequence[str] = ()
-    """The columns that are shown, in this order; all where none are named."""
+    columns: str = ""
+    """The columns that are shown, in this order; all where none are named. `loss_nats[]` has the ends of an interval
+    behind it, `perplexity[]±` a standard error too; `~` is a space."""
     varied: str = ""
     """As of a figure."""
     needs: Sequence[str] = ()
@@ -82,7 +83,17 @@ class Table(NamedTuple):
             block.insert(0, "source", source)
         blocks = [block for block in blocks if len(block)] or blocks[:1]
         table = pd.concat(blocks, ignore_index=True)
-        return table.reindex(columns=list(self.columns)) if self.columns else table
+        return table.reindex(columns=shown_columns(self.columns)) if self.columns else table
+
+
+def shown_columns(words: str) -> list[str]:
+    """Return the columns that words with marks stand for."""
+    found = []
+    for word in words.split():
+        name = word.rstrip("±").removesuffix("[]").replace("~", " ")
+        ends = ("", *(("_low", "_high") if "[]" in word else ()), *(("_se",) if "±" in word else ()))
+        found += [name + end for end in ends]
+    return found
 
 
 @dataclass(frozen=True)

@@ -146,20 +146,6 @@ def n_seeds(counts: Iterable[float]) -> str:
     return f"n = {number} seed{'s' if known[-1] > 1 else ''}"
 
 
-def count_notes(rows: DataFrame) -> list[str]:
-    """Return notes on the number of seeds, what the bars mean and which runs diverged, for the foot of a figure."""
-    counts = sorted({int(count) for count in rows["seeds"].dropna()})
-    spread = "bars: 95 % Student t interval of the mean over seeds" if counts[-1] > 1 else "one seed: no interval"
-    notes = [f"{n_seeds(counts)} per point; {spread}."]
-    if (rows["loss_nats_high"] - rows["loss_nats"] > 1).any():
-        notes.append("Bars that leave the panel are longer than 1 nat.")
-    diverged = rows[rows["diverged"] > 0] if "diverged" in rows else rows[:0]
-    if len(diverged):
-        names = ", ".join(f"{row.run} ({row.diverged:.0f} of {row.seeds:.0f} seeds)" for row in diverged.itertuples())
-        notes.append(f"Diverged, counted as a uniform guess: {names}.")
-    return notes
-
-
 def seed_notes(rows: DataFrame) -> list[str]:
     """Return how many seeds stand behind ours, what bars and bands mean, and which runs diverged, for a caption."""
     ours = rows[rows["source"].eq("ours")]

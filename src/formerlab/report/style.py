@@ -12,7 +12,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
-from pandas import Series
 
 from formerlab.report.names import look_of
 
@@ -150,15 +149,6 @@ def loss_axis(axes: Axes) -> None:
     right.spines["right"].set_color("#bbbbbb")
 
 
-def aside(values: Series, place: int, places: int, step: float, *, logarithm: bool = False) -> Series:
-    """Return x values moved sideways so that the bars of `places` series do not hide each other.
-
-    `step` is the distance between neighbours: in units of x, or as a factor minus 1 on a logarithmic axis.
-    """
-    shift = (place - (places - 1) / 2) * step
-    return values * (1 + step) ** (shift / step) if logarithm else values + shift
-
-
 def widen(axes: Axes, share: float) -> None:
     """Make room for labels on the right: `share` of the axis, in its own scale, without ticks there."""
     low, high = axes.get_xlim()
@@ -180,17 +170,6 @@ def _some_minor(value: float, _: float) -> str:
     exponent = int(np.floor(np.log10(value)))
     factor = round(value / 10.0**exponent)
     return f"${factor} \\times 10^{{{exponent}}}$" if factor in (2, 5) else ""
-
-
-def cut_bars(axes: Axes, points: Series, low: Series, high: Series, reach: float = 1.0) -> None:
-    """Set the y limits so that bars far longer than the points are apart (few seeds, one diverged) leave the panel.
-
-    `reach` is how far beyond the points the panel may extend, in units of y.
-    """
-    bottom = max(np.nanmin([*low, *points]), points.min() - reach)
-    top = min(np.nanmax([*high, *points]), points.max() + reach)
-    margin = 0.06 * (top - bottom) or 0.05
-    axes.set_ylim(bottom - margin, top + margin)
 
 
 def mark_published(axes: Axes, title: str) -> None:

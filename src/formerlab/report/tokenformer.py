@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.claims.envelope import on_envelope
 from formerlab.report.runs import GROWN as GREW
-from formerlab.report.runs import by_run, chain, ends, held_out_losses, n_seeds, parent
+from formerlab.report.runs import by_run, chain, ends, held_out_losses, parent
 from formerlab.report.scaling import FROM_SCRATCH
 from formerlab.report.style import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
 from formerlab.results.read import Results
@@ -76,17 +75,6 @@ def size_of(run: str) -> int | None:
     """Return the size that a run's name ends with."""
     found = re.search(r"-(\d)$", run)
     return int(found[1]) if found else None
-
-
-def side_by_side(points: DataFrame, column: str, step: float) -> "pd.Series[float]":
-    """Return costs by run; of points that would hide each other, those of neighbours are a factor 1 + `step` apart."""
-    found = points.drop_duplicates("run").set_index("run")[[column, "loss_nats"]].astype(float)
-    cost, loss = np.log(found[column].to_numpy()), found["loss_nats"].to_numpy()
-    hides = np.abs(cost[:, None] - cost) < 0.02
-    hides &= np.abs(loss[:, None] - loss) <= 0.05 * np.ptp(loss)
-    place = np.tril(hides, -1).sum(axis=1) - (hides.sum(axis=1) - 1) / 2
-    moved: pd.Series[float] = found[column] * (1 + step) ** place
-    return moved
 
 
 def costs(losses: DataFrame) -> DataFrame:
@@ -199,10 +187,3 @@ def at_step(curves: DataFrame, run: str, step: float | None) -> dict[int, float]
     rows = curves[curves["run"] == run]
     rows = rows[rows["step"] == (rows.groupby("seed")["step"].transform("max") if step is None else step)]
     return dict(zip(rows["seed"].astype(int), rows["loss_nats"].astype(float), strict=True))
-
-
-def seeds_note(rows: DataFrame, what: str = "bands") -> str:
-    """Say how many seeds stand behind a figure and what its spread means."""
-    counts = sorted({int(count) for count in rows["seeds"].dropna()})
-    spread = f"{what}: 95 % Student t interval over seeds" if counts[-1] > 1 else "one seed: no interval"
-    return f"{n_seeds(counts)}; {spread}."

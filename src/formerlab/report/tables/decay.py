@@ -138,11 +138,8 @@ decay_suites_table = Table(
     ours=suites,
     published=_published_suites,
     columns=(
-        *("source", "run", "configuration", "policy", "realised_budget"),
-        *(f"{name}{end}" for name in [*_NAMES.values()][:5] for end in ("", "_low", "_high")),
-        *(f"{name}{end}" for name in (_MEAN, *_AGAINST.values()) for end in ("", "_low", "_high")),
-        *(f"{name}{end}" for name in [*_NAMES.values()][5:] for end in ("", "_low", "_high")),
-        "seeds",
+        "source run configuration policy realised_budget OpenBookQA~(%)[] WinoGrande~(%)[] ARC-e~(%)[] ARC-c~(%)[] "
+        "PIQA~(%)[] mean~of~five~(%)[] minus~Full~(points)[] minus~H2O~(points)[] SciQ~(%)[] BLiMP~(%)[] seeds"
     ),
 )
 
@@ -178,17 +175,7 @@ decay_ratio_table = Table(
     ),
     ours=ratio,
     published=_published_ratio,
-    columns=(
-        "source",
-        "run",
-        "configuration",
-        "budget",
-        "recent_share",
-        "selected_share",
-        "realised_budget",
-        "seeds",
-        "windows",
-    ),
+    columns="source run configuration budget recent_share selected_share realised_budget seeds windows",
 )
 
 
@@ -366,10 +353,7 @@ decay_one_shot_table = Table(
         "windows and seeds."
     ),
     ours=one_shot,
-    columns=(
-        *("source", "run", "configuration", "policy", "budget", "realised_budget", "perplexity", "loss_nats"),
-        *("increase_nats", "increase_nats_low", "increase_nats_high", "seeds", "windows"),
-    ),
+    columns="source run configuration policy budget realised_budget perplexity loss_nats increase_nats[] seeds windows",
 )
 
 
@@ -404,10 +388,7 @@ decay_precision_table = Table(
         "rightly or both wrongly."
     ),
     ours=precision,
-    columns=(
-        *("source", "run", "configuration", "budget", "task", "acc_float32", "acc_model"),
-        *("difference", "difference_low", "difference_high", "judged_alike", "questions"),
-    ),
+    columns="source run configuration budget task acc_float32 acc_model difference[] judged_alike questions",
     needs=("float32-*",),
 )
 
@@ -436,9 +417,7 @@ decay_decode_table = Table(
     ),
     ours=decode,
     columns=(
-        *("source", "run", "sequences", "length", "configuration", "policy"),
-        *("decoded_tokens_per_s", "decoded_tokens_per_s_low", "decoded_tokens_per_s_high"),
-        *("speed_ratio", "speed_ratio_low", "speed_ratio_high"),
-        *("prompt_s", "prompt_ratio", "cache_megabytes", "cache_share", "metadata_megabytes", "repetitions"),
+        "source run sequences length configuration policy decoded_tokens_per_s[] speed_ratio[] prompt_s "
+        "prompt_ratio cache_megabytes cache_share metadata_megabytes repetitions"
     ),
 )

@@ -62,20 +62,8 @@ denseformer_table = Table(
     ours=main,
     published=published_depths,
     columns=(
-        *(
-            "source",
-            "run",
-            "variant",
-            "layers",
-            "parameters",
-            "perplexity",
-            "perplexity_low",
-            "perplexity_high",
-            "perplexity_se",
-        ),
-        *("loss_nats", "loss_nats_low", "loss_nats_high", "bits_per_byte"),
-        *("loss_minus_plain_nats", "loss_minus_plain_nats_low", "loss_minus_plain_nats_high", "interval"),
-        *("inference_batches_per_s", f"{FORWARD}_sequences", "seeds", "diverged"),
+        "source run variant layers parameters perplexity[]± loss_nats[] bits_per_byte loss_minus_plain_nats[] "
+        "interval inference_batches_per_s forward_sequences seeds diverged"
     ),
 )
 
@@ -118,19 +106,8 @@ denseformer_patterns = Table(
     ours=patterns,
     published=_published_patterns,
     columns=(
-        *(
-            "source",
-            "run",
-            "setting",
-            "variant",
-            "layers",
-            "parameters_added",
-            "sparsity",
-            "perplexity",
-            "perplexity_low",
-        ),
-        *("perplexity_high", "perplexity_se", "loss_nats", "gain_nats", "gain_nats_low", "gain_nats_high", "interval"),
-        *("seeds", "diverged"),
+        "source run setting variant layers parameters_added sparsity perplexity[]± loss_nats gain_nats[] interval "
+        "seeds diverged"
     ),
 )
 
@@ -173,9 +150,8 @@ denseformer_settings = Table(
     ours=settings,
     published=_published_settings,
     columns=(
-        *("source", "setting", "run", "variant", "layers", "lr", "batch", "context", "data", "perplexity"),
-        *("perplexity_low", "perplexity_high", "perplexity_se", "loss_nats", "gain_nats", "gain_nats_low"),
-        *("gain_nats_high", "interval", "seeds", "diverged"),
+        "source setting run variant layers lr batch context data perplexity[]± loss_nats gain_nats[] interval "
+        "seeds diverged"
     ),
 )
 
@@ -222,10 +198,7 @@ denseformer_delay = Table(
     ),
     ours=delay,
     published=_published_delay,
-    columns=(
-        *("source", "run", "layers", "start_share", "perplexity", "perplexity_low", "perplexity_high", "loss_nats"),
-        *("gain_nats", "gain_nats_low", "gain_nats_high", "interval", "kept", "seeds"),
-    ),
+    columns="source run layers start_share perplexity[] loss_nats gain_nats[] interval kept seeds",
 )
 
 
@@ -271,18 +244,8 @@ denseformer_equal_time = Table(
     ours=equal_time,
     published=_published_equal_time,
     columns=(
-        *(
-            "source",
-            "run",
-            "layers",
-            "steps",
-            "step_time_ratio",
-            "training_time_s",
-            "training_time_hours",
-            "perplexity",
-        ),
-        *("perplexity_low", "perplexity_high", "perplexity_se", "loss_nats", "gain_nats", "gain_nats_low"),
-        *("gain_nats_high", "interval", "seeds"),
+        "source run layers steps step_time_ratio training_time_s training_time_hours perplexity[]± loss_nats "
+        "gain_nats[] interval seeds"
     ),
 )
 
@@ -337,15 +300,9 @@ denseformer_speed = Table(
     ours=speed,
     published=_published_speed,
     columns=(
-        *("source", "run", "variant", "layers", "parameters"),
-        *(
-            column
-            for measure, name in _UNITS.items()
-            for column in (
-                *(name, f"{name}_low", f"{name}_high"),
-                *(f"{measure}_time_ratio", f"{measure}_memory_ratio", f"{measure}_megabytes"),
-            )
-        ),
-        *(f"{FORWARD}_sequences", f"{_UNITS[FORWARD]}_se"),
+        "source run variant layers parameters training_steps_per_s[] training_step_time_ratio "
+        "training_step_memory_ratio training_step_megabytes forward_batches_per_s[] forward_time_ratio "
+        "forward_memory_ratio forward_megabytes decoded_tokens_per_s[] decode_time_ratio decode_memory_ratio "
+        "decode_megabytes forward_sequences forward_batches_per_s_se"
     ),
 )

@@ -72,9 +72,8 @@ tokenformer_table = Table(
     ours=main,
     published=_published_main,
     columns=(
-        *("source", "run", "variant", "parameters", "parameters_non_embedding", "tokens", "flops", "flops_cumulative"),
-        *("loss_nats", "loss_nats_low", "loss_nats_high", "bits_per_byte", "perplexity", "perplexity_low"),
-        *("perplexity_high", "seeds", "diverged"),
+        "source run variant parameters parameters_non_embedding tokens flops flops_cumulative loss_nats[] "
+        "bits_per_byte perplexity[] seeds diverged"
     ),
 )
 
@@ -433,9 +432,8 @@ tokenformer_envelope = Table(
     ),
     ours=against_envelope,
     columns=(
-        *("source", "run", "variant", "parent", "parameters_non_embedding", "tokens", "tokens_cumulative", "flops"),
-        *("flops_cumulative", "loss_nats", "loss_nats_low", "loss_nats_high", "bits_per_byte", "flops_ratio"),
-        *("flops_ratio_low", "flops_ratio_high", "envelope", "seeds"),
+        "source run variant parent parameters_non_embedding tokens tokens_cumulative flops flops_cumulative "
+        "loss_nats[] bits_per_byte flops_ratio[] envelope seeds"
     ),
 )
 

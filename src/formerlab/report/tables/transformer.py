@@ -46,9 +46,8 @@ transformer_bleu = Table(
     ours=bleu,
     published=_published_bleu,
     columns=(
-        *("source", "run", "data", "sacrebleu", "sacrebleu_low", "sacrebleu_high", "compound_split"),
-        *("tokenized_lowercase", "exact_percent", "bleu_en_de", "bleu_en_fr", "perplexity", "parameters", "flops"),
-        "seeds",
+        "source run data sacrebleu[] compound_split tokenized_lowercase exact_percent bleu_en_de bleu_en_fr "
+        "perplexity parameters flops seeds"
     ),
 )
 
@@ -93,9 +92,7 @@ transformer_variations = Table(
     ours=variations,
     published=_published_variations,
     columns=(
-        *("source", "run", "N", "d_model", "h", "d_k", "P_drop", "smoothing", "positions", "loss_nats"),
-        *("loss_nats_low", "loss_nats_high", "perplexity", "sacrebleu", "sacrebleu_low", "sacrebleu_high", "bleu"),
-        *("parameters", "seeds"),
+        "source run N d_model h d_k P_drop smoothing positions loss_nats[] perplexity sacrebleu[] bleu parameters seeds"
     ),
 )
 
