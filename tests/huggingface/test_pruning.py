@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from foreign import build, tokens
+from jaxtyping import config
 from transformers import DynamicCache, StaticCache
 
 from formerlab.cache import (
@@ -210,7 +211,8 @@ def test_a_refusal_is_not_hidden_by_what_follows_it(kind):
     assert repr(model.config) == before
 
 
-def test_values_narrower_than_keys_are_held_as_they_are():
+def test_values_narrower_than_keys_are_held_as_they_are(monkeypatch):
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # annotations say one width for keys and values
     model, text = build("deepseek_v3").float(), tokens(1, 20)  # its experts take no doubles
     own = generated(model, text)
     for policy in (Full(), H2O(), SnapKV()):
