@@ -86,7 +86,7 @@ def test_the_examples_of_the_readme_run_and_are_short(names, tmp_path, monkeypat
     torch.testing.assert_close(names["larger"](x), names["net"](x))
     assert names["larger"][0].keys.shape == (96, 32)
     assert [len(rows) for rows in names["mixer"].alphas.values()] == [2, 3, 4, 5, 6, 7]
-    assert names["text"].shape == (2, 40)
+    assert names["ids"].shape == (2, 40)
     assert "tokenformer-1.5b" in capsys.readouterr().out
     assert (names["small"].spec.layers, names["small"].spec.projection.tokens) == (2, 768)
     assert not names["trained"].training
