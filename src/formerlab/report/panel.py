@@ -35,7 +35,7 @@ def style_of(name: str, rows: DataFrame) -> Style:
     return {"color": colour, "marker": marker} | hollow(rows["source"].eq("published").all())
 
 
-def hollow(wanted: bool) -> Style:
+def hollow(wanted: object) -> Style:
     """Return the style of markers without a filling, where wanted."""
     return {"markerfacecolor": "white"} if wanted else {}
 

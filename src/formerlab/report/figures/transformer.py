@@ -116,7 +116,7 @@ def draw_complexity(data: DataFrame) -> Figure:
     panels = [
         Panel(axis, column, by="operation", kind="band", where={"axis": axis}, log="xy", ticks="{:g}".format,
               name="legend", style=_of_layer, xlabel=_AXES[axis], ylabel=_AXES[column],
-              title=lambda rows, axis=axis, column=column: f"{_TITLES[column]}, {_other(rows, axis)}")
+              title=partial(_titled, axis=axis, column=column))
         for axis, column in _PANELS
     ]  # fmt: skip
     first = data.iloc[0]
@@ -124,9 +124,9 @@ def draw_complexity(data: DataFrame) -> Figure:
     return sheet(*panels, notes=notes)(data)
 
 
-def _other(rows: DataFrame, axis: str) -> str:
+def _titled(rows: DataFrame, *, axis: str, column: str) -> str:
     other = "d" if axis == "n" else "n"
-    return f"{_AXES[other]} = {rows[other].iloc[0]}"
+    return f"{_TITLES[column]}, {_AXES[other]} = {rows[other].iloc[0]}"
 
 
 transformer_complexity = Plot(

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -123,9 +124,11 @@ def _share_axis(axes: Axes, rows: DataFrame, *, ends: tuple[float, float], full:
     names = [label.get_text() for label in axes.get_yticklabels()]
     for row in rows[rows["difference"] < ends[0]].itertuples():
         words = f"\N{BLACK LEFT-POINTING TRIANGLE} {row.difference:.0f}"
-        axes.text(ends[0], names.index(row.name) - 0.22, words, va="center", fontsize=7, color=look("local").colour)
+        axes.text(
+            ends[0], names.index(str(row.name)) - 0.22, words, va="center", fontsize=7, color=look("local").colour
+        )
     for label, (run, task) in zip(axes.get_yticklabels(), _cells(rows, names), strict=True):
-        whole = full.loc[(run, task)] if (run, task) in full.index else None
+        whole: Any = full.loc[(run, task)] if (run, task) in full.index else None
         if whole is not None and whole["low"] <= np.nan_to_num(whole["chance"]):
             label.set_color(GREY)
 

@@ -170,7 +170,8 @@ def draw_alpha_accuracy(data: DataFrame) -> Figure:
         for task, count in data.groupby("task", sort=False)["questions"].first().items()
     }  # fmt: skip
     rows = data.assign(**points, level=level_with_h2o(data, "minus_h2o"), title=data["task"].map(titles))
-    rows = rows.assign(series=rows["policy"].map(NAMES))[(best > 0) & rows["policy"].ne("full")]
+    rows = rows.assign(series=rows["policy"].map(NAMES))
+    rows = rows[best.gt(0) & rows["policy"].ne("full")]
     ends = rows["difference_low"].min(), rows["difference_high"].max()
     notes = [
         f"Budget {100 * budget:g} % of the tokens; {n_seeds([data['seeds'].max()])}. Full's accuracy is in the titles. "

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -118,7 +119,7 @@ def draw_sparsity(data: DataFrame) -> Figure:
     most = counts.mode().min() if len(counts) else 1.0
     names = {"ours": "measured", "published": "PUBLISHED, not ours: 48 blocks"}
     data = data.assign(series=data["source"].map(names), source="ours")
-    shared = {
+    shared: dict[str, Any] = {
         "by": "series",
         "zero": 0.0,
         "name": "legend",
@@ -128,8 +129,8 @@ def draw_sparsity(data: DataFrame) -> Figure:
     }
     panel = partial(Panel, y=_GAIN, ylabel="loss below the plain Transformer's\n(nats per token)", **shared)
     notes = [*seed_notes(data[data["series"] == "measured"]), f"Measured at {data['layers'].min():.0f} blocks."]
-    panels = [panel("dilation", where={"period": 1.0}, xlabel="dilation k (period 1)")]
-    panels.append(panel("period", where={"dilation": most}, xlabel=f"period p (dilation {most:.0f})"))
+    panels = [panel(x="dilation", where={"period": 1.0}, xlabel="dilation k (period 1)")]
+    panels.append(panel(x="period", where={"dilation": most}, xlabel=f"period p (dilation {most:.0f})"))
     return figure(data, panels, notes)
 
 

@@ -8,7 +8,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from formerlab.report.drawings import Plot
 from formerlab.report.panel import Panel, Style, figure, hollow
@@ -50,7 +50,7 @@ def named(data: DataFrame) -> DataFrame:
     data = data.assign(size=sizes, length=[f"{short(tokens)} tokens" for tokens in data[TOKENS].fillna(0)])
     scratch = set(data.loc[data["part"] == "scratch", "run"])
     own = [names.get(run) or (size if run in scratch else None) for run, size in zip(data["run"], sizes, strict=True)]
-    rows = data.assign(model=own)
+    rows = data.assign(model=Series(own, data.index, dtype=object))
     return rows[rows["part"].ne("chain") | rows["model"].notna()]
 
 
