@@ -80,7 +80,8 @@ include: "workflow/rules/track.smk"
 
 onstart:
     start_nothing_twice()
-    shell("python -m formerlab check")
+    here = "--here" if workflow.local_exec else ""
+    shell("python -m formerlab check {here}")
 
 
 onerror:

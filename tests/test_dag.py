@@ -181,12 +181,21 @@ def test_every_other_scale_has_a_dag(acted, scale):
 @pytest.mark.skipif(not (ROOT / "slurm/config.yaml").exists(), reason="the repository has no Slurm profile")
 def test_the_cluster_profile_plans_the_whole_programme(acted):
     acted.plan_ahead({"scale": "paper", "seeds": [0]})
-    done = acted.snakemake("--profile", "slurm", "-n", config={"seeds": [0]})
+    done = acted.snakemake("--profile", "slurm", "-n", "-p", config={"seeds": [0]})
     assert done.returncode == 0, done.stderr
     assert "results/live/paper/" in done.stdout
     found = jobs(done.stdout)
     assert not any(name.endswith("seed1") for name in found)
     assert {"track", "all"} <= found
+
+
+def test_until_a_stage_whose_runs_grow_from_each_other_does_all_of_it(acted):
+    parent = next(job["init"] for job in acted.jobs.values() if job["init"])
+    done = acted.snakemake("--cores", "1", "--forcerun", "data", "--until", "train", "--", parent.split("/")[0])
+    assert done.returncode == 0, done.stderr
+    assert "BUG" not in done.stderr
+    assert acted.snakemake("--cores", "1").returncode == 0
+    assert acted.to_do() == set()
 
 
 def test_of_two_at_once_in_one_folder_the_second_is_refused_and_the_first_finishes(acted, tmp_path):

@@ -1,6 +1,7 @@
 """`python -m formerlab <verb>`: every stage of the pipeline, and what one wants to ask it, by hand."""
 
 import argparse
+import errno
 import sys
 import traceback
 from contextlib import suppress
@@ -19,7 +20,10 @@ from formerlab.commands import (
     tools,
 )
 from formerlab.errors import EXIT_FAILED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, StoppedEarly, UserError
-from formerlab.files import REFUSED, NoRoom, found_no_room
+from formerlab.files import NoRoom, found_no_room
+
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Another user's file or folder, or one on a read-only disk."""
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -30,10 +30,6 @@ SECONDS_FOR_A_LOOK = 1.0
 """`is_locked` takes a lock for a moment, so a lock that is gone within this time was nobody's."""
 
 
-REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""Another user's file or folder, or one on a read-only disk."""
-
-
 class NoRoom(UserError, OSError):
     """A file found no room on the disk; those that existed are untouched."""
 

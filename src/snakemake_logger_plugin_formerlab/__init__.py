@@ -16,9 +16,9 @@ from typing import Any
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from formerlab.errors import UserError
+from formerlab.errors import UserError, near_misses
 from formerlab.plan.locate import VARIABLE, read_plan
-from formerlab.plan.run_display import RunDisplay
+from formerlab.plan.run_display import UNITS, RunDisplay, job_counts
 
 CHATTER = ("Assuming unrestricted shared filesystem", "host: ", "Building DAG", "Using shell", "None")
 """Beginnings of what Snakemake says before a run that tells a reader nothing."""
@@ -28,6 +28,10 @@ REFUSED = re.compile(
     r"sbatch failed\. The error message was '(.*?)'\.\n|submission failed with exception: (.*)", re.DOTALL
 )
 """What the Slurm executor says of a job that could not be submitted, with Slurm's own words."""
+
+
+UNKNOWN = re.compile(r"No rule to produce (\w+)\b")
+"""What Snakemake says of a target that it does not know."""
 
 
 class LogHandler(LogHandlerBase):
@@ -40,12 +44,14 @@ class LogHandler(LogHandlerBase):
     def __post_init__(self) -> None:
         asked = self.common_settings
         quiet = {str(about) for about in asked.quiet or ()}
-        self._details = asked.dryrun or asked.verbose or asked.printshellcmds or asked.debug_dag
+        self._details = asked.verbose or asked.printshellcmds or asked.debug_dag
+        self._dry = asked.dryrun
         self._silent = "all" in quiet and not asked.dryrun
         self._no_progress = "progress" in quiet
         self._stream = sys.stdout if asked.dryrun else sys.stderr
         self._display: RunDisplay | None = None
         self._cores: int | None = None
+        self._counted = False
 
     @property
     def has_filter(self) -> bool:
@@ -64,6 +70,8 @@ class LogHandler(LogHandlerBase):
                 pass
             elif self._details:
                 self._write(record)
+            elif self._dry and (self._counted or vars(record).get("event") == LogEvent.RUN_INFO):
+                self._count(record)
             else:
                 self._read(record, vars(record))
         except BrokenPipeError:  # nobody reads any more, as behind `| head`
@@ -93,6 +101,14 @@ class LogHandler(LogHandlerBase):
         else:
             _tell(self._display, event, said)
 
+    def _count(self, record: logging.LogRecord) -> None:
+        """Show how many jobs of each stage a dry run lists, and below that only that it was one."""
+        if not self._counted:
+            self._stream.write(f"{job_counts(vars(record)['stats'])}\n")
+        elif str(record.msg).startswith("This was a dry-run"):
+            self._write(record)
+        self._counted = True
+
     def _pass_on(self, display: RunDisplay, record: logging.LogRecord) -> None:
         text = str(record.msg).replace("\n", " ")
         if text.startswith("Trying to restart job "):
@@ -103,18 +119,23 @@ class LogHandler(LogHandlerBase):
             display.say(self.format(record))
 
     def _begin(self, stats: dict[str, int]) -> None:
-        try:
-            plan = read_plan(Path(os.environ[VARIABLE]))
-        except (KeyError, UserError):  # another workflow than ours, say
-            plan = {}
         counts = {rule: count for rule, count in stats.items() if rule != "total"}
-        self._display = RunDisplay(plan, counts, self._cores, self._stream, bar=not self._no_progress)
+        self._display = RunDisplay(_plan(), counts, self._cores, self._stream, bar=not self._no_progress)
 
     def _write(self, record: logging.LogRecord) -> None:
         text = self.format(record)
+        if unknown := UNKNOWN.search(text or ""):
+            text = f"no target {unknown[1]!r}{near_misses(unknown[1], [*_plan().get('studies', {}), *UNITS, 'all'])}"
         if text and text != "None":
             self._stream.write(f"{text}\n")
             self._stream.flush()
+
+
+def _plan() -> dict[str, Any]:
+    try:
+        return read_plan(Path(os.environ[VARIABLE]))
+    except (KeyError, UserError):  # another workflow than ours, say
+        return {}
 
 
 def _tell(display: RunDisplay, event: LogEvent, said: dict[str, Any]) -> None:

@@ -2,9 +2,11 @@
 
 import pytest
 import yaml
+from fixtures.project import Project
 from hypothesis import given
 from hypothesis import strategies as st
 
+from formerlab.plan.build import build_plan
 from formerlab.plan.layers import fields, fill, grid_points, merge, nested
 
 LAYERS = {
@@ -183,3 +185,14 @@ def test_a_template_becomes_one_run_per_point(project):
 def test_a_template_without_values_at_this_scale_is_no_run(project):
     project.lay_over(project.scale, "studies: {small: {runs: {'deep-{layers}': null}}}")
     assert not any("deep" in name for name in project.plan()["train"])
+
+
+def test_a_sweep_of_rates_is_one_entry_of_an_overlay_and_needs_no_tracked_file(tmp_path):
+    project = Project(tmp_path)
+    project.lay_over(project.scale, "studies: {small: {only: [plain]}}")
+    sweep = '{study: {small: {runs: {"mine-{lr}": {grid: {lr: [1.0e-3, 2.5e-4, 3.0]}, optimizer: {lr: "{lr}"}}}}}}'
+    project.write("mine.yaml", sweep)
+    runs = build_plan(tmp_path, {"overlay": "mine.yaml", "seeds": [0]})["train"]
+    rates = {job["run"]: job["spec"]["optimizer"]["lr"] for job in runs.values()}
+    del rates["plain"]
+    assert rates == {"mine-1e-3": 1.0e-3, "mine-25e-5": 2.5e-4, "mine-3": 3.0}

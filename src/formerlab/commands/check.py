@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from formerlab.commands.context import add_verb, load_plan
+from formerlab.commands.gpus import gpu_count
 from formerlab.errors import UserError
 from formerlab.plan.judge import Judge
 from formerlab.progress import short
 from formerlab.results.notes import SAFE
+from formerlab.results.stages import MAKING, MEASURED, TIMED
 
 SPARE_BYTES = 1_000_000_000
 """Room for token streams, rows, figures and the MLflow database beside the checkpoints."""
@@ -24,6 +26,7 @@ def add_parsers(verbs: Any) -> None:
     parser = add_verb(verbs, "check", check, "check before a start that the disk has room for the plan")
     text = "read texts and prepared data again: have any changed while size and time stayed?"
     parser.add_argument("--contents", action="store_true", help=text)
+    parser.add_argument("--here", action="store_true", help="jobs run on this machine: has it the GPU that they need?")
     add_verb(verbs, "rescue", rescue, "after a failure: draw what can be drawn, list what failed and its logs")
 
 
@@ -35,6 +38,8 @@ def check(arguments: argparse.Namespace) -> None:
         _check_contents(plan)
     _leave_the_future(plan)
     judge = Judge(plan)
+    if arguments.here and plan["device"] == "cuda":
+        _check_gpu(plan, judge)
     missing = [job for run_id, job in plan["train"].items() if not judge.verdict("train", run_id).current]
     need = sum(job["cost"]["disk_bytes"] for job in missing) + (SPARE_BYTES if missing else 0)
     folder = next(path for path in (results.resolve(), *results.resolve().parents) if path.exists())
@@ -43,6 +48,17 @@ def check(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{folder}: {short(free)}B free, but the {len(missing)} missing runs need about {short(need)}B; "
             "make room, or set results: to another disk"
+        )
+
+
+def _check_gpu(plan: dict[str, Any], judge: Judge) -> None:
+    """Raise UserError where jobs are left that need a GPU and this machine has none."""
+    stages = (*MAKING, *MEASURED, *TIMED)
+    left = [name for stage in stages for name in plan[stage] if not judge.verdict(stage, name).current]
+    if left and gpu_count() == 0:
+        raise UserError(
+            f"device: cuda: torch finds no GPU on this machine, and {len(left)} jobs need one; set device: cpu, or run "
+            "them where there is one (--profile slurm)"
         )
 
 

@@ -46,7 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     given = given_values(arguments)
     plan = read_plan(ensure_plan(Path.cwd(), given))
-    _take_stale_locks_away()
     before = _products(plan)
     status = _snakemake(given, "--cores", str(arguments.cores), "--keep-going", "--rerun-incomplete")
     if status and any(LOCKS.glob("*.lock")):
@@ -65,26 +64,6 @@ def _run(arguments: argparse.Namespace) -> int:
     if status:
         print(f"\nNot all of it was made; `make status SCALE={plan['scale']}` says what is left", file=sys.stderr)
     return status
-
-
-def _take_stale_locks_away() -> None:
-    """Remove the locks of a Snakemake that was killed; raise UserError where one is at work in this folder."""
-    locks = list(LOCKS.glob("*"))
-    if locks and (pid := _snakemake_here()):
-        raise UserError(f"Snakemake works in this folder already (process {pid}); wait for it, or stop it")
-    for lock in locks:
-        lock.unlink(missing_ok=True)
-    if locks:
-        print("an earlier run was killed; its lock is taken away, and the work goes on", file=sys.stderr)
-
-
-def _snakemake_here() -> int | None:
-    """Return the process of a Snakemake that works in this folder, if there is one."""
-    for one in psutil.process_iter(["pid", "cmdline", "cwd"]):
-        words = one.info["cmdline"] or []
-        if one.info["cwd"] == os.getcwd() and any(Path(word).name == "snakemake" for word in words[:3]):
-            return int(one.info["pid"])
-    return None
 
 
 def _snakemake(given: dict[str, Any], *words: str) -> int:

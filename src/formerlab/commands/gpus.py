@@ -40,7 +40,7 @@ def own_gpus(device: str, count: int = 1) -> Iterator[None]:
         yield
         return
     visible = os.environ.get(VISIBLE)
-    names = [name.strip() for name in visible.split(",")] if visible else [str(index) for index in range(_gpu_count())]
+    names = [name.strip() for name in visible.split(",")] if visible else [str(index) for index in range(gpu_count())]
     with ExitStack() as held:
         chosen = _lock(names, min(count, len(names)), held)
         os.environ[VISIBLE] = ",".join(chosen)
@@ -50,7 +50,8 @@ def own_gpus(device: str, count: int = 1) -> Iterator[None]:
             os.environ.pop(VISIBLE) if visible is None else os.environ.update({VISIBLE: visible})
 
 
-def _gpu_count() -> int:
+def gpu_count() -> int:
+    """Return how many GPUs torch finds on this machine."""
     import torch
 
     return torch.cuda.device_count()

@@ -14,6 +14,7 @@ def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
     parser = add_verb(verbs, "plan", plan, "show every job with its size, FLOPs, memory, disk and time, and the totals")
     parser.add_argument("--shell", action="store_true", help="print the stage commands in order, for use without a DAG")
+    parser.add_argument("--seeds", action="store_true", help="a row for every seed of a run")
     parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
 
@@ -32,7 +33,7 @@ def plan(arguments: argparse.Namespace) -> None:
 
     path = ensure_plan(Path.cwd(), given_values(arguments)) if arguments.plan is None else find_plan(arguments)
     found = read_plan(path)
-    print(shell(found, path) if arguments.shell else table(found))
+    print(shell(found, path) if arguments.shell else table(found, seeds=arguments.seeds))
 
 
 def status(arguments: argparse.Namespace) -> None:

@@ -2,10 +2,12 @@
 
 import functools
 import itertools
+import math
 import re
 import string
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from formerlab.errors import UserError
@@ -140,6 +142,22 @@ def fields(template: str) -> list[str]:
     return [name for _, name, _, _ in string.Formatter().parse(template) if name]
 
 
+class _Names(string.Formatter):
+    """Puts numbers into names, which have no point: 0.001 is 1e-3, 0.00015 is 15e-5."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        if isinstance(value, float) and math.isfinite(value) and not format_spec:
+            sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+            text = "-" * sign + "".join(map(str, digits))
+            return text + "0" * exponent if exponent >= 0 else f"{text}e{exponent}"  # type: ignore[operator]
+        return super().format_field(value, format_spec)
+
+
+def named(template: str, point: Tree) -> str:
+    """Return the name or text that a template gives at a grid point."""
+    return _Names().vformat(template, (), point)
+
+
 def grid_points(place: str, template: str, grid: Any) -> list[Tree]:
     """Return the value of every field, for each point of a grid.
 
@@ -168,7 +186,7 @@ def fill(value: Any, point: Tree) -> Any:
     if isinstance(value, str):
         if value[:1] == "{" and value[-1:] == "}" and value[1:-1] in point:
             return point[value[1:-1]]
-        return value.format(**point) if "{" in value else value
+        return named(value, point) if "{" in value else value
     return value
 
 

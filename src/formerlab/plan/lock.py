@@ -2,6 +2,7 @@
 
 import fcntl
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -27,6 +28,8 @@ def take_away_stale(folder: Path) -> TextIO | None:
         if file.read() == host or not locks:
             for lock in locks:
                 lock.unlink(missing_ok=True)
+            if locks:
+                print("an earlier run was killed; its lock is taken away, and the work goes on", file=sys.stderr)
             file.truncate(0)
             file.write(host)
             file.flush()

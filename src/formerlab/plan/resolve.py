@@ -1,5 +1,6 @@
 """From study, scale and overrides to the resolved spec of every run."""
 
+import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -20,6 +21,7 @@ from formerlab.plan.layers import (
     last_place_of,
     may_fit,
     merge_layers,
+    named,
     part,
     place_of,
 )
@@ -57,15 +59,23 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
     layers = _run_layers(name, sources)
     _check_patterns(name, list(layers), sources)
     layers = {run: own for run, own in layers.items() if not _names_released(own)}
-    fitting = {run: [n for n, pattern in enumerate(at_scale.only) if fnmatchcase(run, pattern)] for run in layers}
+    only = [*at_scale.only, *added_runs(name, sources)]
+    fitting = {run: [n for n, pattern in enumerate(only) if fnmatchcase(run, pattern)] for run in layers}
     kept = sorted((run for run in layers if fitting[run]), key=lambda run: fitting[run][0])
     runs = {run: _parse_run(name, run, layers[run], scale) for run in kept}
     for run in layers.keys() - runs.keys():
-        named = Layer(study_place(name), {"study": name, "name": run})
-        check_values(Run, [named, *(_without(layer, *BESIDE_SPEC) for layer in layers[run])], f"{name}.runs.{run}")
+        known_name = Layer(study_place(name), {"study": name, "name": run})
+        check_values(Run, [known_name, *(_without(layer, *BESIDE_SPEC) for layer in layers[run])], f"{name}.runs.{run}")
     grown = _grow(name, _with_parents_first(name, runs, layers), scale.data, layers)
     seeds = _seeds(name, grown, layers, sources)
     return [run.model_copy(update={"seed": seed}) for run in grown for seed in seeds[run.name]]
+
+
+def added_runs(name: str, sources: Sources) -> list[str]:
+    """Return patterns of the runs that an overlay or `set` adds to a study: who adds a run wants it at any scale."""
+    tracked, *overrides = sources.study_layers[name]
+    added = {run for layer in part(overrides, "runs") for run in layer.tree} - {*tracked.tree.get("runs", {})}
+    return sorted(re.sub(r"\{.*?\}", "*", run) for run in added)
 
 
 def _seeds(study: str, runs: list[Run], layers: Mapping[str, Layers], sources: Sources) -> dict[str, tuple[int, ...]]:
@@ -104,12 +114,12 @@ def resolve_released(name: str, sources: Sources) -> list[ReleasedRun]:
 
     Raises UserError for a model that the scale does not have, data of other tokens, and windows that it cannot read.
     """
-    only = sources.scale.studies.get(name, StudyScale()).only
+    only = [*sources.scale.studies.get(name, StudyScale()).only, *added_runs(name, sources)]
     layers = {run: own for run, own in _run_layers(name, sources).items() if _names_released(own)}
     kept = [run for run in layers if any(fnmatchcase(run, pattern) for pattern in only)]
     for run in layers.keys() - set(kept):
-        named = Layer(study_place(name), {"study": name, "name": run})
-        check_values(ReleasedRun, [named, *layers[run]], f"{name}.runs.{run}")
+        known_name = Layer(study_place(name), {"study": name, "name": run})
+        check_values(ReleasedRun, [known_name, *layers[run]], f"{name}.runs.{run}")
     return [_parse_released(name, run, layers[run], sources.scale) for run in kept]
 
 
@@ -135,8 +145,8 @@ def _parse_released(study: str, name: str, layers: Layers, scale: Scale) -> Rele
         raise UserError(f"{place_of(layers, (RELEASED,))}: released.{model}: {error}; or state its sizes") from None
     longest = min(sizes.context, source.context or sizes.context)
     known = sizes.to_dict() | {"context": longest, "kind": "released", "name": model, "source": source.to_dict()}
-    named = {"study": study, "name": name, "model": known}
-    run = parse(ReleasedRun, [Layer(study_place(study), named), *layers], subject)
+    by_place = {"study": study, "name": name, "model": known}
+    run = parse(ReleasedRun, [Layer(study_place(study), by_place), *layers], subject)
     tokenizer = spec.tokenizer if isinstance(spec := scale.data[data], TextData) else None
     if not isinstance(tokenizer, ReleasedTokenizer) or tokenizer.model != model:
         raise UserError(
@@ -215,7 +225,7 @@ def _instances(study: Layers, scale: Layers, template: str) -> list[tuple[str, L
     def filled(layers: Layers, point: Tree) -> Layers:
         return [_filled(layer, template, point) for layer in layers]
 
-    return [(template.format(**point), filled(study, point), filled(scale, point)) for point in points]
+    return [(named(template, point), filled(study, point), filled(scale, point)) for point in points]
 
 
 def _without(layer: Layer, *left_out: str) -> Layer:
@@ -249,8 +259,8 @@ def _parse_run(study: str, name: str, layers: list[Layer], scale: Scale) -> Run:
         near = near_misses(str(data), list(scale.data))
         raise UserError(f"{place_of(layers, ('data',))}: {subject}.data: no data set {data!r} at this scale{near}")
     known, place = scale.data[data].known(task if isinstance(task, dict) else {}), study_place(study)
-    named = Layer(place, {"study": study, "name": name} | known)
-    run = parse(Run, [named, *layers, Layer(place, _not_given(known, tree))], subject)
+    by_place = Layer(place, {"study": study, "name": name} | known)
+    run = parse(Run, [by_place, *layers, Layer(place, _not_given(known, tree))], subject)
     if (absurd := too_large(run)) is not None:
         key, reason = absurd
         raise UserError(f"{place_of(layers, (key, *_largest(tree.get(key))))}: {subject}.{key}: {reason}")

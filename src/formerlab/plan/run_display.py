@@ -211,6 +211,16 @@ def stage_of(rule: str) -> str:
     return "draw" if rule.startswith("draw") else rule
 
 
+def job_counts(stats: dict[str, int]) -> str:
+    """Return a line per stage of jobs to do, given their numbers by rule."""
+    found: Counter[str] = Counter()
+    for rule, count in stats.items():
+        if stage_of(rule) in UNITS:
+            found[stage_of(rule)] += count
+    lines = [f"{stage:<11} {count:>5} {UNITS[stage][count != 1]}" for stage, count in found.items()]
+    return "\n".join([*lines, f"{'in all':<11} {found.total():>5} jobs; -p names each"])
+
+
 def _mean_seconds(jobs: dict[str, Any]) -> float:
     """Return the mean of the predicted times of the jobs of a stage."""
     hours = [job["cost"]["hours"] for job in jobs.values() if isinstance(job, dict) and "cost" in job]

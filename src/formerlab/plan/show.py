@@ -1,6 +1,7 @@
 """The plan as people read it, and as a shell runs it."""
 
 import shlex
+from collections import Counter
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -18,23 +19,44 @@ MOST_NAMED = 6
 """Runs of a line that does not list all."""
 
 
-def table(plan: dict[str, Any]) -> str:
-    """Return every run with its predicted cost, and the totals per study."""
+def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
+    """Return every run with its predicted cost, and the totals per study; a row per seed only where asked for."""
     lines = [f"scale {plan['scale']}: {plan['description']}", ""]
     rows: list[tuple[str, ...]] = [COLUMNS]
     for name, study in plan["studies"].items():
         jobs = {run_id: job for run_id, job in made_runs(plan).items() if job["study"] == name}
-        rows += [(run_id, *_cells(job["cost"]), job["init"] or "") for run_id, job in jobs.items()]
+        rows += _rows(jobs) if seeds else _rows_of_runs(jobs)
         total = study["totals"]
         rows.append((f"= {name}: {total['runs']} runs", "", *_cells(total)[1:], ""))
     rows.append((f"= all: {plan['totals']['runs']} runs", "", *_cells(plan["totals"])[1:], ""))
     lines += aligned(rows, left=(0, len(COLUMNS) - 1))
+    lines += [] if seeds else ["x: seeds of a run, each at this cost; --seeds shows a row for each"]
     lines += ["", *_hardware(plan), ""]
     others = ", ".join(f"{len(plan[stage])} {stage}" for stage in BESIDES if plan[stage])
     lines.append(f"Jobs beside training: {others}. The memory of a total is that of its largest run.")
     lines += [f"{stage} reads {text}" for stage in MEASURED if (text := _measuring(plan[stage]))]
     lines += [line for job in plan["data"].values() if (line := job["lacks"])]
     return "\n".join(lines)
+
+
+def _rows(jobs: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [(run_id, *_cells(job["cost"]), job["init"] or "") for run_id, job in jobs.items()]
+
+
+def _rows_of_runs(jobs: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return a row per run: the cost of one seed, and how many there are."""
+    first: dict[str, str] = {}
+    for run_id in jobs:
+        first.setdefault(run_id.rpartition("/")[0], run_id)
+    counts = Counter(run_id.rpartition("/")[0] for run_id in jobs)
+    return [
+        (
+            f"{run} x {counts[run]}" if counts[run] > 1 else run,
+            *_cells(jobs[one]["cost"]),
+            (jobs[one]["init"] or "").rpartition("/")[0],
+        )
+        for run, one in first.items()
+    ]
 
 
 def _measuring(jobs: dict[str, Any]) -> str:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # these take a second to import; the plan reads the catalogue
 
     from formerlab.results.read import Objection, Results
 
+MOST_NAMED = 3
+"""Drawings that a line names that cannot be drawn for one reason."""
 REPORT = Path(__file__).parent
 _READ, _MAY_SAY = ("reads", "runs", "caption"), ("varied", "needs")
 
@@ -191,12 +193,28 @@ def draw_one(name: str, root: Path, out: Path, objection: "Objection | None" = N
 
 
 def draw_each(names: Iterable[str], root: Path, out: Path, objection: "Objection | None" = None) -> list[str]:
-    """Draw several; where one cannot be drawn, say why and go on with the next. Return the names of those."""
-    return [name for name in names if _attempt(name, out, partial(draw_one, name, root, out, objection)) is None]
+    """Draw several; say of those that cannot be drawn why, each reason once. Return the names of those."""
+    reasons: dict[str, list[str]] = {}
+    for name in names:
+        _attempt(name, out, partial(draw_one, name, root, out, objection), reasons)
+    _say(reasons)
+    return [name for alike in reasons.values() for name in alike]
 
 
-def _attempt(name: str, out: Path, draw: "Callable[[], list[Path]]") -> list[Path] | None:
-    """Draw; whatever is wrong with one drawing, its files say so and the others are wanted. Return what was written."""
+def _say(reasons: dict[str, list[str]]) -> None:
+    for reason, names in reasons.items():
+        more = ", ..." if len(names) > MOST_NAMED else ""
+        some = names[0] if len(names) == 1 else f"{len(names)} drawings ({', '.join(names[:MOST_NAMED])}{more})"
+        print(f"{some} not drawn: {reason}", file=sys.stderr)
+
+
+def _attempt(
+    name: str, out: Path, draw: "Callable[[], list[Path]]", reasons: dict[str, list[str]]
+) -> list[Path] | None:
+    """Draw; whatever is wrong with one drawing, its files say so and the others are wanted. Return what was written.
+
+    The name of one that cannot be drawn joins those of the same reason.
+    """
     note = failure_of(out, name)
     try:
         written = draw()
@@ -204,7 +222,7 @@ def _attempt(name: str, out: Path, draw: "Callable[[], list[Path]]") -> list[Pat
         return written
     except Exception as error:
         reason = str(error) if isinstance(error, UserError) else traceback.format_exc().rstrip()
-        print(f"{name} not drawn: {reason}", file=sys.stderr)
+        reasons.setdefault(reason, []).append(name)
         if name in catalogue():
             from formerlab.report.write import write_failure
 
@@ -246,13 +264,9 @@ def draw_all(
         for (results, _), part in zip(shares, parts, strict=True)
         for name, paths in part.items()
     }
-    for scale, name in sorted(drawn):
-        outcome = (
-            "drawn"
-            if drawn[scale, name]
-            else f"skipped, no finished runs of '{catalogue()[name].study}' have rows for it"
-        )
-        print(f"{scale}: {name} {outcome}", file=sys.stderr)
+    for scale in sorted({scale for scale, _ in drawn}):
+        made = [bool(paths) for (at, _), paths in drawn.items() if at == scale]
+        print(f"{scale}: {sum(made)} drawn, {made.count(False)} have no rows of finished runs", file=sys.stderr)
     for results in opened:
         if warning := results.warning():
             print(f"{results.scale}: {warning}", file=sys.stderr)
@@ -280,7 +294,9 @@ def _draw_there(root: Path, out: Path, study: str) -> dict[str, list[Path]]:
 def _draw_study(results: "Results", out: Path, study: str) -> dict[str, list[Path]]:
     """Draw what a study has rows for; return the files written, by drawing, without those that failed."""
     names = [drawing.name for drawing in catalogue().values() if drawing.study == study]
-    found = {name: _attempt(name, out, partial(_draw_if_rows, results, out, name)) for name in names}
+    reasons: dict[str, list[str]] = {}
+    found = {name: _attempt(name, out, partial(_draw_if_rows, results, out, name), reasons) for name in names}
+    _say(reasons)
     return {name: paths for name, paths in found.items() if paths is not None}
 
 
