@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from formerlab.errors import UserError, near_misses
+from formerlab.errors import EXIT_USER_ERROR, UserError, near_misses
 from formerlab.plan.locate import VARIABLE, read_plan
 from formerlab.plan.run_display import UNITS, RunDisplay, job_counts
 
@@ -42,6 +43,7 @@ class LogHandler(LogHandlerBase):
     writes_to_file = False
 
     def __post_init__(self) -> None:
+        _check_cache()
         asked = self.common_settings
         quiet = {str(about) for about in asked.quiet or ()}
         self._details = asked.verbose or asked.printshellcmds or asked.debug_dag
@@ -129,6 +131,18 @@ class LogHandler(LogHandlerBase):
         if text and text != "None":
             self._stream.write(f"{text}\n")
             self._stream.flush()
+
+
+def _check_cache() -> None:
+    """Stop in one line where Snakemake's cache folder may not be written: it would stop with a traceback."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snakemake"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            return
+    except OSError as error:
+        print(f"error: {cache}: {error.strerror}; set XDG_CACHE_HOME to a folder that can be written", file=sys.stderr)
+    raise SystemExit(EXIT_USER_ERROR)
 
 
 def _plan() -> dict[str, Any]:

@@ -56,6 +56,12 @@ def test_all_is_finished_at_last(plan, finished):
     assert set(found(plan).values()) == {("finished", "")}
 
 
+def test_runs_that_the_plan_has_not_are_named(plan, finished):
+    (finished / "small/child").rename(finished / "small/another")
+    assert "not in the plan" in report(plan)
+    assert "small/another/seed0" in report(plan)
+
+
 def test_a_diverged_run_is_no_problem(plan, finished):
     change(finished / "small/plain/seed0/run.json", status="diverged")
     assert found(plan)[PLAIN] == ("diverged", "")

@@ -4,9 +4,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from formerlab.errors import UserError
+from formerlab.errors import MOST_NAMED, UserError
 from formerlab.files import read_json
-from formerlab.plan.judge import RECORDS, Judge
+from formerlab.plan.judge import RECORDS, Judge, made_runs
 from formerlab.report.drawings import failure_of
 from formerlab.results.notes import read_note
 
@@ -47,9 +47,19 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
     widths = [max(len(row[column]) for row in [*shown, ("", "", "", "")]) for column in range(3)]
     lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]]).rstrip() for row in shown]
     counts = Counter(row[2] for row in rows)
+    if others := unplanned(plan):
+        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+        lines.append(f"not in the plan, so neither drawn nor counted: {', '.join(others[:MOST_NAMED])}{more}")
     return "\n".join(
         [*lines, "", f"scale {plan['scale']}: " + ", ".join(f"{n} {state}" for state, n in counts.items())]
     )
+
+
+def unplanned(plan: dict[str, Any]) -> list[str]:
+    """Return the runs below the results that the plan does not have."""
+    results = Path(plan["results"])
+    found = {path.parent.relative_to(results).as_posix() for path in results.glob("*/*/seed*/run.json")}
+    return sorted(found - made_runs(plan).keys())
 
 
 def failed_syncs(results: Path) -> int:
