@@ -4,7 +4,7 @@ from math import ceil
 from typing import Any
 
 from formerlab.evaluation.measurement import Reading
-from formerlab.models import Model
+from formerlab.models import Decoder, Model
 from formerlab.plan.hardware import Hardware
 from formerlab.plan.memory import BYTES_WEIGHT, Processes, enough, memory_bytes
 from formerlab.plan.schema import Scale
@@ -19,6 +19,11 @@ BYTES_PER_TOKEN = 3
 """Bytes of text per token, roughly, where only bytes are known."""
 SHARING = 0.9
 """Speed of several GPUs over their number times that of one: the rest is the summing of gradients. Stated."""
+MIXING_BYTES = 6
+"""Bytes moved for each elementwise operation of a depth mixer: a multiply-add, which counts as two, reads one float32
+number of the stream, forward, for the gradient of the stream and for that of the weight."""
+STREAMED = 0.8
+"""Share of the memory's bandwidth that a sum over many tensors reaches. Stated."""
 
 Cost = dict[str, Any]
 
@@ -78,7 +83,14 @@ def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
     sharing = count * (SHARING if count > 1 else 1.0)
     parts = trained / sharing + evaluated / TRAINING_PASSES  # every process validates, all training is shared out
     products = (run.flops / sharing + evaluated * forward_flops(run)) / rate
-    return (hardware.start_s + products + parts / run.task.part_tokens * around) / 3600
+    starting = hardware.start_s + (hardware.compile_s * blocks(run.model) if run.compile else 0.0)
+    mixing = parts * mixing_bytes(run) / (STREAMED * hardware.memory_gb_per_s * 1e9)
+    return (starting + products + mixing + parts / run.task.part_tokens * around) / 3600
+
+
+def mixing_bytes(run: Run) -> float:
+    """Return the bytes that the depth mixer of a run moves per token, forward and backward."""
+    return MIXING_BYTES * run.model.mixing_flops(1) if isinstance(run.model, Decoder) else 0.0
 
 
 def blocks(model: Model | Pretrained) -> int:

@@ -34,8 +34,12 @@ class Hardware(Spec):
     """The same for everything else of a part: embedding, loss, optimizer, rows."""
     cache_us: NonNegative = 2.0
     """Time of one token in one layer under a cache policy, microseconds, many sequences at a time."""
+    memory_gb_per_s: Positive = 1000.0
+    """Bandwidth of the memory, 10^9 bytes per second, of which depth mixers reach `STREAMED` (plan/cost.py)."""
     start_s: NonNegative = 90.0
-    """Time from the start of a job to its first step: imports, data, compilation."""
+    """Time from the start of a job to its first step: imports and data."""
+    compile_s: NonNegative = 3.0
+    """Time to compile a block of a run that compiles, which every start of it does again."""
     memory_base_mb: NonNegative = 800.0
     """Memory beside what grows with the model: on a GPU its context and workspaces, MiB."""
     memory_factor: Positive = 1.2
@@ -56,13 +60,28 @@ _GPU: Tree = {"basis": "memory and peaks from data sheets; utilisation and overh
 # compiled GPT-2-sized models commonly report. CPU: its peak is that of a 1024 x 1024 float32 product, and the rest
 # follows from the runs in results/cached/laptop.
 TABLE: dict[str, Tree] = {
-    "A100": _GPU | {"memory_gb": 80.0, "float32_tflops": 19.5, "bfloat16_tflops": 312.0},
-    "H100": _GPU | {"memory_gb": 80.0, "float32_tflops": 67.0, "bfloat16_tflops": 989.0, "utilisation": 0.35},
-    "H200": _GPU | {"memory_gb": 141.0, "float32_tflops": 67.0, "bfloat16_tflops": 989.0, "utilisation": 0.35},
-    "RTX4090": _GPU | {"memory_gb": 24.0, "float32_tflops": 82.6, "bfloat16_tflops": 165.0},
+    "A100": _GPU | {"memory_gb": 80.0, "memory_gb_per_s": 2039.0, "float32_tflops": 19.5, "bfloat16_tflops": 312.0},
+    "H100": _GPU
+    | {
+        "memory_gb": 80.0,
+        "memory_gb_per_s": 3350.0,
+        "float32_tflops": 67.0,
+        "bfloat16_tflops": 989.0,
+        "utilisation": 0.35,
+    },
+    "H200": _GPU
+    | {
+        "memory_gb": 141.0,
+        "memory_gb_per_s": 4800.0,
+        "float32_tflops": 67.0,
+        "bfloat16_tflops": 989.0,
+        "utilisation": 0.35,
+    },
+    "RTX4090": _GPU | {"memory_gb": 24.0, "memory_gb_per_s": 1008.0, "float32_tflops": 82.6, "bfloat16_tflops": 165.0},
     "CPU": {
-        "basis": "one thread of an AMD EPYC, measured in float32; memory_gb and bfloat16_tflops assumed",
+        "basis": "one thread of an AMD EPYC, measured in float32; memory and bfloat16_tflops assumed",
         "memory_gb": 16.0,
+        "memory_gb_per_s": 20.0,
         "float32_tflops": 0.1,
         "bfloat16_tflops": 0.1,
         "utilisation": 0.75,

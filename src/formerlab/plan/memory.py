@@ -44,6 +44,8 @@ def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
     bytes_activation = BYTES_WEIGHT // 2 if run.precision == "bfloat16" else BYTES_WEIGHT
     activations = run.task.part_tokens * activation_elements(run) * bytes_activation
     state = run.model.params() * STATE_ELEMENTS * BYTES_WEIGHT
+    if run.precision == "bfloat16" and shards == 1:
+        state += run.model.params() * BYTES_WEIGHT // 2  # the copies that products read, forward and backward
     if shards > 1:
         state = state // shards + whole_elements(run.model) * BYTES_WEIGHT
     return int(hardware.memory_base_mb * 2**20 + hardware.memory_factor * (state + activations))

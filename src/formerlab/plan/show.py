@@ -13,7 +13,7 @@ from formerlab.results.stages import MEASURED, TIMED
 
 BESIDES = ("data", *TIMED, *MEASURED, "draw")
 SPARE_RETRIES = 3
-"""Submissions of a cluster job beyond those that its length needs: for lost nodes, memory, preemption."""
+"""Submissions of a cluster job beyond twice what its predicted length needs: for lost nodes, memory, preemption."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "time", "starts from")
 MOST_NAMED = 6
 """Runs of a line that does not list all."""
@@ -88,7 +88,7 @@ def _hardware(plan: dict[str, Any]) -> list[str]:
         f"Times and memory of runs are predicted for {plan['hardware']} (scale.hardware).",
         f"A cluster job runs for at most {hours} (scale.runtime_minutes). A run that takes longer stops itself, saved, "
         f"and is submitted again: the longest run needs {need} submission{'s' if need > 1 else ''}, so the retries in "
-        f"slurm/config.yaml must be at least {need + SPARE_RETRIES}.",
+        f"slurm/config.yaml must be at least {2 * need + SPARE_RETRIES}.",
     ]
 
 
