@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,6 +96,8 @@ def say_starts(axes: Axes, starts: Sequence[Label], form: str) -> None:
         axes.annotate(f"what is cut starts at\n{low} to {high} nats", (1, 1), color=BLACK, **corner)
         return
     corner |= {"ha": "right", "path_effects": [withStroke(linewidth=2.5, foreground="white")]}
-    for place, start in enumerate(starts):
-        words = f"{start.text}:\nstarts at {start.y:{form}} nats"
-        axes.annotate(words, (1, 1), xytext=(-4, -4 - 22 * place), color=start.colour, **corner)
+    below = 20  # points: under the line of the parent's loss
+    for start in starts:
+        words = f"{fill(start.text, 26)}:\nstarts at {start.y:{form}} nats"
+        axes.annotate(words, (1, 1), xytext=(-4, -below), color=start.colour, **corner)
+        below += 11 * (words.count("\n") + 1)

@@ -165,8 +165,8 @@ def draw_alpha_accuracy(data: DataFrame) -> Figure:
     budget = data.loc[data["budget"] != 1, "budget"].iloc[0]
     points = {name: 100 * data[name] for name in ("difference", "difference_low", "difference_high")}
     titles = {
-        task: f"{title(task).removesuffix(' (local)').replace(MEAN, 'mean of five')} "
-        f"(n = {count:.0f}" + (f", Full {100 * full[task]:.0f} %)" if task in full else ")")
+        str(task): f"{title(str(task)).removesuffix(' (local)').replace(MEAN, 'mean of five')} "
+        f"(n = {count:.0f}" + (f", Full {100 * full[str(task)]:.0f} %)" if task in full else ")")
         for task, count in data.groupby("task", sort=False)["questions"].first().items()
     }  # fmt: skip
     rows = data.assign(**points, level=level_with_h2o(data, "minus_h2o"), title=data["task"].map(titles))
