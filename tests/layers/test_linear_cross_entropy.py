@@ -1,5 +1,6 @@
 """The loss of a head is the cross-entropy of its logits, and keeps none of them."""
 
+import jaxtyping
 import pytest
 import torch
 from torch.nn import functional as F
@@ -68,3 +69,20 @@ def test_the_backward_pass_may_run_twice_and_keeps_no_logits():
     assert max(kept) < ROWS * VOCABULARY
     first = torch.autograd.grad(loss, (x, weight), retain_graph=True)
     assert all(map(torch.equal, first, torch.autograd.grad(loss, (x, weight))))
+
+
+def test_compiled_logits_are_made_in_products_of_a_bounded_size(monkeypatch):
+    """Seven rows, two of which a product may have."""
+    monkeypatch.setattr(module, "MOST_COMPILED", 10)
+    x, weight, targets = torch.randn(7, 3), torch.randn(5, 3), torch.randint(0, 5, (7,))
+    rows = []
+
+    def counting(graph, inputs):
+        del inputs
+        rows.extend(node.meta["example_value"].shape[0] for node in graph.graph.nodes if "linear" in str(node.target))
+        return graph
+
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    found = torch.compile(module.linear_cross_entropy, backend=counting)(x, weight, targets)
+    assert rows == [2, 2, 2, 1]
+    torch.testing.assert_close(found, torch.nn.functional.cross_entropy(x @ weight.T, targets))

@@ -11,6 +11,9 @@ from torch.nn import functional as F
 LARGEST = 2**25
 """Logits that are in memory at one time, at most, as long as a row has fewer."""
 
+MOST_COMPILED = 2**31 - 1
+"""Logits of one product in a compiled graph, at most: kernels count elements in 32 bits."""
+
 
 def linear_cross_entropy(
     x: Float[Tensor, "rows width"], weight: Float[Tensor, "vocabulary width"], targets: Int[Tensor, " rows"]
@@ -26,8 +29,12 @@ def linear_cross_entropy(
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         x, weight = (operand.to(torch.get_autocast_dtype(device)) for operand in (x, weight))
     if torch.compiler.is_compiling():  # the compiler fuses it itself
-        logits = F.linear(x, weight)
-        return F.cross_entropy(logits.to(_wide(logits)), targets)
+        rows = max(1, MOST_COMPILED // len(weight))
+        sums = [
+            F.cross_entropy(F.linear(some, weight).to(_wide(weight)), wanted, reduction="sum")
+            for some, wanted in zip(x.split(rows), targets.split(rows), strict=True)
+        ]
+        return torch.stack(sums).sum() / len(x) if len(sums) > 1 else sums[0] / len(x)
     learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     loss: Tensor = _LinearCrossEntropy.apply(x, weight, targets, learns)  # type: ignore[no-untyped-call]
     return loss

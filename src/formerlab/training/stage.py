@@ -82,7 +82,9 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
             return
         if diverged is not None:
             explain_divergence(run, diverged, path)
-        final = write_results(run, state, data, out, diverged)
+        narrow = run.precision == "bfloat16" and device.startswith("cuda")  # as in validation; a CPU gains nothing
+        with torch.autocast("cuda", torch.bfloat16, enabled=narrow):
+            final = write_results(run, state, data, out, diverged)
         write_weights(out, state, keep_optimizer=runtime.keep_optimizer)
         state.wall_time_s = time.monotonic() - clock
         record = record_of(run, state, runtime, manifest, ancestor, diverged, examples)
