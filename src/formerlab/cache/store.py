@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import by_group
-from formerlab.kernels.cache_state import CacheState, Scores
+from formerlab.kernels.cache_state import EMPTY, CacheState, Scores
 from formerlab.layers.attention import Heads, KeyHeads
 
 SIMD = 16
@@ -84,7 +84,7 @@ class Store:
         self.values.scatter_(3, into[:, :, None].expand(-1, -1, v.shape[3], -1), v.transpose(-1, -2))
         queries, keys = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]), self.keys.unsqueeze(2)
         logits = (queries @ keys.transpose(-1, -2)).squeeze(3)
-        empty = ~self.state.filled.unsqueeze(2)
+        empty = (self.state.positions == EMPTY).unsqueeze(2)
         logits = logits.to(self.state.scores.dtype).masked_fill(empty, -torch.inf)
         attention = logits.softmax(-1)
         policy.rescore(self.state, attention, taken, initial)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,11 +40,6 @@ class CacheState:
     """Largest of the capacities."""
     vacant: Chosen | None = None
     """An empty slot of every head group, where it is known."""
-
-    @property
-    def filled(self) -> Bool[Tensor, "batch head_groups slots"]:
-        """Slots that hold a key."""
-        return self.positions != EMPTY
 
     def admit(self, position: int) -> Chosen:
         """Put the key at a position into an empty slot of every head group, and say which that is."""

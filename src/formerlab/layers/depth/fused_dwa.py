@@ -11,6 +11,7 @@ own, so autograd visits the nodes from the last to the first, whatever else the 
 very end, when all gradients of the weights are complete. Each node saves its own X_j and nothing else.
 """
 
+import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +24,8 @@ from formerlab.layers.depth.identity import Stream
 
 Signal = Float[Tensor, ""]
 Flat = Float[Tensor, " weights"]
+FEW = 2**17
+"""Numbers of a stream up to which a GPU takes longer to start a sum than to compute it, as in decoding."""
 
 
 class Layout:
@@ -77,7 +80,17 @@ class FusedHistory:
         if index not in self.layout.table:
             return self.kept[index]
         sources, first = self.layout.table[index], self.layout.offsets[index]
-        return weighted_sum([self.kept[j] for j in sources], self.gather.weights[first : first + len(sources)])
+        kept, last = [self.kept[j] for j in sources], first + len(sources)
+        if self.signal is None and kept[0].device.type != "cpu" and kept[0].numel() <= FEW:
+            return _in_one_product(kept, self.gather.flat[first:last])
+        return weighted_sum(kept, self.gather.weights[first:last])
+
+
+def _in_one_product(streams: list[Stream], weights: Flat) -> Stream:
+    """Return the weighted sum with two launches, however many streams there are; summed in float32 at least."""
+    wide = torch.promote_types(streams[0].dtype, torch.float32)
+    total = weights.to(wide) @ torch.stack(streams).flatten(1).to(wide)
+    return total.to(streams[0].dtype).view_as(streams[0])
 
 
 @dataclass
@@ -86,8 +99,6 @@ class Gather:
 
     layout: Layout
     flat: Flat
-    weights: list[Weight] = field(init=False)
-    """Numbers on the CPU; elsewhere tensors, since reading a number would wait for the device."""
     gradients: dict[int, Tensor] = field(default_factory=dict)
     """dY_q of the destinations seen so far in this backward pass."""
     products: dict[int, Weight] = field(default_factory=dict)
@@ -97,7 +108,11 @@ class Gather:
     def __post_init__(self) -> None:
         self.learns = self.flat.requires_grad and torch.is_grad_enabled()
         self.flat = self.flat.detach()
-        self.weights = self.flat.tolist() if self.flat.device.type == "cpu" else list(self.flat.unbind())
+
+    @functools.cached_property
+    def weights(self) -> list[Weight]:
+        """Numbers on the CPU; elsewhere tensors, since reading a number would wait for the device."""
+        return self.flat.tolist() if self.flat.device.type == "cpu" else list(self.flat.unbind())
 
     def start(self, signal: Signal | None) -> None:
         """Forget an earlier backward pass; only the first node of a pass comes without a signal from one above it."""
