@@ -129,11 +129,11 @@ def common_memory(wildcards):
 def training_memory(wildcards):
     """Return the host memory that a run needs."""
     cost = PLAN["train"][wildcards.id]["cost"]
-    # On a GPU the host holds a copy of weights and moments while a checkpoint is written.
+    # On a GPU every process builds the weights on the host, and all read one mapped checkpoint (weights, moments).
     need = (
         cost["memory_bytes"] * on_a_node(wildcards)
         if PLAN["device"] == "cpu"
-        else 4 * 4 * cost["parameters"]
+        else 4 * (3 + on_a_node(wildcards)) * cost["parameters"]
     )
     loader = PLAN["train"][wildcards.id]["loader_bytes"] * on_a_node(wildcards)
     return PLAN["memory_mb"] + (1.5 * need + loader) / 2**20
