@@ -99,3 +99,21 @@ def test_the_page_on_pruning_begins_with_three_lines_and_runs(names, capsys):
         exec(block.replace("max_new_tokens=200", "max_new_tokens=20"), names)
     full, pruned = (int(line.split()[-6]) for line in capsys.readouterr().out.splitlines())
     assert pruned < full
+
+
+def without(package, code):
+    """Run code in a process where a package is not installed; return its status, output and errors."""
+    hidden = f"import sys; sys.modules[{package!r}] = None\n{code}"
+    return subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
+
+
+def test_a_missing_package_is_one_line_that_names_its_extra(tmp_path):
+    done = without("transformers", "import formerlab; formerlab.prune")
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: formerlab.prune needs the package transformers, which is not installed; "
+        "pip install 'formerlab[pipeline]' brings it"
+    )
+    verb = "from formerlab.__main__ import main; sys.exit(main(['classify', 'vit', '.']))"
+    done = without("timm", verb)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: this needs the package timm, which is not installed; pip install")

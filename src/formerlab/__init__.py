@@ -35,7 +35,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        from formerlab.errors import missing_package
+
+        raise ImportError(f"formerlab.{name} {missing_package(error)}") from error
 
 
 def __dir__() -> list[str]:

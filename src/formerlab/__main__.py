@@ -19,7 +19,14 @@ from formerlab.commands import (
     stages,
     tools,
 )
-from formerlab.errors import EXIT_FAILED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, StoppedEarly, UserError
+from formerlab.errors import (
+    EXIT_FAILED,
+    EXIT_STOPPED_EARLY,
+    EXIT_USER_ERROR,
+    StoppedEarly,
+    UserError,
+    missing_package,
+)
 from formerlab.files import NoRoom, found_no_room
 
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -52,15 +59,23 @@ def main(words: list[str] | None = None) -> int:
     except BrokenPipeError:
         return EXIT_FAILED
     except Exception as error:
-        if found_no_room(error):
-            _say(f"error: {NoRoom(Path(getattr(error, 'filename', None) or 'a file'))}")
-            return EXIT_USER_ERROR
-        if isinstance(error, OSError) and error.errno in REFUSED and error.filename is not None:
-            _say(f"error: {error.filename}: {error.strerror}; give this user the right to it, or name another folder")
+        if line := _mistake(error):
+            _say(f"error: {line}")
             return EXIT_USER_ERROR
         traceback.print_exc()
         return EXIT_FAILED
     return 0
+
+
+def _mistake(error: Exception) -> str | None:
+    """Return the one line on what a person has to mend, where an error of another library means that."""
+    if found_no_room(error):
+        return str(NoRoom(Path(getattr(error, "filename", None) or "a file")))
+    if isinstance(error, OSError) and error.errno in REFUSED and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; give this user the right to it, or name another folder"
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("formerlab"):
+        return f"this {missing_package(error)}"
+    return None
 
 
 def _say(line: str) -> None:

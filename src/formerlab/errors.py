@@ -25,6 +25,12 @@ class StoppedEarly(Exception):
     """
 
 
+def missing_package(error: ModuleNotFoundError) -> str:
+    """Return what is needed where a package of an extra is not installed, and how to get it."""
+    package = str(error.name).partition(".")[0]
+    return f"needs the package {package}, which is not installed; pip install 'formerlab[pipeline]' brings it"
+
+
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_STOPPED_EARLY = 75  # EX_TEMPFAIL of sysexits.h: try again
