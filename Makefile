@@ -21,7 +21,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 unexport TOKENIZERS_PARALLELISM
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo released evidence figures readme plan status ui test test-fast test-cluster lint format lock results-export unlock clean distclean
+.PHONY: help setup demo released evidence figures readme plan status ui test test-fast test-cluster test-newest lint format lock results-export unlock clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -67,7 +67,7 @@ ui: $(READY) ## the MLflow UI over all runs, at PORT (5000)
 	@$(FORMERLAB) ui --port $(PORT)
 
 # One thread per process: the tests share the cores already, and sums keep their order.
-test test-fast test-cluster: export OMP_NUM_THREADS := 1
+test test-fast test-cluster test-newest: export OMP_NUM_THREADS := 1
 test test-fast: export PYTEST_ADDOPTS := --ignore=tests/cluster
 
 test: $(READY) ## all tests but those of test-cluster
@@ -78,6 +78,9 @@ test-fast: $(READY) ## the tests without those marked slow
 
 test-cluster: $(READY) ## jobs of a real, private Slurm and what may happen to them; minutes, needs root and Slurm
 	@$(BIN)/python -m pytest tests/cluster -rs -n $(TEST_WORKERS) --dist loadfile
+
+test-newest: $(READY) ## the integrations on the newest transformers, timm, lm_eval, datasets and mlflow, beside the locked ones
+	@scripts/test_newest.sh "$(VENV)"
 
 lint: $(READY) ## ruff, mypy, snakefmt, snakemake --lint
 	$(BIN)/python -m ruff check .
@@ -114,5 +117,5 @@ clean: ## show what the runs of SCALE=<scale> left behind; with FORCE=1 delete i
 	else du -sh "$$@"; echo "nothing deleted yet; make clean SCALE=$(SCALE) FORCE=1 deletes the above"; fi
 
 distclean: ## delete .venv and the tools' caches, no results
-	rm -rf .venv build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-newest build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find benchmarks scripts src tests workflow -name __pycache__ -type d -prune -exec rm -rf {} +
