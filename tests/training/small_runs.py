@@ -61,7 +61,7 @@ def write_plan(run: Run, data: Path, folder: Path, **job: object) -> Path:
         "device": "cpu",
         "threads": 1,
         "data": {"text": prepared | {"out": str(data), "tokenizer": None}},
-        "train": {run.id: {"keep_optimizer": False} | job},
+        "train": {run.id: {"keep_optimizer": False, "threads": 1} | job},
         "code": {job["code"]: ["formerlab.training.stage"]},
         "sources": loaded.AT_START,
     }

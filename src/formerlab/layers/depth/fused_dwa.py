@@ -89,7 +89,7 @@ class FusedHistory:
 def _in_one_product(streams: list[Stream], weights: Flat) -> Stream:
     """Return the weighted sum with two launches, however many streams there are; summed in float32 at least."""
     wide = torch.promote_types(streams[0].dtype, torch.float32)
-    total = weights.to(wide) @ torch.stack(streams).flatten(1).to(wide)
+    total = torch.mv(torch.stack(streams).flatten(1).to(wide).T, weights.to(wide))
     return total.to(streams[0].dtype).view_as(streams[0])
 
 
