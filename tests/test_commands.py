@@ -110,8 +110,11 @@ def test_the_exit_status_says_how_it_ended(raised, status, text, monkeypatch, ca
 
 def test_plan_shows_every_run_and_the_totals(project, capsys):
     text = said(capsys, "plan")
+    runs = ("plain", "parent", "child", "deep-3", "deep-4")
+    assert all(f"\nsmall/{run} x 2 " in text for run in runs)
+    text = said(capsys, "plan", "--seeds")
     assert text.startswith("scale smoke: tiny\n")
-    for run in ("plain", "parent", "child", "deep-3", "deep-4"):
+    for run in runs:
         assert all(f"small/{run}/seed{seed} " in text for seed in (0, 1))
     assert "= small: 10 runs" in text
     assert re.search(r"small/child/seed1 .*small/parent/seed1\n", text)

@@ -145,7 +145,8 @@ def test_after_a_failure_the_rest_is_finished_drawn_and_the_failure_is_named(tin
     assert "What is finished is safe; the same command goes on where this one stopped." in said
     record = json.loads((tiny.root / "results/live/smoke" / RUNS[0] / "run.json").read_text())
     assert record["spec"]["optimizer"]["lr"] == 1.0e-3
-    assert not (tiny.root / "results/live/smoke" / RUNS[2] / "run.json").exists()
+    before = json.loads((tiny.root / "results/live/smoke" / RUNS[2] / "run.json").read_text())
+    assert before["spec"]["optimizer"]["lr"] != 1.0e-3, "what was finished before stays, and no drawing counts it"
     assert (tiny.root / "figures/live/smoke/tokenformer_table.csv").read_text().count("ours") == 2
     weights.write_bytes(intact)
     rest = {f"train {RUNS[2]}", *drawn_from("tokenformer/grown-zero-keep-2"), "claims", "runs", "track", "all"}

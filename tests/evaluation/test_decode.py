@@ -84,7 +84,7 @@ def test_a_budget_of_the_whole_length_changes_nothing():
 
 @pytest.mark.parametrize("policy", [SpAtten(), Ideal()])
 def test_policies_that_no_cache_can_follow_are_refused(policy):
-    with pytest.raises(ValidationError, match=f"kind={policy.kind} is none that a cache can evict by"):
+    with pytest.raises(ValidationError, match=f"kind={policy.kind} cannot evict from a cache"):
         DecodeSettings(policies=(policy,))
 
 

@@ -109,7 +109,7 @@ def test_where_nothing_was_searched_there_is_no_figure(tmp_path, capsys):
     make_run(tmp_path / "live" / "one", "tokenformer", "tokenformer-1")
     written = draw_all(tmp_path / "live", tmp_path / "figures")
     assert "tokenformer_rates" not in {path.stem for path in written}
-    assert "one: tokenformer_rates skipped" in capsys.readouterr().err
+    assert "have no rows of finished runs" in capsys.readouterr().err
     specs = [("tokenformer", run, {"name": run, "optimizer": {"lr": rate}}) for run, rate in (("a", 1.0), ("b", 2.0))]
     assert catalogue()["tokenformer_rates"].chosen([*specs, ("decay", "a", {})]) == [0, 1]
     assert catalogue()["tokenformer_rates"].chosen(specs[:1]) == []

@@ -99,7 +99,7 @@ def test_sizes_vocabulary_and_costs_are_those_of_the_model(project):
     assert plan["data"]["llama"]["spec"]["tokenizer"]["vocabulary"] == foreign.VOCABULARY
     assert plan["train"] == {}
     assert plan["prune"]["small/released-llama/seed0"]["cost"]["flops"] > 0
-    assert "small/released-opt/seed0" in table(plan)
+    assert "small/released-opt/seed0" in table(plan, seeds=True)
     inner = model.num_parameters() - 2 * foreign.VOCABULARY * 32
     products = 2 * (inner + foreign.VOCABULARY * 32) + 4 * 2 * 32 * 32
     assert job["cost"]["evaluation_flops"] == pytest.approx(4 * 32 * products)

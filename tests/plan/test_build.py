@@ -161,7 +161,9 @@ def test_what_waits_for_the_same_jobs_is_drawn_together_and_nothing_else(plan):
 
 def test_the_table_shows_every_run(plan):
     text = table(plan)
-    assert all(f"\n{name} " in text for name in plan["train"])
+    assert all(f"\n{name.rpartition('/')[0]} " in text for name in plan["train"])
+    by_seed = table(plan, seeds=True)
+    assert all(f"\n{name} " in by_seed for name in plan["train"])
     assert f"= all: {plan['totals']['runs']} runs" in text
 
 

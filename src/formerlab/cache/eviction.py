@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.policies.policy import Layer, Policy, on_device
-from formerlab.kernels.cache_state import EMPTY, CacheState, Chosen, Positions, Scores
+from formerlab.kernels.cache_state import EMPTY, CacheState, Chosen, Positions
+from formerlab.kernels.cache_state import Scores as Scores  # offered to policies
 
 Attention = Float[Tensor, "batch key_heads groups slots"]
 Keys = Float[Tensor, "batch key_heads slots d_head"]
