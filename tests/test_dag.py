@@ -89,6 +89,14 @@ def test_a_run_is_a_line_per_stage_and_names_what_failed(acted):
     assert acted.snakemake("--cores", "1", "--forcerun", "exact", "--quiet", "all").stderr.count("\n") <= 1
 
 
+def test_folders_may_have_spaces(acted):
+    config = {"results": "my results", "figures": "my figures", "studies": ["vision"]}
+    done = acted.snakemake("--cores", "2", config=config)
+    assert done.returncode == 0, done.stderr
+    for name in ("claims.csv", "runs.csv"):
+        assert (acted.root / "my figures/live/smoke" / name).is_file()
+
+
 def test_nothing_runs_twice(acted):
     assert acted.to_do() == set()
 

@@ -35,6 +35,5 @@ rule claims:
         code=PLAN["claims"]["code"],
         arms=PLAN["claims"]["arms"],
         jobs=PLAN["jobs"],
-        out=FIGURES,
     shell:
-        "FORMERLAB_LOG={log:q} python -m formerlab claims --out {params.out:q} 2>&1 | keep {log:q}"
+        'FORMERLAB_LOG={log:q} python -m formerlab claims --out "$(dirname {output.csv:q})" 2>&1 | keep {log:q}'

@@ -38,6 +38,5 @@ rule runs:
     params:
         code=PLAN["ledger"],
         jobs=PLAN["jobs"],
-        out=FIGURES,
     shell:
-        "FORMERLAB_LOG={log:q} python -m formerlab runs --out {params.out:q} 2>&1 | keep {log:q}"
+        'FORMERLAB_LOG={log:q} python -m formerlab runs --out "$(dirname {output.csv:q})" 2>&1 | keep {log:q}'
