@@ -209,3 +209,19 @@ AutoConfig.from_pretrained({str(tmp_path / "model")!r}).decoder_spec
 print(type(AutoModelForCausalLM.from_pretrained({str(tmp_path / "model")!r})).__name__)"""
     done = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True)
     assert done.stdout == "FormerlabForCausalLM\n", done.stderr
+
+
+def test_code_in_a_model_folder_never_runs(tmp_path, monkeypatch):
+    """Not even where whoever is asked would say yes."""
+    from formerlab.integrations.huggingface.load import load_causal_lm
+
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    folder, ran = tmp_path / "model", tmp_path / "ran"
+    folder.mkdir()
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": classes}))
+    (folder / "own.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    with pytest.raises(UserError) as caught:
+        load_causal_lm({"pretrained_model_name_or_path": str(folder)})
+    assert str(folder) in str(caught.value)
+    assert not ran.exists()
