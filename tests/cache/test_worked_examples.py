@@ -6,6 +6,7 @@ import torch
 from formerlab.cache import H2O, Decay, Full, Local, SpAtten, StreamingLLM, simulate
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import Layer, by_group
+from formerlab.kernels.cache_state import EMPTY
 
 TRACES = {
     "decay_a0.5_B2_recent0": Decay(alpha=0.5),
@@ -25,7 +26,7 @@ def steps(policy: Eviction, logits, budget, groups=1, head=0):
     """Return what each query saw and the scores before the eviction that follows, {position: score} per query."""
     states = []
     for _, state in policy.walk(as_layer(logits, budget, groups)):
-        filled = state.filled[0, head]
+        filled = state.positions[0, head] != EMPTY
         positions, scores = state.positions[0, head][filled].tolist(), state.scores[0, head][filled].tolist()
         states.append(dict(zip(positions, scores, strict=True)))
     return states
