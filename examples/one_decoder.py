@@ -76,12 +76,17 @@ def held_out(model: nn.Module, text: Tensor, attend: Attend = causal_attention) 
     return float(model(batch[:, :-1], targets=batch[:, 1:], attend=attend))
 
 
+def parsed(description: str | None) -> argparse.Namespace:
+    """Return what the command line says: a text, and how long to train."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", nargs="?", type=Path, help="a text file")
+    parser.add_argument("--steps", type=int, default=300, help="optimizer steps each time that a model is trained")
+    return parser.parse_args()
+
+
 def main() -> None:
     """Train, grow, train on, prune."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", nargs="?", type=Path, help="a text file")
-    parser.add_argument("--steps", type=int, default=300, help="optimizer steps before growth, and after it")
-    arguments = parser.parse_args()
+    arguments = parsed(__doc__)
     training, test = read(arguments.text)
     rows: dict[str, float] = {}
 

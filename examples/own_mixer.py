@@ -7,11 +7,8 @@ All three models start from the same weights and read the same batches (those of
 also be chosen by name in a configuration is one more file of the package: docs/extending/mixer.md.
 """
 
-import argparse
-from pathlib import Path
-
 import torch
-from one_decoder import SPEC, held_out, read, train
+from one_decoder import SPEC, held_out, parsed, read, train
 from torch import Tensor, nn
 
 from formerlab.layers import DepthWeightedAverage, Identity, Mixer
@@ -35,10 +32,7 @@ class Anchor(Mixer):
 
 def main() -> None:
     """Train three models."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", nargs="?", type=Path, help="a text file")
-    parser.add_argument("--steps", type=int, default=300, help="optimizer steps of each model")
-    arguments = parser.parse_args()
+    arguments = parsed(__doc__)
     training, test = read(arguments.text)
     spec = SPEC.model_copy(update={"depth": Identity(), "layers": 8})
     mixers = {

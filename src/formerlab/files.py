@@ -171,9 +171,13 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file whole, readable by a person."""
-    text = json.dumps(value, indent=1, ensure_ascii=False)
-    readable = text.encode("utf-8", "ignore").decode() == text  # names of files may be no UTF-8
-    write_text(path, (text if readable else json.dumps(value, indent=1)) + "\n")
+    text = json.dumps(value, indent=1, ensure_ascii=False)  # which names of files need not be
+    write_text(path, (text if is_utf8(text) else json.dumps(value, indent=1)) + "\n")
+
+
+def is_utf8(text: str) -> bool:
+    """Say whether a text can be written as UTF-8; what came from bytes of another encoding cannot."""
+    return text.encode("utf-8", "ignore").decode() == text
 
 
 def read_json(path: Path) -> Any:

@@ -150,11 +150,20 @@ def mean_ends(
         low, high = np.quantile(replicates, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
         return low, high
     between, within = of_seeds.var(axis=-1, ddof=1) / seeds, replicates.var(axis=0)
-    doubt = between**2 / (seeds - 1) + within**2 / (examples - 1)
-    freedom = np.divide((between + within) ** 2, doubt, out=np.ones_like(doubt), where=doubt > 0)
-    half = special.stdtrit(freedom, (1 + confidence) / 2) * np.sqrt(between + within)
+    half = half_width([(between, seeds - 1), (within, examples - 1)], confidence)
     mean = of_seeds.mean(axis=-1)
     return mean - half, mean + half
+
+
+def half_width(
+    parts: Sequence[tuple[Float[np.ndarray, "*metrics"], float]], confidence: float = CONFIDENCE
+) -> Float[np.ndarray, "*metrics"]:
+    """Return t SE, SE^2 being the sum of parts (variance, degrees of freedom), with Satterthwaite's degrees for t."""
+    variance = np.sum([part for part, _ in parts], axis=0)
+    doubt = np.sum([part**2 / freedom for part, freedom in parts], axis=0)
+    freedom = np.divide(variance**2, doubt, out=np.ones_like(doubt), where=doubt > 0)
+    half: Float[np.ndarray, "*metrics"] = special.stdtrit(freedom, (1 + confidence) / 2) * np.sqrt(variance)
+    return half
 
 
 def over_examples(

@@ -47,7 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
     given = given_values(arguments)
     plan = read_plan(ensure_plan(Path.cwd(), given))
     before = _products(plan)
-    status = _snakemake(given, "--cores", str(arguments.cores), "--keep-going", "--rerun-incomplete")
+    status = _snakemake(given, "--cores", str(arguments.cores), "--keep-going")
     if status and any(LOCKS.glob("*.lock")):
         raise UserError("another Snakemake is at work in this folder: wait for it; where none is, call `make unlock`")
     results, changed = Path(plan["results"]), _products(plan) != before

@@ -34,7 +34,7 @@ def linear_cross_entropy(
             F.cross_entropy(F.linear(some, weight).to(_wide(weight)), wanted, reduction="sum")
             for some, wanted in zip(torch.split(x, rows), torch.split(targets, rows), strict=True)
         ]
-        return torch.stack(sums).sum() / len(x) if len(sums) > 1 else sums[0] / len(x)
+        return torch.stack(sums).sum() / len(x)
     learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     loss: Tensor = _LinearCrossEntropy.apply(x, weight, targets, learns)  # type: ignore[no-untyped-call]
     return loss

@@ -128,9 +128,8 @@ def _with_statements(tree: ast.Module) -> Iterator[ast.AST]:
         node = waiting.pop()
         yield node
         for block in ("body", "orelse", "handlers", "finalbody", "cases"):
-            if isinstance(
-                inner := getattr(node, block, None), list
-            ):  # of a lambda or an inline `if` it is an expression
+            inner = getattr(node, block, None)  # of a lambda or an inline `if` it is an expression
+            if isinstance(inner, list):
                 waiting += inner
 
 

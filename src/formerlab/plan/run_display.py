@@ -60,10 +60,7 @@ class RunDisplay:
     ) -> None:
         self._file, self._clock, self._with_bar = file, clock, bar
         self._terminal = file.isatty()
-        self._all: Counter[str] = Counter()
-        for rule, count in counts.items():
-            if stage_of(rule) in UNITS:
-                self._all[stage_of(rule)] += count
+        self._all = _by_stage(counts)
         self._seconds = {
             stage: _mean_seconds(plan[stage]) if stage in STAGES and stage in plan else SECONDS_OF_A_JOB
             for stage in self._all
@@ -211,12 +208,18 @@ def stage_of(rule: str) -> str:
     return "draw" if rule.startswith("draw") else rule
 
 
-def job_counts(stats: dict[str, int]) -> str:
-    """Return a line per stage of jobs to do, given their numbers by rule."""
+def _by_stage(counts: dict[str, int]) -> Counter[str]:
+    """Return the numbers of jobs by stage, given those by rule; what only asks for others is no stage."""
     found: Counter[str] = Counter()
-    for rule, count in stats.items():
+    for rule, count in counts.items():
         if stage_of(rule) in UNITS:
             found[stage_of(rule)] += count
+    return found
+
+
+def job_counts(stats: dict[str, int]) -> str:
+    """Return a line per stage of jobs to do, given their numbers by rule."""
+    found = _by_stage(stats)
     lines = [f"{stage:<11} {count:>5} {UNITS[stage][count != 1]}" for stage, count in found.items()]
     return "\n".join([*lines, f"{'in all':<11} {found.total():>5} jobs; -p names each"])
 

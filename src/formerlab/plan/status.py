@@ -29,12 +29,11 @@ def states(plan: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
 def failed_drawings(plan: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the figures and tables that could not be drawn, each with the reason and where all of it stands."""
-    notes = [failure_of(Path(plan["figures"]), name) for job in plan["draw"].values() for name in job["drawings"]]
-    names = [name for job in plan["draw"].values() for name in job["drawings"]]
+    figures, names = Path(plan["figures"]), (name for job in plan["draw"].values() for name in job["drawings"])
     return [
         (name, f"{note.read_text(encoding='utf-8').splitlines()[-1]}; all of it in {note}")
-        for name, note in zip(names, notes, strict=True)
-        if note.exists()
+        for name in names
+        if (note := failure_of(figures, name)).exists()
     ]
 
 

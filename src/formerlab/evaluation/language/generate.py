@@ -11,6 +11,7 @@ from torch import Tensor
 from formerlab.cache import KVCache
 from formerlab.data.text.tokenizer import END_OF_TEXT
 from formerlab.errors import UserError
+from formerlab.files import is_utf8
 from formerlab.layers.attention import Attend
 from formerlab.models.decoder import DecoderModel
 from formerlab.tasks.scoring import check_finite, evaluating
@@ -72,7 +73,7 @@ def generate(
 
 def check_text(name: str, text: str) -> None:
     """Raise UserError for bytes that are no UTF-8, as a terminal of another encoding sends them."""
-    if text.encode("utf-8", "ignore").decode() != text:
+    if not is_utf8(text):
         raise UserError(f"{name}: {text!r} is not UTF-8; set the terminal to UTF-8")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special
 
-from formerlab.statistics import Interval
+from formerlab.statistics import Interval, half_width
 
 Same = TypeVar("Same", bound="Quantity")
 MIN_UNITS = 20
@@ -71,9 +71,7 @@ class Quantity:
 
 def t_interval(mean: float, parts: Sequence[tuple[float, float]], confidence: float, **more: Any) -> Interval:
     """Return mean +- t SE, SE^2 being the sum of (variance, degrees of freedom), those of t by Satterthwaite."""
-    variance = sum(part for part, _ in parts)
-    doubt = sum(part**2 / freedom for part, freedom in parts)
-    half = math.sqrt(variance) * float(special.stdtrit(variance**2 / doubt, (1 + confidence) / 2)) if doubt else 0.0
+    half = float(half_width([(np.asarray(part), freedom) for part, freedom in parts], confidence))
     return Interval(mean, mean - half, mean + half, **more)
 
 

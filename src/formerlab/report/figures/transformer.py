@@ -213,7 +213,7 @@ transformer_rates = Plot(
     caption=(
         "Validation loss at the end of training, in nats per target token, against the peak learning rate, for every "
         "translator whose rate was searched: runs that differ in nothing else. To see: each ringed rate has a higher "
-        "and a lower one beside it in the grid; where it has not, the foot of the figure says so, and no comparison at "
+        "and a lower one beside it in the grid; where it has not, the last sentence says so, and no comparison at "
         "that rate is fair."
     ),
     data=partial(searches, study="transformer"),

@@ -27,7 +27,7 @@ class Group(NamedTuple):
     """The published table beside them; empty where there is none."""
     colour: str
     words: str
-    """What the foot of the figure says of the colour."""
+    """What the caption says of the colour."""
     runs: tuple[str, ...]
 
 
@@ -187,7 +187,7 @@ vision_rates = Plot(
     caption=(
         "Validation loss at the end of training, in nats per image, against the peak learning rate, for every image "
         "model whose rate was searched: runs that differ in nothing else. To see: each ringed rate has a higher and a "
-        "lower one beside it in the grid; where it has not, the foot of the figure says so, and no comparison at that "
+        "lower one beside it in the grid; where it has not, the last sentence says so, and no comparison at that "
         "rate is fair."
     ),
     data=partial(searches, study="vision"),
