@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from pandas import DataFrame, Series
 
 from formerlab.report.marks import Label, label_at_edge
@@ -25,6 +25,8 @@ from formerlab.report.style import BLACK, PUBLISHED_INK, WIDEST, look, loss_axis
 Style = dict[str, Any]
 LETTER = 0.061
 """Inches that a letter of 8 points takes, about."""
+PUBLISHED_LETTERS = 24
+"""Letters in a line of the label of a published value."""
 NARROWEST = 1.3
 """Inches of a panel; rather than be narrower, it has a row of its own."""
 
@@ -174,14 +176,11 @@ def _left(panel: Panel, rows: DataFrame) -> float:
 def _right(panel: Panel, rows: DataFrame) -> float:
     if panel.perplexity:
         return 0.6
-    if (
-        panel.name == "edge"
-        and panel.kind != "forest"
-        and rows.loc[rows[panel.x].isna(), "source"].eq("published").any()
-    ):
-        return 0.2 + LETTER * 24
-    longest = max((len(line) for name in rows[panel.by].unique() for line in str(name).split("\n")), default=0)
-    return 0.2 + LETTER * longest if panel.name == "edge" and panel.kind != "forest" else 0.12
+    if panel.name != "edge" or panel.kind == "forest":
+        return 0.12
+    wrapped = rows["source"].eq("published") & rows[panel.x].isna()
+    names = [line for name in rows.loc[~wrapped, panel.by].unique() for line in str(name).split("\n")]
+    return 0.2 + LETTER * max([*map(len, names), PUBLISHED_LETTERS * wrapped.any()], default=0)
 
 
 def _handles(shown: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
@@ -215,12 +214,13 @@ def draw(axes: Axes, panel: Panel, rows: DataFrame) -> None:
 
 
 def _logarithmic(axis: Axis, values: Series) -> None:
-    """Make an axis logarithmic; of a part of a decade, ticks of a linear one are written, for powers of ten are few."""
+    """Make an axis logarithmic; where powers of ten are few, write 1, 2 and 5 of each, or ticks of a linear axis."""
     axis._set_axes_scale("log")  # type: ignore[attr-defined]
     axis.set_minor_formatter(NullFormatter())
     if values.max() < 20 * values.min():
-        axis.set_major_locator(MaxNLocator(4))
-        axis.set_major_formatter(lambda value, _: f"{value:.3g}")
+        few = values.max() < 4 * values.min()
+        axis.set_major_locator(MaxNLocator(4) if few else LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(lambda value, _: f"{value:.3g}".replace("e+", "e"))
 
 
 def _name_axes(axes: Axes, panel: Panel, rows: DataFrame) -> None:
@@ -242,7 +242,7 @@ def _level(axes: Axes, panel: Panel, name: str, level: DataFrame) -> Label:
     axes.axhline(value, color=colour, linestyle="-." if published else "--", linewidth=1)
     if level.get(f"{panel.y}_low", Series([np.nan])).notna().all():
         axes.axhspan(level[f"{panel.y}_low"].iloc[0], level[f"{panel.y}_high"].iloc[0], color=colour, alpha=0.15, lw=0)
-    words = textwrap.fill(f"PUBLISHED, not ours: {value:+.3f}, {name}", 24) if published else name
+    words = textwrap.fill(f"PUBLISHED, not ours: {value:+.3f}, {name}", PUBLISHED_LETTERS) if published else name
     return Label(axes.get_xlim()[1], value, words, colour)
 
 

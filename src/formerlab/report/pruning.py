@@ -32,10 +32,15 @@ def one_model(rows: DataFrame) -> DataFrame:
     return rows[rows["run"] == runs[0]] if runs else rows
 
 
+def model_of(run: str) -> str:
+    """Return the name of a released model without what marks its run, and any other run as it is."""
+    return run.removeprefix(RELEASED_RUNS)
+
+
 def model_notes(rows: DataFrame) -> list[str]:
     """Return a note that names a released model, where rows of one are shown."""
     named = [str(run) for run in rows["run"].unique() if str(run).startswith(RELEASED_RUNS)]
-    return [f"Model: {', '.join(name.removeprefix(RELEASED_RUNS) for name in named)}."] if named else []
+    return [f"Model: {', '.join(map(model_of, named))}."] if named else []
 
 
 def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:

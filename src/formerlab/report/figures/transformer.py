@@ -95,7 +95,7 @@ transformer_attention = Plot(
 )
 
 
-_COLOURS = {"self_attention": BLACK, "recurrent": VERMILION, "convolution": BLUE, "restricted": GREEN}
+_COLOURS = {"self-attention": BLACK, "recurrent": VERMILION, "convolution": BLUE, "restricted": GREEN}
 _PANELS = (("n", "multiply_adds"), ("d", "multiply_adds"), ("n", "time_s"), ("d", "time_s"))
 _TITLES = {"multiply_adds": "Counted", "time_s": "Measured"}
 _AXES = {"n": "length n", "d": "width d", "multiply_adds": "multiply-adds", "time_s": "time of a call (s)"}
@@ -121,7 +121,7 @@ def draw_complexity(data: DataFrame) -> Figure:
     ]  # fmt: skip
     first = data.iloc[0]
     notes = [f"Fastest of several calls on one machine; kernel k = {first['k']}, neighbourhood r = {first['r']}."]
-    return sheet(*panels, notes=notes)(data)
+    return sheet(*panels, notes=notes)(data.assign(operation=data["operation"].str.replace("_", "-")))
 
 
 def _titled(rows: DataFrame, *, axis: str, column: str) -> str:

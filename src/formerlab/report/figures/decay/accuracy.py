@@ -13,7 +13,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.panel import Panel, Style, hollow, sheet
-from formerlab.report.pruning import PUBLISHED_ALPHA
+from formerlab.report.pruning import PUBLISHED_ALPHA, model_of
 from formerlab.report.published import DECAY, published
 from formerlab.report.questions import MEAN, SUITES, accuracies, answers, chance, title
 from formerlab.report.runs import missing_note, n_seeds
@@ -100,7 +100,7 @@ def _titles(data: DataFrame) -> "pd.Series[str]":
         held = pruned["realised_budget"].dropna()
         ends = dict.fromkeys(f"{100 * end:.1f}" for end in (held.min(), held.max())) if len(held) else ()
         budget = f"budget {100 * pruned['budget'].iloc[0]:g} %" if len(pruned) else "no pruned configuration"
-        found[run] = f"{run}, {budget}" + (f", realised {' to '.join(ends)} %" if ends else "")
+        found[run] = f"{model_of(str(run))}, {budget}" + (f", realised {' to '.join(ends)} %" if ends else "")
     return data["run"].map(found)
 
 
@@ -125,7 +125,7 @@ def _share_axis(axes: Axes, rows: DataFrame, *, ends: tuple[float, float], full:
     for row in rows[rows["difference"] < ends[0]].itertuples():
         words = f"\N{BLACK LEFT-POINTING TRIANGLE} {row.difference:.0f}"
         axes.text(
-            ends[0], names.index(str(row.name)) - 0.22, words, va="center", fontsize=7, color=look("local").colour
+            ends[0], names.index(str(row.name)) + 0.22, words, va="center", fontsize=7, color=look("local").colour
         )
     for label, (run, task) in zip(axes.get_yticklabels(), _cells(rows, names), strict=True):
         whole: Any = full.loc[(run, task)] if (run, task) in full.index else None

@@ -108,7 +108,7 @@ def _leave_far(axes: Axes, rows: DataFrame) -> None:
         for row in rows[far].sort_values("alpha").itertuples()
     ]
     where: dict[str, Any] = {"ha": "right", "va": "top", "transform": axes.transAxes}
-    axes.text(0.93, 0.985, "\n".join(words), color=look("decay").colour, **where)
+    axes.text(0.84, 0.985, "\n".join(words), color=look("decay").colour, **where)
 
 
 def far_above(rows: DataFrame) -> "Series[bool]":

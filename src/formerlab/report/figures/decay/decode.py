@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.panel import Panel, Style, hollow, sheet
-from formerlab.report.pruning import decoding, size_of
+from formerlab.report.pruning import decoding, model_of, size_of
 from formerlab.report.runs import missing_note
 from formerlab.report.style import GREY, look
 from formerlab.results.read import Results
@@ -25,7 +25,7 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def draw(data: DataFrame) -> Figure:
     """Draw speed, bytes and the time of the prompt, a column of panels per run and number of sequences."""
-    cases = [f"{run}, {'one sequence' if count == 1 else f'{count} sequences'}"
+    cases = [f"{model_of(run)}, {'one sequence' if count == 1 else f'{count} sequences'}"
              for run, count in zip(data["run"], data["sequences"], strict=True)]  # fmt: skip
     sizes = ["whole cache" if budget == 1 else f"pruned to {size_of(budget)}" for budget in data["budget"]]
     rows = data.assign(case=cases, size=sizes).drop_duplicates(["case", "configuration", "length"])
@@ -34,10 +34,11 @@ def draw(data: DataFrame) -> Figure:
 
     def style(name: str, points: DataFrame) -> Style:
         """Return colour and marker of the policy, line and filling of the budget."""
-        line = lines[float(points["budget"].iloc[0])]
+        budget = float(points["budget"].iloc[0])
+        line = lines[budget]
         colour, marker = look(points["policy"].iloc[0])
         if name in sizes:
-            colour, marker = look("full") if line == "-" else (GREY, "s")
+            colour, marker = look("full") if budget == 1 else (GREY, "s")
         return {"color": colour, "marker": marker, "linestyle": line} | hollow(line != "-")
 
     panel = partial(Panel, "length", each="case", log="x", name="legend", ticks="{:g}".format, style=style,

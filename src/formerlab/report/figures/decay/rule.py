@@ -124,7 +124,7 @@ def _draw_attention(axes: Axes, rows: DataFrame) -> None:
     axes.imshow(_square(rows, "attention"), cmap="Blues", vmin=0, vmax=0.5, interpolation="nearest")
     _grid(axes, title="Attention")
     axes.text(NAME - 0.3, 0.2, "the name", color=ORANGE, va="center", fontsize=7)
-    axes.text(CHANGE - 0.2, 1.2, "here the topic changes", color=VERMILION, va="center", fontsize=7)
+    axes.text(CHANGE - 0.2, 1.2, "here the\ntopic changes", color=VERMILION, va="center", fontsize=7)
 
 
 def _write_rule(axes: Axes) -> None:
@@ -160,7 +160,7 @@ def _draw_kept(axes: Axes, rows: DataFrame) -> None:
     late = rows[rows["query"] >= CHANGE]
     share = (late["attention"] * late["seen"]).sum() / late["attention"].sum()
     _grid(axes, title="Kept (grey: dropped)")
-    words = f"these have {100 * share:.0f} %\nof the attention\nafter the change"
+    words = f"these have\n{100 * share:.0f} % of the\nattention after\nthe change"
     axes.text(CHANGE - 0.2, 0.0, words, va="top", fontsize=7.5)
 
 

@@ -88,7 +88,7 @@ def _join_parents(axes: Axes, rows: DataFrame, *, column: str) -> None:
             axes.plot(ends[column], ends["loss_nats"], line, color=_style(str(name), points)["color"], linewidth=1)
     for run in means.loc[means["run"].isin(means["parent"]) & means["parent"].isna(), "run"].unique():
         axes.plot(*places.loc[run], "s", color=BLACK, zorder=3)
-        axes.annotate("before growth", places.loc[run], (5, 4), textcoords="offset points", fontsize=7.5)
+        axes.annotate("before growth", places.loc[run], (-6, -3), textcoords="offset points", ha="right", fontsize=7.5)
 
 
 def _draw_costs(

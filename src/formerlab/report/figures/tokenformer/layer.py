@@ -57,7 +57,9 @@ def draw(data: DataFrame) -> Figure:
     grown = ", then ".join(quantity(float(f"{size:.3g}")) for size in sizes["parameters_non_embedding"])
     whose = "The first model and what grew from it the published way. " if stages > 1 else ""
     notes = [f"{whose}Parameters without embedding: {grown}. Width {width} at every stage."]
-    figure, (block, formula, counts) = canvas([2.3, 4.4, 3.6], notes, height=3.1, right=[0.3, 0.8, 0.2], left=0.2)
+    figure, (block, formula, counts) = canvas(
+        [1.8, 2.2, 1.7], notes, height=2.9, right=[0.15, 0.75, 0.05], below=0.6, left=0.1
+    )
     _draw_block(block, set(data["part"]))
     _draw_formula(formula, stages, width, SCORES.get(data["score"].iloc[0], data["score"].iloc[0]))
     _draw_counts(counts, data)
@@ -73,7 +75,7 @@ def _draw_block(axes: Axes, parts: set[str]) -> None:
     for x, y, wide, name, tokens in boxes:
         face = _PATTENTION if tokens else "white"
         axes.add_patch(Rectangle((x, y), wide, 0.9, facecolor=face, edgecolor=BLACK, linewidth=0.8))
-        axes.text(x + wide / 2, y + 0.42, name, ha="center", va="center", fontsize=8)
+        axes.text(x + wide / 2, y + 0.42, name, ha="center", va="center", fontsize=7)
     straight = [(0.0, 1.0), (4.7, 5.2), (6.1, 6.55), (7.05, 7.6), (8.5, 9.0), (9.9, 10.35), (10.85, 11.5)]
     lines = [((4.0, low), (4.0, high)) for low, high in straight]
     lines += [((x, y), (x, y + 0.5)) for x in (1.9, 4.0, 6.1) for y in (1.9, 3.3)]
@@ -86,23 +88,24 @@ def _draw_block(axes: Axes, parts: set[str]) -> None:
     axes.set_xlim(0, 8.5)
     axes.set_ylim(-0.1, 11.7)
     axes.set_axis_off()
-    axes.set_title("A block; shaded: projections")
+    axes.set_title("A block\n(shaded: projections)")
 
 
 def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
-    for x, name in ((2.0, "keys K"), (6.4, "values V")):
-        _draw_tokens(axes, x, stages)
-        axes.text(x + 0.7, _ROWS * stages + 0.5, f"{name}, n x {width}", ha="center", fontsize=8.5)
     middle = _ROWS * stages / 2
-    for x, words in ((0.0, f"x\n{width}"), (9.1, f"y\n{width}")):
-        axes.text(x, middle, words, ha="center", va="center", fontsize=10)
-    axes.text(4.9, middle, f"{score}\ns = K x\nn scores", ha="center", va="center", fontsize=8.5)
-    for begin, end in ((0.3, 1.9), (3.5, 3.9), (5.9, 6.3), (7.9, 8.8)):
+    for x, name in ((1.3, "keys K"), (7.1, "values V")):
+        _draw_tokens(axes, x, stages)
+        axes.text(x + 0.7, 2 * middle + 0.3, f"{name}\nn x {width}", ha="center", va="bottom", fontsize=8)
+    for x, words in ((0.0, f"x\n{width}"), (9.8, f"y\n{width}")):
+        axes.text(x, middle, words, ha="center", va="center", fontsize=9)
+    axes.text(4.9, middle + 0.02 * middle, "n scores\ns = K x", ha="center", va="bottom", fontsize=7.5)
+    axes.text(4.9, middle - 0.05 * middle, score, ha="center", va="top", fontsize=7.5)
+    for begin, end in ((0.4, 1.2), (2.8, 7.0), (8.6, 9.4)):
         axes.add_patch(FancyArrowPatch((begin, middle), (end, middle), shrinkA=0, shrinkB=0, **_ARROW))
-    axes.set_xlim(-0.5, 9.5)
-    axes.set_ylim(-0.6, _ROWS * stages + 1.2)
+    axes.set_xlim(-0.5, 10.3)
+    axes.set_ylim(-0.03 * middle, 2.4 * middle)
     axes.set_axis_off()
-    axes.set_title("A projection: attention to tokens that are parameters")
+    axes.set_title("A projection: attention to tokens\nthat are parameters")
 
 
 def _draw_tokens(axes: Axes, x: float, stages: int) -> None:
@@ -123,10 +126,10 @@ def _draw_counts(axes: Axes, data: DataFrame) -> None:
     for place, whole in enumerate(bottom):
         axes.annotate(f"{whole:.0f}", (place, whole), (0, 3), textcoords="offset points", ha="center", fontsize=8)
     axes.grid(visible=False, axis="x")
-    axes.tick_params(axis="x", labelsize=8)
+    axes.set_xticks(range(len(parts)), parts, rotation=40, ha="right")
     axes.set_ylabel("tokens n")
     axes.spines["left"].set_color(GREY)
-    axes.set_title("Tokens of every projection of a block")
+    axes.set_title("Tokens of each projection\nof a block")
     if data["stage"].nunique() > 1:
         axes.legend(loc="upper left", fontsize=8, **LEGEND_ON_GROUND)
 

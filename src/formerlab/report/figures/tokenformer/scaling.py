@@ -60,7 +60,7 @@ def draw(data: DataFrame) -> Figure:
     parts = data["part"].replace({"scratch": "mean", "chain": "mean"})
     points = data.assign(part=parts, scratch=data["part"].eq("scratch"))
     drawn = points[points["part"].isin(["mean", "seed"])]
-    rows = drawn[drawn["model"].notna()].sort_values([PARAMETERS, TOKENS], kind="stable")
+    rows = drawn[drawn["model"].notna()].sort_values(["scratch", TOKENS, PARAMETERS], ascending=[False, True, True])
     style = _styles(rows)
     shared = partial(Panel, y="loss_nats", log="xy", style=style, name="legend")
     panels = [
@@ -69,15 +69,15 @@ def draw(data: DataFrame) -> Figure:
         shared(TOKENS, by="size", where={"scratch": True}, title="Size by size", xlabel="tokens", ticks=short,
                finish=partial(_laws, data=data, law="tokens", x=TOKENS, by="size", style=style)),
         shared(PARAMETERS, by="length", where={"scratch": True}, title="Length by length",
-               xlabel="parameters without embedding", ticks=partial(short, digits=3),
+               xlabel="non-embedding parameters", ticks=partial(short, digits=3),
                finish=partial(_laws, data=data, law="size", x=PARAMETERS, by="length", style=style)),
     ]  # fmt: skip
     notes = [
-        "Grey: lower envelope of the runs from scratch. Dashed: power laws, fitted to the envelope (left) and to all "
-        "runs from scratch (middle and right).",
+        "Grey: lower envelope of the runs from scratch. Dashed: power laws, fitted to the envelope (first panel) and to all "
+        "runs from scratch (the other panels).",
         *rate_note(data[data["part"] == "scratch"]),
     ]
-    return figure(rows, panels, [*seed_notes(rows), *notes], columns=3, height=2.6)
+    return figure(rows, panels, [*seed_notes(rows), *notes], height=2.2)
 
 
 def rate_note(scratch: DataFrame) -> list[str]:
