@@ -73,8 +73,8 @@ def draw(data: DataFrame) -> Figure:
                finish=partial(_laws, data=data, law="size", x=PARAMETERS, by="length", style=style)),
     ]  # fmt: skip
     notes = [
-        "Grey: lower envelope of the runs from scratch. Dashed: power laws, fitted to the envelope (first panel) and to all "
-        "runs from scratch (the other panels).",
+        "Grey: lower envelope of the runs from scratch. Dashed: power laws, fitted to the envelope (first panel) and "
+        "to all runs from scratch (the other panels).",
         *rate_note(data[data["part"] == "scratch"]),
     ]
     return figure(rows, panels, [*seed_notes(rows), *notes], height=2.2)
