@@ -27,8 +27,8 @@ from formerlab.cache import (
     resolve_budget,
     simulate,
 )
-from formerlab.cache.engines.engine import Prompt
 from formerlab.cache.policies.expected import rotations, unrotated
+from formerlab.cache.policies.policy import Prompt
 from formerlab.cache.prefill import OneShot, accumulated
 from formerlab.errors import UserError
 from formerlab.layers import Learned, Rotary

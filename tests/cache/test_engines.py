@@ -22,8 +22,8 @@ from formerlab.cache import (
 )
 from formerlab.cache import resolve_budget as count
 from formerlab.cache.engines import engine, loop
-from formerlab.cache.engines.engine import Prompt
 from formerlab.cache.eviction import coefficients
+from formerlab.cache.policies.policy import Prompt
 
 POLICIES = [
     Local(),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from formerlab.cache import Decay, Knorm
-from formerlab.cache.engines.engine import Prompt
+from formerlab.cache.policies.policy import Prompt
 
 TARGETS = (80, 90, 100)
 """Compute capabilities times ten: A100, H100, B200."""

@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from formerlab.cache.engines.engine import Prompt
 from formerlab.cache.eviction import Eviction, coefficients
-from formerlab.cache.policies.policy import Layer, Policy, by_group, largest
+from formerlab.cache.policies.policy import Layer, Policy, Prompt, by_group, largest
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding
 
@@ -72,9 +71,7 @@ def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
     like = prompt.k.new_empty(0, dtype=torch.promote_types(prompt.k.dtype, torch.float32))
     state = policy.empty_state(prompt.budgets, key_heads, time, like)
     state.positions.copy_(torch.arange(time, device=state.positions.device))
-    initial = policy.initial_scores(
-        torch.arange(time, device=prompt.k.device), state.positions.shape[1], prompt.k, prompt.layer
-    )
+    initial = policy.entering(prompt.k, state.positions.shape[1], prompt.layer, state.scores)
     age = torch.arange(time, 0, -1, device=prompt.k.device, dtype=state.scores.dtype)
     if initial is not None:
         state.scores += initial * decay**age
