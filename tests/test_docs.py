@@ -161,7 +161,7 @@ NOT_RUN = {
     "make test-cluster": "tests of their own, with a private Slurm",
     "make released": "a released model: network once; tests/huggingface/test_released.py runs it on a small one",
     "python -m formerlab released": "see make released",
-    "python -m formerlab ui": "see make ui: its process becomes the server",
+    "python -m formerlab ui": "see make ui: it runs until it is stopped",
     "make ui": "a server that runs until it is stopped; tests/test_tracking_ui.py opens it",
     "make readme": "writes into README.md what the committed rows say; tests/claims/test_render.py",
     "python -m formerlab readme": "see make readme",

@@ -103,8 +103,9 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(seed, processes, wo
 
 @pytest.mark.parametrize("written", ["last.pt", "train.csv", "weights.safetensors", "run.json"])
 def test_killed_just_before_a_file_gets_its_name(written, processes, words, out, whole):
-    """os.fsync is called for run.yaml, 12 checkpoints, six tables, weights and the record."""
-    names = ["run.yaml", *["last.pt"] * 12, "timing.csv", "depth.csv", "train.csv", "eval.csv"]
+    """os.fsync is called for run.yaml, 12 checkpoints with four tables, six tables, weights and the record."""
+    curves = ["timing.csv", "depth.csv", "train.csv", "eval.csv"]
+    names = ["run.yaml", *["last.pt", *curves] * 12, *curves]
     names += ["test.csv", "lender_test.csv", "weights.safetensors", "run.json"]
     killed = processes.run(*words, function="fsync", at_call=names.index(written) + 1)
     assert killed["status"] == -9

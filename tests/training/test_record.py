@@ -210,6 +210,9 @@ def test_rows_that_were_exported_meanwhile_are_no_change_of_the_code(installed):
     assert provenance.git_state.__wrapped__()["dirty_hash"]
 
 
-def test_an_interrupted_run_has_no_record(data, tmp_path, monkeypatch):
+def test_an_interrupted_run_has_no_record_but_the_rows_of_its_steps(data, finished, tmp_path, monkeypatch):
     interrupted(monkeypatch, 3, RUN, data, tmp_path)
     assert not (tmp_path / "run.json").exists()
+    for name in ("train", "eval"):
+        assert rows(tmp_path, name) == [row for row in rows(finished, name) if row["step"] <= 3]
+        assert rows(tmp_path, name)

@@ -2,14 +2,20 @@
 
 import argparse
 import os
+import signal
 import socket
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from formerlab.commands.context import add_verb, load_plan
 from formerlab.errors import UserError
 from formerlab.files import read_json
+from formerlab.results.notes import interrupt
+
+SECONDS_BETWEEN_SYNCS = 60
 
 
 def add_parsers(verbs: Any) -> None:
@@ -107,8 +113,9 @@ def _check_free(port: int) -> None:
 
 
 def ui(arguments: argparse.Namespace) -> None:
-    """Replace this process by the MLflow server."""
+    """Serve MLflow until it is stopped, and bring what is trained meanwhile into it every minute."""
     from formerlab.tracking.address import database_of, landing
+    from formerlab.tracking.mlflow import sync
 
     _check_free(arguments.port)
     plan = load_plan(arguments)
@@ -124,4 +131,22 @@ def ui(arguments: argparse.Namespace) -> None:
     words += ["--host", "127.0.0.1"]  # else MLFLOW_HOST may open it to the network
     print(f"MLflow UI: http://127.0.0.1:{arguments.port}{first}", file=sys.stderr)
     quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # nothing asks for jobs
-    os.execvpe(words[0], words, os.environ | quiet)
+    signal.signal(signal.SIGTERM, interrupt)
+    with subprocess.Popen(words, env=os.environ | quiet) as server:
+        try:
+            while _still_serves(server):
+                with suppress(UserError):  # a sync that fails, or is under way already, is left to the next
+                    sync(Path(plan["results"]), uri, Path(plan["figures"]))
+        except KeyboardInterrupt:
+            server.terminate()
+    if server.returncode not in (0, -signal.SIGINT, -signal.SIGTERM):
+        raise SystemExit(server.returncode)
+
+
+def _still_serves(server: "subprocess.Popen[bytes]") -> bool:
+    """Wait for the next sync; say whether the server is there still."""
+    try:
+        server.wait(SECONDS_BETWEEN_SYNCS)
+    except subprocess.TimeoutExpired:
+        return True
+    return False

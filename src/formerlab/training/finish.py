@@ -31,11 +31,7 @@ def write_results(run: Run, state: State, data: Path, out: Path, diverged: int |
         return task.test_rows(state.model, folder) if diverged is None else task.guessed_rows(run.model, folder)
 
     test, other = held_out(data), lender(data) if run.task.reads == "text" else None
-    columns = {name: TABLES[f"{name}.csv"].names for name in ("timing", "depth")}
-    columns["train"] = (*TABLES["train.csv"].required, *run.task.train_columns)
-    columns["eval"] = ("step", "split", "batch", *run.task.eval_columns)
-    for name, names in columns.items():
-        write_rows(out / f"{name}.csv", names, state.rows[name])
+    write_curves(run, state, out)
     write_rows(out / "test.csv", run.task.test_columns, test)
     write_rows(out / "lender_test.csv", TABLES["lender_test.csv"].names, held_out(other) if other else ())
     evaluated = state.rows["eval"]
@@ -45,6 +41,15 @@ def write_results(run: Run, state: State, data: Path, out: Path, diverged: int |
         "valid_loss_nats": _mean_loss(valid) if valid else None,
         "test_loss_nats": _mean_loss(row[1:] for row in test),
     }
+
+
+def write_curves(run: Run, state: State, out: Path) -> None:
+    """Write the rows of the steps so far, at every checkpoint too: what still trains can be looked at."""
+    columns = {name: TABLES[f"{name}.csv"].names for name in ("timing", "depth")}
+    columns["train"] = (*TABLES["train.csv"].required, *run.task.train_columns)
+    columns["eval"] = ("step", "split", "batch", *run.task.eval_columns)
+    for name, names in columns.items():
+        write_rows(out / f"{name}.csv", names, state.rows[name])
 
 
 def _mean_loss(rows: Iterable[Row]) -> float:

@@ -15,7 +15,7 @@ from formerlab.files import sha256, write_json, write_text
 from formerlab.kernels.native import keep_memory
 from formerlab.results.stages import STAGES
 from formerlab.results.write import hashes_of_rows
-from formerlab.training import checkpoint, processes, provenance
+from formerlab.training import checkpoint, finish, processes, provenance
 from formerlab.training.finish import CHECKPOINT, WEIGHTS, explain_divergence, tidy, write_results, write_weights
 from formerlab.training.loop import Hooks, train
 from formerlab.training.record import next_place, readings, record_of
@@ -68,6 +68,8 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
             began = time.monotonic()
             state.wall_time_s = began - clock
             checkpoint.save(path, state, belongs_to)
+            if processes.rank() == 0:
+                finish.write_curves(run, state, out)
             a_step = state.training_time_s / max(1, state.step)
             stop.leave(a_step + 2 * (time.monotonic() - began))  # the step under way, and its save, be it twice as slow
 
