@@ -135,9 +135,13 @@ def _claim_tags(figures: Path, study: str) -> dict[str, str]:
     if not path.exists():
         return {}
     rows = pd.read_csv(path).drop_duplicates("claim").set_index("claim")
-    own = rows.loc[rows.index.str.startswith(f"{study}-"), ["outcome", "ours", "reason", "changed"]]
-    texts = own.rename(columns=lambda name: "" if name == "outcome" else f".{name}").stack().dropna().items()
-    return {f"claim.{claim}{ending}": str(text)[:LONGEST_TAG] for (claim, ending), text in texts}
+    own = rows[rows.index.str.startswith(f"{study}-")]
+    endings = {"outcome": "", "ours": ".ours", "reason": ".reason", "changed": ".changed"}
+    return {
+        f"claim.{claim}{ending}": str(text)[:LONGEST_TAG]
+        for column, ending in endings.items()
+        for claim, text in own[column].dropna().items()
+    }
 
 
 def study_entry(results: Results, records: Sequence[dict[str, Any]], figures: Path) -> Entry:
