@@ -20,8 +20,7 @@ from formerlab.cache import (
 from formerlab.cache.measures import ideal_attention, means_over_kept, place_weights
 from formerlab.commands.measures import _write_nothing
 from formerlab.errors import UserError
-from formerlab.evaluation.language.questions import Questions
-from formerlab.evaluation.language.zeroshot import evaluate_tasks, load_tasks
+from formerlab.evaluation.language.questions import Questions, load_tasks
 from formerlab.evaluation.pruning import masks
 from formerlab.evaluation.pruning.calibration import calibrated, head_distances
 from formerlab.evaluation.pruning.configuration import Configuration
@@ -135,7 +134,7 @@ def test_questions_are_answered_under_every_policy(out, model, tokenizer, config
     assert len(configurations) == 1 + 6
     assert len(rows) == len(configurations) * 4 * 3
     full = [row for row in rows if row["policy"] == "full"]
-    expected = evaluate_tasks(model, tokenizer, load_tasks(configs), limit=4)
+    expected = Questions(load_tasks(configs), tokenizer, limit=4).answers(model)
     assert [(row["example"], row["metric"], float(row["value"])) for row in full] == [
         (str(row.example), row.metric, row.value) for row in expected
     ]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from formerlab.__main__ import main
 from formerlab.errors import EXIT_USER_ERROR
-from formerlab.evaluation.language.zeroshot import evaluate_tasks, load_tasks
+from formerlab.evaluation.language.questions import Questions, load_tasks
 from formerlab.integrations.huggingface import load
 from formerlab.integrations.huggingface.export import load_folder
 from formerlab.integrations.huggingface.load import load_any
@@ -146,7 +146,7 @@ def test_answers_of_a_foreign_model_are_those_of_the_harness_itself(folders, tas
 
     loaded = load_any(Folder(path=str(folders / "llama")))
     tasks = load_tasks([yaml.safe_load(task.read_text())])
-    ours = evaluate_tasks(loaded.model, loaded.tokenizer, tasks, end_of_text=loaded.prefix)
+    ours = list(Questions(tasks, loaded.tokenizer, end_of_text=loaded.prefix).answers(loaded.model))
     own = HFLM(
         pretrained=AutoModelForCausalLM.from_pretrained(folders / "llama"),
         tokenizer=AutoTokenizer.from_pretrained(folders / "llama"),

@@ -134,7 +134,7 @@ def new_code(text):
         ("training/optimizer.py", TRAIN),
         ("tasks/language.py", TRAIN),
         ("tasks/window_losses.py", TRAIN | jobs("prune")),
-        ("evaluation/language/zeroshot.py", EVALUATED),
+        ("evaluation/language/questions.py", EVALUATED),
         ("evaluation/pruning/prune.py", jobs("prune")),
         ("cache/policies/policy.py", jobs("prune")),
         ("cache/eviction.py", jobs("prune")),

@@ -143,7 +143,7 @@ STAGES = {
                     by="task metric",
                 )
             },
-            module="language.answers",
+            module="language.zeroshot",
             settings="Zeroshot",
             models=("decoder", "released"),
         ),

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Local
 from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
+from formerlab.evaluation.kept import Kept
 from formerlab.evaluation.measurement import Measured, Measurement, Reading
 from formerlab.evaluation.pruning.configuration import Configuration
-from formerlab.evaluation.pruning.kept import Kept
 from formerlab.evaluation.pruning.prune import PruneSweep, Work
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress

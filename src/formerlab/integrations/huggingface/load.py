@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import psutil
 import torch
+import transformers
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
@@ -59,6 +60,17 @@ def load_any(source: ReleasedModel, *, device: str = "cpu", online: bool = False
     tokenizer, prefix = load_fast_tokenizer(arguments)
     # It has of DecoderModel what evaluation uses: forward, spec.context, embedding, position.
     return Loaded(cast(DecoderModel, CausalLM(model, source.context)), tokenizer, prefix)
+
+
+def identity_of(source: ReleasedModel, device: str) -> dict[str, Any]:
+    """Say which model answers, and how it computes."""
+    return {
+        **source.identity(),
+        "dtype": source.dtype or "as saved",
+        "device": device,
+        "context": source.context,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
 
 
 def _tokenformer(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:
