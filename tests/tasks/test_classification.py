@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from fixtures.rows import measured
 from torch.nn import functional as F
 
 from formerlab.data.images import Digits, ImageData, load_images
@@ -239,7 +240,7 @@ def test_smoothing_is_the_cross_entropy_with_a_mixed_target(digits):
 
 def test_rows_of_the_test_images_say_what_was_predicted(digits):
     task, model = TASKS[0], MODEL.build()
-    rows = [dict(zip(task.test_columns, row, strict=True)) for row in task.test_rows(model, digits)]
+    rows = [dict(zip(task.test_columns, row, strict=True)) for row in measured(task, model, digits)]
     images = load_images(digits, "test")
     assert [row["window"] for row in rows] == list(range(len(images)))
     assert [row["label"] for row in rows] == images.labels.tolist()
@@ -260,7 +261,7 @@ def test_ties_count_against_the_model():
 
 
 def test_a_uniform_guess_has_the_loss_and_about_the_accuracy_of_chance(digits):
-    rows = TASKS[0].guessed_rows(MODEL, digits)
+    rows = TASKS[0].guessed_rows(MODEL, TASKS[0].held_out(digits))
     assert {len(row) for row in rows} == {len(TASKS[0].test_columns)}
     assert {row[2] for row in rows} == {math.log(10)}
     assert 0 <= np.mean([row[5] == 0 for row in rows]) < 0.25

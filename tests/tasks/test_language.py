@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from fixtures.rows import measured
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -141,13 +142,12 @@ def test_what_the_stage_asks_is_what_language_modelling_always_did(tmp_path, mon
     batch = TASK.train_batch(STREAM, 3, 5)
     assert torch.equal(torch.cat(halves.step_batches(STREAM, 3, 5)), batch)
     assert halves.measure(model, batch) == (batch[:, 1:].numel(), TASK.loss(model, batch).item())
-    assert TASK.tokens_until(STREAM, 3, 7) == 7 * batch[:, 1:].numel()
-    assert TASK.flops_until(spec, STREAM, 3, 7) == 3 * 7 * len(batch) * spec.flops(TASK.context)
+    assert TASK.step_counts(spec, STREAM, 3, 7) == (batch[:, 1:].numel(), 3 * len(batch) * spec.flops(TASK.context))
     monkeypatch.setattr("formerlab.tasks.language.load_stream", lambda folder, split: STREAM)
     monkeypatch.setattr("formerlab.tasks.language.read_manifest", lambda folder: {"tokenizer": {"end_of_text": 16}})
-    rows = TASK.test_rows(model, tmp_path)
+    rows = measured(TASK, model, tmp_path)
     assert [row[:3] for row in rows] == [row[:3] for row in window_losses(model, STREAM, TASK.context)]
     assert [row[3] for row in rows] == [0, 0, 0, 1, 1, 1, 1]  # the third window predicts 13 to 18
-    guessed = TASK.guessed_rows(spec, tmp_path)
+    guessed = TASK.guessed_rows(spec, TASK.held_out(tmp_path))
     assert [(*row[:2], row[3]) for row in guessed] == [(*row[:2], row[3]) for row in rows]
     assert {row[2] for row in guessed} == {math.log(spec.vocabulary)}

@@ -56,17 +56,15 @@ def test_batches_are_pure_in_the_step_whatever_was_asked_before():
     assert not torch.equal(TASK.step_batches(used, 6, 0)[0].source, fresh[0].source)
 
 
-def test_tokens_and_flops_until_a_step_are_those_of_its_batches():
+def test_the_counts_of_a_step_are_those_of_its_batch():
     size = len(DATA.batches(40))
-    for step in (0, 1, size, size + 3):
-        batches = [TASK.step_batches(DATA, 5, earlier)[0] for earlier in range(step)]
-        assert TASK.tokens_until(DATA, 5, step) == sum(batch.tokens for batch in batches)
-        lengths = [
-            (int(real.sum()), int((out != NO_TARGET).sum()))
-            for batch in batches
-            for real, out in zip(batch.real, batch.target_out, strict=True)
-        ]
-        assert TASK.flops_until(MODEL, DATA, 5, step) == 3 * sum(MODEL.flops(s, t) for s, t in lengths)
+    start = TASK.place_after(DATA, BEGINNING, 2)
+    for step, begins in ((0, BEGINNING), (size + 3, BEGINNING), (3, start)):
+        (batch,) = TASK.step_batches(DATA, 5, step, begins)
+        sources, targets = batch.real.sum(1).tolist(), (batch.target_out != NO_TARGET).sum(1).tolist()
+        flops = 3 * sum(MODEL.flops(s, t) for s, t in zip(sources, targets, strict=True))
+        assert TASK.step_counts(MODEL, DATA, 5, step, begins) == (batch.tokens, flops)
+    assert TASK.epoch_tokens(DATA) == sum(TASK.step_counts(MODEL, DATA, 5, step)[0] for step in range(size))
 
 
 def test_a_run_goes_on_where_its_ancestors_ended():
@@ -76,9 +74,6 @@ def test_a_run_goes_on_where_its_ancestors_ended():
     for step in (0, size - 1):
         again, wanted = TASK.step_batches(DATA, 5, step, start)[0], TASK.step_batches(DATA, 5, size + 3 + step)[0]
         assert torch.equal(again.source, wanted.source)
-    until = TASK.tokens_until(DATA, 5, size + 9)
-    assert TASK.tokens_until(DATA, 5, 6, start) == until - TASK.tokens_until(DATA, 5, size + 3)
-    assert TASK.epoch_tokens(DATA) == TASK.tokens_until(DATA, 5, size)
 
 
 @pytest.mark.parametrize(("epochs", "more", "begins"), [(1, 0, 1), (2, 3, 3)])
@@ -89,7 +84,6 @@ def test_with_batches_of_another_size_a_run_begins_with_the_next_epoch(epochs, m
     assert size != len(DATA.batches(40))
     batches = [larger.step_batches(DATA, 5, step, start)[0] for step in range(size)]
     assert torch.equal(batches[0].source, larger.step_batches(DATA, 5, begins * size)[0].source)
-    assert larger.tokens_until(DATA, 5, size, start) == TASK.epoch_tokens(DATA)
     assert sum(batch.tokens for batch in batches) == TASK.epoch_tokens(DATA)
     assert larger.place_after(DATA, start, 2).position == begins * size + 2
 

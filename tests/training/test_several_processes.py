@@ -122,4 +122,4 @@ def numbers(row):
 def test_parts_that_cannot_be_shared_out_are_named(monkeypatch):
     monkeypatch.setattr(processes, "count", lambda: 2)
     with pytest.raises(UserError, match=r"2 processes cannot share a step of 3 parts;"):
-        processes.check_parts(3)
+        processes.check(small(task=LanguageModeling(context=8, batch=3, accumulate=3)), keep_optimizer=False)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from fixtures.rows import measured
 from safetensors.torch import load_file
 from small_runs import bits, interrupted, rows, trained
 
@@ -69,7 +70,7 @@ def finished(digits, tmp_path_factory):
 
 def test_the_test_rows_are_those_of_the_averaged_weights(finished, digits):
     model, run = load_model(finished)
-    expected = [dict(zip(run.task.test_columns, row, strict=True)) for row in run.task.test_rows(model, digits)]
+    expected = [dict(zip(run.task.test_columns, row, strict=True)) for row in measured(run.task, model, digits)]
     for row, wanted in zip(rows(finished, "test"), expected, strict=True):
         assert row == pytest.approx(wanted, rel=1e-5)
     evaluated = rows(finished, "eval")

@@ -139,24 +139,31 @@ class Classification(TaskSpec):
         top1, top5 = ((ranks < k).double().mean() for k in (1, 5))
         return len(losses), losses.mean(), top1, top5
 
-    def test_rows(self, model: Any, folder: Path) -> list[Row]:
-        """Return loss and prediction of every test image."""
-        images = load_images(folder, "test")
-        device = next(model.parameters()).device
-        rows: list[Row] = []
-        with evaluating(model):
-            for batch in held_out_batches(images, np.arange(len(images)), self.look(images, self.crop), self._part):
-                ready = batch.to(device)
-                made = predictions(model(ready.images), ready.targets)
-                rows += [(len(rows) + index, 1, *row) for index, row in enumerate(made)]
-        return rows
+    def test_groups(self, data: ImageSet) -> list[NDArray[np.int64]]:
+        """Return the test images in batches."""
+        return np.split(np.arange(len(data)), range(self._part, len(data), self._part))
 
-    def guessed_rows(self, model: Any, folder: Path) -> list[Row]:
+    def test_rows(self, model: Any, data: ImageSet, group: NDArray[np.int64]) -> list[Row]:
+        """Return loss and prediction of some test images."""
+        (batch,) = held_out_batches(data, group, self.look(data, self.crop), self._part)
+        ready = batch.to(next(model.parameters()).device)
+        with evaluating(model):
+            made = predictions(model(ready.images), ready.targets)
+        return [(number, 1, *row) for number, row in zip(group.tolist(), made, strict=True)]
+
+    def guessed_rows(self, model: Any, data: ImageSet) -> list[Row]:
         """Return ln(classes) for every test image, and the classes in turn as predictions."""
-        labels, classes = load_images(folder, "test").labels.tolist(), model.classes
         return [
-            (index, 1, math.log(classes), label, index % classes, (label - index) % classes, 1 / classes)
-            for index, label in enumerate(labels)
+            (
+                index,
+                1,
+                math.log(model.classes),
+                label,
+                index % model.classes,
+                (label - index) % model.classes,
+                1 / model.classes,
+            )
+            for index, label in enumerate(data.labels.tolist())
         ]
 
     @property
