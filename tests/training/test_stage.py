@@ -104,6 +104,18 @@ def test_stopped_twice_and_resumed_leaves_the_same_bits(run, data, tmp_path, mon
     assert second["final"] == first["final"]
 
 
+def test_a_resumed_run_draws_no_values(data, tmp_path, monkeypatch, finished):
+    """Its model is built without any, so that a process holds it once."""
+    interrupted(monkeypatch, 7, RUN, data, tmp_path)
+
+    def drawn(*_):
+        raise AssertionError("values were drawn")
+
+    monkeypatch.setattr(torch.Tensor, "normal_", drawn)
+    trained(RUN, data, tmp_path)
+    assert bits(tmp_path) == bits(finished)
+
+
 def test_times_add_up_over_starts_and_the_first_start_counts(data, tmp_path, monkeypatch):
     interrupted(monkeypatch, 6, RUN, data, tmp_path)
     path = tmp_path / "checkpoint" / "last.pt"
