@@ -1,18 +1,21 @@
-"""The verbs for people: demo, generate, classify, ui."""
+"""The verbs for people: init, demo, generate, classify, ui."""
 
 import argparse
 import os
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from formerlab.commands.context import add_verb, load_plan
 from formerlab.errors import UserError
-from formerlab.files import read_json
+from formerlab.files import read_json, write_text
 from formerlab.results.notes import interrupt
 
 SECONDS_BETWEEN_SYNCS = 60
@@ -20,6 +23,10 @@ SECONDS_BETWEEN_SYNCS = 60
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
+    text = "lay down Snakefile, configuration, studies, scales and profiles of a project of your own"
+    parser = add_verb(verbs, "init", init, text, configured=False)
+    parser.add_argument("folder", type=Path, help="a new or empty folder")
+
     parser = add_verb(verbs, "demo", demo, "run the whole DAG and show what came out")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
 
@@ -44,6 +51,31 @@ def add_parsers(verbs: Any) -> None:
 
     parser = add_verb(verbs, "ui", ui, "open the MLflow UI over all runs")
     parser.add_argument("--port", type=int, default=5000, help="where it listens on this machine; default 5000")
+
+
+PROJECT = ("config.yaml", "workflow/data.yaml", "workflow/scales", "workflow/studies", "profiles", "slurm")
+"""What a project has of its own; rules and captions stay in the package, and so are those of its version."""
+SNAKEFILE = """\
+# The rules are those of the installed formerlab; rules of your own may follow.
+from importlib.resources import files
+
+include: str(files("formerlab_project") / "Snakefile")
+
+workflow.default_target = "all"  # an include leaves it alone
+"""
+
+
+def init(arguments: argparse.Namespace) -> None:
+    """Write a folder in which `formerlab demo` and `snakemake` run from the installed package."""
+    folder, template = arguments.folder, Path(str(files("formerlab_project")))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists and is not empty; name a new folder")
+    for name in PROJECT:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (template / name).is_dir() else shutil.copy)(template / name, target)
+    write_text(folder / "Snakefile", SNAKEFILE)
+    print(f"{folder} is ready:\n  cd {shlex.quote(str(folder))}\n  formerlab demo --scale smoke", file=sys.stderr)
 
 
 def demo(arguments: argparse.Namespace) -> None:
