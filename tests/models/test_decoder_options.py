@@ -6,7 +6,8 @@ from pydantic import ValidationError
 from tiny_decoder import TIME, perturbed, tiny
 from variation import defaults, label, settings
 
-from formerlab.layers import DepthWeightedAverage, Learned, Mlp, Pattention, Position, Rotary
+from formerlab.cache import Decay, KVCache, PrunedCache
+from formerlab.layers import DepthWeightedAverage, Learned, Mlp, Pattention, Position, RMSNorm, Rotary
 from formerlab.layers.attention import causal_attention
 
 
@@ -129,3 +130,34 @@ def test_more_tokens_than_the_context_are_refused():
 def test_a_wrong_spec_is_refused_with_a_useful_text(wrong, message):
     with pytest.raises(ValidationError, match=message):
         tiny(**wrong)
+
+
+GROUPED = tiny(heads=4, key_heads=2, query_key_norm=RMSNorm())
+
+
+def test_grouped_heads_are_heads_whose_keys_and_values_are_repeated():
+    model = perturbed(GROUPED)
+    twin = tiny(heads=4, query_key_norm=RMSNorm()).build()
+    state = model.state_dict()
+    for name, weight in state.items():
+        if name.endswith((".key.weight", ".value.weight")):
+            state[name] = weight.unflatten(0, (2, 2)).repeat_interleave(2, dim=0).flatten(0, 1)
+    twin.load_state_dict(state)
+    tokens = torch.randint(11, (2, TIME))
+    torch.testing.assert_close(model(tokens), twin(tokens))
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert (GROUPED.params(), GROUPED.kv_bytes(5)) == (counted, twin.spec.kv_bytes(5) // 2)
+
+
+def test_grouped_and_normalised_heads_are_cached():
+    model, tokens = perturbed(GROUPED).eval(), torch.randint(11, (2, TIME))
+    for cache in (KVCache(), PrunedCache(Decay(), 1.0, length=TIME)):
+        parts = [model(tokens[:, i : i + 1], attend=cache, start=i) for i in range(TIME)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens))
+
+
+def test_a_spec_without_later_fields_is_written_as_before_there_were_any():
+    assert not {"key_heads", "query_key_norm"} & tiny().to_dict().keys()
+    assert tiny().fingerprint() == "32b4acf61b0e1550"
+    with pytest.raises(ValidationError, match="key_heads=3 does not divide heads=4"):
+        tiny(heads=4, key_heads=3)

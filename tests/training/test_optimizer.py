@@ -11,7 +11,7 @@ from torch import nn
 
 from formerlab.layers import DepthWeightedAverage, LayerNorm, Learned, Linear, Mlp, Pattention
 from formerlab.models import Decoder
-from formerlab.training.optimizer import AdamW
+from formerlab.training.optimizer import AdamW, Muon
 
 EVERYTHING = Decoder(
     vocabulary=11,
@@ -176,3 +176,35 @@ def test_a_step_imports_no_compiler():
 def test_values_out_of_range_are_refused(key, value):
     with pytest.raises(ValidationError, match=key):
         AdamW(**{key: value})
+
+
+def test_muon_is_torchs_on_the_matrices_of_blocks_and_adamw_elsewhere(tmp_path):
+    """Also behind a checkpoint; and a step that is told of a number that is not finite changes no weight."""
+    model, twin = EVERYTHING.build(), EVERYTHING.build()
+    spec = Muon(lr=0.02, weight_decay=0.3, momentum=0.9)
+    optimizer = spec.build(model)
+    inside = [p for name, p in twin.named_parameters() if name.startswith("blocks.") and p.ndim == 2]
+    outside = {name: p for name, p in twin.named_parameters() if not name.startswith("blocks.") or p.ndim == 1}
+    decays = {True: [], False: []}
+    for name, p in outside.items():
+        decays[p.ndim == 2 or name.startswith("mixer.")].append(p)
+    groups = [{"params": decays[True]}, {"params": decays[False], "weight_decay": 0.0}]
+    adamw = {"lr": 0.02, "betas": (0.9, 0.95), "weight_decay": 0.3, "fused": True}
+    theirs = [
+        torch.optim.Muon(inside, 0.02, 0.3, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(groups, **adamw),
+    ]
+    for step in range(4):
+        if step == 2:
+            torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+            optimizer = spec.build(model)
+            optimizer.load_state_dict(torch.load(tmp_path / "optimizer.pt"))
+        for ours, other in zip(model.parameters(), twin.parameters(), strict=True):
+            ours.grad = torch.randn_like(ours)
+            other.grad = ours.grad.clone()
+        for one in (optimizer, *theirs):
+            one.step()
+        assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from variation import defaults, label, settings
 
 from formerlab.spec import variants
-from formerlab.training.schedule import Constant, Cosine, Noam, OneCycle, Schedule
+from formerlab.training.schedule import Constant, Cosine, Noam, OneCycle, Schedule, Trapezoid
 
 SHARES = st.floats(0.0, 0.99)
 
@@ -115,3 +115,10 @@ def test_noam_has_the_published_peak():
 def test_constant_is_one_after_its_rise():
     assert curve(Constant(), 5) == [1.0] * 5
     assert curve(Constant(warmup=0.4), 10) == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 1])
+
+
+def test_a_trapezoid_rises_stays_and_falls_to_zero():
+    """2 of 20 steps rise, the last 5 fall by fifths; a step more would be 0."""
+    wanted = [0.5, *[1.0] * 15, 0.8, 0.6, 0.4, 0.2]
+    assert curve(Trapezoid(warmup=0.1, cooldown=0.25), 20) == pytest.approx(wanted)
+    assert curve(Trapezoid(warmup=0.3, cooldown=0.0), 50) == curve(Constant(warmup=0.3), 50)

@@ -74,12 +74,21 @@ def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
         part = getattr(child, name)
         if not isinstance(part, Linear | Mlp):
             raise UserError(f"cannot grow {name}.kind={part.kind} by method={method}; use method=tokens")
+    if later := next((name for name in ("key_heads", "query_key_norm") if getattr(child, name) is not None), None):
+        raise UserError(f"cannot grow {later} by method={method}: no rule says how to copy it; leave it out")
     d_head = parent.width // parent.heads
     if child.heads * d_head != child.width:
         raise UserError(
             f"cannot grow width={parent.width}, heads={parent.heads} into width={child.width}, heads={child.heads}: "
             f"a head keeps its {d_head} channels; change heads as well"
         )
+    _check_widths(parent, child, method)
+    if child.width > parent.width and method != "net2net_pad":
+        _check_copies(parent, child, method)
+
+
+def _check_widths(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
+    """Raise UserError where something gets narrower, or does not get as many times wider as the method needs."""
     for name, old, new in _widths(parent, child):
         if new < old:
             raise UserError(f"cannot grow {name}={old} into {new}: growth makes nothing narrower")
@@ -87,8 +96,6 @@ def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
             raise UserError(
                 f"cannot grow {name}={old} into {new}: method=hypercloning needs a multiple; or use net2net"
             )
-    if child.width > parent.width and method != "net2net_pad":
-        _check_copies(parent, child, method)
 
 
 def _check_copies(parent: Decoder, child: Decoder, method: WidthMethod) -> None:

@@ -23,6 +23,32 @@ class FusedAdamW(torch.optim.AdamW):
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
+class MuonAndAdamW(FusedAdamW):
+    """AdamW, but for the groups with a momentum, which are torch's Muon's."""
+
+    muon: torch.optim.Muon
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state; AdamW's own way looks for its moments in every group."""
+        torch.optim.Optimizer.__setstate__(self, state)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Take a step of all groups; where `found_inf` is 1 it changes no weight."""
+        groups, bad = self.param_groups, getattr(self, "found_inf", None)
+        self.muon.state, self.muon.param_groups = self.state, [group for group in groups if "momentum" in group]
+        weights = [weight for group in self.muon.param_groups for weight in group["params"]]
+        before = [] if bad is None else [weight.clone() for weight in weights]
+        _MUON_STEP(self.muon)
+        for weight, old in zip(weights, before, strict=False):
+            weight.copy_(torch.where(bad > 0, old, weight))
+        self.param_groups = [group for group in groups if "momentum" not in group]
+        _ADAMW_STEP(self)
+        self.param_groups = groups
+
+
+_ADAMW_STEP, _MUON_STEP = (inspect.unwrap(kind.step) for kind in (torch.optim.AdamW, torch.optim.Muon))
+
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -52,7 +78,15 @@ class AdamW(Spec):
     """Largest gradient norm; 0 turns clipping off."""
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """Return the optimizer over the model's parameters in groups: decayed, not decayed, mixing weights.
+        """Return the optimizer over the model's parameters in their groups."""
+        return FusedAdamW(self.groups(model), **self._settings)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "fused": True}
+
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Return the parameters in groups: decayed, not decayed, mixing weights.
 
         A fourth holds the mixing weights that are never decayed, where there are any.
         """
@@ -73,13 +107,7 @@ class AdamW(Spec):
         ]
         if static:
             groups.append({"params": static, "weight_decay": 0.0, "lr_factor": self.mixing_lr_factor})
-        return FusedAdamW(
-            groups,
-            lr=self.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            fused=True,
-        )
+        return groups
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, factor: float) -> None:
         """Set the learning rates of a step (0-based), and whether the mixing weights take part in it.
@@ -107,16 +135,10 @@ class LayerwiseAdamW(AdamW):
     layer_decay: float = Field(default=1.0, gt=0.0, le=1.0)
     """Factor of the learning rate from a layer to the one before it; 1 for training from scratch."""
 
-    def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """Return the optimizer over groups of decayed and other parameters, by timm's rule also for every layer."""
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Return decayed and other parameters, by timm's rule also for every layer."""
         exempt: set[str] = model.no_weight_decay()  # type: ignore[operator]
-        return FusedAdamW(
-            self._uniform(model, exempt) if self.layer_decay == 1 else self._by_layer(model, exempt),
-            lr=self.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            fused=True,
-        )
+        return self._uniform(model, exempt) if self.layer_decay == 1 else self._by_layer(model, exempt)
 
     def _uniform(self, model: nn.Module, exempt: set[str]) -> list[dict[str, Any]]:
         groups: dict[float, list[nn.Parameter]] = {self.weight_decay: [], 0.0: []}
@@ -133,4 +155,31 @@ class LayerwiseAdamW(AdamW):
         return [{key: group[key] for key in kept} | {"lr_factor": group["lr_scale"]} for group in groups]
 
 
-Optimizer = Annotated[AdamW | LayerwiseAdamW, Field(discriminator="kind")]
+class Muon(AdamW):
+    """Muon for the matrices of blocks, AdamW for all else: embeddings, heads, vectors, mixing weights
+    (https://kellerjordan.github.io/posts/muon, torch.optim.Muon).
+
+    Muon's update, the orthogonalised momentum, is multiplied by 0.2 sqrt(larger side), so that its size is AdamW's and
+    one learning rate and weight decay serve both (arXiv:2502.16982, section 2.2).
+    """
+
+    kind: Literal["muon"] = "muon"  # type: ignore[assignment]
+    momentum: Beta = 0.95
+    """Muon's decay of the momentum."""
+
+    def build(self, model: nn.Module) -> torch.optim.AdamW:
+        """Return the optimizer over AdamW's groups, of whose matrices those of blocks are Muon's."""
+        names = {parameter: name.partition(".")[0] for name, parameter in model.named_parameters()}
+        groups = self.groups(model)
+        matrices = groups[0]["params"]
+        inside = [matrix for matrix in matrices if names[matrix] in ("blocks", "encoder", "decoder")]
+        groups[0]["params"] = [matrix for matrix in matrices if names[matrix] not in ("blocks", "encoder", "decoder")]
+        muon = torch.optim.Muon(
+            inside, self.lr, self.weight_decay, momentum=self.momentum, adjust_lr_fn="match_rms_adamw"
+        )
+        made = MuonAndAdamW([*groups, muon.param_groups[0] | {"lr_factor": 1.0}], **self._settings)
+        made.muon = muon
+        return made
+
+
+Optimizer = Annotated[AdamW | LayerwiseAdamW | Muon, Field(discriminator="kind")]

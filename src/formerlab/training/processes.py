@@ -79,6 +79,7 @@ def unsplittable(run: Run) -> str | None:
         f"model.kind={run.model.kind}": run.model.kind != "decoder",
         "growth.optimizer=carry": growth is not None and growth.optimizer == "carry",
         "growth.old_tokens": growth is not None and growth.old_tokens != "train",
+        "optimizer.kind=muon": run.optimizer.kind == "muon",
         "optimizer.mixing_start_step": run.optimizer.mixing_start_step > 0,
     }
     return next((reason for reason, met in reasons.items() if met), None)

@@ -37,7 +37,7 @@ class FormerlabConfig(PreTrainedConfig):  # type: ignore[misc]
             "hidden_size": decoder.width,
             "num_hidden_layers": decoder.layers,
             "num_attention_heads": decoder.heads,
-            "num_key_value_heads": decoder.heads,
+            "num_key_value_heads": decoder.key_heads or decoder.heads,
             "max_position_embeddings": decoder.context,
             "tie_word_embeddings": decoder.tied,
             "is_decoder": True,
