@@ -3,7 +3,7 @@
 import pytest
 
 from formerlab.evaluation.exact import CHECKS
-from formerlab.report.claims.evidence import Evidence
+from formerlab.report.claims.judgement import Evidence
 from formerlab.report.claims.registry import read_claims
 from formerlab.report.claims.verdict import judge
 

@@ -8,10 +8,10 @@ import pytest
 
 from formerlab.evaluation.exact import CHECKS
 from formerlab.report.claims.bootstrap import BATCHES
-from formerlab.report.claims.pool import POOL_FACTOR
+from formerlab.report.claims.quantities import QUANTITIES
 from formerlab.report.claims.quantity import GUARD, MIN_UNITS, POOL_CHECK
-from formerlab.report.claims.regime import QUANTITIES
 from formerlab.report.claims.registry import VERSION_HASHES, read_claims
+from formerlab.report.claims.rows import POOL_FACTOR
 
 BOOK = read_claims()
 

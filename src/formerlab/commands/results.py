@@ -21,6 +21,8 @@ from formerlab.results.schema import CLAIMS
 from formerlab.results.write import hashes_of_rows
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from formerlab.results.read import Objection
 
 
@@ -125,14 +127,19 @@ def claims(arguments: argparse.Namespace) -> None:
     results = Results(root, objection)
     found = verdicts(results, read_arms(Path(), root.name))
     if arguments.against is not None:
-        from formerlab.report.claims.verdict_diff import read_verdicts, text
+        from formerlab.report.claims.render import changes, read_verdicts
 
-        print(text(read_verdicts(arguments.against), frame(found)))
+        shown = changes(read_verdicts(arguments.against), frame(found))[["claim", "item", "then", "now", "ours_now"]]
+        print(f"{len(shown)} verdicts are others" + (f"\n\n{_text(shown)}" if len(shown) else ""))
         return
     rows = frame(found)[["verdict", "claim", "item", "ours"]].fillna("")
-    print(f"{counts(found)}\n\n{rows.to_string(index=False, justify='left', max_colwidth=60)}")
+    print(f"{counts(found)}\n\n{_text(rows)}")
     if warning := results.warning():
         print(f"\n{warning}")
+
+
+def _text(rows: "DataFrame") -> str:
+    return rows.to_string(index=False, justify="left", max_colwidth=60)
 
 
 def readme(arguments: argparse.Namespace) -> None:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
+from pandas import DataFrame
 from scipy import special
 
 from formerlab.statistics import Interval, half_width
@@ -80,6 +82,15 @@ class Pooled(NamedTuple):
 
     variance: float
     freedom: int
+
+
+def residual_variance(values: DataFrame) -> Pooled | None:
+    """Return the mean square that remains of values by run and seed after a fit of run + seed; nothing without one."""
+    columns = [pd.get_dummies(values[name]).to_numpy(float) for name in ("run", "seed")]
+    design, found = np.concatenate(columns, axis=1), values["value"].to_numpy(float)
+    fit, _, rank, _ = np.linalg.lstsq(design, found, rcond=None)
+    freedom = len(values) - int(rank)
+    return Pooled(float(np.sum((found - design @ fit) ** 2)) / freedom, freedom) if freedom > 0 else None
 
 
 @dataclass(frozen=True, eq=False)
