@@ -30,8 +30,13 @@ def refused(capsys, *words):
 def test_a_finished_run_is_exported_with_its_tokenizer(finished, tmp_path, capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    assert main(["export-huggingface", str(finished), "--out", str(tmp_path / "out")]) == 0
-    assert str(tmp_path / "out") in capsys.readouterr().out
+    assert main(["export-huggingface", str(finished), "--out", str(tmp_path / "out"), "--licence", "MIT"]) == 0
+    assert "trust_remote_code=True (modeling_formerlab.py)" in capsys.readouterr().out
+    card = (tmp_path / "out/README.md").read_text()
+    assert 'license_name: "MIT"' in card
+    assert "Data: `text`, fingerprint 0123; licence: not stated" in card
+    assert "valid 2.5000, test 2.7500" in card
+    assert "formerlab, commit abc" in card
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     made = model.generate(**tokenizer("the cat sat", return_tensors="pt"), max_new_tokens=5, do_sample=False)

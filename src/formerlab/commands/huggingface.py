@@ -20,6 +20,7 @@ def add_parsers(verbs: Any) -> None:
     parser = add_verb(verbs, "export-huggingface", export, "write a finished run as a Hugging Face folder")
     parser.add_argument("run", help="a run, such as tokenformer/transformer/seed0, or the folder of a finished run")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--licence", default="not stated", help="of the weights, for the model card")
 
     text = "write a released Tokenformer checkpoint as our model"
     parser = add_verb(verbs, "import-tokenformer", import_tokenformer, text, configured=False)
@@ -54,20 +55,22 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace) -> None:
-    """Write a model with its tokenizer."""
+    """Write a model with its tokenizer and its card."""
     from formerlab.data import load_tokenizer
-    from formerlab.integrations.huggingface.export import save_folder
+    from formerlab.integrations.huggingface.export import CODE, card_of, save_folder
     from formerlab.models.decoder import DecoderModel
     from formerlab.training.load import load_model
 
-    folder = run_folder(arguments)
+    folder, out = run_folder(arguments), arguments.out
     model, run = load_model(folder)
     if not isinstance(model, DecoderModel):
         raise UserError(f"{folder}: a {run.model.kind}; only decoders can be exported")
     data = folder.resolve().parents[2] / "data" / run.data
-    end_of_text = read_json(data / "manifest.json")["tokenizer"]["end_of_text"]
-    save_folder(model, load_tokenizer(data), arguments.out, end_of_text=end_of_text)
-    print(f"{arguments.out}: after import formerlab.integrations.huggingface, AutoModelForCausalLM reads it")
+    manifest = read_json(data / "manifest.json")
+    card = card_of(read_json(folder / "run.json"), arguments.licence, manifest.get("licence", "not stated"))
+    save_folder(model, load_tokenizer(data), out, end_of_text=manifest["tokenizer"]["end_of_text"], card=card)
+    own = (out / CODE).is_file()
+    print(f"{out}: AutoModelForCausalLM reads it" + (f", with trust_remote_code=True ({CODE})" if own else ""))
 
 
 def import_tokenformer(arguments: argparse.Namespace) -> None:
