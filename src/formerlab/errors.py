@@ -45,6 +45,11 @@ EXIT_USER_ERROR = 2
 EXIT_STOPPED_EARLY = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 
+def reason(error: BaseException) -> str:
+    """Return the first line of an error, or its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).partition("\n")[0]
+
+
 def shown(value: object) -> str:
     """Return a value as it stands in a message."""
     text = repr(value)

@@ -123,7 +123,7 @@ def _job(
     data = scale.data[run.data]
     own: Measurement = asked.settings_of(run.name)
     try:
-        settings = own.of(run, questions=bool(data.has_questions or scale.suites))
+        settings = own.of(run, questions=bool(getattr(data, "questions", 0) or scale.suites))
     except UserError as error:
         (key, *_) = named_in(str(error), (), merge_layers(asked.layers))
         raise UserError(f"{place_of(asked.layers, key)}: {asked.subject}.{error}") from None

@@ -5,9 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from formerlab.data.dataset import DataSpec
-from formerlab.data.images.digits import Digits
-from formerlab.data.images.folders import ImageFolders
 from formerlab.data.images.hub import ImageHub
+from formerlab.data.images.source import Digits, ImageFolders
 from formerlab.spec import AnyCount, Size
 
 ImageOrigin = Annotated[Digits | ImageFolders | ImageHub, Field(discriminator="kind")]
@@ -50,6 +49,3 @@ class ImageData(DataSpec):
         del task
         model = {"kind": "vision_transformer", "image": self.side, "channels": self.channels, "classes": self.classes}
         return {"model": model, "task": {"kind": "classification"}}
-
-
-__all__ = ["Digits", "ImageData", "ImageFolders", "ImageHub", "ImageOrigin"]

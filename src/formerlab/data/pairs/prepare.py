@@ -1,21 +1,20 @@
 """The data stage of parallel text: from a source of pairs to token streams, tokenizer and, last, the manifest.
 
 The stream of a split holds, for every pair, the tokens of the source sentence and those of its translation, each
-followed by `<|endoftext|>`, which occurs outside_recipe else.
+followed by `<|endoftext|>`, which occurs nowhere else.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from formerlab.data.dataset import source_fingerprint
 from formerlab.data.file_hashes import FILE_HASHES
-from formerlab.data.manifest import current_manifest, load_all, made_from, tell, write_manifest
+from formerlab.data.manifest import prepared, streams_load
 from formerlab.data.pairs.sources import Pair
 from formerlab.data.pairs.spec import ParallelData
 from formerlab.data.splitting import SPLITS, Split
@@ -41,18 +40,20 @@ def prepare(name: str, data: ParallelData, out: Path, *, code_hash: str = "", pr
     split without pairs.
     """
     del processes  # the tokenizers library has threads of its own
-    provenance = made_from(data, source_fingerprint(data, out / FILE_HASHES), code_hash)
-    if current_manifest(out, provenance, load_all) is not None:
-        print(f"{out}: already prepared", file=sys.stderr)
-        return
+    write, current = partial(_written, data, out), lambda _: streams_load(out)
+    packages, cache = ("tokenizers", "numpy"), out / FILE_HASHES
+    prepared(name, data, out, code_hash, write, is_current=current, packages=packages, cache=cache)
+
+
+def _written(data: ParallelData, out: Path) -> dict[str, Any]:
+    """Write all files but the manifest; return what it says of them."""
     (out / "manifest.json").unlink(missing_ok=True)  # no old one vouches for new files
     tokenizer = write_tokenizer(data.tokenizer, out / "tokenizer.json", lambda size: _sample(data, size))
     written = {split: _write_split(split, data, out, tokenizer) for split in reversed(SPLITS)}  # the small ones first
     splits = {split: written[split] for split in SPLITS}
-    tell(name, notes := [note for split, entry in splits.items() for note in _cuts(split, data, entry)])
+    notes = [note for split, entry in splits.items() for note in _cuts(split, data, entry)]
     files = [tokenizer["sha256"], *(entry["sha256"] for entry in splits.values())]
-    content = {"fingerprint": fingerprint(files), "tokenizer": tokenizer, "splits": splits, "notes": notes}
-    write_manifest(out, name, data, provenance, content, ("tokenizers", "numpy"))
+    return {"fingerprint": fingerprint(files), "tokenizer": tokenizer, "splits": splits, "notes": notes}
 
 
 def _sample(data: ParallelData, size: int) -> Iterator[str]:

@@ -1,15 +1,14 @@
 """The data stage: from a source to token streams, tokenizer, questions and, last, the manifest."""
 
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from formerlab.data.dataset import source_fingerprint
 from formerlab.data.file_hashes import FILE_HASHES
-from formerlab.data.manifest import current_manifest, load_all, made_from, tell, write_manifest
+from formerlab.data.manifest import prepared, streams_load
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.deduplicator import Deduplicator, batches, training_sample, without_documents
 from formerlab.data.text.encoding import Encoding, encode, stream_type
@@ -33,10 +32,13 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
     core available; the result does not depend on it. Raises UserError naming the file, column or setting that is wrong;
     what is half written is removed. Where the source is gone, data prepared before with the same settings stay valid.
     """
-    provenance = made_from(data, source_fingerprint(data, out / FILE_HASHES), code_hash)
-    if _is_current(out, data, provenance):
-        print(f"{out}: already prepared", file=sys.stderr)
-        return
+    write, current = partial(_written, name, data, out, processes), partial(_is_current, out, data)
+    packages, cache = ("tokenizers", "regex", "numpy"), out / FILE_HASHES
+    prepared(name, data, out, code_hash, write, is_current=current, packages=packages, cache=cache)
+
+
+def _written(name: str, data: TextData, out: Path, processes: int | None) -> dict[str, Any]:
+    """Write all files but the manifest; return what it says of them."""
     with Workers(processes) as workers:
         corpus, notes = _opened(name, data, workers)
         if isinstance(data.tokenizer, TokenizerFile | ReleasedTokenizer):
@@ -48,9 +50,8 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
         tokenizer = _write_tokenizer(data, out, corpus)
         splits, deduplicator = _write_streams(data, out, corpus, tokenizer, workers)
     notes += [_cut(split, data, splits[split]) for split in SPLITS if split in deduplicator.limited]
-    tell(name, notes)
     files = [tokenizer["sha256"], *(entry["sha256"] for entry in (*splits.values(), *questions))]
-    content = {
+    return {
         "fingerprint": fingerprint(files),
         "tokenizer": tokenizer,
         "splits": splits,
@@ -58,7 +59,6 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
         "notes": notes,
         "questions": questions,
     }
-    write_manifest(out, name, data, provenance, content, ("tokenizers", "regex", "numpy"))
 
 
 def _opened(name: str, data: TextData, workers: Workers) -> tuple[Corpus, list[str]]:
@@ -88,13 +88,10 @@ def _cut(split: Split, data: TextData, entry: dict[str, Any]) -> str:
     return f"{key}={getattr(data, key)} ends the {split} text at {size}; the rest is left out ({key}: null takes all)"
 
 
-def _is_current(out: Path, data: TextData, provenance: dict[str, Any]) -> bool:
-    manifest = current_manifest(out, provenance, load_all)
-    if manifest is None:
-        return False
+def _is_current(out: Path, data: TextData, manifest: dict[str, Any]) -> bool:
     if isinstance(data.tokenizer, TokenizerOf) and manifest["tokenizer"] != _borrowed(data.tokenizer, out):
         return False
-    return all((out / entry["file"]).is_file() for entry in manifest["questions"])
+    return streams_load(out) and all((out / entry["file"]).is_file() for entry in manifest["questions"])
 
 
 def _clear(out: Path) -> None:

@@ -8,8 +8,7 @@ from formerlab.data.dataset import DataSpec
 from formerlab.data.text.embedded import Embedded
 from formerlab.data.text.files import Files
 from formerlab.data.text.hub import Hub
-from formerlab.data.text.released_tokenizer import ReleasedTokenizer
-from formerlab.data.text.tokenizer import BytePairs, Tokenizer, TokenizerFile, TokenizerOf
+from formerlab.data.text.tokenizer import BytePairs, Tokenizer
 from formerlab.spec import AnyCount, Bytes
 
 Source = Annotated[Embedded | Files | Hub, Field(discriminator="kind")]
@@ -55,26 +54,7 @@ class TextData(DataSpec):
             raise ValueError("the plan has not filled in tokenizer.vocabulary yet")
         return self.tokenizer.vocabulary
 
-    @property
-    def has_questions(self) -> bool:
-        """Whether zero-shot questions are made of the test documents."""
-        return bool(self.questions)
-
     def known(self, task: dict[str, Any]) -> dict[str, Any]:
         """Return the vocabulary, and the longest sequence that the task asks for."""
         context = {"context": task["context"]} if "context" in task else {}
         return {"model": {"vocabulary": self.vocabulary} | context}
-
-
-__all__ = [
-    "BytePairs",
-    "Embedded",
-    "Files",
-    "Hub",
-    "ReleasedTokenizer",
-    "Source",
-    "TextData",
-    "Tokenizer",
-    "TokenizerFile",
-    "TokenizerOf",
-]

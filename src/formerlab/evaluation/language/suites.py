@@ -99,7 +99,7 @@ class HarnessSuite(Spec):
 
     def files(self, name: str = "<name>") -> dict[str, Path]:
         """Return the local copies by split. Raises UserError for one that is missing; `name` is that of the suite."""
-        files: dict[str, Path] = {split: Path(expanded(path)).absolute() for split, path in self.paths.items()}
+        files: dict[str, Path] = {split: expanded(path).absolute() for split, path in self.paths.items()}
         for split, path in files.items():
             if not path.is_file():
                 raise UserError(f"suites.{name}.paths.{split}: no file at '{path}'")

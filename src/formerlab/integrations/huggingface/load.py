@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from formerlab.data.text.released_tokenizer import load_fast_tokenizer
 from formerlab.data.text.tokenizer import read_tokenizer
-from formerlab.errors import UserError
+from formerlab.errors import UserError, reason
 from formerlab.files import read_json
 from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.export import load_folder, load_spec
@@ -23,7 +23,7 @@ from formerlab.integrations.huggingface.modeling import MODEL_TYPE
 from formerlab.integrations.huggingface.neox import load_released, released_tokenizer
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import short
-from formerlab.released import Folder, ReleasedModel, reason, shown_place
+from formerlab.released import Folder, ReleasedModel, shown_place
 
 
 class Loaded(NamedTuple):
