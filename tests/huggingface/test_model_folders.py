@@ -34,6 +34,7 @@ VARIANTS = {
     "no position": {"position": NoPosition(), "logit_scale": "inverse_sqrt_width"},
     "tokenformer": TOKENFORMER,
     "densetokenformer": TOKENFORMER | {"depth": DepthWeightedAverage(dilation=2, period=1)},
+    "grouped": {"key_heads": 1, "query_key_norm": RMSNorm(), "norm": RMSNorm(gain=False)},
     "sinusoidal": {"position": Sinusoidal(), "feedforward": Pattention(tokens=24, score="gelu_l1")},
 } | {mixer.model_fields["kind"].default: {"depth": mixer(), "position": Learned()} for mixer in variants(DepthMixer)}
 """What needs code of its own, and every mixer among it."""
@@ -42,7 +43,7 @@ NATIVE = {
     "GPTNeoXForCausalLM": {},
     "GPTNeoXForCausalLM, pairs": {"position": HALVES, "feedforward": Mlp(bias=True, activation="relu"), "tied": False},
     "GPTNeoXForCausalLM, bare": {"norm": LayerNorm(gain=False, bias=False), "projection": Linear(bias=True)},
-    "LlamaForCausalLM": MODERN,
+    "LlamaForCausalLM": MODERN | {"key_heads": 1},
     "LlamaForCausalLM, pairs": MODERN | {"position": Rotary(interleaved=True), "logit_scale": "inverse_sqrt_width"},
 }
 """What fits a layout of transformers, by the class that reads it."""
@@ -153,7 +154,7 @@ def test_a_model_comes_back_to_the_bit(parts, tmp_path):
     assert sum(tensor.numel() for tensor in first.values()) == model.spec.params()  # a tied head is saved once
 
 
-@pytest.mark.parametrize("parts", [VARIANTS["plain"], TOKENFORMER, VARIANTS["dwa"]])
+@pytest.mark.parametrize("parts", [VARIANTS["plain"], VARIANTS["grouped"], VARIANTS["dwa"]])
 def test_rows_padded_on_the_left_generate_what_they_do_alone(parts, tmp_path):
     loaded = saved(build(**parts), None, tmp_path / "model")
     rows = [tokens(1, length, seed=length) for length in (11, 4, 7)]

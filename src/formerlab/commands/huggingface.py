@@ -95,7 +95,7 @@ def zeroshot(arguments: argparse.Namespace) -> None:
     sweep, loaded = read_sweep(None, **_changes(arguments)), _load(arguments)
     questions = sweep.questions(loaded, online=arguments.online)
     with Progress(len(questions), "questions", unit="question") as progress:
-        options = {"batch": sweep.batch, "batch_tokens": sweep.batch_tokens, "progress": progress}
+        options: dict[str, Any] = {"batch": sweep.batch, "batch_tokens": sweep.batch_tokens, "progress": progress}
         rows = [row[: len(COLUMNS)] for row in questions.answers(loaded.model, **options)]
     write_rows(arguments.out / "zeroshot.csv", COLUMNS, rows)
     for name, mean in task_means(rows):

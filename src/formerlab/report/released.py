@@ -33,9 +33,9 @@ def summarised(means: Sequence[Mapping[str, Any]], questions: int) -> DataFrame:
 def table(rows: DataFrame) -> str:
     """Return the rows as text."""
     lines = [f"{'policy':<12} {'budget':>6} {'accuracy, %':>18} {'loss, nats a token':>20}"]
-    for row in rows.itertuples():
-        accuracy = f"{row.accuracy:.1f} +- {row.accuracy_high - row.accuracy:.1f}"
-        lines.append(f"{row.policy:<12} {row.budget:>6.0%} {accuracy:>18} {row.loss_nats:>20.3f}")
+    for row in rows.to_dict("records"):
+        accuracy = f"{row['accuracy']:.1f} +- {row['accuracy_high'] - row['accuracy']:.1f}"
+        lines.append(f"{row['policy']:<12} {row['budget']:>6.0%} {accuracy:>18} {row['loss_nats']:>20.3f}")
     return "\n".join(lines)
 
 

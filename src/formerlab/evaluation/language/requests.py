@@ -53,7 +53,8 @@ def answers(
     the context its last tokens alone are scored. A batch that the `journal` knows is not asked again.
     """
     journal = journal or Journal()
-    inputs = [_input(request, *tokens, model.spec.context) for request, (_, *tokens) in enumerate(requests)]
+    longest = model.spec.context
+    inputs = [_input(number, context, ending, longest) for number, (_, context, ending) in enumerate(requests)]
     inputs.sort(key=lambda item: -len(item.tokens))  # rows of a batch are of similar length, the longest come first
     with evaluating(model):
         for group in batches(inputs, batch, batch_tokens):

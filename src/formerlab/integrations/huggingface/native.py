@@ -9,7 +9,14 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaFo
 
 from formerlab.layers import LayerNorm, Linear, Mlp, RMSNorm, Rotary
 from formerlab.layers.depth.identity import Identity
-from formerlab.models.decoder import DecoderModel
+from formerlab.layers.position import RotaryEncoding
+from formerlab.models.decoder import Decoder, DecoderModel
+
+KNOWN = {
+    *("kind", "vocabulary", "layers", "width", "heads", "key_heads", "context", "position", "norm", "final_norm"),
+    *("projection", "feedforward", "depth", "tied", "embedding_std", "logit_scale", "dropout"),
+}
+"""Fields of a spec that are looked at here; a model in which another one says something is none of these."""
 
 
 def native(model: DecoderModel) -> PreTrainedModel | None:
@@ -17,6 +24,9 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
     spec = model.spec
     rotary, norm, mlp = spec.position, spec.final_norm, spec.feedforward
     if not (isinstance(spec.depth, Identity) and isinstance(spec.projection, Linear) and isinstance(mlp, Mlp)):
+        return None
+    others = {name: field.default for name, field in Decoder.model_fields.items() if name not in KNOWN}
+    if any(getattr(spec, name) != default for name, default in others.items()):
         return None
     if not isinstance(rotary, Rotary) or type(spec.norm) is not type(norm) or spec.norm.eps != norm.eps:
         return None
@@ -35,9 +45,14 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
     }
     kind: Any
     if isinstance(norm, RMSNorm) and mlp.activation == "swiglu" and rotated == whole and whole % 2 == 0:
-        more = {"rms_norm_eps": norm.eps, "mlp_bias": mlp.bias, "rope_parameters": rope}
+        more = {
+            "num_key_value_heads": spec.key_heads or spec.heads,
+            "rms_norm_eps": norm.eps,
+            "mlp_bias": mlp.bias,
+            "rope_parameters": rope,
+        }
         kind, config, weights = LlamaForCausalLM, LlamaConfig(**sizes, **more), dict(_llama(model))
-    elif isinstance(norm, LayerNorm) and mlp.activation in ("gelu", "relu") and rotated % 2 == 0:
+    elif isinstance(norm, LayerNorm) and mlp.activation != "swiglu" and rotated % 2 == 0 and spec.key_heads is None:
         more = {"layer_norm_eps": norm.eps, "hidden_act": mlp.activation, "use_parallel_residual": False}
         more["rope_parameters"] = rope | {"partial_rotary_factor": rotary.fraction}
         kind, config, weights = GPTNeoXForCausalLM, GPTNeoXConfig(**sizes, **more), dict(_neox(model))
@@ -45,12 +60,12 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
         return None
     with torch.device("meta"):
         made: PreTrainedModel = kind(config)
-    made.load_state_dict({name: weight.detach() for name, weight in weights.items()}, strict=False, assign=True)
+    read = made.load_state_dict({name: weight.detach() for name, weight in weights.items()}, strict=False, assign=True)
     if model.head is not None:  # whose name differs between releases
         made.get_output_embeddings().weight = torch.nn.Parameter(model.head.detach())
     made.tie_weights()
     lacking = [name for name, weight in made.named_parameters() if weight.is_meta]
-    assert not lacking, lacking
+    assert not [*lacking, *read.unexpected_keys], (lacking, read.unexpected_keys)
     return made
 
 
@@ -73,20 +88,24 @@ def _parts(model: DecoderModel, names: dict[str, str], norms: dict[str, str]) ->
     """Yield the weights of the blocks: `names` of linear layers and `norms`, by ours."""
     for index, block in enumerate(model.blocks):
         for ours, theirs in names.items():
-            for name, value in block.get_submodule(ours).named_parameters():
-                yield f"{theirs.format(index)}.{name}", value
+            for name, weight in block.get_submodule(ours).named_parameters():
+                yield f"{theirs.format(index)}.{name}", weight
         for ours, theirs in norms.items():
             for name, value in _norm(block.get_submodule(ours)):
                 yield f"{theirs.format(index)}.{name}", value.to(model.embedding)
 
 
+def _by_head(model: DecoderModel, value: Tensor) -> Tensor:
+    return value.reshape(-1, model.spec.width // model.spec.heads, *value.shape[1:])
+
+
 def _in_halves(model: DecoderModel, value: Tensor) -> Tensor:
     """Return rows of queries or keys in an order in which halves are rotated, where our pairs are neighbours."""
-    if not model.position.interleaved:  # type: ignore[union-attr]
+    assert isinstance(model.position, RotaryEncoding)
+    if not model.position.interleaved:
         return value
-    heads, turned = value.unflatten(0, (model.spec.heads, -1)), int(model.position.rotated)  # type: ignore[arg-type]
-    parts = heads[:, 0:turned:2], heads[:, 1:turned:2], heads[:, turned:]
-    return torch.cat(parts, 1).flatten(0, 1)
+    heads, turned = _by_head(model, value), model.position.rotated
+    return torch.cat((heads[:, 0:turned:2], heads[:, 1:turned:2], heads[:, turned:]), 1).flatten(0, 1)
 
 
 def _llama(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
@@ -119,8 +138,6 @@ def _neox(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
                 yield f"{at.format(index)}mlp.{theirs}.bias", model.embedding.new_zeros(len(layer.weight))
         for name, query in block.get_submodule("attention.query").named_parameters():
             key, value = (block.get_submodule(f"attention.{part}").get_parameter(name) for part in ("key", "value"))
-            heads = [
-                part.unflatten(0, (model.spec.heads, -1))
-                for part in (_in_halves(model, query), _in_halves(model, key), value)
-            ]
-            yield f"{at.format(index)}attention.query_key_value.{name}", torch.cat(heads, 1).flatten(0, 1)
+            parts = _in_halves(model, query), _in_halves(model, key), value
+            fused = torch.cat([_by_head(model, part) for part in parts], 1).flatten(0, 1)
+            yield f"{at.format(index)}attention.query_key_value.{name}", fused

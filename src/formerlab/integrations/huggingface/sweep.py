@@ -157,12 +157,12 @@ def _means(
     """Return the configuration's name, its mean realised budget, and the means of metrics and losses."""
     policy, alpha, _, budget = cells = configuration.cells()
     rows = [row[4:] for row in answered if tuple(row[:4]) == cells]
-    windows = [(row[:2], *row[6:]) for row in measured if tuple(row[2:6]) == cells]
+    windows = [(f"{row[0]} {row[1]} loss", row[6], row[9]) for row in measured if tuple(row[2:6]) == cells]
     found: dict[str, Cell] = {"policy": policy, "alpha": alpha, "budget": budget}
     found |= {"realised": _mean([row[0] for row in rows] or [row[1] for row in windows])}
     found |= dict(task_means([row[1:] for row in rows]))
     for name in dict.fromkeys(row[0] for row in windows):
-        found["{} {} loss".format(*name)] = _mean([row[4] for row in windows if row[0] == name])
+        found[name] = _mean([row[2] for row in windows if row[0] == name])
     return found
 
 

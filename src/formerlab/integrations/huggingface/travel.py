@@ -6,6 +6,7 @@ in for what checks a spec and for the kernels, and nothing but torch and transfo
 
 import ast
 import inspect
+import re
 import sys
 
 from formerlab.models.decoder import Decoder
@@ -90,10 +91,10 @@ def model_validator(**_):
 
 
 Float = Int = Bool = _Shape
-Size = Layers = Count = AnyCount = Seed = Std = Epsilon = Any
 rotary_cpu = _NoKernel
-linear_cross_entropy = activation_elements = seeded = initialise = None
+# None of what a model that runs does not use
 '''
+UNUSED = "# None of what a model that runs does not use"
 AFTER = {"formerlab.layers.depth.dwa": "DepthWeightedAverageLayer.fused = False\n"}
 """What is said behind a module."""
 
@@ -105,23 +106,27 @@ def code_of(spec: Decoder) -> str:
     around = {*last, Spec.__module__}
     modules = [name for name in dict.fromkeys([*first, *own]) if name.startswith("formerlab.") and name not in around]
     imports: dict[str, set[str]] = {"": {"torch"}, "typing": {"Any", "ClassVar"}}
-    bodies = []
+    bodies, wanted = [], set[str]()
     for module in (*modules, *last):
-        body = _without_imports(inspect.getsource(sys.modules[module]), imports)
+        body = _without_imports(inspect.getsource(sys.modules[module]), imports, wanted)
         bodies.append(f"# {module}\n\n{body}{AFTER.get(module, '')}")
     lines = [f"from {name} import {', '.join(sorted(of))}" for name, of in sorted(imports.items()) if name]
     plain = [f"import {name}" for name in sorted(imports[""])]
-    return "\n\n".join([HEAD, "\n".join([*plain, *lines]), STAND_INS, *bodies])
+    text = "\n\n".join([HEAD, "\n".join([*plain, *lines]), STAND_INS, *bodies])
+    absent = wanted - set(re.findall(r"^(?:def |class )?(\w+)", text, re.MULTILINE)) - {"Int", "Bool"}
+    return text.replace(UNUSED, " = ".join([*sorted(absent), "None"]), 1)
 
 
-def _without_imports(source: str, imports: dict[str, set[str]]) -> str:
-    """Return the statements of a module without imports and unions; note what it needs of other packages."""
+def _without_imports(source: str, imports: dict[str, set[str]], wanted: set[str]) -> str:
+    """Return the statements of a module without imports and unions; note what it needs of others, and of ours."""
     kept, lines = [], source.splitlines(keepends=True)
     for statement in ast.parse(source).body[1:]:
         if isinstance(statement, ast.Import):
             imports[""].update(alias.name for alias in statement.names)
         elif isinstance(statement, ast.ImportFrom):
-            if (name := str(statement.module)).partition(".")[0] not in ("formerlab", "pydantic", "jaxtyping"):
+            if (name := str(statement.module)).partition(".")[0] in ("formerlab", "pydantic", "jaxtyping"):
+                wanted.update(alias.asname or alias.name for alias in statement.names)
+            else:
                 imports.setdefault(name, set()).update(ast.unparse(alias) for alias in statement.names)
         elif not (isinstance(statement, ast.Assign) and ast.unparse(statement.value).startswith("Annotated[")):
             first = min([statement.lineno, *(line.lineno for line in getattr(statement, "decorator_list", ()))])
