@@ -21,7 +21,8 @@ td { font-variant-numeric: tabular-nums; }
 
 def page(title: str, parts: Sequence[str]) -> str:
     """Return a whole page; `parts` are HTML."""
-    head = f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>'
+    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head = f'<!doctype html>\n<html lang="en">\n<head>{meta}<title>{escape(title)}</title>'
     body = "\n".join([f"<h1>{escape(title)}</h1>", *parts])
     return f"{head}<style>{STYLE}</style></head>\n<body>\n{body}\n</body>\n</html>\n"
 
