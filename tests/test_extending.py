@@ -105,7 +105,7 @@ def test_the_pages_say_for_every_kind_of_part_what_to_write():
         "src/formerlab/layers/depth/union.py",
         "src/formerlab/cache/__init__.py",
         "src/formerlab/results/stages.py",
-        "src/formerlab/data/text/spec.py",
+        "src/formerlab/data/text/prepare.py",
     ]
 
 

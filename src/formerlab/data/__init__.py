@@ -8,9 +8,9 @@ from formerlab.data.dataset import source_fingerprint as source_fingerprint
 from formerlab.data.text.embedded import Embedded as Embedded
 from formerlab.data.text.files import Files as Files
 from formerlab.data.text.hub import Hub as Hub
+from formerlab.data.text.prepare import TextData as TextData
 from formerlab.data.text.prepare import prepare as prepare
 from formerlab.data.text.questions import task_configs as task_configs
-from formerlab.data.text.spec import TextData as TextData
 from formerlab.data.text.streams import load_stream as load_stream
 from formerlab.data.text.streams import load_tokenizer as load_tokenizer
 from formerlab.data.text.streams import verify as verify

@@ -16,11 +16,11 @@ from formerlab.spec import Spec, fingerprint
 
 
 class DataSpec(Spec, ABC):
-    """Where data come from and what becomes of them, until a task loads them."""
+    """Where data come from and what becomes of them, until a task loads them.
 
-    stage: ClassVar[str]
-    """Module with `prepare(name, data, out, *, code_hash, processes)`, which has `manifest.prepared` write everything
-    below `out`."""
+    Its module has `prepare(name, data, out, *, code_hash, processes)`, which has `manifest.prepared` write everything.
+    """
+
     outside_recipe: ClassVar[dict[str, Any]] = {"source": True, "tokenizer": {"path", "source"}}
     """Settings that `recipe` leaves out: places, and the source, which has a recipe of its own."""
     source: Any

@@ -120,7 +120,7 @@ def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
 def _data_job(data: DataSpec, out: str, root: Path) -> dict[str, Any]:
     identity = {
         "recipe": fingerprint(data.recipe()),
-        "code": code_hash(data.stage, specs=[data]),
+        "code": code_hash(type(data).__module__, specs=[data]),
         "source": _source(data, root / out),
     }
     return {"spec": data.to_dict(), "out": out, "version": fingerprint(identity)} | identity

@@ -4,7 +4,7 @@
 """
 
 from formerlab.data.images.hub import ImageHub as ImageHub
+from formerlab.data.images.prepare import ImageData as ImageData
 from formerlab.data.images.source import Digits as Digits
 from formerlab.data.images.source import ImageFolders as ImageFolders
-from formerlab.data.images.spec import ImageData as ImageData
 from formerlab.data.images.store import load_images as load_images
