@@ -154,6 +154,7 @@ def test_a_scale_s_gpus_are_taken_as_far_as_a_run_can_share_its_parts_out(projec
 def test_the_published_runs_can_be_planned_with_several_gpus(gpus):
     train = build_plan(ROOT, {"scale": "paper", "set": {"scale.gpus": gpus}})["train"]
     assert max(job["gpus"] for job in train.values()) == gpus
+    assert max(job["cost"]["memory_bytes"] for job in train.values()) <= 80e9
     assert all(job["spec"]["task"].get("accumulate", gpus) % job["gpus"] == 0 for job in train.values())
 
 

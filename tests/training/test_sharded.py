@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from small_runs import MODEL, TOKENFORMER, rows, small, trained
 
 from formerlab.errors import StoppedEarly, UserError
+from formerlab.files import read_json
 from formerlab.growth.tokens import Growth
 from formerlab.layers.depth.dwa import DepthWeightedAverage
 from formerlab.plan.memory import BYTES_WEIGHT, STATE_ELEMENTS
@@ -21,6 +22,7 @@ from formerlab.tasks import LanguageModeling
 from formerlab.training import processes
 from formerlab.training.optimizer import AdamW
 from formerlab.training.runtime_config import SHARDED, RuntimeConfig
+from formerlab.training.schedule import Constant
 from formerlab.training.stage import train_stage
 from formerlab.training.stop import StopRequest
 
@@ -117,6 +119,20 @@ def tensor_bytes():
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
 def test_between_the_parts_of_a_step_no_gradient_is_whole(data, tmp_path):
     forked(2, one_of_two_that_counts, *free_ports(1), data, tmp_path)
+
+
+def one_of_two_that_diverge(rank, port, data, out):
+    torch.set_num_threads(1)
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port, SHARDED: 1}
+    os.environ.update({name: str(value) for name, value in environment.items()}, MASTER_ADDR="localhost")
+    run = small(task=TASK, optimizer=AdamW(lr=10.0, weight_decay=10.0), schedule=Constant(), steps=60)
+    train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
+def test_processes_that_split_a_diverging_run_agree_on_its_end(data, tmp_path):
+    forked(2, one_of_two_that_diverge, *free_ports(1), data, tmp_path)
+    assert read_json(tmp_path / "run.json")["status"] == "diverged"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from formerlab.errors import UserError
 from formerlab.files import write_json
 from formerlab.layers import DepthWeightedAverage
 from formerlab.tasks.window_losses import window_losses
+from formerlab.training import stage
 from formerlab.training.finish import FILES
 from formerlab.training.load import load_model
 
@@ -102,6 +103,19 @@ def test_stopped_twice_and_resumed_leaves_the_same_bits(run, data, tmp_path, mon
     assert bits(often) == bits(once)
     assert {path.name for path in often.iterdir()} == {path.name for path in once.iterdir()}
     assert second["final"] == first["final"]
+
+
+def test_a_run_that_is_to_be_deterministic_says_so_to_torch(data, tmp_path, monkeypatch):
+    told, train = [], stage.train
+
+    def watched(*given):
+        told.append(torch.are_deterministic_algorithms_enabled())
+        return train(*given)
+
+    monkeypatch.setattr(stage, "train", watched)
+    for wanted in (True, False):
+        trained(small(steps=1), data, tmp_path / str(wanted), deterministic=wanted)
+    assert told == [True, False]
 
 
 def test_a_resumed_run_draws_no_values(data, tmp_path, monkeypatch, finished):

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from formerlab.kernels.native import BFLOAT16, compiled
-from formerlab.kernels.weighted_sum_cpu import SOURCE
+from formerlab.kernels.native import compiled, source
 
 Weight = float | Tensor
 """A number, or a tensor of no dimensions."""
@@ -51,7 +50,7 @@ def path() -> str:
 
 @functools.cache
 def _kernel() -> ctypes._CFuncPtr | None:
-    library = compiled("weighted_sum", BFLOAT16 + SOURCE)
+    library = compiled("weighted_sum", source("weighted_sum.cpp"))
     logging.getLogger(__name__).info("weighted sums: %s", "eager" if library is None else "native kernel")
     if library is None:
         return None

@@ -32,7 +32,6 @@ class Attend(Protocol):
 
 def causal_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
     """softmax(q k^T / sqrt(d_head) + causal mask) v (arXiv:1706.03762, eq. 1)."""
-    del layer
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 

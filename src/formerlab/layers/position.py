@@ -18,12 +18,10 @@ class NoPosition(Spec):
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
         """Return the module."""
-        del context, width, d_head
         return PositionEncoding()
 
     def params(self, context: int, width: int) -> int:
         """Count of parameters."""
-        del context, width
         return 0
 
 
@@ -36,7 +34,6 @@ class Learned(Spec):
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
         """Return the module for at most `context` positions."""
-        del d_head
         return LearnedEncoding(context, width, self.std)
 
     def params(self, context: int, width: int) -> int:
@@ -57,12 +54,10 @@ class Rotary(Spec):
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
         """Return the module for at most `context` positions."""
-        del width
         return RotaryEncoding(context, d_head, self)
 
     def params(self, context: int, width: int) -> int:
         """Count of parameters."""
-        del context, width
         return 0
 
 
@@ -75,12 +70,10 @@ class Sinusoidal(Spec):
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
         """Return the module for at most `context` positions."""
-        del d_head
         return SinusoidalEncoding(context, width, self.base)
 
     def params(self, context: int, width: int) -> int:
         """Count of parameters."""
-        del context, width
         return 0
 
 
@@ -95,14 +88,12 @@ class PositionEncoding(nn.Module):
 
     def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
         """Mark embedded tokens that stand at positions start, start + 1, ..."""
-        del start
         return x
 
     def rotate(
         self, x: Float[Tensor, "batch heads time d_head"], start: int
     ) -> Float[Tensor, "batch heads time d_head"]:
         """Mark queries or keys that stand at positions start, start + 1, ..."""
-        del start
         return x
 
 

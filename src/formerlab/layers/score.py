@@ -62,13 +62,11 @@ def softmax(products: Scores, tau: float) -> Scores:
 
     Attention's 1/sqrt(d) is left to the keys, whose initial standard deviation (init = fan_in) is just that.
     """
-    del tau
     return torch.softmax(products, dim=-1)
 
 
 def gelu(products: Scores, tau: float) -> Scores:
     """S = A cdf(A), no norm and no tau: a plain two-layer MLP (official TPU code, `gelu`, in JAX's tanh form)."""
-    del tau
     return F.gelu(products)
 
 
@@ -82,7 +80,6 @@ def gelu_layernorm(products: Scores, tau: float) -> Scores:
 
     The code's GeLU is JAX's tanh form; here it is exact, as in all scores.
     """
-    del tau
     return F.layer_norm(F.gelu(products), products.shape[-1:], eps=1e-6)
 
 

@@ -132,7 +132,6 @@ class VisionTransformer(Spec):
 
 def full_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
     """softmax(q k^T / sqrt(d_head)) v: every token sees every token (arXiv:1706.03762, eq. 1)."""
-    del layer
     return F.scaled_dot_product_attention(q, k, v)
 
 

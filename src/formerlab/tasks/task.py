@@ -94,7 +94,6 @@ class TaskSpec(Spec, ABC):
 
     def part_count(self, data: Any, seed: int, step: int, start: Place = BEGINNING) -> int:
         """Return the number of parts of optimizer step `step` (0-based), by default that of all steps."""
-        del data, seed, step, start
         return self.accumulate
 
     @abstractmethod
@@ -161,7 +160,6 @@ class TaskSpec(Spec, ABC):
 
     def place_after(self, data: Any, start: Place, step: int) -> Place:
         """Return where a run that begins at `start` is after `step` steps: where the next of its chain goes on."""
-        del data
         return self._moved(start, step, start.steps + step)
 
     def _moved(self, start: Place, step: int, position: int) -> Place:
@@ -174,7 +172,6 @@ class TaskSpec(Spec, ABC):
 
     def step_counts(self, model: Any, data: Any, seed: int, step: int, start: Place = BEGINNING) -> tuple[int, int]:
         """Return the tokens that step `step` (0-based) predicts, and its training FLOPs."""
-        del data, seed, step, start
         return self.step_tokens, TRAINING_PASSES * self.step_flops(model)
 
     def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:

@@ -1,11 +1,11 @@
 """The optimizer and its parameter groups."""
 
 import inspect
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from formerlab.spec import AnyCount, Epsilon, Spec
 from formerlab.torchvision_shim import ensure_torchvision_imports
@@ -35,13 +35,14 @@ class MuonAndAdamW(FusedAdamW):
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         """Take a step of all groups; where `found_inf` is 1 it changes no weight."""
-        groups, bad = self.param_groups, getattr(self, "found_inf", None)
+        groups, bad = self.param_groups, cast(Tensor | None, getattr(self, "found_inf", None))
         self.muon.state, self.muon.param_groups = self.state, [group for group in groups if "momentum" in group]
         weights = [weight for group in self.muon.param_groups for weight in group["params"]]
-        before = [] if bad is None else [weight.clone() for weight in weights]
+        before = [weight.clone() for weight in weights] if bad is not None else []
         _MUON_STEP(self.muon)
-        for weight, old in zip(weights, before, strict=False):
-            weight.copy_(torch.where(bad > 0, old, weight))
+        if bad is not None:
+            for weight, old in zip(weights, before, strict=True):
+                weight.copy_(torch.where(bad > 0, old, weight))
         self.param_groups = [group for group in groups if "momentum" not in group]
         _ADAMW_STEP(self)
         self.param_groups = groups

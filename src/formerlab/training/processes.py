@@ -20,6 +20,7 @@ from formerlab.errors import UserError
 from formerlab.layers.initial import with_tables
 from formerlab.layers.norm import LayerNormLayer, RMSNormLayer
 from formerlab.tasks.task import Share
+from formerlab.training.optimizer import Muon
 from formerlab.training.run import Run
 from formerlab.training.runtime_config import SHARDED
 
@@ -79,7 +80,7 @@ def unsplittable(run: Run) -> str | None:
         f"model.kind={run.model.kind}": run.model.kind != "decoder",
         "growth.optimizer=carry": growth is not None and growth.optimizer == "carry",
         "growth.old_tokens": growth is not None and growth.old_tokens != "train",
-        "optimizer.kind=muon": run.optimizer.kind == "muon",
+        "optimizer.kind=muon": isinstance(run.optimizer, Muon),
         "optimizer.mixing_start_step": run.optimizer.mixing_start_step > 0,
     }
     return next((reason for reason, met in reasons.items() if met), None)
@@ -153,7 +154,6 @@ def summing_gradients(model: nn.Module, *, some_rest: bool) -> nn.Module:
 
 
 def _sum(state: None, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
-    del state
     work = distributed.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     summed: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])

@@ -91,7 +91,6 @@ class Noam(Spec):
 
     def factor(self, step: int, steps: int) -> float:
         """Factor of the peak rate in step `step` (0-based)."""
-        del steps
         s = float(step + 1)
         return min(math.sqrt(self.warmup_steps / s), s / self.warmup_steps)
 

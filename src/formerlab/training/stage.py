@@ -3,6 +3,7 @@
 A run goes one way: it is checked, starts (`start.py`), takes its steps (`loop.py`) and ends (`finish.py`).
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -59,6 +60,8 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         clock = time.monotonic() - runtime.before_s
         provenance.git_state()  # remembered from here on: files may be edited while a run trains
         torch.set_num_threads(runtime.threads)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it; read when it starts
+        torch.use_deterministic_algorithms(runtime.deterministic)
         keep_memory()
         path = out / CHECKPOINT
         content = found_checkpoint(path, belongs_to, runtime.on_mismatch)

@@ -1,6 +1,3 @@
-"""The native kernel of `weighted_sum.py`, in C++."""
-
-SOURCE = r"""
 #include <vector>
 
 // A block of the sum stays in the first-level cache while all tensors add to it.
@@ -76,4 +73,3 @@ extern "C" void weighted_sum(long type, long n, const void* tensors, const void*
     if (type == 1) RUN(double, double);
     if (type == 2) RUN(bfloat16, float);
 }
-"""
