@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from formerlab.errors import UserError
 from formerlab.files import write_text
-from formerlab.report.families import families, is_of
+from formerlab.report.families import families, is_of, main_regime, regime
 
 if TYPE_CHECKING:  # these take a second to import; the plan reads the catalogue without them
     from concurrent.futures import Executor
@@ -121,7 +121,19 @@ class Drawing:
         if self.varied:
             numbers = families([runs[place][2] for place in found], self.varied)
             found = [place for place, family in zip(found, numbers, strict=True) if family >= 0]
+        elif self.kind == "figure":
+            found = self._comparable(own, found)
         return found if any(is_of(*runs[place][1:], self.needs or self.runs) for place in found) else []
+
+    def _comparable(self, own: "Sequence[tuple[int, str, Mapping[str, Any]]]", found: list[int]) -> list[int]:
+        """Return, of the places `found`, those of one regime: that of most runs of the study, if `needs` allows it."""
+        specs = {place: spec for place, _, spec in own}
+        of_place = {place: regime(specs[place]) for place in found}
+        needed = [place for place, run, spec in own if is_of(run, spec, self.needs or ("*",))]
+        enough = {of_place.get(place) for place in needed}
+        wanted = [one for one in dict.fromkeys(of_place.values()) if one and one in enough]
+        main = main_regime([(run, spec) for _, run, spec in own], wanted) if wanted else ""
+        return [place for place in found if of_place[place] in ("", main)]
 
     def names(self, results: "Results") -> list[str]:
         """Return the names of the finished runs that are drawn."""

@@ -14,10 +14,10 @@ from formerlab.report.depth import (
     plains,
     published_depths,
     published_table,
-    setting,
     speeds,
 )
 from formerlab.report.drawings import Table
+from formerlab.report.families import setting
 from formerlab.report.runs import TRANSFORMER, by_run, ends, floors, held_out_losses, paired_difference, variant
 from formerlab.results.read import Results
 from formerlab.results.schema import DECODE, FORWARD, TRAINING
@@ -32,16 +32,18 @@ def main(results: Results, runs: Sequence[str]) -> DataFrame:
     if losses.empty:
         return DataFrame()
     rows = by_run(losses).assign(mixed=lambda rows: rows["variant"] != TRANSFORMER)
+    rows["regime"] = rows["run"].map(losses.drop_duplicates("run").set_index("run")["regime"])
     rows = rows.merge(speeds(results, STUDY), on="run", how="left")
     rows = rows.assign(inference_batches_per_s=1 / rows[f"{FORWARD}_time_s"])
-    rows = rows.sort_values(["layers", "mixed", "variant", "run"], ignore_index=True)
+    rows = rows.sort_values(["regime", "layers", "mixed", "variant", "run"], ignore_index=True)
     rows = rows.join(DataFrame([_against_plain(results, losses, rows, place) for place in rows.index]))
     return pd.concat([floors(results, STUDY, runs), rows])
 
 
 def _against_plain(results: Results, losses: DataFrame, runs: DataFrame, place: int) -> dict[str, object]:
     mine = runs.iloc[place].to_dict()
-    plain = runs[(runs["variant"] == TRANSFORMER) & (runs["layers"] == mine["layers"])]["run"]
+    same = (runs["layers"] == mine["layers"]) & (runs["regime"] == mine["regime"])
+    plain = runs[(runs["variant"] == TRANSFORMER) & same]["run"]
     if mine["variant"] == TRANSFORMER or plain.empty:
         return {}
     difference = paired_difference(results, losses, mine["run"], plain.iloc[0])
@@ -82,7 +84,7 @@ def patterns(results: Results, runs: Sequence[str]) -> DataFrame:
         kinds = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")["spec.model.depth.kind"]
         absent = 1 - ours["parameters_added"] / (ours["layers"] * (ours["layers"] + 3) / 2)
         ours["sparsity"] = absent.where(ours["run"].map(kinds).isin(STATIC))
-        ours = ours.sort_values(["setting", "layers", "loss_nats"])
+        ours = ours.sort_values(["regime", "setting", "layers", "loss_nats"])
     return ours
 
 
