@@ -30,7 +30,7 @@ def project(tmp_path):
 def test_time_and_memory_of_the_laptop_runs_are_predicted_within_half():
     """Of times, each beside the middle one: how fast a processor is beside that of the constants is another matter."""
     sources = read_sources(ROOT, {"scale": "laptop"})
-    hardware = choose(hardware_table(sources.config_layers), sources.scale.hardware)
+    hardware = choose(hardware_table(sources.config_tree), sources.scale.hardware)
     found = []
     for record in Results(ROOT / "results/cached/laptop").records():
         run = Run.model_validate(record["spec"])

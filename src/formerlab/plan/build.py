@@ -13,7 +13,6 @@ from formerlab.plan.cost import Cost, forecast, loading_cost, run_cost, totals
 from formerlab.plan.equal_time import match_times
 from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.judge import RECORDS, made_runs, maker
-from formerlab.plan.layers import Tree
 from formerlab.plan.loader import loader_of
 from formerlab.plan.measure import measure_jobs, timing_jobs
 from formerlab.plan.memory import processes_of
@@ -31,10 +30,11 @@ from formerlab.spec import fingerprint
 from formerlab.training.released import AnyRun, ReleasedRun
 from formerlab.training.run import Run
 
+Job = dict[str, Any]
 SCHEMA = 1
 
 
-def build_plan(root: Path, given: Tree) -> dict[str, Any]:
+def build_plan(root: Path, given: Job) -> dict[str, Any]:
     """Return the plan of the configuration below `root`, with the values `given` on the command line on top.
 
     Needs neither data nor network. Raises UserError with one line at the first mistake.
@@ -48,7 +48,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     released = [run for name in config.studies for run in resolve_released(name, sources)]
     timed = {name: timing_jobs(stage, [*runs, *released], sources) for name, stage in TIMED.items()}
     runs, equal = match_times(runs, timed["speed"], sources)
-    table = hardware_table(sources.config_layers)
+    table = hardware_table(sources.config_tree)
     hardware = choose(table, scale.hardware)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
     own = {name: own_gpus(name, sources) for name in config.studies}
@@ -134,7 +134,7 @@ def _source(data: DataSpec, out: Path) -> str | None:
     return found
 
 
-def _run_job(run: AnyRun, data: Tree, entry: str) -> dict[str, Any]:
+def _run_job(run: AnyRun, data: Job, entry: str) -> dict[str, Any]:
     """Return what the jobs of all runs say, of trained and of released models; the module `entry` makes them."""
     return {
         "study": run.study,
@@ -148,7 +148,7 @@ def _run_job(run: AnyRun, data: Tree, entry: str) -> dict[str, Any]:
     }
 
 
-def _train_job(run: Run, data: Tree, cost: Cost, keep_optimizer: bool) -> dict[str, Any]:
+def _train_job(run: Run, data: Job, cost: Cost, keep_optimizer: bool) -> dict[str, Any]:
     return _run_job(run, data, "formerlab.training.stage") | {
         "init": run.init_id,
         "keep_optimizer": keep_optimizer,
@@ -156,12 +156,12 @@ def _train_job(run: Run, data: Tree, cost: Cost, keep_optimizer: bool) -> dict[s
     }
 
 
-def _is_given(job: Tree, sources: Sources) -> bool:
+def _is_given(job: Job, sources: Sources) -> bool:
     at_scale = sources.scale.studies.get(job["study"], StudyScale())
     return any(fnmatchcase(job["run"], pattern) for pattern in at_scale.given)
 
 
-def _load_job(run: ReleasedRun, data: Tree, hardware: Hardware, results: Path) -> dict[str, Any]:
+def _load_job(run: ReleasedRun, data: Job, hardware: Hardware, results: Path) -> dict[str, Any]:
     return _run_job(run, data, "formerlab.integrations.huggingface.released_run") | {
         "weights": files_state(run.model.source, results / ".released" / f"{run.model.name}.json"),
         "init": None,
@@ -169,7 +169,7 @@ def _load_job(run: ReleasedRun, data: Tree, hardware: Hardware, results: Path) -
     }
 
 
-def _set_priorities(train: Tree) -> None:
+def _set_priorities(train: Job) -> None:
     """Give every run the predicted seconds until the last of its descendants ends: long chains start first."""
     longest: dict[str, int] = {}
     for run_id, job in reversed(train.items()):
@@ -178,11 +178,11 @@ def _set_priorities(train: Tree) -> None:
             longest[job["init"]] = max(longest.get(job["init"], 0), job["priority"])
 
 
-def _id(job: Tree) -> str:
+def _id(job: Job) -> str:
     return f"{job['study']}/{job['run']}/seed{job['seed']}"
 
 
-def _study(name: str, sources: Sources, train: Tree) -> dict[str, Any]:
+def _study(name: str, sources: Sources, train: Job) -> dict[str, Any]:
     study = sources.studies[name]
     costs = [job["cost"] for job in train.values() if job["study"] == name]
     return {"title": study.title, "paper": study.paper, "question": study.question, "totals": totals(costs)}
@@ -251,7 +251,7 @@ def _written_by(path: str) -> str:
     return f"{WRITER[file]} {folder}"
 
 
-def _runs_behind(drawing: Drawing, read: list[Tree], plan: dict[str, Any]) -> list[str]:
+def _runs_behind(drawing: Drawing, read: list[Job], plan: dict[str, Any]) -> list[str]:
     """Return the runs that a drawing reads, for readers: `denseformer/plain-8 (seed 0, 1, 2)`."""
     seeds: dict[str, list[str]] = {}
     for job in read:
@@ -260,7 +260,7 @@ def _runs_behind(drawing: Drawing, read: list[Tree], plan: dict[str, Any]) -> li
     return [f"{run} (seed {', '.join(found)})" for run, found in seeds.items()]
 
 
-def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:
+def _inputs(drawing: Drawing, job: Job, plan: dict[str, Any]) -> list[str]:
     """Return the files of a run that a drawing reads."""
     run_id = _id(job)
     written = set(STAGES[maker(plan, run_id)].written)

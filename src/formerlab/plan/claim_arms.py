@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from formerlab.errors import UserError, near_misses
-from formerlab.plan.layers import Layer
+from formerlab.plan.layers import Tree
 from formerlab.plan.read import parse
 from formerlab.plan.schema import Study, StudyScale
 from formerlab.report.claims.arms import ClaimArms
@@ -15,11 +15,11 @@ def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
     """Return the arms by study and claim. Raises UserError for claims, arms and items that are not registered."""
     found = {}
     place = f"workflow/scales/{scale}.yaml"
-    studies = read_yaml(root, place).get("studies", {})
+    at_scale = Tree(read_yaml(root, place), place)
     for path in sorted((root / "workflow" / "studies").glob("*.yaml")):
         own = f"workflow/studies/{path.name}"
-        arms = parse(Study, [Layer(own, read_yaml(root, own))]).claims
-        differing = parse(StudyScale, [Layer(place, studies.get(path.stem, {}))], f"studies.{path.stem}").claims
+        arms = parse(Study, Tree(read_yaml(root, own), own)).claims
+        differing = parse(StudyScale, at_scale.part("studies", path.stem), f"studies.{path.stem}").claims
         for file, claims in ((own, arms), (place, differing)):
             _check(file, claims)
         found[path.stem] = arms | differing

@@ -7,7 +7,7 @@ from formerlab.evaluation.timing.equal_time import EqualTime
 from formerlab.evaluation.timing.speed import Speed
 from formerlab.plan.measure import deciding
 from formerlab.plan.resolve import equal_times
-from formerlab.plan.sources import Sources, study_place
+from formerlab.plan.sources import Sources, study_file
 from formerlab.training.run import Run
 
 
@@ -22,15 +22,19 @@ def match_times(runs: list[Run], jobs: dict[str, Any], sources: Sources) -> tupl
     for run in runs:
         equal = wanted[run.study].get(run.name)
         if equal is not None:
-            place = f"{study_place(run.study)}: runs.{run.name}.equal_time"
+            key_of_run = f"{study_file(run.study)}: runs.{run.name}.equal_time"
             timed = jobs.get(run.study, {"runs": []})["runs"]
             names = [name.split("/")[1] for name in timed]
             for key, name in (("arm", equal.arm), ("reference", equal.reference)):
                 if name not in names:
-                    raise UserError(f"{place}.{key}: {name!r} is no run that `speed` times{near_misses(name, names)}")
+                    raise UserError(
+                        f"{key_of_run}.{key}: {name!r} is no run that `speed` times{near_misses(name, names)}"
+                    )
             arm, reference = (by_id[f"{run.study}/{name}/seed{run.seed}"] for name in (equal.arm, equal.reference))
             if deciding(reference, Speed) != deciding(run, Speed):
-                raise UserError(f"{place}.reference: {reference.name!r} is another model or batch; name an equal one")
+                raise UserError(
+                    f"{key_of_run}.reference: {reference.name!r} is another model or batch; name an equal one"
+                )
             run = run.model_copy(update={"steps": arm.steps})
             equal_by_id[run.id] = equal
         matched.append(run)

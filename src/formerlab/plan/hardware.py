@@ -1,11 +1,11 @@
 """What jobs run on, and how fast: a table to which a configuration adds its own machines, measurements and prices."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from formerlab.errors import UserError, near_misses
-from formerlab.plan.layers import Layer, Tree, merge_layers, part
+from formerlab.plan.layers import Tree, merge
 from formerlab.plan.read import parse
 from formerlab.spec import Spec
 
@@ -55,11 +55,11 @@ class Hardware(Spec):
         return peak * 1e12 * self.utilisation
 
 
-_GPU: Tree = {"basis": "memory and peaks from data sheets; utilisation and overheads assumed"}
+_GPU: dict[str, Any] = {"basis": "memory and peaks from data sheets; utilisation and overheads assumed"}
 # GPUs: NVIDIA's data sheets of A100 80 GB SXM, H100 SXM, H200 SXM, GeForce RTX 4090; 0.4 of the bfloat16 peak is what
 # compiled GPT-2-sized models commonly report. CPU: its peak is that of a 1024 x 1024 float32 product, and the rest
 # follows from the runs in results/cached/laptop.
-TABLE: dict[str, Tree] = {
+TABLE: dict[str, dict[str, Any]] = {
     "A100": _GPU | {"memory_gb": 80.0, "memory_gb_per_s": 2039.0, "float32_tflops": 19.5, "bfloat16_tflops": 312.0},
     "H100": _GPU
     | {
@@ -95,7 +95,7 @@ TABLE: dict[str, Tree] = {
 }
 
 
-def hardware_table(layers: list[Layer]) -> dict[str, Hardware]:
+def hardware_table(config: Tree) -> dict[str, Hardware]:
     """Return the table with `hardware` of the configuration laid over: keys of known processors, all keys of new ones.
 
     Raises
@@ -103,19 +103,13 @@ def hardware_table(layers: list[Layer]) -> dict[str, Hardware]:
     UserError
         Naming the processor and the key that is wrong.
     """
-    own = part(layers, "hardware")
-    laid_over = merge_layers(own)
-    return {
-        name: parse(Hardware, [Layer("hardware table", _known(name, laid_over)), *part(own, name)], f"hardware.{name}")
-        for name in dict.fromkeys([*TABLE, *laid_over])
-    }
-
-
-def _known(name: str, laid_over: Tree) -> Tree:
-    """Return what the table says of a processor; its basis names what the configuration says instead."""
-    known, given = TABLE.get(name, {}), laid_over.get(name, {})
-    replaced = sorted(known.keys() & given.keys()) if isinstance(given, dict) else []
-    return known | {"basis": f"{known['basis']}; {', '.join(replaced)} as configured"} if replaced else known
+    own, table = config.part("hardware"), {}
+    for name in dict.fromkeys([*TABLE, *own]):
+        known, given = dict(TABLE.get(name, {})), own.part(name)
+        if replaced := sorted(known.keys() & given.keys()):
+            known["basis"] = f"{known['basis']}; {', '.join(replaced)} as configured"
+        table[name] = parse(Hardware, merge(Tree(known, "hardware table"), given), f"hardware.{name}")
+    return table
 
 
 def choose(table: dict[str, Hardware], name: str) -> Hardware:

@@ -20,8 +20,8 @@ from formerlab.files import read_json
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import forward_cost
 from formerlab.plan.hardware import Hardware
-from formerlab.plan.layers import Layer, Tree, merge_layers, part, place_of
-from formerlab.plan.read import named_in, parse
+from formerlab.plan.layers import Tree, laid
+from formerlab.plan.read import parse
 from formerlab.plan.schema import WHICH, Which
 from formerlab.plan.sources import Sources
 from formerlab.results.stages import Stage
@@ -43,7 +43,7 @@ class Asked:
 
     stage: Stage
     study: str
-    layers: list[Layer]
+    tree: Tree
 
     @property
     def subject(self) -> str:
@@ -53,8 +53,7 @@ class Asked:
     @cached_property
     def which(self) -> Which:
         """Return of which runs it is asked."""
-        chosen = [Layer(la.place, {key: la.tree[key] for key in WHICH if key in la.tree}) for la in self.layers]
-        return parse(Which, chosen, self.subject)
+        return parse(Which, self.tree.only(WHICH), self.subject)
 
     def of(self, run: str) -> bool:
         """Say whether it is asked of a run."""
@@ -62,9 +61,8 @@ class Asked:
 
     def settings(self, patterns: Iterable[str] = ()) -> Any:
         """Return the settings of runs, those laid over for some `patterns` of names included."""
-        common = [Layer(la.place, {k: v for k, v in la.tree.items() if k not in WHICH}) for la in self.layers]
-        own = [layer for pattern in patterns for layer in part(self.layers, "by_run", pattern)]
-        return parse(settings_of(self.stage), [*common, *own], self.subject)
+        own = [self.tree.part("by_run", pattern) for pattern in patterns]
+        return parse(settings_of(self.stage), laid([self.tree.without(*WHICH), *own], self.subject), self.subject)
 
     def settings_of(self, run: str) -> Any:
         """Return the settings of a run."""
@@ -85,7 +83,7 @@ class Asked:
 
     def place(self, *path: str) -> str:
         """Return the file that says something of it, with the subject."""
-        return f"{place_of(self.layers, path)}: {self.subject}" + "".join(f".{key}" for key in path)
+        return f"{self.tree.file_of(*path)}: {self.subject}" + "".join(f".{key}" for key in path)
 
 
 def _asked(stage: Stage, sources: Sources) -> dict[str, Asked]:
@@ -117,7 +115,7 @@ def measure_jobs(
 
 def _job(
     asked: Asked, run: AnyRun, sources: Sources, hardware: Hardware, planned: dict[str, Any], folder: Path
-) -> Tree | None:
+) -> Jobs | None:
     stage, scale = asked.stage, sources.scale
     asked.check_kind(run)
     data = scale.data[run.data]
@@ -125,12 +123,11 @@ def _job(
     try:
         settings = own.of(run, questions=bool(getattr(data, "questions", 0) or scale.suites))
     except UserError as error:
-        (key, *_) = named_in(str(error), (), merge_layers(asked.layers))
-        raise UserError(f"{place_of(asked.layers, key)}: {asked.subject}.{error}") from None
+        raise UserError(f"{asked.tree.files_of()}: {asked.subject}.{error}") from None
     if settings is None:
         return None
     suites = {name: suite for name, suite in scale.suites.items() if settings.asks(name)}
-    job: Tree = {
+    job: Jobs = {
         "settings": settings.to_dict(),
         "code": code_of_measuring(stage, run, settings, list(suites.values())),
         "suites": _states(folder / stage.record, suites, planned),
@@ -163,7 +160,7 @@ def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
     return dict(_timing_jobs(stage, runs, sources))
 
 
-def _timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Iterator[tuple[str, Tree]]:
+def _timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Iterator[tuple[str, Jobs]]:
     for study, asked in _asked(stage, sources).items():
         if asked.which.by_run:
             raise UserError(f"{asked.place('by_run')}: the runs are timed together, with the same settings; remove it")
@@ -187,6 +184,6 @@ def _timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Iter
             )
 
 
-def deciding(run: AnyRun, settings: Timing | type[Timing]) -> Tree:
+def deciding(run: AnyRun, settings: Timing | type[Timing]) -> Jobs:
     """Return what of a run decides what a stage times."""
     return {key: value for key, value in run.to_dict().items() if key in settings.decides}

@@ -22,7 +22,7 @@ from formerlab.evaluation.pruning.prune import QUESTION_COLUMNS, WINDOW_COLUMNS,
 from formerlab.files import write_json
 from formerlab.integrations.huggingface.load import Loaded
 from formerlab.plan.code import code_hash
-from formerlab.plan.layers import Layer
+from formerlab.plan.layers import Tree, merge
 from formerlab.plan.read import parse
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count, Size, Spec, fingerprint
@@ -100,7 +100,7 @@ def read_sweep(path: Path | None, **changes: Any) -> QuestionSweep:
     given = {key: value for key, value in changes.items() if value is not None}
     if {"suites", "texts"} & tree.keys() and "tasks" not in tree | given:
         tree["tasks"] = []
-    sweep = parse(QuestionSweep, [Layer(str(path or "sweep"), tree), Layer("command line", given)])
+    sweep = parse(QuestionSweep, merge(Tree(tree, str(path or "sweep")), Tree(given, "command line")))
     for name, suite in sweep.suites.items():
         suite.files(name)  # a file that is missing is named before a large model is loaded
     for name in sweep.tasks:
