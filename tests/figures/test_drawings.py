@@ -25,6 +25,7 @@ from fixtures.rows import (
     write_csv,
 )
 from matplotlib.figure import Figure
+from PIL import Image
 
 from formerlab.errors import UserError
 from formerlab.plan.status import failed_drawings
@@ -33,6 +34,7 @@ from formerlab.report.drawings import catalogue, declaration, draw_all, draw_eac
 from formerlab.report.headline import headline
 from formerlab.report.pruning import configurations, main_configurations, with_seeds
 from formerlab.report.runs import by_run, chain, held_out_losses, variant
+from formerlab.report.style import WIDEST
 from formerlab.report.write import number, readable
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
@@ -131,7 +133,6 @@ def test_without_a_run_to_compare_it_names_the_ones_it_wants(tmp_path, monkeypat
     draw_one("denseformer_sparsity", tmp_path / "results", tmp_path / "out")
     assert "like depth.dilation=[!1]* depth.period=1 or" in said[0]
     assert "no finished run of study 'denseformer'" in said[0]
-    assert set(pd.read_csv(tmp_path / "out" / "denseformer_sparsity.csv")["source"]) == {"published"}
 
 
 def test_declarations_fit_the_contract():
@@ -193,10 +194,10 @@ def test_one_that_cannot_be_drawn_is_named_and_leaves_the_others(tmp_path, capsy
 def test_draw_all_skips_studies_without_runs(tmp_path, capsys):
     make_denseformer(tmp_path / "live" / "tiny", (0,), depths=(4,))
     written = draw_all(tmp_path / "live", tmp_path / "figures")
-    of_what_it_has = {"architecture", "depth", "weights", "table", "patterns"}
+    of_what_it_has = {"architecture", "curves", "depth", "weights", "table", "patterns"}
     assert {path.stem for path in written} == {f"denseformer_{name}" for name in of_what_it_has}
     assert {path.stem for path in (tmp_path / "figures/tiny").iterdir()} == {path.stem for path in written}
-    assert re.fullmatch(r"tiny: 5 drawn, \d+ have no rows of finished runs\n", capsys.readouterr().err)
+    assert re.fullmatch(r"tiny: 6 drawn, \d+ have no rows of finished runs\n", capsys.readouterr().err)
     with pytest.raises(UserError, match="no finished runs"):
         draw_all(tmp_path / "cached", tmp_path / "figures")
 
@@ -295,14 +296,27 @@ def test_singular_values_are_means_within_their_seeds(place):
     assert set(rows["seeds"]) == {3}
 
 
-def test_sparse_averages_are_shown_as_shares_of_the_dense_gain(place):
+def test_sparse_averages_are_shown_beside_the_dense_one_and_its_time(place):
     rows = pd.read_csv(place / "figures" / "live" / "three" / "denseformer_sparsity.csv")
-    theirs = rows[rows["source"] == "published"].set_index("run")["share_percent"]
-    assert theirs["DenseFormer 1x1"] == pytest.approx(100)
-    assert theirs["DenseFormer 4x1"] == pytest.approx(100 * np.log(18.61 / 17.86) / np.log(18.61 / 17.84))
-    ours = rows[(rows["source"] == "ours") & (rows["run"] == "dwa-4x5-16")].groupby("part")["share_percent"]
-    assert ours.mean()["seed"] == pytest.approx(ours.mean()["mean"])
-    assert ours.size()["seed"] == 3
+    theirs = rows[rows["source"] == "published"].set_index("run")
+    assert theirs.loc["DenseFormer 1x1", "minus_dense_nats"] == 0
+    assert theirs.loc["DenseFormer 4x1", "minus_dense_nats"] == pytest.approx(np.log(17.86 / 17.84))
+    assert theirs.loc["DenseFormer 4x1", "forward_time_s"] < theirs.loc["DenseFormer 1x1", "forward_time_s"]
+    ours = rows[rows["source"] == "ours"]
+    for column in ("minus_dense_nats", "gain_nats"):
+        parts = ours[ours["run"] == "dwa-4x5-16"].groupby("part")[column]
+        assert parts.mean()["seed"] == pytest.approx(parts.mean()["mean"])
+        assert parts.size()["seed"] == 3
+    gains = ours[ours["part"] == "mean"].set_index("run")["gain_nats"]
+    behind = ours[ours["part"] == "mean"].set_index("run")["minus_dense_nats"]
+    assert behind.to_numpy() == pytest.approx((gains["dwa-1x1-16"] - gains).to_numpy())
+
+
+def test_no_figure_is_wider_than_a_page(place):
+    for name, drawing in DRAWINGS.items():
+        if drawing.kind == "figure":
+            with Image.open(place / "figures" / "live" / "three" / f"{name}.png") as picture:
+                assert picture.width <= WIDEST * pictures.DOTS_PER_INCH, name
 
 
 def test_growth_on_images_is_shown_above_the_parent(place):

@@ -6,6 +6,7 @@ ours and published values in blocks of their own.
 
 import io
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pandas.testing import assert_frame_equal
 from formerlab.files import replacing, write_text
 from formerlab.report import pages, pictures
 from formerlab.report.drawings import Drawing, Plot, Table
+from formerlab.report.names import RELEASED, data_set
 from formerlab.report.runs import quantity
 from formerlab.report.style import SETTINGS, empty
 from formerlab.results.read import Results
@@ -52,8 +54,19 @@ Runs behind it: {{ snakemake.params.drawings.%(name)s.runs | join(", ") }}
 def rows_of(drawing: Drawing, declared: Plot | Table, results: Results) -> DataFrame:
     """Return the rows that a figure or table shows; the column `source` tells ours from the published ones."""
     runs = drawing.names(results)
-    rows = declared.data(results, runs) if isinstance(declared, Plot) else declared.rows(results, runs)
+    if isinstance(declared, Table):
+        return declared.rows(results, runs)
+    files = [file for file in drawing.reads if file != "run.json"]
+    known = bool(runs) and not files or any(_has(results, drawing.study, runs, file) for file in files)
+    rows = declared.data(results, runs) if known else DataFrame()
     return rows if "source" in rows else rows.assign(source="ours")
+
+
+def _has(results: Results, study: str, runs: Sequence[str], file: str) -> bool:
+    """Say whether the study, or one of its runs, has rows of a file."""
+    records = results.runs(study, runs)
+    owners = [study, *(f"{study}/{run}/seed{seed}" for run, seed in zip(records["run"], records["seed"], strict=True))]
+    return any(frame is not None and len(frame) > 0 for frame in (results.rows_of(file, owner) for owner in owners))
 
 
 def write(
@@ -111,7 +124,7 @@ def _write_pictures(paths: list[Path], drawing: Drawing, plot: Plot, data: DataF
         if data.empty or not (data["source"] == "ours").any():
             figure = empty(_why_empty(drawing, results))
         else:
-            figure = plot.draw(_without_formulas(data))
+            figure = plot.draw(_without_formulas(with_settings(data, results.runs(drawing.study), results.scale)))
         pictures.save(figure, *paths)
         return [str(figure.get_label()), f"Rows: {results.place(drawing.study, drawing.runs)}."]
 
@@ -129,6 +142,19 @@ def _why_empty(drawing: Drawing, results: Results) -> str:
         return f"{drawing.name} compares runs like {wanted}, and no finished run of {where} is one of them."
     what = f"the rows {drawing.name} needs ({', '.join(drawing.reads)})"
     return f"No finished run of {where} has {what} yet, or what it has cannot be compared."
+
+
+def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
+    """Return rows with data set and model of each run, which titles name: `data_set`, `blocks`, `wide`, `released`."""
+    if "run" not in rows:
+        return rows
+    columns = {"spec.model.layers": "blocks", "spec.model.width": "wide", "spec.released": "released"}
+    known = records.drop_duplicates("run").set_index("run").reindex(columns=["data.name", *columns])
+    known = known.rename(columns=columns)
+    released = known["released"].astype(object).where(known["released"].notna(), None)
+    names = [data_set(str(name), model, scale) for name, model in zip(known["data.name"], released, strict=True)]
+    known = known.assign(data_set=names, released=released.map(lambda name: RELEASED.get(name, name)))
+    return rows.assign(**{name: rows["run"].map(known[name]) for name in ("data_set", "blocks", "wide", "released")})
 
 
 def _without_formulas(data: DataFrame) -> DataFrame:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from formerlab.report.drawings import Plot
-from formerlab.report.panel import Panel, Style, sheet
+from formerlab.report.panel import Panel, sheet
 from formerlab.report.pruning import (
     CONFIGURATION,
     MINUS_H2O,
@@ -24,23 +23,14 @@ from formerlab.report.pruning import (
 )
 from formerlab.report.questions import MEAN, accuracies, answers, chance, title
 from formerlab.report.runs import missing_note, n_seeds
-from formerlab.report.style import GREY, look
+from formerlab.report.style import GREY
 from formerlab.results.read import Results
 
 STUDY = "decay"
 NAMES = {"decay": "Decay", "full": "Full", "h2o": "H2O"}
-_ENDS = ["perplexity_low", "perplexity", "perplexity_high"]
-FAR = 2
-"""An alpha is far off where its perplexity is more than this times as far from Full's as that of all nearer ones."""
 
 
-def style_of_kind(name: str, rows: DataFrame) -> Style:
-    """Return the style of a policy; one without an alpha is a line across."""
-    colour, marker = look(str(rows["policy"].iloc[0]))
-    return {"color": colour, "marker": marker} | ({"linestyle": "--"} if rows["alpha"].isna().all() else {})
-
-
-def mark_alpha(axes: Axes) -> None:
+def mark_alpha(axes: Axes, rows: DataFrame) -> None:
     """Mark the published choice on the axis of alphas."""
     axes.axvline(PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
     axes.set_xlim(-0.04, 1.04)
@@ -67,8 +57,6 @@ def alpha_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return Decay at every alpha, without a recent window, and H2O and Full at the same budgets."""
     table = configurations(results, STUDY, runs)
     decay = table[table["policy"] == "decay"]
-    if decay.empty:
-        return decay
     least = decay.groupby(["run", "budget"])["recent"].transform("min")
     decay = decay[(decay["recent"] == least) | decay["recent"].isna()]
     decay = decay[decay.groupby(["run", "budget"])["alpha"].transform("nunique") > 1]
@@ -91,34 +79,8 @@ def draw_alpha(data: DataFrame) -> Figure:
     rows = pd.concat(frames)
     rows = rows.assign(series=rows["policy"].map(NAMES), level=level_with_h2o(rows, MINUS_H2O[0]))
     panel = Panel("alpha", "perplexity", by="series", each="cell", xlabel="forgetting factor alpha", empty="level",
-                  ylabel="perplexity", style=style_of_kind, finish=_leave_far)  # fmt: skip
+                  ylabel="perplexity", style="policy", far=2.0, finish=mark_alpha)  # fmt: skip
     return sheet(panel, notes=[*interval_notes(data), *alpha_notes(data)])(rows.drop(columns="seeds"))
-
-
-def _leave_far(axes: Axes, rows: DataFrame) -> None:
-    """Let alphas that are far off leave the panel, and write their values where they do."""
-    mark_alpha(axes)
-    far = far_above(rows)
-    near = rows[~far]
-    low, high = np.nanmin(near[_ENDS]), np.nanmax(near[_ENDS])
-    room = 0.06 * (high - low) or 0.05
-    axes.set_ylim(low - room, high + room + 2 * room * far.sum())
-    words = [
-        f"alpha {row.alpha:g}: {row.perplexity:,.0f} \N{BLACK UP-POINTING TRIANGLE}"
-        for row in rows[far].sort_values("alpha").itertuples()
-    ]
-    where: dict[str, Any] = {"ha": "right", "va": "top", "transform": axes.transAxes}
-    axes.text(0.84, 0.985, "\n".join(words), color=look("decay").colour, **where)
-
-
-def far_above(rows: DataFrame) -> "Series[bool]":
-    """Say of every row whether it is an alpha that is far above most others, or above such a one."""
-    full = rows.loc[rows["policy"] == "full", "perplexity"].mean()
-    above = (rows["perplexity"] - full).where(rows["policy"] == "decay")
-    upwards = above.dropna().sort_values()
-    nearer = upwards.abs().cummax().shift()
-    gaps = upwards[(upwards > FAR * nearer) & (upwards > upwards.median())]
-    return above >= (gaps.min() if len(gaps) else np.inf)
 
 
 decay_alpha = Plot(
@@ -180,13 +142,13 @@ def draw_alpha_accuracy(data: DataFrame) -> Figure:
         f"Not drawn, as not one answer is right: {', '.join(map(title, none))}." if len(none) else "",
     ]
     panel = Panel("alpha", "difference", by="series", each="title", zero=0.0, name="legend", empty="level",
-                  xlabel="alpha", ylabel="minus Full's (points)", style=style_of_kind,
+                  xlabel="alpha", ylabel="minus Full's (points)", style="policy",
                   finish=partial(_one_axis, ends=ends))  # fmt: skip
     return sheet(panel, notes=notes, columns=3, height=1.4)(rows.drop(columns="seeds"))
 
 
 def _one_axis(axes: Axes, rows: DataFrame, *, ends: tuple[float, float]) -> None:
-    mark_alpha(axes)
+    mark_alpha(axes, rows)
     axes.set_ylim(ends[0] - 0.5, ends[1] + 0.5)
 
 

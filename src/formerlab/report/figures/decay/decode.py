@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
+from formerlab.report.names import RELEASED
 from formerlab.report.panel import Panel, Style, hollow, sheet
 from formerlab.report.pruning import decoding, model_of, size_of
 from formerlab.report.runs import missing_note
@@ -25,7 +26,7 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def draw(data: DataFrame) -> Figure:
     """Draw speed, bytes and the time of the prompt, a column of panels per run and number of sequences."""
-    cases = [f"{model_of(run)}, {'one sequence' if count == 1 else f'{count} sequences'}"
+    cases = [f"{RELEASED.get(model_of(run), model_of(run))}, {'one sequence' if count == 1 else f'{count} sequences'}"
              for run, count in zip(data["run"], data["sequences"], strict=True)]  # fmt: skip
     sizes = ["whole cache" if budget == 1 else f"pruned to {size_of(budget)}" for budget in data["budget"]]
     rows = data.assign(case=cases, size=sizes).drop_duplicates(["case", "configuration", "length"])
@@ -41,7 +42,7 @@ def draw(data: DataFrame) -> Figure:
             colour, marker = look("full") if budget == 1 else (GREY, "s")
         return {"color": colour, "marker": marker, "linestyle": line} | hollow(line != "-")
 
-    panel = partial(Panel, "length", each="case", log="x", name="legend", ticks="{:g}".format, style=style,
+    panel = partial(Panel, "length", each="case", log="x", ticks="{:g}".format, style=style,
                     xlabel="tokens read before")  # fmt: skip
     panels = [panel("tokens_per_s", by="configuration", ylabel="decoded tokens\nper second", log="xy")]
     panels.append(panel("cache_bytes", by="size", ylabel="keys and values\nheld (bytes)", log="xy"))

@@ -22,10 +22,7 @@ LOWEST = 1e-5
 
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return the mean over seeds of every group, alpha and query."""
-    rows = results.rows("prune_score_trajectories.csv", STUDY, runs)
-    if rows.empty:
-        return DataFrame()
-    rows = one_model(rows)
+    rows = one_model(results.rows("prune_score_trajectories.csv", STUDY, runs))
     keys = ["run", "group", "alpha", "query"]
     means = rows.groupby(keys, as_index=False)[["mean", "low", "high", "missed"]].mean()
     record = results.stage_record(f"{STUDY}/{rows['run'].iloc[0]}/seed{rows['seed'].iloc[0]}", "prune")
@@ -35,10 +32,11 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def draw(data: DataFrame) -> Figure:
     """Draw a panel of scores per alpha, and one of misses."""
-    seeds, windows = int(data["seeds"].iloc[0]), data["windows"].iloc[0]
+    count, windows = int(data["seeds"].iloc[0]), data["windows"].iloc[0]
+    seeds = f", {n_seeds([count])}" if count > 1 else ""
     several = f"{windows:.0f} window{'s' if windows > 1 else ''}" if pd.notna(windows) else "windows"
     notes = [
-        f"Unpruned attention, over layers, heads, {several}, {n_seeds([seeds])}. Important: the tenth of the tokens of "
+        f"Unpruned attention, over layers, heads, {several}{seeds}. Important: the tenth of the tokens of "
         "the first half of a window to which its second half attends most, in each head; unimportant: the others, but "
         f"for position 0. Lines: means; bands: the middle 80 % of tokens, cut at {LOWEST:.5f}. Missed: mean over 5 "
         "queries."
@@ -52,16 +50,12 @@ def draw(data: DataFrame) -> Figure:
     smooth = important.groupby("alpha")["missed"].transform(lambda values: values.rolling(5, min_periods=1).mean())
     drawn = pd.concat([rows, important.assign(share=100 * smooth)]).drop(columns="seeds")
     panels = [
-        Panel("query", "value", by="group", kind="band", each="title", where={"part": "mean"}, log="y", name="legend",
-              xlabel="query", ylabel="score", style=_of_group),
+        Panel("query", "value", by="group", kind="band", each="title", where={"part": "mean"}, log="y",
+              xlabel="query", ylabel="score", style={"important": (PURPLE, ""), "unimportant": (BLACK, "")}),
         Panel("query", "share", by="number", kind="band", where={"part": "missed"}, title="Important tokens missed",
               xlabel="query", ylabel="not among the best 40 % (%)", style=_of_alpha),
     ]  # fmt: skip
-    return figure(drawn, panels, notes, columns=2, height=1.6)
-
-
-def _of_group(name: str, rows: DataFrame) -> Style:
-    return {"color": PURPLE if name == "important" else BLACK, "marker": ""}
+    return figure(drawn, panels, notes, height=1.6)
 
 
 def _of_alpha(name: str, rows: DataFrame) -> Style:

@@ -1,4 +1,4 @@
-"""FLOPs by length of the text, loss by budget, and the search for rates (Tokenformer, arXiv:2410.23168, Fig 5)."""
+"""FLOPs by length of the text, and the gap to Transformers by budget (Tokenformer, arXiv:2410.23168, Fig 5)."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -9,15 +9,14 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
+from formerlab.report.figures.denseformer.gain import forest_of_differences
 from formerlab.report.formulas import Shape, shape_of
 from formerlab.report.panel import Panel, Style, sheet
 from formerlab.report.published import published
-from formerlab.report.rates import draw as draw_rates
-from formerlab.report.rates import last_losses, searches
+from formerlab.report.rates import last_losses
 from formerlab.report.runs import held_out, held_out_losses, short
-from formerlab.report.style import BLACK, GREY, ORANGE, VERMILION
+from formerlab.report.style import BLACK, VERMILION
 from formerlab.report.summary import differences, published_difference
-from formerlab.report.tokenformer import size_of
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -32,7 +31,7 @@ def length_data(results: Results, runs: Sequence[str]) -> DataFrame:
     found = []
     for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
         family = "Tokenformer" if record["spec.model.projection.kind"] == "pattention" else "Transformer"
-        found.append(("ours", family, str(size_of(record["run"])), record["run"], shape_of(record)))
+        found.append(("ours", family, short(record["parameters_non_embedding"]), record["run"], shape_of(record)))
     for name, width, tokens in _WIDTHS:
         wide, grown = Shape(12, width, _VOCABULARY, hidden=4 * width), Shape(12, 768, _VOCABULARY, tokens, 4 * tokens)
         found.append(("published", "Transformer", name, f"Transformer {name}, d = {width}", wide))
@@ -52,14 +51,14 @@ def _of_family(name: str, rows: DataFrame) -> Style:
 
 def draw_length(data: DataFrame) -> Figure:
     """Draw our sizes left and the paper's right."""
-    names = data["family"] + " " + data["size"] + ", d = " + data["width"].astype(str)
+    names = data["family"] + " " + data["size"] + ", d " + data["width"].astype(str)
     rows = data.assign(series=names, per_token=data["flops"] / data["length"])
     shared = partial(
         Panel, "length", "per_token", by="series", log="xy", xlabel="length of the text (tokens)", style=_of_family,
         ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",
     )  # fmt: skip
     return sheet(
-        shared(where={"source": "ours"}, title="Formula, sizes of this scale", ylabel="forward FLOPs per token"),
+        shared(where={"source": "ours"}, title="Formula: {setting}", ylabel="forward FLOPs per token"),
         shared(where={"source": "published"}, title="formula, sizes of Table 8"),
         notes=["Without the logits; rows are of whole texts. Attention counts the whole square, half of it masked."],
         wanted=("Tokenformer", "Transformer"),
@@ -68,8 +67,7 @@ def draw_length(data: DataFrame) -> Figure:
 
 tokenformer_length = Plot(
     reads=("run.json",),
-    runs=("transformer-[1-4]", "tokenformer-1", "grown-random-sqrt-[2-4]"),
-    needs=("transformer-[1-4]",),
+    runs=("transformer-[1-4]", "classic-chosen", "tokenformer-1", "long-matched-chosen", "grown-random-sqrt-[2-4]"),
     caption=(
         "FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer "
         "(arXiv:2410.23168), drawn per token so that the lines part: computed, not measured. To see: at equal "
@@ -83,14 +81,12 @@ tokenformer_length = Plot(
 )
 
 
-OURS, RIVALS = "matched", {"modern": (ORANGE, "D"), "classic": (BLACK, "o")}
+OURS, RIVALS = "matched", ("modern", "classic")
 
 
 def gap_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return rows of Tokenformer minus each rival, by budget, both at their best rate by the validation loss."""
     losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return DataFrame()
     best, rows = _best(losses, last_losses(results, STUDY, runs)), []
     for (arm, tokens), run in best.items():
         if arm in RIVALS and (OURS, tokens) in best:
@@ -115,41 +111,17 @@ def _best(losses: DataFrame, validation: dict[str, float]) -> dict[tuple[str, fl
     return {key: min(runs, key=lambda run: runs[run]) for key, runs in sorted(found.items())}
 
 
-def _of_rival(name: str, rows: DataFrame) -> Style:
-    return dict(zip(("color", "marker"), RIVALS.get(name.split()[1], (GREY, "")), strict=True))
-
-
 tokenformer_gap = Plot(
     reads=("eval.csv", "test.csv", "run.json"),
     runs=("matched-*", "modern-*", "classic-*", "long-matched-*", "long-modern-*", "long-classic-*"),
     needs=("long-matched-*",),
     caption=(
-        "Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, against the tokens "
-        "that each saw, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic "
+        "Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of "
+        "tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic "
         "one. Each model has the rate, of those run, with the lowest validation loss. Differences are paired by seed; "
         "above zero the Tokenformer is worse. To see: whether the gap shrinks, stays or changes its sign as both train "
         "longer. The published line is a third party's, against a modern Transformer at 124M parameters."
     ),
     data=gap_data,
-    draw=sheet(
-        Panel("tokens", "difference_nats", by="series", log="x", ticks=short, zero=0.0, xlabel="tokens of each run",
-              ylabel="Tokenformer minus Transformer\n(nats per token)",
-              style=_of_rival)
-    ),
-)  # fmt: skip
-
-
-tokenformer_rates = Plot(
-    reads=("eval.csv", "run.json"),
-    runs=("*",),
-    varied="optimizer.lr",
-    caption=(
-        "Search for the rates of the Tokenformer study (arXiv:2410.23168): validation loss at the end of training "
-        "against the peak learning rate, for every model whose rate was searched: runs that differ in nothing else. "
-        "What starts from a parent, such as a stage of growth, has a panel of its own. To see: each ringed rate has a "
-        "higher and a lower one beside it in the grid; where it has not, the last sentence says so, and no "
-        "comparison at that rate is fair."
-    ),
-    data=partial(searches, study="tokenformer"),
-    draw=draw_rates,
+    draw=forest_of_differences("Tokenformer minus Transformer (nats per token)"),
 )
