@@ -8,7 +8,7 @@ from fixtures.rows import make_run, write_csv
 from formerlab.report.figures.decay import accuracy, decode
 from formerlab.report.figures.decay.alpha import alpha_data, draw_alpha, level_with_h2o
 from formerlab.report.figures.decay.budget import budget_data, draw_budget
-from formerlab.report.figures.decay.passkey import binomial_ends, draw_passkey, passkey_data
+from formerlab.report.figures.decay.decode import binomial_ends, draw_passkey, passkey_data
 from formerlab.report.names import data_set
 from formerlab.report.pruning import decoding, measured, minus_h2o
 from formerlab.report.questions import MEAN, SUITES, accuracies, chance, metric_of, title

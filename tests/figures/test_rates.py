@@ -90,7 +90,9 @@ def test_models_of_one_name_are_told_apart_by_their_specs(tmp_path):
         *("Transformer, rmsnorm", "Transformer, none"),
         *("random keys, tau sqrt(n)", "Tokenformer, trained on"),
     }
-    assert rows.groupby("family")["panel"].first().to_dict()["Tokenformer, trained on"] == "text, 4 blocks, from a parent"
+    assert (
+        rows.groupby("family")["panel"].first().to_dict()["Tokenformer, trained on"] == "text, 4 blocks, from a parent"
+    )
 
 
 def test_losses_of_a_second_domain_have_a_panel_of_their_own(tmp_path):

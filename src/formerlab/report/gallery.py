@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
@@ -159,52 +158,45 @@ def _article(drawing: Drawing, runs: Sequence[str], figures: Path, claims: DataF
 def _about(claims: DataFrame, runs: Sequence[str]) -> DataFrame:
     """Return the claims whose runs are all among those of a drawing."""
     shown = {run.partition(" ")[0].rpartition("/")[2] for run in runs}
-    named = claims["runs"].map(
-        lambda text: {run.strip() for run in text.split(",")} if isinstance(text, str) else set()
-    )
-    return claims[[bool(judged) and judged <= shown for judged in named]]
+    named = [{run.strip() for run in str(text).split(",")} for text in claims["runs"].fillna("")]
+    return claims[[judged <= shown and judged != {""} for judged in named]]
 
 
 def _verdicts(title: str, claims: DataFrame) -> str:
     """Return verdicts that fold out, claims counted in their first line; items of a claim stand below it."""
     if claims.empty:
         return ""
-    counts = Counter(claims.drop_duplicates("claim")["outcome"])
+    shown = claims.drop_duplicates(["claim", "item"]).fillna("").astype(str)
     lines = [
-        f"<tr><td>{_chip(row['outcome'])}</td><td>{escape(str(row['statement']))}</td><td>{_cell(row['ours'])}</td></tr>"
-        for _, row in claims.drop_duplicates(["claim", "item"]).iterrows()
+        f"<tr><td>{_chip(outcome)}</td><td>{escape(statement)}</td><td>{escape(ours)}</td></tr>"
+        for outcome, statement, ours in shown[["outcome", "statement", "ours"]].itertuples(index=False, name=None)
     ]
-    summary = ", ".join(f"{count} {_chip(word)}" for word, count in counts.most_common())
-    return f"<details><summary>{title}: {summary}</summary><table class='small'>{''.join(lines)}</table></details>"
+    counts = ", ".join(
+        f"{count} {_chip(word)}" for word, count in Counter(claims.drop_duplicates("claim")["outcome"]).most_common()
+    )
+    return f"<details><summary>{title}: {counts}</summary><table class='small'>{''.join(lines)}</table></details>"
 
 
 def _chip(outcome: str) -> str:
     return f'<span class="verdict {escape(outcome)}">{escape(outcome.replace("_", " "))}</span>'
 
 
-def _cell(value: Any) -> str:
-    return escape(value) if isinstance(value, str) else ""
-
-
 def _workflow(stages: Sequence[Mapping[str, int]]) -> str:
     """Return the stages as boxes with their jobs, from left to right."""
-    boxes = []
-    for group in stages:
-        lines = [
-            f"<p><b>{escape(stage)}</b> {count} {'job' if count == 1 else 'jobs'}</p>" for stage, count in group.items()
-        ]
-        boxes += [f"<div>{''.join(lines)}</div>"] if lines else []
-    return f'<div class="stages">{" &rarr; ".join(boxes)}</div>'
+    boxes = [
+        "".join(f"<p><b>{escape(stage)}</b> {count} job{'s' * (count != 1)}</p>" for stage, count in group.items())
+        for group in stages
+        if group
+    ]
+    return f'<div class="stages">{" &rarr; ".join(f"<div>{box}</div>" for box in boxes)}</div>'
 
 
 def _provenance(results: Results, figures: Path) -> str:
-    rows = ledger(results)
+    rows, page = ledger(results), figures / "runs.html"
     if rows.empty:
         return pages.paragraph("No finished run.")
-    page = figures / "runs.html"
-    every = (
-        re.search(r"<body>.*?</h1>(.*)</body>", page.read_text(encoding="utf-8"), re.DOTALL) if page.exists() else None
-    )
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    every = re.search(r"<body>.*?</h1>(.*)</body>", text, re.DOTALL)
     unfolded = f"<details><summary>Every run</summary><div class='wide'>{every[1]}</div></details>" if every else ""
     return f"{_wide(costs(rows))}{unfolded}"
 

@@ -74,9 +74,9 @@ class Panel:
     def split(self, data: DataFrame) -> "list[Panel]":
         """Return a panel for each value of `each`, without those that have no rows."""
         rows = self.rows(data)
-        if not self.each:
+        if self.each not in rows:
             return [self] * bool(len(rows))
-        title = str if self.title == SETTING else lambda one: self.title
+        title = str if self.title == SETTING and self.each != "data_set" else lambda one: self.title
         values = rows[self.each].dropna().drop_duplicates()
         return [replace(self, each="", title=title(one), where={**self.where, self.each: one}) for one in values]
 

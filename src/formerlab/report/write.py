@@ -57,7 +57,7 @@ def rows_of(drawing: Drawing, declared: Plot | Table, results: Results) -> DataF
     if isinstance(declared, Table):
         return declared.rows(results, runs)
     files = [file for file in drawing.reads if file != "run.json"]
-    known = bool(runs) and not files or any(_has(results, drawing.study, runs, file) for file in files)
+    known = (bool(runs) and not files) or any(_has(results, drawing.study, runs, file) for file in files)
     rows = declared.data(results, runs) if known else DataFrame()
     return rows if "source" in rows else rows.assign(source="ours")
 

@@ -63,7 +63,8 @@ denseformer_depth = Plot(
     draw=sheet(
         *(
             Panel("layers", y, where={"source": source}, title=title, xlabel="depth (blocks)", ylabel=label,
-                  name="legend", ticks="{:.0f}".format, perplexity=source == "ours")
+                  name="legend", ticks="{:.0f}".format, perplexity=source == "ours",
+                  each="data_set" * (source == "ours"))
             for source, y, title, label in SOURCES
         ),
         wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], height=2.6,
@@ -125,7 +126,7 @@ denseformer_tradeoff = Plot(
         *(
             Panel("batches_per_s", y, where={"source": source}, title=title, ylabel=label, name="legend",
                   xlabel=lambda rows: f"forward passes of {rows[f'{FORWARD}_sequences'].max():.0f} sequences a second",
-                  finish=_mark_depths, perplexity=source == "ours")
+                  finish=_mark_depths, each="data_set" * (source == "ours"), perplexity=source == "ours")
             for source, y, title, label in SOURCES
         ),
         height=2.6,

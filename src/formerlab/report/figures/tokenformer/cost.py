@@ -1,4 +1,4 @@
-"""Held-out loss against training cost and length of the text (Tokenformer, arXiv:2410.23168, Fig 1, 3, 4 and 5).
+"""Held-out loss against training cost, and FLOPs by length of the text (Tokenformer, arXiv:2410.23168, Fig 1, 3, 4, 5).
 
 The published costs are TPU hours read from the figures, the published perplexities those of Tables 6 and 7.
 """
@@ -11,19 +11,21 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
+from formerlab.report.formulas import Shape, shape_of
 from formerlab.report.panel import Panel, Style, hollow, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
+from formerlab.report.runs import short
 from formerlab.report.style import BLACK, GREY, ORANGE, PURPLE, VERMILION, look
 from formerlab.report.tokenformer import ENVELOPE, SCRATCH, SERIES, series_points
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
-
 Curve = tuple[str, str, str, str]
 """Model family, tokens per model, figure with the costs, and the name of a published curve."""
 
@@ -171,4 +173,65 @@ tokenformer_stages = Plot(
         chains=False,
     ),
     draw=_draw_costs("flops", "FLOPs of the stage", "{setting}: one stage"),
+)
+
+
+LENGTHS = tuple(2**power for power in range(7, 18))
+_WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
+"""Size, width of the Transformer, tokens of the Tokenformer of width 768 (Tables 8 and 9 of the paper)."""
+_VOCABULARY = 50304
+
+
+def length_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per model and length."""
+    found = []
+    for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
+        family = "Tokenformer" if record["spec.model.projection.kind"] == "pattention" else "Transformer"
+        found.append(("ours", family, short(record["parameters_non_embedding"]), record["run"], shape_of(record)))
+    for name, width, tokens in _WIDTHS:
+        wide, grown = Shape(12, width, _VOCABULARY, hidden=4 * width), Shape(12, 768, _VOCABULARY, tokens, 4 * tokens)
+        found.append(("published", "Transformer", name, f"Transformer {name}, d = {width}", wide))
+        found.append(("published", "Tokenformer", name, f"TokenFormer {name}, d = 768", grown))
+    return DataFrame(
+        {"source": source, "family": family, "size": size, "run": run, "width": shape.width, "length": length}
+        | {"flops": shape.flops(length), "token_token_flops": shape.token_token_flops(length)}
+        for source, family, size, run, shape in found
+        for length in LENGTHS
+    )
+
+
+def _of_family(name: str, rows: DataFrame) -> Style:
+    wide = rows["family"].eq("Transformer").all()
+    return {"color": BLACK if wide else VERMILION, "linestyle": "--" if wide else "-", "marker": ""}
+
+
+def draw_length(data: DataFrame) -> Figure:
+    """Draw our sizes left and the paper's right."""
+    names = data["family"] + " " + data["size"] + ", d " + data["width"].astype(str)
+    rows = data.assign(series=names, per_token=data["flops"] / data["length"])
+    shared = partial(
+        Panel, "length", "per_token", by="series", log="xy", xlabel="length of the text (tokens)", style=_of_family,
+        ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",
+    )  # fmt: skip
+    return sheet(
+        shared(where={"source": "ours"}, title="Formula: {setting}", ylabel="forward FLOPs per token"),
+        shared(where={"source": "published"}, title="formula, sizes of Table 8"),
+        notes=["Without the logits; rows are of whole texts. Attention counts the whole square, half of it masked."],
+        wanted=("Tokenformer", "Transformer"),
+    )(rows)
+
+
+tokenformer_length = Plot(
+    reads=("run.json",),
+    runs=("transformer-[1-4]", "classic-chosen", "tokenformer-1", "long-matched-chosen", "grown-random-sqrt-[2-4]"),
+    caption=(
+        "FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer "
+        "(arXiv:2410.23168), drawn per token so that the lines part: computed, not measured. To see: at equal "
+        "parameters a Transformer that grows in width pays for its width in the token-token term, which a Tokenformer "
+        "of fixed width does not; the two part where that term takes over. A Transformer that grew its feed-forward "
+        "layer alone would keep the term too. Right: the same for the sizes of Table 8, of 12 layers, whose widths "
+        "follow from its printed FLOPs."
+    ),
+    data=length_data,
+    draw=draw_length,
 )

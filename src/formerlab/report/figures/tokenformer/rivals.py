@@ -1,6 +1,7 @@
-"""Growth by tokens against growth in width (Tokenformer, arXiv:2410.23168, Fig 7, Table 8)."""
+"""A Tokenformer and its rivals: the gap by budget, and growth in width (arXiv:2410.23168, Fig 7, Table 8)."""
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -9,15 +10,63 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
+from formerlab.report.figures.denseformer.gain import forest_of_differences
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
+from formerlab.report.rates import last_losses
 from formerlab.report.runs import held_out, held_out_losses, minus
-from formerlab.report.summary import summary
+from formerlab.report.summary import differences, published_difference, summary
 from formerlab.report.tokenformer import METHODS, STAGES, before_growth, by_step, means
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
+OURS, RIVALS = "matched", ("modern", "classic")
+
+
+def gap_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return rows of Tokenformer minus each rival, by budget, both at their best rate by the validation loss."""
+    losses = held_out_losses(results, STUDY, runs)
+    best, rows = _best(losses, last_losses(results, STUDY, runs)), []
+    for (arm, tokens), run in best.items():
+        if arm in RIVALS and (OURS, tokens) in best:
+            ours = best[OURS, tokens]
+            shared = {"series": f"minus {arm} Transformer", "tokens": tokens, "run": ours, "rival": run}
+            rows += differences(held_out(losses, ours), held_out(losses, run), **shared)
+    theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
+    gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
+    rows += [published_difference(gap, "third party, 124M parameters")] * bool(rows)
+    return DataFrame(rows)
+
+
+def _best(losses: DataFrame, validation: dict[str, float]) -> dict[tuple[str, float], str]:
+    """Return, by arm and tokens, the run with the lowest validation loss at its end, the mean over seeds."""
+    found: dict[tuple[str, float], dict[str, float]] = {}
+    for run, group in losses.groupby("run"):
+        for arm in (OURS, *RIVALS):
+            if any(fnmatchcase(str(run), pattern) for pattern in (f"{arm}-*", f"long-{arm}-*")):
+                mean = float(np.mean([validation[name] for name in group["id"]]))
+                if not np.isnan(mean):
+                    found.setdefault((arm, float(group["tokens"].iloc[0])), {})[str(run)] = mean
+    return {key: min(runs, key=lambda run: runs[run]) for key, runs in sorted(found.items())}
+
+
+tokenformer_gap = Plot(
+    reads=("eval.csv", "test.csv", "run.json"),
+    runs=("matched-*", "modern-*", "classic-*", "long-matched-*", "long-modern-*", "long-classic-*"),
+    needs=("long-matched-*",),
+    caption=(
+        "Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of "
+        "tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic "
+        "one. Each model has the rate, of those run, with the lowest validation loss. Differences are paired by seed; "
+        "above zero the Tokenformer is worse. To see: whether the gap shrinks, stays or changes its sign as both train "
+        "longer. The published line is a third party's, against a modern Transformer at 124M parameters."
+    ),
+    data=gap_data,
+    draw=forest_of_differences("Tokenformer minus Transformer (nats per token)"),
+)
+
+
 _PRINTED = {
     "TokenFormer": "Tokenformer",
     "Net2Net (Transformer)": "Net2Net by padding",
