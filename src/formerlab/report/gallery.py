@@ -166,7 +166,7 @@ def _verdicts(title: str, claims: DataFrame) -> str:
     """Return verdicts that fold out, claims counted in their first line; items of a claim stand below it."""
     if claims.empty:
         return ""
-    shown = claims.drop_duplicates(["claim", "item"]).fillna("").astype(str)
+    shown = claims.drop_duplicates(["claim", "item"]).astype(object).where(lambda frame: frame.notna(), "").astype(str)
     lines = [
         f"<tr><td>{_chip(outcome)}</td><td>{escape(statement)}</td><td>{escape(ours)}</td></tr>"
         for outcome, statement, ours in shown[["outcome", "statement", "ours"]].itertuples(index=False, name=None)
