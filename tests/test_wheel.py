@@ -49,7 +49,7 @@ def test_from_an_empty_folder_a_project_begins_and_its_study_is_run_and_drawn(in
     )
     run(installed / "formerlab", "init", "mine", **here)
     here["cwd"] = tmp_path / "mine"
-    words = ("demo", "--scale", "smoke", "--cores", "2", "--set", "studies=[denseformer]")
+    words = ("demo", "--scale", "smoke", "--cores", "2", "--set", "studies=[transformer]")
     said = run(installed / "formerlab", *words, **here)
     assert "results/live/smoke/report.html" in said
-    assert list((here["cwd"] / "figures/live/smoke").glob("denseformer_*.png"))
+    assert list((here["cwd"] / "figures/live/smoke").glob("transformer_*.png"))
