@@ -96,7 +96,6 @@ def test_names_that_leave_a_split_empty_are_said_before_anything_is_read(tmp_pat
     [
         ({}, "either paths, or train"),
         ({"paths": ("a",), "train": ("b",)}, "either paths, or train"),
-        ({"paths": ("a",), "valid": ("b",)}, "either paths, or train"),
         ({"valid": ("b",)}, "either paths, or train"),
         ({"paths": ("a",), "encoding": "utf-9"}, "'utf-9' is no encoding"),
     ],

@@ -102,10 +102,7 @@ def generate(arguments: argparse.Namespace) -> None:
         model,
         load_tokenizer(data),
         arguments.prompt,
-        tokens=arguments.tokens,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        seed=arguments.seed,
+        **{name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "seed")},
         end_of_text=read_json(data / "manifest.json")["tokenizer"]["end_of_text"],
         stream=lambda text: print(text, end="", flush=True),
         tell=notes.append,
@@ -121,18 +118,8 @@ def classify(arguments: argparse.Namespace) -> None:
         import formerlab.integrations.timm  # noqa: F401  (our names beside timm's)
     from formerlab.evaluation.vision import classify_by_name
 
-    print(
-        classify_by_name(
-            arguments.model,
-            arguments.data,
-            split=arguments.split,
-            checkpoint=arguments.checkpoint,
-            pretrained=arguments.pretrained,
-            batch=arguments.batch,
-            device=arguments.device,
-            out=arguments.out,
-        )
-    )
+    given = ("split", "checkpoint", "pretrained", "batch", "device", "out")
+    print(classify_by_name(arguments.model, arguments.data, **{name: getattr(arguments, name) for name in given}))
 
 
 def _check_free(port: int) -> None:
