@@ -277,8 +277,7 @@ def test_a_file_that_is_no_yaml_mapping_is_named_with_the_line(project, text, an
 
 def test_a_missing_file_is_named(project):
     (project.root / project.config).unlink()
-    line = f"config.yaml: not in {project.root.resolve()}; run this in the folder of formerlab's checkout"
-    assert project.mistake() == line
+    assert project.mistake().startswith(f"config.yaml: not in {project.root.resolve()}; run this in a project")
 
 
 def test_a_mapping_merged_from_merged_mappings_has_no_key_twice(project):
