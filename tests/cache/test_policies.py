@@ -210,15 +210,6 @@ def test_of_equal_scores_the_older_key_loses():
     assert largest(scores, counts).tolist() == [[False, True, False, True, True]]
 
 
-def test_scaling_the_scores_changes_no_choice():
-    class Scaled(Decay):
-        def score(self, past, attention):
-            return self.alpha * past + 8 * attention
-
-    logits = random_logits()
-    assert torch.equal(simulate(Scaled(), logits, 5)[1], simulate(Decay(), logits, 5)[1])
-
-
 def test_age_bias():
     """Under uniform causal attention the plain sum favours the oldest key ever more, decay by 1 / (1 - alpha)."""
 
