@@ -27,7 +27,8 @@ from formerlab.report.names import UNIONS, names
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
 from formerlab.spec import fingerprint
-from formerlab.training.released import AnyRun, ReleasedRun
+from formerlab.training.any_run import AnyRun
+from formerlab.training.released import ReleasedRun
 from formerlab.training.run import Run
 
 Job = dict[str, Any]

@@ -10,7 +10,8 @@ from formerlab.plan.memory import BYTES_WEIGHT, Processes, enough, memory_bytes
 from formerlab.plan.schema import Scale
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.task import TRAINING_PASSES
-from formerlab.training.released import AnyRun, Pretrained, ReleasedRun
+from formerlab.training.any_run import AnyRun
+from formerlab.training.released import Pretrained, ReleasedRun
 from formerlab.training.run import Run
 
 CHECKPOINT_ELEMENTS = 3 * 3
@@ -36,7 +37,7 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware, processes: Processes) -
         "parameters_non_embedding": run.model.params(embedding=False),
         "tokens": run.tokens,
         "flops": run.flops,
-        "evaluation_flops": evaluation_tokens(run, scale) * forward_flops(run),
+        "evaluation_flops": evaluation_tokens(run, scale) * run.forward_flops,
         "memory_bytes": memory_bytes(run, hardware, processes.shards),
         "disk_bytes": parameters * (1 + CHECKPOINT_ELEMENTS) * BYTES_WEIGHT,
         "hours": hours(run, scale, hardware, processes.gpus),
@@ -46,7 +47,7 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware, processes: Processes) -
 def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
     """Return what reading a released model and its loss on held-out text cost, in the form of `run_cost`."""
     cost = forward_cost(run, Reading(run.tokens), hardware)
-    stored = BYTES_WEIGHT // 2 if run.model.source.dtype in ("float16", "bfloat16") else BYTES_WEIGHT
+    stored = BYTES_WEIGHT if run.measured_in == "float32" else BYTES_WEIGHT // 2
     return {
         "parameters": run.model.params(),
         "parameters_non_embedding": run.model.params(embedding=False),
@@ -57,13 +58,6 @@ def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
         "disk_bytes": 0,
         "hours": cost["hours"],
     }
-
-
-def forward_flops(run: AnyRun) -> int:
-    """Return the FLOPs of a token, forward, averaged over a training step, or over a window."""
-    if isinstance(run, ReleasedRun):
-        return run.forward_flops
-    return run.flops // (TRAINING_PASSES * run.tokens)
 
 
 def evaluation_tokens(run: Run, scale: Scale) -> int:
@@ -82,7 +76,7 @@ def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
     around = (blocks(run.model) * hardware.block_us + hardware.part_us) / 1e6
     sharing = count * (SHARING if count > 1 else 1.0)
     parts = trained / sharing + evaluated / TRAINING_PASSES  # every process validates, all training is shared out
-    products = (run.flops / sharing + evaluated * forward_flops(run)) / rate
+    products = (run.flops / sharing + evaluated * run.forward_flops) / rate
     starting = hardware.start_s + (hardware.compile_s * blocks(run.model) if run.compile else 0.0)
     mixing = parts * mixing_bytes(run) / (STREAMED * hardware.memory_gb_per_s * 1e9)
     return (starting + products + mixing + parts / run.task.part_tokens * around) / 3600
@@ -100,16 +94,10 @@ def blocks(model: Model | Pretrained) -> int:
 
 def forward_cost(run: AnyRun, reading: Reading, hardware: Hardware) -> Cost:
     """Return FLOPs and hours of what a measurement reads, roughly."""
-    flops = reading.tokens * forward_flops(run)
+    flops = reading.tokens * run.forward_flops
     steps = reading.cached * blocks(run.model)
-    seconds = hardware.start_s + flops / hardware.flops_per_s(_precision(run)) + steps * hardware.cache_us / 1e6
+    seconds = hardware.start_s + flops / hardware.flops_per_s(run.measured_in) + steps * hardware.cache_us / 1e6
     return {"tokens": reading.tokens, "flops": flops, "hours": seconds / 3600}
-
-
-def _precision(run: AnyRun) -> str:
-    """Return the type of products in a measurement: our own models compute in float32."""
-    narrow = isinstance(run, ReleasedRun) and run.model.source.dtype in ("float16", "bfloat16")
-    return "bfloat16" if narrow else "float32"
 
 
 def totals(costs: list[Cost]) -> Cost:

@@ -26,7 +26,8 @@ from formerlab.plan.schema import WHICH, Which
 from formerlab.plan.sources import Sources
 from formerlab.results.stages import Stage
 from formerlab.spec import Spec, fingerprint
-from formerlab.training.released import AnyRun, ReleasedRun
+from formerlab.training.any_run import AnyRun
+from formerlab.training.released import ReleasedRun
 
 Jobs = dict[str, Any]
 

@@ -30,7 +30,7 @@ from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count
 from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import mean_loss, spread_windows, window_losses
-from formerlab.training.released import AnyRun
+from formerlab.training.any_run import AnyRun
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 

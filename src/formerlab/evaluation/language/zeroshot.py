@@ -8,7 +8,7 @@ from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurem
 from formerlab.progress import Progress
 from formerlab.results.stages import TABLES
 from formerlab.spec import Count
-from formerlab.training.released import AnyRun
+from formerlab.training.any_run import AnyRun
 
 COLUMNS = TABLES["zeroshot.csv"].names
 

@@ -26,7 +26,7 @@ from formerlab.progress import Progress
 from formerlab.results.write import Cell
 from formerlab.spec import Count, Size
 from formerlab.tasks.scoring import evaluating, score
-from formerlab.training.released import AnyRun
+from formerlab.training.any_run import AnyRun
 
 KEPT = ".passkey"
 """Folder beside a run in which the answers that are there wait for the others."""

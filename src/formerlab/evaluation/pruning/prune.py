@@ -24,7 +24,7 @@ from formerlab.results.stages import STAGES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import AnyCount, Count, Size
 from formerlab.tasks.window_losses import Stream, spread_windows, window_losses
-from formerlab.training.released import AnyRun
+from formerlab.training.any_run import AnyRun
 
 FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
 """Every file of a sweep, with its columns; what is not asked for has no rows."""
