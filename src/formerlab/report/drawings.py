@@ -47,7 +47,7 @@ class Plot(NamedTuple):
     """Patterns of the runs that it is drawn from (`families.is_of`)."""
     caption: str
     """What it shows and what to see, in reStructuredText."""
-    data: "Callable[[Results, Sequence[str]], DataFrame]"
+    data: "Callable[..., DataFrame]"
     """Returns the rows, given the results and the names of the finished runs among `runs`, where a file of
     `reads` has rows; a declaration for several studies is given the `study` too."""
     draw: "Callable[[DataFrame], Figure]"

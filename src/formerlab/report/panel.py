@@ -62,7 +62,7 @@ class Panel:
     """Column that says which points are hollow."""
     perplexity: bool = False
     """Whether the right axis reads losses in nats as perplexities."""
-    finish: Callable[[Axes, DataFrame], None] = lambda axes, rows: None
+    finish: Callable[[Axes, DataFrame], object] = lambda axes, rows: None
     """Adds what this panel alone has."""
 
     def rows(self, data: DataFrame) -> DataFrame:

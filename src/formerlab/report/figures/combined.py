@@ -36,7 +36,7 @@ def draw(data: DataFrame) -> Figure:
     """Draw what the models lose and the contrasts of that; below, for each policy, what pruning costs and the same."""
     data = data.assign(part=data["seed"].notna().map({True: "seed", False: "mean"}))
     named = data["name"].str.extract(f"({'|'.join(PRUNED.values())})")[0].fillna("whole")
-    rows = data.assign(family=data.get("policy").where(data["kind"].eq("cell"), named), effect="interaction")
+    rows = data.assign(family=data["policy"].where(data["kind"].eq("cell"), named), effect="interaction")
     rows = rows.assign(effect=rows["effect"].where(rows["kind"] != "main", "main effect"))
     forest = partial(Panel, y="name", kind="forest", zero=0.0, xlabel="nats per token")
     contrast = partial(forest, "effect_nats", by="name", style=lambda _, rows: {

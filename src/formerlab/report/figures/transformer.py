@@ -34,8 +34,9 @@ def attention_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def draw_attention(data: DataFrame) -> Figure:
     """Draw the head of the cross-attention that chooses most sharply large, and all heads small, a column per kind."""
-    sharp = data[data["part"] == "cross"].groupby(["head", "query"])["weight"].max().groupby("head").mean().idxmax()
     heads = sorted(data["head"].unique())
+    sharpest = data[data["part"] == "cross"].groupby(["head", "query"])["weight"].max().groupby("head").mean()
+    sharp = heads[int(sharpest.argmax())]
     small = [(part, head) for head in heads for part in _PARTS]
     longest = max(len(_shown(str(token))) for side in ("query", "key") for token in data[f"{side}_token"].unique())
     room = 0.5 + LETTER * longest

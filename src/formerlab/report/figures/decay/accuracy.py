@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -87,7 +88,7 @@ def _name(full: DataFrame, run: str, task: str) -> str:
     words = title(task).replace(MEAN, "mean of five").removesuffix(" (local)")
     if (run, task) not in full.index:
         return words
-    whole = full.loc[(run, task)]
+    whole: Any = full.loc[(run, task)]
     guess = ", chance" if whole.get("low", np.nan) <= np.nan_to_num(whole["chance"]) else ""
     return f"{words}: {100 * whole['accuracy']:.0f} %{guess}"
 

@@ -116,10 +116,10 @@ def binomial_ends(found: Counts, numbers: Counts) -> tuple[Shares, Shares]:
 def draw_passkey(data: DataFrame) -> Figure:
     """Draw a panel per depth at which the number stands, a line per configuration."""
     several = data.loc[data["policy"] != "full", "budget"].nunique() > 1
-    names = [
-        f"{row.configuration}{f', {size_of(row.budget)}' * several}: {row.all_found} of {row.all_numbers} found"
-        for row in data.itertuples()
-    ]
+    names = []
+    for row in data.to_dict("records"):
+        size = f", {size_of(row['budget'])}" if several else ""
+        names.append(f"{row['configuration']}{size}: {row['all_found']} of {row['all_numbers']} found")
     depths = [f"Number {depth:.0%} into the text" for depth in data["depth"]]
     rows = data.assign(series=names, at=depths).sort_values("depth", kind="stable")
     panel = Panel("length", "log_prob", by="series", each="at", log="x", ticks=lambda value: f"{value / 1024:g}k",
