@@ -126,7 +126,7 @@ class Drawing:
         if self.varied:
             numbers = families([runs[place][2] for place in found], self.varied)
             found = [place for place, family in zip(found, numbers, strict=True) if family >= 0]
-        elif self.kind == "figure":
+        elif self.kind == "figure" and self.declared == self.name:  # one for several studies has a panel per data set
             found = self._comparable(own, found)
         return found if any(is_of(*runs[place][1:], self.needs or self.runs) for place in found) else []
 

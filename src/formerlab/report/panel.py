@@ -74,9 +74,9 @@ class Panel:
     def split(self, data: DataFrame) -> "list[Panel]":
         """Return a panel for each value of `each`, without those that have no rows."""
         rows = self.rows(data)
-        if self.each not in rows:
+        if not self.each:
             return [self] * bool(len(rows))
-        title = str if self.title == SETTING and self.each != "data_set" else lambda one: self.title
+        title = str if self.title == SETTING else lambda one: self.title
         values = rows[self.each].dropna().drop_duplicates()
         return [replace(self, each="", title=title(one), where={**self.where, self.each: one}) for one in values]
 
@@ -105,14 +105,14 @@ def hollow(wanted: object) -> Style:
 
 def setting(rows: DataFrame) -> str:
     """Return the data sets and the models of rows of ours, such as `books, 4 blocks x 64`, where rows know them."""
-    ours = rows[rows["source"].eq("ours") & rows["data_set"].notna()] if "data_set" in rows else rows[:0]
+    ours = rows[rows["source"].eq("ours") & rows["data_set"].notna()] if "released" in rows else rows[:0]
     if ours.empty:
         return ""
     named = list(ours["released"].dropna().unique())
     ends = [sorted({int(value) for value in ours[name].dropna()}) for name in ("blocks", "wide")]
     blocks, wide = (" to ".join(map(str, dict.fromkeys([*values[:1], *values[-1:]]))) for values in ends)
     models = named or [f"{blocks} blocks x {wide}"] * bool(blocks)
-    return ", ".join([*ours["data_set"].unique(), *models])
+    return ", ".join([*filter(None, ours["data_set"].unique()), *models])
 
 
 def sheet(

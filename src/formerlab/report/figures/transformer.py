@@ -112,7 +112,7 @@ def draw_complexity(data: DataFrame) -> Figure:
     ]  # fmt: skip
     first = data.iloc[0]
     notes = [f"Fastest of several calls on one machine; kernel k = {first['k']}, neighbourhood r = {first['r']}."]
-    return sheet(*panels, notes=notes)(data.assign(operation=data["operation"].str.replace("_", "-")))
+    return sheet(*panels, notes=notes)(data.assign(operation=data["operation"].str.replace("_", "-"), data_set=None))
 
 
 def _titled(rows: DataFrame, *, axis: str, column: str) -> str:

@@ -74,7 +74,7 @@ def draw(data: DataFrame) -> Figure:
     full = data[data["series"] == "Full"].set_index(["run", "task"])
     names = [_name(full, run, task) for run, task in zip(data["run"], data["task"], strict=True)]
     order = {task: place for place, task in enumerate((*SUITES, *(f"{suite}_local" for suite in SUITES)))}
-    rows = data.assign(**points, name=names, place=data["task"].map(order).fillna(99), title=_titles(data))
+    rows = data.assign(**points, data_set="", name=names, place=data["task"].map(order).fillna(99), title=_titles(data))
     rows = rows[rows["series"] != "Full"].sort_values(["source", "run", "place"], kind="stable").drop(columns="seeds")
     low, high = rows[[*ends]].min().min(), rows[[*ends]].max().max()
     panel = Panel("difference", "name", by="series", kind="forest", each="title", zero=0.0, name="legend",

@@ -89,10 +89,10 @@ decay_alpha = Plot(
     caption=(
         "Held-out perplexity against the forgetting factor alpha of Decay, for each budget, with the whole cache and "
         "H2O at the same budget as lines, H2O in the band of its interval; after Fig. 4b and 4c of the Decay article, "
-        "which show accuracies (its points exist only as an image). alpha 0 keeps what the last query attended to, "
-        "alpha 1 is the plain sum. To see: where the curve is lowest, and where its points are filled, so that Decay "
-        "and H2O part on the same windows; bars are of the difference to the whole cache, and whether they meet says "
-        "nothing of that. Alphas that are far worse than the others leave the panel, with their values at its edge."
+        "which show accuracies. alpha 0 keeps what the last query attended to, alpha 1 is the plain sum. To see: "
+        "where the curve is lowest, and where its points are filled, so that Decay and H2O part on the same windows; "
+        "bars are of the difference to the whole cache, and whether they meet says nothing of that. Far worse alphas "
+        "leave the panel, with their values at its edge."
     ),
     data=alpha_data,
     draw=draw_alpha,
@@ -132,7 +132,7 @@ def draw_alpha_accuracy(data: DataFrame) -> Figure:
         for task, count in data.groupby("task", sort=False)["questions"].first().items()
     }  # fmt: skip
     rows = data.assign(**points, level=level_with_h2o(data, "minus_h2o"), title=data["task"].map(titles))
-    rows = rows.assign(series=rows["policy"].map(NAMES))
+    rows = rows.assign(series=rows["policy"].map(NAMES), data_set="")  # questions, which no text of the run holds
     rows = rows[best.gt(0) & rows["policy"].ne("full")]
     ends = rows["difference_low"].min(), rows["difference_high"].max()
     notes = [
@@ -159,10 +159,9 @@ decay_alpha_accuracy = Plot(
         "Accuracy against the forgetting factor alpha, minus that with the whole cache; after Fig. 4b and 4c of the "
         "Decay article, whose points exist only as an image. Decay has no recent part; H2O (half recent) at the same "
         "budget is a line in the band of its interval; one panel per data set. Bars: 95 % interval of the difference, "
-        "paired by question. To see: where points are filled, so that Decay and H2O part on the same questions; "
-        "whether small alphas do better than large ones, and whether the best alpha differs between data sets by more "
-        "than the bars; the best point of a curve is no fair estimate, decay_tasks_table chooses on one half of the "
-        "questions and judges on the other."
+        "paired by question. To see: where points are filled, so that Decay and H2O part on the same questions; and "
+        "whether the best alpha differs between data sets by more than the bars. The best point of a curve is no fair "
+        "estimate; decay_tasks_table chooses on one half of the questions and judges on the other."
     ),
     data=alpha_accuracy_data,
     draw=draw_alpha_accuracy,

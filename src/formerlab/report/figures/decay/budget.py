@@ -90,15 +90,12 @@ decay_budget = Plot(
     reads=("prune.csv", "run.json"),
     runs=("decoder*", "released-*", "wikitext-*", "long-*"),
     caption=(
-        "Held-out loss of a decoder above that with the whole cache, against the share of tokens that its cache may "
-        "keep, for each eviction policy, on a logarithmic axis. Each text and length of windows has a panel. Policies "
-        "are compared at their realised "
-        "budgets; the query's own key comes on top of them. To see: which policy stays lowest as the budget "
-        "shrinks, and whether the bars of two policies part. "
-        "Decay is drawn at the published alpha of 0.2 where that was run, as published "
-        "and with half of the budget for recent tokens, which is how H2O divides it; decay_alpha shows the others. "
-        "SpAtten's rule was written for encoders and sees later queries, which no real decoder cache can. No "
-        "perplexities were published; the published accuracies stand in decay_table."
+        "Held-out loss of a decoder above that with the whole cache, against the share of tokens that its cache "
+        "keeps, for each eviction policy, on a logarithmic axis. Each text and length of windows has a panel; budgets "
+        "are the realised ones, and the query's own key comes on top of them. To see: which policy stays lowest as "
+        "the budget shrinks, and whether the bars of two policies part. Decay is drawn at the published alpha of 0.2 "
+        "where that was run, as published and with half of the budget for recent tokens, as H2O divides it. SpAtten's "
+        "rule sees later queries, which no real decoder cache can. No perplexities were published."
     ),
     data=budget_data,
     draw=draw_budget,
@@ -135,10 +132,9 @@ decay_baselines = Plot(
         "called H2O, all evicting step by step; a panel per budget. Random is the floor; Ideal, which takes the best "
         "keys of each row anew and so is no cache, the bound. Decay is drawn as published and, like H2O, with half of "
         "the budget for recent tokens. To see: which rules that need no accumulated score come near Decay. The "
-        "official mask with global statistics chooses with later queries and is marked as such: its loss is that of "
-        "no cache. StreamingLLM is run with the positions of the text and with those within the cache. Bars: 95 % "
-        "interval of the paired difference; a number with an arrow is a loss to the right of the panel. Realised "
-        "budgets, which differ a little from those in the titles, are among the numbers."
+        "official mask with global statistics sees later queries, so no cache has its loss. StreamingLLM is run with "
+        "the positions of the text and with those within the cache. Bars: 95 % interval of the paired difference; a "
+        "number with an arrow is a loss to the right of the panel."
     ),
     data=baselines_data,
     draw=draw_baselines,

@@ -34,7 +34,7 @@ def draw(data: DataFrame) -> Figure:
     cases = [f"{RELEASED.get(model_of(run), model_of(run))}, {'one sequence' if count == 1 else f'{count} sequences'}"
              for run, count in zip(data["run"], data["sequences"], strict=True)]  # fmt: skip
     sizes = ["whole cache" if budget == 1 else f"pruned to {size_of(budget)}" for budget in data["budget"]]
-    rows = data.assign(case=cases, size=sizes).drop_duplicates(["case", "configuration", "length"])
+    rows = data.assign(case=cases, size=sizes, data_set="").drop_duplicates(["case", "configuration", "length"])
     pruned = sorted({budget for budget in data["budget"] if budget != 1}, reverse=True)
     lines = {1.0: "-"} | {budget: _LINES[place % len(_LINES)] for place, budget in enumerate(pruned)}
 
@@ -121,7 +121,7 @@ def draw_passkey(data: DataFrame) -> Figure:
         size = f", {size_of(row['budget'])}" if several else ""
         names.append(f"{row['configuration']}{size}: {row['all_found']} of {row['all_numbers']} found")
     depths = [f"Number {depth:.0%} into the text" for depth in data["depth"]]
-    rows = data.assign(series=names, at=depths).sort_values("depth", kind="stable")
+    rows = data.assign(series=names, at=depths, data_set="").sort_values("depth", kind="stable")
     panel = Panel("length", "log_prob", by="series", each="at", log="x", ticks=lambda value: f"{value / 1024:g}k",
                   xlabel="tokens of the text", ylabel="log-probability of\nthe number (nats)",
                   style=style_of_policy)  # fmt: skip

@@ -130,14 +130,12 @@ decay_bias = Plot(
     runs=("decoder", "released-*"),
     caption=(
         "Which keys a cache of 20 % (or the budget nearest to it) keeps, against the forgetting factor alpha of Decay "
-        "without a recent part; as levels what has no alpha, at the same budget. Share of the kept keys among "
-        "the first 40 % and the first 10 % of the positions seen so far, mean position of the kept keys (0 the first, "
-        "1 the last), and 1 - cosine between the attention rows and the ideal ones, with and without position 0, an "
-        "attention sink that decides the cosine alone. Last, published: A2SF (arXiv:2407.20485), Table 2, LLaMA-2-7B "
-        "at 20 % of the tokens, mean of four suites, with position 0: another model at another budget, so compare the "
-        "order, not the heights. Dotted: an even choice. To see: whether the plain sum "
-        "(alpha 1) keeps the beginning and small alphas do not, and which lie nearest to the ideal. Bars: 95 % "
-        "intervals."
+        "without a recent part; what has no alpha is a level at the same budget. Share of the kept keys among the "
+        "first 40 % and 10 % of the positions, their mean position (0 the first, 1 the last), and 1 - cosine between "
+        "the attention rows and the ideal ones, with and without position 0, an attention sink that decides the "
+        "cosine alone. Last, published: A2SF (arXiv:2407.20485), Table 2, LLaMA-2-7B at 20 %, mean of four suites: "
+        "another model, so compare the order, not the heights. To see: whether the plain sum (alpha 1) keeps the "
+        "beginning and small alphas do not, and which lie nearest to the ideal."
     ),
     data=bias_data,
     draw=draw_bias,

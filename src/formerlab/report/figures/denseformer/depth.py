@@ -52,19 +52,17 @@ denseformer_depth = Plot(
     runs=("depth.kind=identity", "depth.kind=dwa"),
     caption=(
         "Held-out loss of plain Transformers and DenseFormers against depth, after Table 1 of DenseFormer "
-        "(arXiv:2402.02622); k x p is dilation k and period p. To see: how far a DenseFormer lies "
-        "below the plain Transformer of its depth, and which depth the plain one needs to reach it. Where the plain "
-        "line does not fall with depth, deep plain models are not trained to their end, and part of the gain is "
-        "easier optimisation. Right: the published perplexities, for 378 to 676 million parameters (OWT2, 40k steps). "
-        "Bars of a DenseFormer are those of its difference to the Transformer of its depth, paired by seed: it is "
-        "established where the bar does not reach the Transformer's mean. Points of equal depth stand side by side."
+        "(arXiv:2402.02622); k x p is dilation k and period p. To see: how far a DenseFormer lies below the plain "
+        "Transformer of its depth, and which depth the plain one needs to reach it. Where the plain line does not "
+        "fall with depth, part of the gain is easier optimisation. Bars of a DenseFormer are those of its difference "
+        "to the Transformer of its depth, paired by seed: it is established where the bar does not reach the "
+        "Transformer's mean. Right: the published perplexities, for 378 to 676 million parameters (OWT2, 40k steps)."
     ),
     data=depth_data,
     draw=sheet(
         *(
             Panel("layers", y, where={"source": source}, title=title, xlabel="depth (blocks)", ylabel=label,
-                  name="legend", ticks="{:.0f}".format, perplexity=source == "ours",
-                  each="data_set" * (source == "ours"))
+                  name="legend", ticks="{:.0f}".format, perplexity=source == "ours")
             for source, y, title, label in SOURCES
         ),
         wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], height=2.6,
@@ -126,7 +124,7 @@ denseformer_tradeoff = Plot(
         *(
             Panel("batches_per_s", y, where={"source": source}, title=title, ylabel=label, name="legend",
                   xlabel=lambda rows: f"forward passes of {rows[f'{FORWARD}_sequences'].max():.0f} sequences a second",
-                  finish=_mark_depths, each="data_set" * (source == "ours"), perplexity=source == "ours")
+                  finish=_mark_depths, perplexity=source == "ours")
             for source, y, title, label in SOURCES
         ),
         height=2.6,

@@ -49,11 +49,10 @@ denseformer_flow = Plot(
     caption=(
         "How far information flows over depth. Left: mean cosine between what each block passes on, Y_i, and the "
         "embedding X_0, for the deepest models that were looked at, after Fig. 6 and 9 of DenseFormer "
-        "(arXiv:2402.02622). To see: how much of the embedding, whose cosine with itself is 1, is left after each "
-        "block; in the paper a DenseFormer stays near it over most of its depth and the plain Transformer leaves it "
-        "early. Right: held-out loss, less that of the whole model, when the smallest mixing weights are dropped after "
-        "training, after Fig. 7: in the paper perplexity rises sharply beyond 15 %. The paper prints no numbers for "
-        "these figures."
+        "(arXiv:2402.02622). To see: how much of the embedding is left after each block; in the paper a DenseFormer "
+        "stays near it over most of its depth and the plain Transformer leaves it early. Right: held-out loss, less "
+        "that of the whole model, when the smallest mixing weights are dropped after training, after Fig. 7: in the "
+        "paper perplexity rises sharply beyond 15 %. The paper prints no numbers for these figures."
     ),
     data=flow_data,
     draw=sheet(

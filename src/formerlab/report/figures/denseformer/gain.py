@@ -141,11 +141,10 @@ denseformer_sparsity = Plot(
     caption=(
         "What sparse averages over depth lose against the dense one (1 x 1) of the same depth, and what they save, by "
         "dilation k x period p, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). Left: held-out loss minus "
-        "that of 1 x 1, paired by seed; right of zero the sparse one is worse. Right: time of a full forward pass, "
-        "where it was measured. A star marks p = 1 mod k, where the next average reads the block after the last one. "
-        "To see: which bars lie right of zero, and whether the time that these save is worth it. The paper's figures "
-        "give no numbers; below are those that its Tables 1 and 4 print, as differences of ln perplexity. A scale "
-        "that has no dilation but 1 at period 1 lacks this figure."
+        "that of 1 x 1, paired by seed. Right: time of a full forward pass, where it was measured. A star marks p = 1 "
+        "mod k, where the next average reads the block after the last one. To see: which bars lie right of zero, "
+        "where the sparse one is worse, and whether the time that it saves is worth it. Below: what Tables 1 and 4 "
+        "print, as differences of ln perplexity. A scale that has no dilation but 1 at period 1 lacks this figure."
     ),
     data=sparsity_data,
     draw=draw_sparsity,

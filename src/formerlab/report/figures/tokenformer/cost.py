@@ -127,12 +127,11 @@ tokenformer_cost = Plot(
     runs=("*",),
     caption=(
         "Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of "
-        "matrix products and attention; tokens are in the table tokenformer_table. A grown model pays for all its "
-        "ancestors. Grey, whole in the inset: lower envelope of Transformers from scratch, where a scale has them. "
-        "Points are finished models; lines join sizes, and a model to the one that it started from. To see: growing is "
-        "worth it where its point lies below and to the left of models trained from scratch, and below the parent "
-        "trained on at equal FLOPs. Below: the published points, for models a thousand times larger; their "
-        "Transformers are single runs, so only the shape compares."
+        "matrix products and attention. A grown model pays for all its ancestors. Grey, whole in the inset: lower "
+        "envelope of Transformers from scratch, where a scale has them. Points are finished models; lines join sizes, "
+        "and a model to the one that it started from. To see: growing is worth it where its point lies below and to "
+        "the left of models trained from scratch, and below the parent trained on at equal FLOPs. Below: the "
+        "published points, for models a thousand times larger and single Transformers, so only the shape compares."
     ),
     data=partial(
         cost_points,
@@ -208,7 +207,7 @@ def _of_family(name: str, rows: DataFrame) -> Style:
 def draw_length(data: DataFrame) -> Figure:
     """Draw our sizes left and the paper's right."""
     names = data["family"] + " " + data["size"] + ", d " + data["width"].astype(str)
-    rows = data.assign(series=names, per_token=data["flops"] / data["length"])
+    rows = data.assign(series=names, per_token=data["flops"] / data["length"], data_set="")
     shared = partial(
         Panel, "length", "per_token", by="series", log="xy", xlabel="length of the text (tokens)", style=_of_family,
         ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",

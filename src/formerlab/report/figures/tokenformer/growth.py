@@ -107,15 +107,13 @@ tokenformer_growth = Plot(
     runs=("tokenformer-1", "long-matched-chosen", "grown-random-*-2", "grown-zero-*-2", "trained-on-*2"),
     needs=("grown-random-*-2", "grown-zero-*-2"),
     caption=(
-        "The first stage after growth: loss minus that of the parent at the end of its own training, by how the new "
-        "keys start, whether tau keeps its value, whether the optimizer's moments are carried over and whether old "
-        "tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). "
-        "The line at zero is the parent as it was; a start far above it is given in words. The control is the parent "
-        "trained on, without growth. Above are the losses at the end on both held-out texts, below those on the "
-        "validation text from growth on. To see: of the "
-        "grown models only zero keys with tau kept start on the line, because only they keep the function. Growing has "
-        "helped where a model ends left of the parent trained on. Small models, so signs and sizes here need not hold "
-        "at scale. The paper prints no values for its curves."
+        "The first stage after growth: loss minus that of the parent (line at zero) at the end of its own training, "
+        "by how the new keys start, whether tau keeps its value, whether the optimizer's moments are carried over and "
+        "whether old tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). The control is "
+        "the parent trained on, without growth. Above: both held-out texts at the end; below: the validation text "
+        "from growth on, where far values are given in words. To see: of the grown models only zero keys with tau "
+        "kept start on the line, because only they keep the function. Growing has helped where a model ends left of "
+        "the parent trained on. Small models; the paper prints no values for its curves."
     ),
     data=growth_data,
     draw=draw_growth,
@@ -155,10 +153,10 @@ tokenformer_continued = Plot(
         "Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer "
         "(arXiv:2410.23168): models grown one size, and models not grown. Above: validation loss on the new domain "
         "from before the first step. Below: minus the loss of the ungrown model of the same family after as many "
-        "steps, paired by seed, because the two families start from different values. To see: a line below zero is a "
-        "model that growing has helped; one that keeps its function starts on zero; padding with new blocks, the "
-        "paper's form of Net2Net, does not, and copies (the Net2Net of 2015, HyperCloning) do by construction. Losses "
-        "before the first step that would flatten the rest are said in words. The paper prints no values."
+        "steps, paired by seed. To see: a line below zero is a model that growing has helped; one that keeps its "
+        "function starts on zero; padding with new blocks, the paper's form of Net2Net, does not, and copies (the "
+        "Net2Net of 2015, HyperCloning) do by construction. Far values are given in words. The paper prints no "
+        "values."
     ),
     data=continued_data,
     draw=sheet(
