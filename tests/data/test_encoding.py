@@ -66,6 +66,15 @@ def test_the_end_of_text_written_in_a_text_is_text(path):
     assert tokens.tolist().index(0) == len(tokens) - 1
 
 
+def test_a_full_table_changes_nothing_and_long_words_are_not_in_it(path, monkeypatch):
+    monkeypatch.setattr("formerlab.data.text.encoding.TABLE_WORDS", 3)
+    monkeypatch.setattr("formerlab.data.text.encoding.TABLE_CHARACTERS", 5)
+    encoder = Encoder(read_tokenizer(path), 0, "uint32")
+    assert encoder(TEXTS).tokens.tolist() == reference(path, TEXTS)
+    assert 0 < len(encoder._words) <= 3
+    assert max(map(len, encoder._words)) <= 5
+
+
 def word_piece(path):
     """Write a tokenizer of another family, one that lowers, pads, truncates and adds special tokens."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors

@@ -23,7 +23,8 @@ WORD = regex.compile(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+
 """GPT-2's pattern, which the library's `ByteLevel` pre-tokenizer applies."""
 
 TABLE_WORDS = 1 << 18
-"""Words whose tokens are remembered."""
+TABLE_CHARACTERS = 100
+"""Longer words hardly recur."""
 
 
 class Encoding(NamedTuple):
@@ -43,6 +44,23 @@ class Encoded(NamedTuple):
     bytes: int
 
 
+class Words(dict[str, bytes]):
+    """A word's tokens as bytes of the stream; a word not met before is encoded when asked for."""
+
+    def __init__(self, tokenizer: "Tokenizer", dtype: str) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._dtype = dtype
+
+    def __missing__(self, word: str) -> bytes:
+        tokens = np.array(self._tokenizer.encode(word, add_special_tokens=False).ids, self._dtype).tobytes()
+        if len(word) <= TABLE_CHARACTERS:
+            if len(self) >= TABLE_WORDS:
+                self.clear()
+            self[word] = tokens
+        return tokens
+
+
 class Encoder:
     """Encodes documents; use one per process."""
 
@@ -50,18 +68,14 @@ class Encoder:
         self._tokenizer = tokenizer
         self._end = np.array([end_of_text], dtype).tobytes()
         self._dtype = dtype
-        self._of_word = lru_cache(TABLE_WORDS)(self._ids) if is_plain_byte_level(tokenizer) else None
-
-    def _ids(self, word: str) -> bytes:
-        """Return the tokens of a text as bytes of the stream."""
-        return np.array(self._tokenizer.encode(word, add_special_tokens=False).ids, self._dtype).tobytes()
+        self._words = Words(tokenizer, dtype) if is_plain_byte_level(tokenizer) else None
 
     def __call__(self, texts: list[str]) -> Encoded:
         """Return the tokens of the texts, each followed by the end of text."""
         pieces: list[bytes] = []
-        if self._of_word is not None:
+        if self._words is not None:
             for text in texts:
-                pieces.extend(map(self._of_word, WORD.findall(text)))
+                pieces.extend(map(self._words.__getitem__, WORD.findall(text)))
                 pieces.append(self._end)
         else:
             for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False):
