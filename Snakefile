@@ -14,8 +14,10 @@ from formerlab.plan.judge import Judge, made_runs
 from formerlab.plan.lock import take_away_stale
 from formerlab.plan.locate import VARIABLE, ensure_plan, given_beyond_file, read_plan
 
-# The rules call python by its plain name: whoever called Snakemake, it is the one beside it.
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+# The rules call python by its plain name; where no environment is active, it is the one beside Snakemake's.
+BESIDE = str(Path(sys.executable).parent)
+if BESIDE not in os.environ["PATH"].split(os.pathsep):
+    os.environ["PATH"] = f"{BESIDE}{os.pathsep}{os.environ['PATH']}"
 
 # Jobs work from the very plan that they were submitted with, however long they wait and whatever is edited meanwhile:
 # the environment hands it on, also to the Snakemake that runs inside a cluster job, which reads no configuration.
