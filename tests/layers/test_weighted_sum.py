@@ -1,7 +1,5 @@
 """Weighted sums of many tensors: the native kernel against the formula, and who takes which way."""
 
-import logging
-
 import pytest
 import torch
 
@@ -64,16 +62,3 @@ def test_the_kernel_is_not_given_what_it_cannot_read(tensor):
     assert weighted_sum._fits([torch.randn(4, 4)], torch.float32)
     assert not weighted_sum._fits([torch.randn(4, 4), torch.randn(4, 4).bfloat16()], torch.float32)
     assert weighted_sum.weighted_sum([tensor, tensor], [1.0, 2.0]).shape == (4, 4)
-
-
-def test_the_way_taken_is_logged(caplog, monkeypatch):
-    monkeypatch.setattr(weighted_sum, "compiled", lambda name, source: None)
-    weighted_sum._kernel.cache_clear()
-    weighted_sum.path.cache_clear()
-    try:
-        with caplog.at_level(logging.INFO):
-            assert weighted_sum.path() == "eager"
-        assert "weighted sums: eager" in caplog.text
-    finally:
-        weighted_sum._kernel.cache_clear()
-        weighted_sum.path.cache_clear()

@@ -4,10 +4,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 from tiny_decoder import TIME, perturbed, tiny
-from variation import defaults, label, settings
+from variation import label, settings
 
 from formerlab.cache import Decay, KVCache, PrunedCache
-from formerlab.layers import DepthWeightedAverage, Learned, Mlp, Pattention, Position, RMSNorm, Rotary
+from formerlab.layers import DepthWeightedAverage, Learned, Mlp, Position, RMSNorm, Rotary
 from formerlab.layers.attention import causal_attention
 
 
@@ -56,49 +56,10 @@ def test_later_positions_are_those_of_a_longer_sequence(position):
     torch.testing.assert_close(torch.cat((first, rest), dim=1), whole)
 
 
-def test_without_positions_the_order_of_earlier_tokens_is_invisible_to_one_layer():
-    """The causal mask alone tells two layers apart, one layer not."""
-    tokens, swapped = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 1, 3, 4]])
-    for position, same in [*((p, p.kind == "none") for p in defaults(Position))]:
-        model = perturbed(tiny(layers=1, position=position)).double()
-        assert torch.allclose(model(tokens)[:, -1], model(swapped)[:, -1], atol=1e-12) == same
-
-
-def test_dropout_acts_in_training_only():
-    tokens = torch.randint(11, (2, TIME))
-    dropping, plain = tiny(dropout=0.5).build(), tiny().build()
-    assert torch.equal(dropping.eval()(tokens), plain(tokens))
-    dropping.train()
-    assert not torch.equal(dropping(tokens), dropping(tokens))
-
-
-def test_a_tied_head_is_the_embedding():
-    tokens = torch.randint(11, (2, TIME))
-    tied, untied = tiny().build(), tiny(tied=False).build()
-    with torch.no_grad():
-        untied.head.copy_(untied.embedding)
-    assert torch.equal(tied(tokens), untied(tokens))
-
-
 def test_the_logit_scale_divides_by_the_root_of_the_width():
     tokens = torch.randint(11, (2, TIME))
     scaled, plain = tiny(logit_scale="inverse_sqrt_width").build(), tiny().build()
     torch.testing.assert_close(scaled(tokens) * 8**0.5, plain(tokens))
-
-
-def test_the_embedding_starts_with_its_standard_deviation():
-    model = tiny(vocabulary=2000, embedding_std=0.7, tied=False).build()
-    assert model.embedding.std().item() == pytest.approx(0.7, rel=0.02)
-    assert model.head.std().item() == pytest.approx(0.7, rel=0.02)
-    assert not torch.equal(model.embedding, model.head)
-
-
-def test_another_seed_gives_other_values_everywhere():
-    spec = tiny(feedforward=Pattention(tokens=5), position=Learned(), tied=False)
-    one, two = spec.build(1).state_dict(), spec.build(2).state_dict()
-    drawn = [key for key in one if "norm" not in key]
-    assert all(not torch.equal(one[key], two[key]) for key in drawn)
-    assert all(torch.equal(one[key], again) for key, again in spec.build(1).state_dict().items())
 
 
 def test_more_tokens_than_the_context_are_refused():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formerlab.data.pairs.streams import PairStream
-from formerlab.errors import StoppedEarly, UserError
+from formerlab.errors import StoppedEarly
 from formerlab.models import Translator
 from formerlab.tasks import Translation
 from formerlab.tasks.sentence_batch import NO_TARGET, sentence_batch
@@ -133,17 +133,6 @@ def test_validation_is_never_smoothed():
     smoothed, beside = smooth.losses(model, batch)
     assert smoothed.item() != pytest.approx(loss, rel=1e-3)
     assert beside.item() == pytest.approx(loss, rel=1e-5)
-
-
-def test_valid_batches_are_pairs_evenly_spread():
-    batches = TASK.valid_batches(DATA)
-    assert sum(len(batch.source) for batch in batches) == 7
-    assert [len(batch.source) for batch in batches] == [len(batch.source) for batch in TASK.valid_batches(stream())]
-
-
-def test_a_budget_below_the_longest_sentence_is_refused():
-    with pytest.raises(UserError, match=r"task.tokens=5 is less than the \d+ tokens of the longest sentence"):
-        DATA.batches(5)
 
 
 def run(**changes):

@@ -18,53 +18,11 @@ from formerlab.tasks import LanguageModeling
 from formerlab.training import provenance, stage
 
 FILES = Path(__file__).resolve().parents[2] / "docs" / "files.md"
-TYPES = {
-    "schema": int,
-    "id": str,
-    "study": str,
-    "run": str,
-    "seed": int,
-    "status": str,
-    "diverged_at_step": type(None),
-    "spec": dict,
-    "spec_hash": str,
-    "code_hash": str,
-    "data": dict,
-    "init": type(None),
-    "read": list,
-    "weights_sha256": str,
-    "rows_sha256": dict,
-    "parameters": int,
-    "parameters_non_embedding": int,
-    "tokens": int,
-    "flops": int,
-    "flops_cumulative": int,
-    "training_time_s": float,
-    "wall_time_s": float,
-    "tokens_per_s": float,
-    "peak_memory_bytes": int,
-    "model_flops_utilisation": float,
-    "matmul_flops_per_s": float,
-    "threads": int,
-    "processes": int,
-    "device": str,
-    "kernels": list,
-    "host": str,
-    "git": dict,
-    "versions": dict,
-    "started": str,
-    "finished": str,
-    "final": dict,
-}
 
 
 @pytest.fixture(scope="module")
 def record(finished):
     return json.loads((finished / "run.json").read_text())
-
-
-def test_every_field_has_its_type(record):
-    assert {key: type(value) for key, value in record.items()} == TYPES
 
 
 def test_the_fields_are_those_of_the_documentation(record):
@@ -79,13 +37,6 @@ def test_the_fields_are_those_of_the_documentation(record):
     for name, listed_keys in keys.items():
         expected = set(listed_keys.split(", ")) - {"..."}
         assert record[name] is None or expected <= set(record[name]), name
-
-
-def test_who_it_is(record):
-    assert (record["id"], record["study"], record["run"], record["seed"]) == ("study/run/seed3", "study", "run", 3)
-    assert record["spec"] == RUN.to_dict()
-    assert record["spec_hash"] == RUN.fingerprint()
-    assert record["status"] == "finished"
 
 
 def test_where_it_comes_from(record, finished, data):
@@ -116,13 +67,6 @@ def test_parameters_tokens_and_flops_are_what_one_counts(model, data, tmp_path, 
     assert record["tokens"] == sum(predicted) == rows(tmp_path, "train")[-1]["tokens"]
     forward = counted_flops(module, torch.zeros(4, 8, dtype=torch.long))["Global"]
     assert record["flops"] == record["flops_cumulative"] == 3 * 12 * forward
-
-
-def test_large_counts_are_exact():
-    steps, batch = 10**9 - 1, 10**6 - 1
-    run = small(steps=steps, task=LanguageModeling(context=8, batch=batch, valid_windows=6))
-    assert run.flops == 3 * steps * batch * MODEL.flops(8) > 2**53
-    assert run.tokens == steps * batch * 8
 
 
 def test_speed_is_of_the_training_steps_alone(record, finished):
@@ -181,10 +125,6 @@ def installed(monkeypatch, tmp_path):
 def git(folder, *words):
     who = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
     subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
-
-
-def test_outside_a_repository_there_is_no_commit(installed):
-    assert provenance.git_state.__wrapped__() == {"commit": None, "dirty_hash": None}
 
 
 def test_the_commit_of_a_repository_that_does_not_hold_the_package_is_not_ours(installed):

@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from small_runs import MODEL, RUN, bits, interrupted, rows, small, trained
 
@@ -59,16 +58,6 @@ def test_the_test_text_that_lends_its_tokenizer_is_measured_beside_the_runs_own(
     assert rows(tmp_path / "run", "lender_test") == rows(tmp_path / "run", "test") == rows(finished, "test")
 
 
-def test_run_yaml_is_the_whole_spec(finished):
-    assert yaml.safe_load((finished / "run.yaml").read_text()) == RUN.to_dict()
-
-
-def test_weights_are_float32_by_the_models_names(finished):
-    found, expected = load_file(finished / "weights.safetensors"), MODEL.build().state_dict()
-    assert {name: weight.shape for name, weight in found.items()} == {name: w.shape for name, w in expected.items()}
-    assert {weight.dtype for weight in found.values()} == {torch.float32}
-
-
 def test_depth_rows_are_the_mixing_weights_at_every_evaluation(finished, data, tmp_path):
     assert rows(finished, "depth") == []
     trained(small(model=MODEL.model_copy(update={"depth": DepthWeightedAverage()})), data, tmp_path)
@@ -80,11 +69,6 @@ def test_depth_rows_are_the_mixing_weights_at_every_evaluation(finished, data, t
     ]
     assert [row["weight"] for row in found[: len(pairs)]] == [float(i == j) for i, j in pairs]
     assert [row["weight"] for row in found[-len(pairs) :]] == [weights[f"mixer.alphas.{i}"][j].item() for i, j in pairs]
-
-
-def test_nothing_depends_on_the_folder(finished, data, tmp_path):
-    trained(RUN, data, tmp_path / "elsewhere")
-    assert bits(tmp_path / "elsewhere") == bits(finished)
 
 
 @pytest.mark.parametrize(
@@ -150,11 +134,6 @@ def test_half_a_checkpoint_of_a_killed_process_is_removed(finished, data, tmp_pa
     trained(RUN, data, tmp_path)
     assert not list(tmp_path.rglob("*.tmp"))
     assert bits(tmp_path) == bits(finished)
-
-
-def test_data_that_are_not_prepared_are_named(tmp_path):
-    with pytest.raises(UserError, match=r"manifest.json: no such file.*run the data stage"):
-        trained(RUN, tmp_path / "data", tmp_path / "run")
 
 
 def test_a_stream_too_short_for_the_context_is_named(data, tmp_path):

@@ -49,12 +49,6 @@ def test_a_step_and_its_save_that_take_longer_than_the_margin_are_left_their_tim
     assert stop() == "the time limit of 100 s is near"
 
 
-def test_without_a_limit_time_is_no_reason(monkeypatch):
-    stop = StopRequest()
-    monkeypatch.setattr(module.time, "monotonic", lambda: 1e12)
-    assert stop() is None
-
-
 @pytest.mark.parametrize(("limit", "margin"), [(30, 30), (10, 30), (0, 0), (-5, 0)])
 def test_a_limit_that_leaves_no_time_is_refused(limit, margin):
     """Such a run would stop before its first step, again and again."""

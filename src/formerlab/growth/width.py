@@ -45,25 +45,23 @@ class Place(NamedTuple):
     """The dimension of the units that it sums over; they are copied and divided by the number of copies."""
 
 
+MATRICES: dict[str, tuple[Units, Units]] = {
+    "query": ("heads", "channels"),
+    "key": ("heads", "channels"),
+    "value": ("heads", "channels"),
+    "output": ("channels", "heads"),
+    "inner": ("hidden", "channels"),
+    "gate": ("hidden", "channels"),
+    "outer": ("channels", "hidden"),
+}
+"""What linear layers compute, and what they sum over."""
 PLACES = {
     "embedding": Place((1, "channels")),
     "position.rows": Place((1, "channels")),
     "norm.gain": Place((0, "channels")),
     "norm.bias": Place((0, "channels")),
-    "query.weight": Place((0, "heads"), (1, "channels")),
-    "query.bias": Place((0, "heads")),
-    "key.weight": Place((0, "heads"), (1, "channels")),
-    "key.bias": Place((0, "heads")),
-    "value.weight": Place((0, "heads"), (1, "channels")),
-    "value.bias": Place((0, "heads")),
-    "output.weight": Place((0, "channels"), (1, "heads")),
-    "output.bias": Place((0, "channels")),
-    "inner.weight": Place((0, "hidden"), (1, "channels")),
-    "inner.bias": Place((0, "hidden")),
-    "gate.weight": Place((0, "hidden"), (1, "channels")),
-    "gate.bias": Place((0, "hidden")),
-    "outer.weight": Place((0, "channels"), (1, "hidden")),
-    "outer.bias": Place((0, "channels")),
+    **{f"{name}.weight": Place((0, writes), (1, reads)) for name, (writes, reads) in MATRICES.items()},
+    **{f"{name}.bias": Place((0, writes)) for name, (writes, _) in MATRICES.items()},
 }
 """By the end of a weight's name; an untied head (read by nothing) and depth mixers of no width stand apart."""
 

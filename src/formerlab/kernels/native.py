@@ -4,6 +4,7 @@ Nothing needs them. Whoever has no compiler, or no place to write, gets nothing 
 """
 
 import ctypes
+import functools
 import hashlib
 import logging
 import os
@@ -42,9 +43,13 @@ def keep_memory(largest: int = 2**30) -> None:
             mallopt(setting, value)
 
 
-def source(file: str) -> str:
-    """Return the C++ source of a kernel in a file of this folder, with the type bfloat16 in front."""
-    return "".join(Path(__file__).with_name(part).read_text(encoding="utf-8") for part in ("bfloat16.h", file))
+@functools.cache
+def library(file: str, what: str) -> ctypes.CDLL | None:
+    """Return what is made of the C++ source in a file of this folder, or nothing; the log says how `what` is done."""
+    parts = (Path(__file__).with_name(part).read_text(encoding="utf-8") for part in ("bfloat16.h", file))
+    made = compiled(file.removesuffix(".cpp"), "".join(parts))
+    logging.getLogger(__name__).info("%s: %s", what, "plain torch" if made is None else "native kernel")
+    return made
 
 
 def compiled(name: str, source: str) -> ctypes.CDLL | None:

@@ -5,19 +5,17 @@ tensors are, and a result is the same for every number of threads.
 """
 
 import ctypes
-import functools
-import logging
 
 import torch
 from torch import Tensor
 
-from formerlab.kernels.native import TYPES, compiled, source
+from formerlab.kernels.native import TYPES, library
 
 
 def fits(tensor: Tensor) -> bool:
     """Say whether the kernels can work on a tensor (plain memory of a type they know) and were compiled here."""
     plain = type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
-    return plain and tensor.dtype in TYPES and _library() is not None
+    return plain and tensor.dtype in TYPES and library("norm_gelu.cpp", "Pattention") is not None
 
 
 def normalise_and_activate(products: Tensor, tau: float, smallest_norm: float) -> tuple[Tensor, Tensor]:
@@ -38,14 +36,7 @@ def scores_and_gradient(grad: Tensor, z: Tensor, tau: float) -> tuple[Tensor, Te
 
 
 def _call(name: str, tensors: tuple[Tensor, ...], shape: torch.Size, *numbers: float) -> None:
-    kernel = getattr(_library(), f"{name}_{TYPES[tensors[0].dtype]}")
+    kernel = getattr(library("norm_gelu.cpp", "Pattention"), f"{name}_{TYPES[tensors[0].dtype]}")
     pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors)
     sizes, reals = map(ctypes.c_long, shape), map(ctypes.c_float, numbers)
     kernel(*pointers, *sizes, *reals, torch.get_num_threads())
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    library = compiled("norm_gelu", source("norm_gelu.cpp"))
-    logging.getLogger(__name__).info("Pattention: %s", "unfused" if library is None else "native kernels")
-    return library

@@ -1,13 +1,11 @@
 """Native kernel of rotary positions for the CPU: one pass over queries or keys, wherever their heads lie in memory."""
 
 import ctypes
-import functools
-import logging
 
 import torch
 from torch import Tensor
 
-from formerlab.kernels.native import TYPES, compiled, source
+from formerlab.kernels.native import TYPES, library
 
 
 def fits(x: Tensor, table: Tensor) -> bool:
@@ -30,8 +28,5 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool, back: 
     return out
 
 
-@functools.cache
 def _library() -> ctypes.CDLL | None:
-    library = compiled("rotary", source("rotary.cpp"))
-    logging.getLogger(__name__).info("rotary positions: %s", "plain torch" if library is None else "native kernel")
-    return library
+    return library("rotary.cpp", "rotary positions")

@@ -11,7 +11,15 @@ from formerlab.kernels import rotary_cpu
 from formerlab.spec import Spec, Std
 
 
-class NoPosition(Spec):
+class WithoutParameters(Spec):
+    """Base of the position encodings that learn nothing."""
+
+    def params(self, context: int, width: int) -> int:
+        """Count of parameters."""
+        return 0
+
+
+class NoPosition(WithoutParameters):
     """No position information but the causal mask (the official TPU code of Tokenformer, arXiv:2410.23168)."""
 
     kind: Literal["none"] = "none"
@@ -19,10 +27,6 @@ class NoPosition(Spec):
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
         """Return the module."""
         return PositionEncoding()
-
-    def params(self, context: int, width: int) -> int:
-        """Count of parameters."""
-        return 0
 
 
 class Learned(Spec):
@@ -41,7 +45,7 @@ class Learned(Spec):
         return context * width
 
 
-class Rotary(Spec):
+class Rotary(WithoutParameters):
     """Queries and keys rotated by angles t base^(-2i/r) in r of their d_head channels (arXiv:2104.09864, eq. 34)."""
 
     kind: Literal["rotary"] = "rotary"
@@ -56,12 +60,8 @@ class Rotary(Spec):
         """Return the module for at most `context` positions."""
         return RotaryEncoding(context, d_head, self)
 
-    def params(self, context: int, width: int) -> int:
-        """Count of parameters."""
-        return 0
 
-
-class Sinusoidal(Spec):
+class Sinusoidal(WithoutParameters):
     """x_t + PE_t with PE(t, 2i) = sin(t base^(-2i/d)) and PE(t, 2i+1) = cos of the same (arXiv:1706.03762, 3.5)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -71,10 +71,6 @@ class Sinusoidal(Spec):
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
         """Return the module for at most `context` positions."""
         return SinusoidalEncoding(context, width, self.base)
-
-    def params(self, context: int, width: int) -> int:
-        """Count of parameters."""
-        return 0
 
 
 Position = Annotated[NoPosition | Learned | Rotary | Sinusoidal, Field(discriminator="kind")]

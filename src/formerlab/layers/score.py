@@ -84,12 +84,5 @@ def gelu_layernorm(products: Scores, tau: float) -> Scores:
 
 
 SCORES: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "l2_gelu": l2_gelu,
-    "gelu_l2": gelu_l2,
-    "gelu_l1": gelu_l1,
-    "exp_l1": exp_l1,
-    "softmax": softmax,
-    "gelu": gelu,
-    "l2": l2,
-    "gelu_layernorm": gelu_layernorm,
+    score.__name__: score for score in (l2_gelu, gelu_l2, gelu_l1, exp_l1, softmax, gelu, l2, gelu_layernorm)
 }

@@ -14,14 +14,13 @@ from formerlab.layers.attention import Attend, Attention, causal_attention
 from formerlab.layers.block import Block
 from formerlab.layers.depth.identity import Identity
 from formerlab.layers.depth.union import DepthMixer
-from formerlab.layers.feedforward import FeedForward
 from formerlab.layers.initial import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.linear_cross_entropy import linear_cross_entropy
 from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm, RMSNorm
 from formerlab.layers.position import Position, Rotary
-from formerlab.layers.projection import Projection
+from formerlab.layers.projection import FeedForward, Projection
 from formerlab.models.activation_memory import activation_elements
 from formerlab.spec import Layers, Size, Spec, Std, is_none
 

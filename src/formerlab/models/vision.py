@@ -14,13 +14,12 @@ from formerlab.layers.attention import Attention, Heads, KeyHeads
 from formerlab.layers.block import Block
 from formerlab.layers.depth.identity import Identity, Stream
 from formerlab.layers.depth.union import DepthMixer
-from formerlab.layers.feedforward import FeedForward
 from formerlab.layers.initial import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Learned, Position
-from formerlab.layers.projection import Projection
+from formerlab.layers.projection import FeedForward, Projection
 from formerlab.models.activation_memory import activation_elements
 from formerlab.models.vision_features import VisionFeatures
 from formerlab.spec import Layers, Size, Spec, Std

@@ -91,24 +91,19 @@ class AdamW(Spec):
 
         A fourth holds the mixing weights that are never decayed, where there are any.
         """
-        matrices: list[nn.Parameter] = []
-        vectors: list[nn.Parameter] = []
-        mixing: list[nn.Parameter] = []
-        static: list[nn.Parameter] = []
+        matrices, vectors, mixing, static = (list[nn.Parameter]() for _ in range(4))
         exempt = _never_decayed(model)
         for name, parameter in model.named_parameters():
             mixers = static if name in exempt else mixing
             others = matrices if parameter.ndim >= 2 else vectors
             (mixers if name.startswith("mixer.") else others).append(parameter)
-        mixing_decay = self.weight_decay if self.decay_mixing else 0.0
-        groups: list[dict[str, Any]] = [
-            {"params": matrices, "weight_decay": self.weight_decay, "lr_factor": 1.0},
-            {"params": vectors, "weight_decay": 0.0, "lr_factor": 1.0},
-            {"params": mixing, "weight_decay": mixing_decay, "lr_factor": self.mixing_lr_factor},
+        decays = {True: self.weight_decay, False: 0.0}
+        rows = [(matrices, True, 1.0), (vectors, False, 1.0), (mixing, self.decay_mixing, self.mixing_lr_factor)]
+        rows += [(static, False, self.mixing_lr_factor)] if static else []
+        return [
+            {"params": parameters, "weight_decay": decays[decay], "lr_factor": factor}
+            for parameters, decay, factor in rows
         ]
-        if static:
-            groups.append({"params": static, "weight_decay": 0.0, "lr_factor": self.mixing_lr_factor})
-        return groups
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, factor: float) -> None:
         """Set the learning rates of a step (0-based), and whether the mixing weights take part in it.
