@@ -152,11 +152,10 @@ class LayerwiseAdamW(AdamW):
 
 
 class Muon(AdamW):
-    """Muon for the matrices of blocks, AdamW for all else: embeddings, heads, vectors, mixing weights
-    (https://kellerjordan.github.io/posts/muon, torch.optim.Muon).
+    """W <- W - lr (0.2 sqrt(max(d_in, d_out)) O + decay W) for matrices of blocks, O being torch.optim.Muon's
+    orthogonalised momentum, and AdamW for all else (arXiv:2502.16982, section 2.2).
 
-    Muon's update, the orthogonalised momentum, is multiplied by 0.2 sqrt(larger side), so that its size is AdamW's and
-    one learning rate and weight decay serve both (arXiv:2502.16982, section 2.2).
+    The factor gives O the size of AdamW's update, so that one learning rate and one decay serve both.
     """
 
     kind: Literal["muon"] = "muon"  # type: ignore[assignment]
