@@ -23,7 +23,7 @@ from formerlab.results.write import hashes_of_rows
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from formerlab.results.read import Objection
+    from formerlab.results.read import Objection, Results
 
 
 def add_parsers(verbs: Any) -> None:
@@ -115,27 +115,28 @@ def exact(arguments: argparse.Namespace) -> None:
 def claims(arguments: argparse.Namespace) -> None:
     """Show the verdicts at the plan's scale, or write them."""
     from formerlab.plan.claim_arms import read_arms
-    from formerlab.report.claims.render import counts
+    from formerlab.report.claims.render import changes, counts, read_verdicts
     from formerlab.report.claims.table import frame, verdicts
-    from formerlab.results.read import Results
 
-    plan = load_plan(arguments)
-    root, objection = Path(plan["results"]), Judge(plan).objection
+    results = _results(load_plan(arguments))
     if arguments.out is not None:
-        print(*_write_claims(root, arguments.out, objection), sep="\n")
+        print(*_write_claims(results, arguments.out), sep="\n")
         return
-    results = Results(root, objection)
-    found = verdicts(results, read_arms(Path(), root.name))
+    found = verdicts(results, read_arms(Path(), results.scale))
     if arguments.against is not None:
-        from formerlab.report.claims.render import changes, read_verdicts
-
         shown = changes(read_verdicts(arguments.against), frame(found))[["claim", "item", "then", "now", "ours_now"]]
         print(f"{len(shown)} verdicts are others" + (f"\n\n{_text(shown)}" if len(shown) else ""))
         return
-    rows = frame(found)[["verdict", "claim", "item", "ours"]].fillna("")
-    print(f"{counts(found)}\n\n{_text(rows)}")
+    print(f"{counts(found)}\n\n{_text(frame(found)[['verdict', 'claim', 'item', 'ours']].fillna(''))}")
     if warning := results.warning():
         print(f"\n{warning}")
+
+
+def _results(plan: dict[str, Any]) -> "Results":
+    """Return the rows of a plan's scale, without those that are not as planned."""
+    from formerlab.results.read import Results
+
+    return Results(Path(plan["results"]), Judge(plan).objection)
 
 
 def _text(rows: "DataFrame") -> str:
@@ -158,35 +159,28 @@ def readme(arguments: argparse.Namespace) -> None:
 def runs(arguments: argparse.Namespace) -> None:
     """Show every finished run of the plan's scale and what each study cost, or write it."""
     from formerlab.report.ledger import text, write_ledger
-    from formerlab.results.read import Results
 
-    plan = load_plan(arguments)
-    results = Results(Path(plan["results"]), Judge(plan).objection)
-    if arguments.out is None:
-        print(text(results))
-    else:
-        print(*write_ledger(results, arguments.out), sep="\n")
+    results = _results(load_plan(arguments))
+    print(text(results) if arguments.out is None else "\n".join(map(str, write_ledger(results, arguments.out))))
 
 
-def _write_claims(results: Path, out: Path, objection: "Objection | None") -> list[Path]:
+def _write_claims(results: "Results", out: Path) -> list[Path]:
     from formerlab.plan.claim_arms import read_arms
     from formerlab.report.claims.table import write_claims
-    from formerlab.results.read import Results
 
-    found = Results(results, objection)
-    paths = write_claims(found, read_arms(Path(), results.name), out)
-    if warning := found.warning():
+    paths = write_claims(results, read_arms(Path(), results.scale), out)
+    if warning := results.warning():
         print(f"claims: {warning}", file=sys.stderr)
     return paths
 
 
-def _write_verdicts(results: Path, out: Path) -> list[Path]:
+def _write_verdicts(root: Path, out: Path) -> list[Path]:
     """Write the verdicts of a scale, and its list of runs and their costs."""
     from formerlab.report.ledger import write_ledger
     from formerlab.results.read import Results
 
-    objection = _objection(results)
-    return _write_claims(results, out, objection) + write_ledger(Results(results, objection), out)
+    results = Results(root, _objection(root))
+    return _write_claims(results, out) + write_ledger(results, out)
 
 
 def _objection(results: Path) -> "Objection | None":

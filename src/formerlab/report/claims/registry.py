@@ -11,13 +11,6 @@ from pydantic import ConfigDict, model_validator
 
 from formerlab.spec import Spec
 
-VERSION_HASHES = {
-    1: "5f560fc9458713204c14d6ba8b93d91fc3e1ecdbe9f94377f55d3e6de06879f4",
-    2: "1f43f7313e566f9a4dea2794ee2c9ba95ea55bdf00b214f838175a0a9deda929",
-    3: "7b15ea056cdcb41ef844758179d366b539ef84ea247f7a75921c005fa92d4fa2",
-}
-"""SHA-256 of claims.yaml by its version. A correction raises the version and says what was known by then."""
-
 
 class Criterion(Spec):
     """When a claim holds and when it fails: expressions over the names of `let`."""

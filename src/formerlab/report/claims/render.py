@@ -13,10 +13,7 @@ from formerlab.report.claims.registry import read_claims
 from formerlab.report.claims.table import ours, worded
 from formerlab.report.claims.verdict import Outcome, Verdict
 
-KINDS = {
-    "measured": "decided by trained models",
-    "exact": "decided by arithmetic and algebra, without training",
-}
+KINDS = {"measured": "decided by trained models", "exact": "decided by arithmetic and algebra, without training"}
 ORDER: tuple[Outcome, ...] = ("agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails")
 COLUMNS, MORE = ("published", "ours", "what was run", "word"), ("source", "runs", "traps")
 ABSENT = "not registered"
