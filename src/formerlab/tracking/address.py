@@ -48,27 +48,13 @@ def experiment_tags(scale: str, study: str) -> dict[str, str]:
 
 def _view() -> dict[str, Any]:
     """Return what the page of an experiment shows, as MLflow's own page writes it: sorting, columns and charts."""
-    charts, sections = [], []
-    for metric in CURVES:
-        section, _, name = metric.partition("/")
-        axes = {
-            "xAxisKey": "step",
-            "xAxisScaleType": "linear",
-            "scaleType": "linear",
-            "yAxisKey": "metric",
-            "range": {},
-        }
-        shared = {
-            "useGlobalXaxisKey": True,
-            "useGlobalLineSmoothing": True,
-            "lineSmoothness": 0,
-            "yAxisExpressions": [],
-        }
-        card = {"type": "LINE", "uuid": metric, "metricSectionId": section, "metricKey": metric, "displayName": name}
-        charts.append(card | axes | shared | {"runsCountToCompare": 10, "deleted": False, "isGenerated": True})
-        sections.append({"uuid": section, "name": section, "display": True, "isReordered": True})
+    axes = {"xAxisKey": "step", "xAxisScaleType": "linear", "scaleType": "linear", "yAxisKey": "metric", "range": {}}
+    shared = {"useGlobalXaxisKey": True, "useGlobalLineSmoothing": True, "lineSmoothness": 0, "yAxisExpressions": []}
+    card = {"type": "LINE", "metricSectionId": "loss", "runsCountToCompare": 10, "deleted": False, "isGenerated": True}
+    charts = [card | axes | shared | {"uuid": name, "metricKey": name, "displayName": name} for name in CURVES]
+    section = {"uuid": "loss", "name": "loss", "display": True, "isReordered": True, "columns": len(charts)}
     sorting = {"orderByKey": "metrics.`test/loss_nats`", "orderByAsc": True, "searchFilter": NOT_SEEDS}
-    shown = {"selectedColumns": list(SHOWN_COLUMNS), "compareRunCharts": charts, "compareRunSections": sections}
+    shown = {"selectedColumns": list(SHOWN_COLUMNS), "compareRunCharts": charts, "compareRunSections": [section]}
     return sorting | shown | {"isAccordionReordered": True}
 
 
