@@ -16,8 +16,8 @@ from formerlab.plan.locate import VARIABLE, ensure_plan, given_beyond_file, read
 
 # The rules call python by its plain name; where no environment is active, it is the one beside Snakemake's.
 BESIDE = str(Path(sys.executable).parent)
-if BESIDE not in os.environ["PATH"].split(os.pathsep):
-    os.environ["PATH"] = f"{BESIDE}{os.pathsep}{os.environ['PATH']}"
+if BESIDE not in os.get_exec_path():
+    os.environ.update(PATH=os.pathsep.join([BESIDE, *os.get_exec_path()]))
 
 # Jobs work from the very plan that they were submitted with, however long they wait and whatever is edited meanwhile:
 # the environment hands it on, also to the Snakemake that runs inside a cluster job, which reads no configuration.
