@@ -20,6 +20,8 @@ relative to the root mean square of the matrix, and sums to zero over the copies
 (the noisy expansion of arXiv:2409.12903; 10 dB there is 0.32 here).
 """
 
+import functools
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -34,6 +36,8 @@ from formerlab.seeding import mixed_seed
 
 WidthMethod = Literal["net2net_pad", "net2net", "hypercloning"]
 Units = Literal["channels", "heads", "hidden"]
+Seeds = Callable[[str], int]
+"""Gives a seed for everything that is drawn, by its name."""
 
 
 class Place(NamedTuple):
@@ -124,30 +128,29 @@ def widen(
 
     What net2net_pad leaves alone keeps the value it has.
     """
+    seeds = functools.partial(mixed_seed, seed)
     with torch.no_grad():
         for name, weight in model.state_dict().items():
             old = state[name]
             if method == "net2net_pad":
                 weight[tuple(slice(size) for size in old.shape)] = old
             else:
-                weight.copy_(_copied(name, old, model.spec, parent, method, noise, seed))
+                weight.copy_(_copied(name, old, model.spec, parent, method, noise, seeds))
 
 
 def _copied(
-    name: str, old: Tensor, child: Decoder, parent: Decoder, method: WidthMethod, noise: float, seed: int
+    name: str, old: Tensor, child: Decoder, parent: Decoder, method: WidthMethod, noise: float, seeds: Seeds
 ) -> Tensor:
     """Return the wider form of one weight."""
     block = name.split(".")[1] if name.startswith("blocks.") else ""
 
     def sources(units: Units) -> Tensor:
-        return _sources(
-            units, parent, child, method, mixed_seed(seed, f"{units} {block if units != 'channels' else ''}")
-        )
+        return _sources(units, parent, child, method, seeds(f"{units} {block if units != 'channels' else ''}"))
 
     channels = sources("channels")
     undo_scale = (child.width / parent.width) ** 0.5 if child.logit_scale == "inverse_sqrt_width" else 1.0
     if name == "head":
-        return _divided(old, 1, channels, noise, mixed_seed(seed, f"noise {name}")) * undo_scale
+        return _divided(old, 1, channels, noise, seeds(f"noise {name}")) * undo_scale
     place = next((place for ending, place in PLACES.items() if name.endswith(ending)), None)
     if place is None:
         return old
@@ -155,7 +158,7 @@ def _copied(
     new = old.index_select(dimension, sources(units).to(old.device))
     if place.reads is not None:
         dimension, units = place.reads
-        new = _divided(new, dimension, sources(units), noise, mixed_seed(seed, f"noise {name}"))
+        new = _divided(new, dimension, sources(units), noise, seeds(f"noise {name}"))
     if name.startswith("final_norm.") and child.tied:
         new = new / _copies(channels).to(new) * undo_scale
     return new

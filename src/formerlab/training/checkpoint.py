@@ -5,6 +5,7 @@ checkpoint before the last is kept beside it, for the day on which a disk gives 
 """
 
 import os
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -14,6 +15,8 @@ import torch
 
 from formerlab.errors import UserError
 from formerlab.files import replacing
+from formerlab.training import processes
+from formerlab.training.finish import SUPERSEDED
 
 Content = dict[str, Any]
 REMEDY = "delete it to train from the start"
@@ -40,6 +43,24 @@ def save_checkpoint(path: Path, content: Content, belongs_to: dict[str, str]) ->
         torch.save({"belongs_to": belongs_to, "state": content}, temporary)
         if path.exists():
             os.replace(path, previous(path))
+
+
+def found_checkpoint(path: Path, belongs_to: dict[str, str], on_mismatch: str) -> Content | None:
+    """Return the checkpoint to go on from where there is one; one of another run is refused or set aside."""
+    with processes.first_in_turn():
+        if processes.rank() == 0:  # it writes already when the others come here
+            for left in path.parent.glob(".*.tmp"):
+                left.unlink()  # half a checkpoint of a killed process
+        try:
+            return load_checkpoint(path, belongs_to)
+        except UserError as error:
+            if on_mismatch != "restart":
+                raise
+            aside = path.parent.with_name(SUPERSEDED)
+            shutil.rmtree(aside, ignore_errors=True)
+            path.parent.rename(aside)
+            print(f"starting from step 0: {error}", file=sys.stderr)
+            return None
 
 
 def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> Content | None:

@@ -14,14 +14,14 @@ import yaml
 from formerlab.data.text.streams import read_manifest, verify
 from formerlab.files import write_text
 from formerlab.kernels.native import keep_memory
-from formerlab.training import checkpoint, processes, provenance
+from formerlab.training import processes, provenance
+from formerlab.training.checkpoint import found_checkpoint, save_checkpoint
 from formerlab.training.finish import CHECKPOINT, finish, write_curves
 from formerlab.training.loop import Hooks, measure, train
 from formerlab.training.record import next_place, readings
 from formerlab.training.run import Run
 from formerlab.training.runtime_config import RuntimeConfig
 from formerlab.training.start import (
-    found_checkpoint,
     identity,
     initial_state,
     is_finished,
@@ -80,7 +80,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
             state.wall_time_s = began - clock
             content = state.dump()
             if processes.rank() == 0:
-                checkpoint.save_checkpoint(path, content, belongs_to)
+                save_checkpoint(path, content, belongs_to)
                 write_curves(run, state, out)
             if processes.sharded():
                 processes.wait_for_all()

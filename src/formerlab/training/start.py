@@ -1,6 +1,5 @@
 """How a run starts: what it needs is checked, and its state is made: fresh, grown from a parent, or resumed."""
 
-import shutil
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,8 +15,8 @@ from formerlab.kernels.native import kernel_path
 from formerlab.layers.initial import without_values
 from formerlab.results.stages import OPTIMIZER
 from formerlab.training import processes, provenance
-from formerlab.training.checkpoint import Content, differences, load_checkpoint, load_tensors
-from formerlab.training.finish import FILES, SUPERSEDED, WEIGHTS, tidy
+from formerlab.training.checkpoint import Content, differences, load_tensors
+from formerlab.training.finish import FILES, WEIGHTS, tidy
 from formerlab.training.record import Record, load_record
 from formerlab.training.run import Run
 from formerlab.training.runtime_config import RuntimeConfig
@@ -101,24 +100,6 @@ def initial_state(run: Run, parent: Path | None, record: Record | None, content:
         carried = load_tensors(parent / OPTIMIZER, {"state", "param_groups"}, remedy)
         state.optimizer.load_state_dict(grow_optimizer_state(carried, state.optimizer))
     return state
-
-
-def found_checkpoint(path: Path, belongs_to: dict[str, str], on_mismatch: str) -> Content | None:
-    """Return the checkpoint to go on from where there is one; one of another run is refused or set aside."""
-    with processes.first_in_turn():
-        if processes.rank() == 0:  # it writes already when the others come here
-            for left in path.parent.glob(".*.tmp"):
-                left.unlink()  # half a checkpoint of a killed process
-        try:
-            return load_checkpoint(path, belongs_to)
-        except UserError as error:
-            if on_mismatch != "restart":
-                raise
-            aside = path.parent.with_name(SUPERSEDED)
-            shutil.rmtree(aside, ignore_errors=True)
-            path.parent.rename(aside)
-            print(f"starting from step 0: {error}", file=sys.stderr)
-            return None
 
 
 def note_kernels(state: State) -> None:
