@@ -26,6 +26,7 @@ from formerlab.cache import (
     resolve_budget,
     simulate,
 )
+from formerlab.cache.eviction import coefficients
 from formerlab.cache.policies.expected import rotations, unrotated
 from formerlab.cache.policies.policy import Prompt
 from formerlab.cache.prefill import OneShot, accumulated
@@ -34,9 +35,15 @@ from formerlab.layers import Learned, Rotary
 from formerlab.layers.position import PositionEncoding
 from formerlab.spec import variants
 
+
+def linear(policy):
+    """Say whether a policy's score is of the form that can be summed over a whole prompt."""
+    return policy.is_online and coefficients(policy) is not None
+
+
 ONE_SHOT = [SnapKV(window=4, kernel=3), ExpectedAttention(sink=2)]
 COMPRESSING = [
-    *[variant() for variant in variants(CachePolicy) if issubclass(variant, OneShot) or variant().is_online],
+    *[policy for variant in variants(CachePolicy) if isinstance(policy := variant(), OneShot) or linear(policy)],
     *ONE_SHOT,
 ]
 

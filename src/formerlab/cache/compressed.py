@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.budget import Budget, resolve_budget
-from formerlab.cache.eviction import Eviction
+from formerlab.cache.eviction import Eviction, coefficients
 from formerlab.cache.kv import KVCache
 from formerlab.cache.policies.policy import Policy, Prompt, check_configuration, places
 from formerlab.cache.prefill import OneShot, kept
@@ -33,6 +33,8 @@ class CompressedCache:
         check_configuration(policy, budget)
         if not (isinstance(policy, OneShot) or (isinstance(policy, Eviction) and policy.is_online)):
             raise UserError(f"{policy!r} cannot compress a prompt: it masks whole sequences; run it as a Simulation")
+        if isinstance(policy, Eviction) and coefficients(policy) is None:
+            raise UserError(f"{policy!r} cannot compress: its score is not of the form decay S + gain p")
         if policy.reindexes_positions:
             raise UserError(f"{policy!r}: compression keeps positions; use positions='kept'")
         self.policy = policy

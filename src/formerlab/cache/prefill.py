@@ -64,8 +64,7 @@ def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
     attention, the latest row with weight 1 (H2O and A2SF in their codes for long prompts).
     """
     rule = coefficients(policy)
-    if rule is None:
-        raise UserError(f"{policy!r} cannot compress: its score is not of the form decay S + gain p")
+    assert rule is not None, "a cache refuses such a policy"
     decay, gain = rule
     time, key_heads = prompt.k.shape[2], prompt.k.shape[1]
     like = prompt.k.new_empty(0, dtype=torch.promote_types(prompt.k.dtype, torch.float32))
