@@ -23,8 +23,9 @@ from formerlab.report.claims.render import (
     first_screen,
     markdown,
     read_verdicts,
+    write_claims,
 )
-from formerlab.report.claims.table import frame, read_withdrawn, verdicts, write_claims
+from formerlab.report.claims.table import frame, read_withdrawn, verdicts
 from formerlab.results.read import Results
 
 WITHDRAWN, REASON = "tokenformer-growth-equal-total-flops", "the rows were taken at full moon"

@@ -166,7 +166,7 @@ def runs(arguments: argparse.Namespace) -> None:
 
 def _write_claims(results: "Results", out: Path) -> list[Path]:
     from formerlab.plan.claim_arms import read_arms
-    from formerlab.report.claims.table import write_claims
+    from formerlab.report.claims.render import write_claims
 
     paths = write_claims(results, read_arms(Path(), results.scale), out)
     if warning := results.warning():

@@ -8,10 +8,13 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.errors import UserError
+from formerlab.files import replacing, write_text
 from formerlab.report import pages
+from formerlab.report.claims.arms import ClaimArms
 from formerlab.report.claims.registry import read_claims
-from formerlab.report.claims.table import ours, worded
+from formerlab.report.claims.table import frame, ours, verdicts, worded
 from formerlab.report.claims.verdict import Outcome, Verdict
+from formerlab.results.read import Results
 
 KINDS = {"measured": "decided by trained models", "exact": "decided by arithmetic and algebra, without training"}
 ORDER: tuple[Outcome, ...] = ("agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails")
@@ -40,16 +43,16 @@ FIRST_SCREEN = {
 def markdown(found: list[Verdict], scale: str) -> str:
     """Return all verdicts as Markdown, by paper below the headline claims."""
     parts = [f"# Claims at scale {scale}", *_head(found)]
-    for title, verdicts in _groups(found):
-        parts += [f"## {title}", pipes(readable(verdicts))]
+    for title, group in _groups(found):
+        parts += [f"## {title}", pipes(readable(group))]
     return "\n\n".join(parts) + "\n"
 
 
 def html(found: list[Verdict], scale: str) -> str:
     """Return the same as a page, with sources, runs and traps."""
     parts = [pages.paragraph(text) for text in _head(found)]
-    for title, verdicts in _groups(found):
-        parts += [pages.heading(title), pages.table(readable(verdicts, more=True))]
+    for title, group in _groups(found):
+        parts += [pages.heading(title), pages.table(readable(group, more=True))]
     return pages.page(f"Claims at scale {scale}", parts)
 
 
@@ -183,3 +186,14 @@ def read_verdicts(path: Path) -> DataFrame:
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path}: cannot be read ({reason}); name a claims.csv, which claims --out writes") from None
+
+
+def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], out: Path) -> list[Path]:
+    """Write claims.csv (everything), claims.md and claims.html (for people) into `out`; return their paths."""
+    found = verdicts(results, arms)
+    paths = [out / f"claims.{ending}" for ending in ("csv", "md", "html")]
+    with replacing(paths[0]) as temporary:
+        frame(found).to_csv(temporary, index=False, lineterminator="\n")
+    write_text(paths[1], markdown(found, results.scale))
+    write_text(paths[2], html(found, results.scale))
+    return paths

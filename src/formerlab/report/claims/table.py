@@ -7,7 +7,6 @@ from typing import Any
 from pandas import DataFrame
 
 from formerlab.errors import UserError, near_misses
-from formerlab.files import replacing, write_text
 from formerlab.report.claims.arms import ClaimArms
 from formerlab.report.claims.registry import Claim, read_claims
 from formerlab.report.claims.rows import Rows
@@ -115,16 +114,3 @@ def write_exact(path: Path) -> None:
 
     rows = [(claim, name, value) for claim, check in CHECKS.items() for name, value in check().items()]
     write_rows(path, ("claim", "name", "value"), rows)
-
-
-def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], out: Path) -> list[Path]:
-    """Write claims.csv (everything), claims.md and claims.html (for people) into `out`; return their paths."""
-    from formerlab.report.claims.render import html, markdown
-
-    found = verdicts(results, arms)
-    paths = [out / f"claims.{ending}" for ending in ("csv", "md", "html")]
-    with replacing(paths[0]) as temporary:
-        frame(found).to_csv(temporary, index=False, lineterminator="\n")
-    write_text(paths[1], markdown(found, results.scale))
-    write_text(paths[2], html(found, results.scale))
-    return paths
