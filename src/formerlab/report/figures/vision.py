@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from functools import partial
 from textwrap import fill
-from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import Plot, shown_columns
 from formerlab.report.panel import Panel, Style, sheet
 from formerlab.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, look
 from formerlab.report.vision import COMPARED, NAMES, accuracies, against, by_run, floors, published_accuracies
@@ -18,58 +17,30 @@ from formerlab.results.read import Results
 STUDY = "vision"
 
 
-class Group(NamedTuple):
-    """Runs that answer one question."""
-
-    table: str
-    """The published table beside them; empty where there is none."""
-    colour: str
-    words: str
-    """What the caption says of the colour."""
-    runs: tuple[str, ...]
-
-
-GROUPS = {
-    "sizes": Group("Table 2", BLACK, "black models", ("vit", "vit-wider", "tokenformer-matched", "tokenformer")),
-    "scores": Group("Table 4", BLUE, "blue scores and their norm", ("score-exp-l1", "score-gelu-l1", "score-gelu-l2")),
-    "norms": Group("Table 5", GREEN, "green norms of blocks", ("norm-bias", "norm-gain-bias")),
-    "growth": Group(
-        "",
-        ORANGE,
-        "orange growth",
-        ("tokenformer-small", "tokenformer-short", "trained-on", "grown-random-sqrt", "grown-zero-keep"),
-    ),
-    "depth": Group("", PURPLE, "purple averages over depth", ("vit-dwa", "tokenformer-dwa")),
-    "floor": Group("", GREY, "grey a model without depth", ()),
-}
-_COLUMNS = [
-    "source",
-    "part",
-    "group",
-    "run",
-    "seed",
-    "model",
-    "top1_percent",
-    "top1_percent_low",
-    "top1_percent_high",
-    "seeds",
-    "diverged",
-]
+GROUPS: dict[str, tuple[str, str, str]] = {
+    "sizes": (BLACK, "black models", "vit vit-wider tokenformer-matched tokenformer"),
+    "scores": (BLUE, "blue scores and their norm", "score-exp-l1 score-gelu-l1 score-gelu-l2"),
+    "norms": (GREEN, "green norms of blocks", "norm-bias norm-gain-bias"),
+    "growth": (ORANGE, "orange growth",
+               "tokenformer-small tokenformer-short trained-on grown-random-sqrt grown-zero-keep"),
+    "depth": (PURPLE, "purple averages over depth", "vit-dwa tokenformer-dwa"),
+    "floor": (GREY, "grey a model without depth", ""),
+}  # fmt: skip
+"""Runs that answer one question: their colour, what the caption says of it, and their names."""
+PUBLISHED = {"sizes": "Table 2", "scores": "Table 4", "norms": "Table 5"}
+_COLUMNS = shown_columns("source part group run seed model top1_percent[] seeds diverged")
 
 
 def accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run and a row per published value, by group; `part` is `mean`, or `seed` for a row per seed."""
-    measured, groups = accuracies(results, runs), {run: name for name, group in GROUPS.items() for run in group.runs}
+    measured = accuracies(results, runs)
+    groups = {run: name for name, (_, _, names) in GROUPS.items() for run in names.split()}
     ours = by_run(measured).assign(part="mean")
     seeds = measured[["run", "seed", "top1_percent"]].merge(ours[["source", "run", "model"]], on="run")
     ours = pd.concat([ours, seeds.assign(part="seed")], ignore_index=True)
     ours = ours.assign(group=ours["run"].map(groups).fillna("other"))
     lowest = floors(results, runs).assign(group="floor", part="mean")
-    theirs = [
-        published_accuracies(group.table).assign(source="published", group=name)
-        for name, group in GROUPS.items()
-        if group.table
-    ]
+    theirs = [published_accuracies(table).assign(source="published", group=name) for name, table in PUBLISHED.items()]
     return pd.concat([ours, lowest, *theirs], ignore_index=True).reindex(columns=_COLUMNS)
 
 
@@ -78,7 +49,7 @@ def draw_accuracy(data: DataFrame) -> Figure:
     rank = data["group"].map({name: number for number, name in enumerate(GROUPS)}).fillna(99)
     place = data["run"].map({run: number for number, run in enumerate(NAMES)}).fillna(99)
     rows = data.assign(rank=rank, place=place, label=data["model"].map(partial(fill, width=26)))
-    shown = [group.words for name, group in GROUPS.items() if name in set(data["group"])]
+    shown = [words for name, (_, words, _) in GROUPS.items() if name in set(data["group"])]
     panel = partial(
         Panel, "top1_percent", "label", by="label", kind="forest", xlabel="top-1 accuracy (%)", style=_of_group
     )
@@ -90,9 +61,8 @@ def draw_accuracy(data: DataFrame) -> Figure:
 
 
 def _of_group(name: str, rows: DataFrame) -> Style:
-    group = GROUPS.get(str(rows["group"].iloc[0]))
-    own = name.replace("\n", " ").rpartition(" (")[0]
-    return {"color": group.colour if group else look(own).colour, "marker": "o"}
+    own = look(name.replace("\n", " ").rpartition(" (")[0]).colour
+    return {"color": GROUPS.get(str(rows["group"].iloc[0]), (own,))[0], "marker": "o"}
 
 
 vision_accuracy = Plot(

@@ -20,6 +20,7 @@ from formerlab.report.pruning import (
     main_configurations,
     minus_h2o,
     one_model,
+    size_of,
 )
 from formerlab.report.questions import MEAN, accuracies, answers, chance, title
 from formerlab.report.runs import missing_note, n_seeds
@@ -71,12 +72,12 @@ def alpha_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def draw_alpha(data: DataFrame) -> Figure:
     """Draw a panel per run and budget."""
-    decay, frames = data[data["policy"] == "decay"], []
-    for run, budget in decay[["run", "budget"]].drop_duplicates().itertuples(index=False, name=None):
-        mine = data[(data["run"] == run) & (data["budget"].eq(budget) | data["policy"].eq("full"))]
-        size = f"budget {100 * budget:g} % of the tokens" if budget <= 1 else f"budget {budget:g} entries"
-        frames.append(mine.assign(cell=f"{run}: {size}" if decay["run"].nunique() > 1 else size))
-    rows = pd.concat(frames)
+    cells = data.loc[data["policy"] == "decay", ["run", "budget"]].drop_duplicates()
+    sizes = [f"budget {size_of(budget)}{' of the tokens' * (budget <= 1)}" for budget in cells["budget"]]
+    several = cells["run"].nunique() > 1
+    cells = cells.assign(cell=cells["run"] + ": " + sizes if several else sizes)
+    whole = data[data["policy"] == "full"].merge(cells[["run", "cell"]], on="run")
+    rows = pd.concat([data.merge(cells, on=["run", "budget"]), whole])
     rows = rows.assign(series=rows["policy"].map(NAMES), level=level_with_h2o(rows, MINUS_H2O[0]))
     panel = Panel("alpha", "perplexity", by="series", each="cell", xlabel="forgetting factor alpha", empty="level",
                   ylabel="perplexity", style="policy", far=2.0, finish=mark_alpha)  # fmt: skip

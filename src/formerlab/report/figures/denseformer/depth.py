@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from formerlab.report.depth import METHODS, gains, published_depths, speeds, with_seeds
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import Plot, shown_columns
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import DENSEFORMER, TRANSFORMER, by_run, held_out_losses
 from formerlab.report.style import GREY
@@ -84,9 +84,8 @@ def tradeoff_data(results: Results, runs: Sequence[str]) -> DataFrame:
         ours = with_seeds(ours, held_out_losses(results, STUDY), ("source", "variant", "layers", "batches_per_s"))
     theirs = published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
     theirs = theirs.assign(front=_front(theirs["batches_per_s"], theirs["perplexity"]), part="mean")
-    columns = ["source", "part", "run", "variant", "layers", "batches_per_s", "batches_per_s_low", "batches_per_s_high"]
-    columns += [f"{FORWARD}_sequences", "loss_nats", "loss_nats_low", "loss_nats_high", "perplexity", "seeds", "seed"]
-    return pd.concat([ours, theirs], ignore_index=True).reindex(columns=[*columns, "diverged", "front"])
+    columns = f"source part run variant layers batches_per_s[] {FORWARD}_sequences loss_nats[] perplexity seeds seed"
+    return pd.concat([ours, theirs], ignore_index=True).reindex(columns=[*shown_columns(columns), "diverged", "front"])
 
 
 def _front(speed: "pd.Series[float]", loss: "pd.Series[float]") -> list[bool]:

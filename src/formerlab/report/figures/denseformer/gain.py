@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.depth import gains, plains, published_depths, published_table, speeds
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import Plot, shown_columns
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import DENSEFORMER, held_out, held_out_losses, short
 from formerlab.report.style import BLUE, PUBLISHED_INK
@@ -93,24 +93,23 @@ def sparsity_data(results: Results, runs: Sequence[str]) -> DataFrame:
     seeds = gain[gain["part"] == "seed"].assign(gain_nats=lambda rows: -rows[_GAIN])
     behind = summary(losses, "loss_nats", ["run"], dict.fromkeys(ours["run"], str(dense["run"].iloc[0])), _BEHIND)
     ours = pd.concat([ours.assign(part="mean"), seeds.merge(ours[["run", "layers", "dilation", "period"]], on="run")])
-    ours = (
-        ours.merge(behind.drop(columns=["source", "seeds"]), on=["run", "part", "seed"], how="left")
-        if ("seed" in ours)
-        else ours
-    )
-    depths = published_depths().rename(columns={"variant": "model"})
-    theirs = pd.concat([depths[depths["layers"] == 48], published_table("Table 4")]).drop_duplicates("model")
-    theirs[_GAIN] = np.log(theirs["perplexity"].iloc[0] / theirs["perplexity"])
-    pattern = theirs["model"].str.extract(r"(\d+)x(\d+)").astype(float)
-    theirs = theirs.assign(dilation=pattern[0], period=pattern[1], layers=48.0, run=theirs["model"], part="mean")
-    theirs = theirs.dropna(subset=["dilation", _GAIN])
-    whole = theirs.loc[(theirs["dilation"] == 1) & (theirs["period"] == 1), _GAIN].iloc[0]
-    theirs = theirs.assign(**{_BEHIND: whole - theirs[_GAIN], _TIME: 1 / theirs["inference_batches_per_s"]})
-    rows = pd.concat([ours, theirs], ignore_index=True)
+    ours = ours.merge(behind.drop(columns=["source", "seeds"]), on=["run", "part", "seed"], how="left")
+    rows = pd.concat([ours, _published_sparsity()], ignore_index=True)
     rows["follows"] = (rows["dilation"] > 1) & (rows["period"] % rows["dilation"] == 1)
-    ends = [f"{name}{end}" for name in (_GAIN, _BEHIND, _TIME) for end in _ENDS]
-    columns = ["source", "part", "run", "layers", "dilation", "period", "follows", *ends, "interval", "seeds", "seed"]
-    return rows.reindex(columns=columns)
+    columns = f"source part run layers dilation period follows {_GAIN}[] {_BEHIND}[] {_TIME}[] interval seeds seed"
+    return rows.reindex(columns=shown_columns(columns))
+
+
+def _published_sparsity() -> DataFrame:
+    """Return the same of the models of 48 blocks in Tables 1 and 4."""
+    depths = published_depths().rename(columns={"variant": "model"})
+    rows = pd.concat([depths[depths["layers"] == 48], published_table("Table 4")]).drop_duplicates("model")
+    rows[_GAIN] = np.log(rows["perplexity"].iloc[0] / rows["perplexity"])
+    pattern = rows["model"].str.extract(r"(\d+)x(\d+)").astype(float)
+    rows = rows.assign(dilation=pattern[0], period=pattern[1], layers=48.0, run=rows["model"], part="mean")
+    rows = rows.dropna(subset=["dilation", _GAIN])
+    whole = rows.loc[(rows["dilation"] == 1) & (rows["period"] == 1), _GAIN].iloc[0]
+    return rows.assign(**{_BEHIND: whole - rows[_GAIN], _TIME: 1 / rows["inference_batches_per_s"]})
 
 
 def draw_sparsity(data: DataFrame) -> Figure:
