@@ -165,7 +165,7 @@ NOT_RUN = {
     "make ui": "a server that runs until it is stopped; tests/test_tracking_ui.py opens it",
     "make readme": "writes into README.md what the committed rows say; tests/claims/test_render.py",
     "python -m formerlab readme": "see make readme",
-    "python -m formerlab exact": "15 core-seconds; tests/claims/test_exact.py runs every check of it",
+    "python -m formerlab exact": "15 core-seconds; tests/claims/test_verdict.py runs some checks of it",
     "python -m formerlab plan --shell > all.sh": "the whole DAG; tests/test_commands.py runs such a script",
     "python -m formerlab data text --scale laptop": "the data of the demo, half a minute; see reproduce",
     "python -m formerlab reproduce": "tests/test_reproduce.py does it with runs of a small project",

@@ -7,11 +7,10 @@ import pandas as pd
 import pytest
 from fixtures.rows import dwa, make_run, model
 
-from formerlab.report.claims.arms import Arm, ClaimArms
 from formerlab.report.claims.judgement import Evidence, Judgement
 from formerlab.report.claims.quantities import QUANTITIES
 from formerlab.report.claims.regime import arms_of, unmet
-from formerlab.report.claims.registry import Condition, read_claims
+from formerlab.report.claims.registry import Arm, ClaimArms, Condition, read_claims
 from formerlab.report.claims.rows import Rows, shots
 from formerlab.results.read import Results
 

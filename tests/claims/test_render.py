@@ -11,8 +11,7 @@ from formerlab.commands.readme import BEGIN, END, PAGES, outdated, written
 from formerlab.errors import UserError
 from formerlab.plan.claim_arms import read_arms
 from formerlab.plan.claim_coverage import missing_arms
-from formerlab.report.claims.arms import Arm, ClaimArms
-from formerlab.report.claims.registry import read_claims
+from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import (
     ABSENT,
     FIRST_SCREEN,

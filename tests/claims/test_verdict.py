@@ -5,11 +5,11 @@ import pytest
 from scipy import stats
 
 from formerlab.errors import UserError
-from formerlab.report.claims.arms import Arm, ClaimArms
+from formerlab.evaluation.exact import CHECKS
 from formerlab.report.claims.bootstrap import Examples
 from formerlab.report.claims.judgement import Evidence, evaluate
 from formerlab.report.claims.quantity import Level, MissingRowsError
-from formerlab.report.claims.registry import Claim, read_claims
+from formerlab.report.claims.registry import Arm, Claim, ClaimArms, read_claims
 from formerlab.report.claims.verdict import combined, holm, judge, judge_all, p_value
 
 BOOK = read_claims()
@@ -225,3 +225,25 @@ def test_all_else_is_refused_with_the_id_of_the_claim(expression, message):
     with pytest.raises(UserError, match=r"^some-claim: ") as error:
         computed(expression, a=1.0)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("transformer-complexity-table1", "holds"),
+        ("tokenformer-flops-formula", "holds"),
+        ("tokenformer-zero-keys-kept-tau", "holds"),
+        ("tokenformer-zero-keys-default-tau", "fails"),
+    ],
+)
+def test_a_check_gives_what_its_criterion_needs(name, outcome):
+    claim = next(claim for claim in BOOK.claims if claim.id == name)
+    verdict = judge(evidence(claim, None, CHECKS[name]()), "smoke")
+    assert verdict.outcome == outcome, verdict.items
+
+
+def test_the_traps_of_table_1_are_counted_too():
+    numbers = CHECKS["transformer-complexity-table1"]()
+    assert numbers["slope:self_attention_with_projections:n"] == pytest.approx(1, abs=0.15)
+    assert numbers["path_contiguous_kernels_times_k_over_n"] == pytest.approx(1.5, abs=0.05)
+    assert numbers["path_centred_neighbourhood_times_r_over_n"] == pytest.approx(2, abs=0.05)

@@ -6,8 +6,7 @@ from formerlab.errors import UserError, near_misses
 from formerlab.plan.layers import Tree
 from formerlab.plan.read import parse
 from formerlab.plan.schema import Study, StudyScale
-from formerlab.report.claims.arms import ClaimArms
-from formerlab.report.claims.registry import Claim, read_claims
+from formerlab.report.claims.registry import Claim, ClaimArms, read_claims
 from formerlab.yaml_files import read_yaml
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from formerlab.plan.claim_arms import read_arms
 from formerlab.plan.resolve import resolve_released, resolve_study
 from formerlab.plan.sources import read_sources
-from formerlab.report.claims.arms import Arm
-from formerlab.report.claims.registry import read_claims
+from formerlab.report.claims.registry import Arm, read_claims
 
 
 def missing_arms(root: Path, scale: str) -> dict[str, list[str]]:

@@ -14,9 +14,8 @@ from typing import Any
 from simpleeval import InvalidExpression, SimpleEval
 
 from formerlab.errors import UserError
-from formerlab.report.claims.arms import Arm
 from formerlab.report.claims.quantity import Agreement, Level, Linear, MissingRowsError, Paired, Quantity
-from formerlab.report.claims.registry import Claim, Protocol
+from formerlab.report.claims.registry import Arm, Claim, Protocol
 from formerlab.report.claims.rows import Found, Rows, once
 
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
-from formerlab.report.claims.arms import Arm
 from formerlab.report.claims.judgement import Judgement
 from formerlab.report.claims.quantity import MissingRowsError
+from formerlab.report.claims.registry import Arm
 from formerlab.report.claims.rows import shots
 from formerlab.results.read import Results
 

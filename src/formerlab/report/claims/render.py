@@ -10,8 +10,7 @@ from pandas import DataFrame
 from formerlab.errors import UserError
 from formerlab.files import replacing, write_text
 from formerlab.report import pages
-from formerlab.report.claims.arms import ClaimArms
-from formerlab.report.claims.registry import read_claims
+from formerlab.report.claims.registry import ClaimArms, read_claims
 from formerlab.report.claims.table import frame, ours, verdicts, worded
 from formerlab.report.claims.verdict import Outcome, Verdict
 from formerlab.results.read import Results

@@ -12,9 +12,9 @@ from pandas import DataFrame, Series
 
 from formerlab.evaluation.translation.bleu import STATISTICS, corpus_bleu
 from formerlab.report.claims import envelope
-from formerlab.report.claims.arms import Arm, ClaimArms
 from formerlab.report.claims.bootstrap import Chosen, Examples, Sample, grouped
 from formerlab.report.claims.quantity import Agreement, Level, MissingRowsError, Pooled, residual_variance
+from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.two_fold import half_of
 from formerlab.results.read import Results
 from formerlab.statistics import weighted_means

@@ -7,8 +7,7 @@ from typing import Any
 from pandas import DataFrame
 
 from formerlab.errors import UserError, near_misses
-from formerlab.report.claims.arms import ClaimArms
-from formerlab.report.claims.registry import Claim, read_claims
+from formerlab.report.claims.registry import Claim, ClaimArms, read_claims
 from formerlab.report.claims.rows import Rows
 from formerlab.report.claims.verdict import ItemVerdict, Outcome, Verdict, judge_all
 from formerlab.results.read import Results
