@@ -1,6 +1,6 @@
 """What a stage that measures finished runs consists of: settings, and a function `measure(run, settings)`.
 
-docs/extending/stage.md shows one. What surrounds its work (note, device, record) is in `commands/measures.py`.
+docs/extending.md shows one. What surrounds its work (note, device, record) is in `commands/measures.py`.
 """
 
 from collections.abc import Callable, Iterable, Sequence

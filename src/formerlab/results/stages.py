@@ -1,7 +1,7 @@
 """The one table of stages: what each does, for what, and which files it leaves. It imports nothing heavy.
 
 Everything that has to know the stages takes them from here: the plan, the judge, the rules of the DAG, the verbs, the
-readers of rows, docs/files.md. docs/extending/stage.md shows how one is added.
+readers of rows, docs/files.md. docs/extending.md shows how one is added.
 """
 
 from dataclasses import dataclass, field

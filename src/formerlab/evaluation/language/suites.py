@@ -52,7 +52,7 @@ class _Suite(Spec):
 
 
 class LocalSuite(_Suite):
-    """Questions in JSON lines of your own, one per line; docs/questions.md lists the fields of each format."""
+    """Questions in JSON lines of your own, one per line; docs/data.md lists the fields of each format."""
 
     kind: Literal["files"] = "files"
     paths: Annotated[tuple[str, ...], Field(min_length=1)]
