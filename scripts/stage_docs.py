@@ -48,6 +48,8 @@ FUNCTIONS = {
     ),
 }
 """What belongs on the page of the API beside the public face and the unions."""
+STYLE = ".md-grid { max-width: 80rem }\n.md-typeset table:not([class]) code { white-space: nowrap }\n"
+"""Wide tables have room, and names in them do not break."""
 
 
 def pages() -> dict[Path, Path]:
@@ -108,11 +110,12 @@ def verbs() -> str:
 
 
 def _verb(name: str, parser: argparse.ArgumentParser, helps: dict[str, str | None]) -> Iterator[str]:
-    yield from (f"## {name}", "", f"{helps.get(name) or parser.description}.".capitalize(), "")
-    usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
+    does = str(helps.get(name) or parser.description)
+    yield from (f"## {name}", "", f"{does[:1].upper()}{does[1:]}.", "")
+    usage = parser.format_usage().removeprefix("usage: ").rstrip()
     yield from ("```", f"python -m {usage}", "```", "", "| word | meaning |", "|---|---|")
     for action in parser._actions:
-        if not isinstance(action, argparse._HelpAction):
+        if not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
             word = ", ".join(action.option_strings) or str(action.metavar or action.dest)
             meaning = (action.help or "").replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
             yield f"| `{word}` | {meaning} |"
@@ -127,6 +130,7 @@ def main() -> None:
         path = STAGED / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(staged(page, there), encoding="utf-8")
+    (STAGED / "site.css").write_text(STYLE, encoding="utf-8")
     (STAGED / "api.md").write_text(api(), encoding="utf-8")
     (STAGED / "verbs.md").write_text(verbs(), encoding="utf-8")
     print(f"{len(there) + 2} pages in {STAGED.relative_to(ROOT)}")

@@ -94,7 +94,8 @@ def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
         reason = deciding[0].reason.partition(";")[0] if deciding else ""
         word = f"**{verdict.outcome.replace('_', ' ')}**" + (f": {reason}" if reason else "")
         ran = deciding[0].ran if deciding else ""
-        rows.append((verdict.claim.statement, verdict.claim.published, f"{meaning}: {number}", ran, word))
+        published = verdict.claim.published.partition(";")[0]
+        rows.append((verdict.claim.statement, published, f"{meaning}: {number}", ran, word))
     return pipes(DataFrame(rows, columns=["claim", *COLUMNS]), bold=False)
 
 
@@ -112,11 +113,6 @@ def all_block(found: Mapping[str, Sequence[Verdict]], testable: Mapping[str, Seq
             scales = [", ".join(testable.get(verdict.claim.id, ())) or "none yet" for verdict in group]
             table = table.assign(**{"scales with all arms": scales})
         parts += [f"### {kind}: {meaning}", pipes(table)]
-    for change in read_claims().changes:
-        for scale, claims in change.verdicts.items():
-            listed = "; ".join(f"{claim} {text}" for claim, text in claims.items())
-            text = f"Changed by the definitions of version {change.version} alone, at `{scale}`: {listed}."
-            parts.append(pages.markdown(text))
     return "\n\n".join(parts)
 
 
