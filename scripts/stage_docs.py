@@ -13,14 +13,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+
 import formerlab
 from formerlab.__main__ import build_parser
 from formerlab.cache import CachePolicy
 from formerlab.layers.depth.union import DepthMixer
-from formerlab.layers.feedforward import FeedForward
 from formerlab.layers.norm import Norm
 from formerlab.layers.position import Position
-from formerlab.layers.projection import Projection
+from formerlab.layers.projection import FeedForward, Projection
 from formerlab.spec import variants
 
 ROOT = Path(__file__).resolve().parents[1]

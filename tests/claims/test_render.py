@@ -7,7 +7,7 @@ import pytest
 from fixtures.checkout import ROOT
 from fixtures.rows import make_decay, make_tokenformer
 
-from formerlab.commands.readme import BEGIN, END, PAGES, outdated, written
+from formerlab.commands.readme import BEGIN, END, outdated, written
 from formerlab.errors import UserError
 from formerlab.plan.claim_arms import read_arms
 from formerlab.plan.claim_coverage import missing_arms
