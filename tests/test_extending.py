@@ -76,10 +76,19 @@ def put(root, name, code):
     path.write_text(code)
 
 
+PARTS = ("formerlab.layers.depth.anchor", "Anchor"), ("formerlab.cache.policies.peak", "Peak")
+
+
+def put_names(root):
+    """Put the mixer and the policy into their unions, with their imports."""
+    for (union, file), (module, name) in zip(UNIONS, PARTS, strict=True):
+        put_name(root, union, file, module, name)
+
+
 def put_name(root, union, file, module, name):
     """Put a name into a union, and its import into the file."""
     text = (root / file).read_text()
-    text, count = re.subn(rf"^({union} = Annotated\[\s*)", rf"\g<1>{name} | ", text, flags=re.MULTILINE)
+    text, count = re.subn(rf"^({union} = Annotated\[\s*)", rf"\g<1>{name}\n    | ", text, flags=re.MULTILINE)
     assert count == 1
     (root / file).write_text(text.replace("from formerlab.", f"from {module} import {name}\nfrom formerlab.", 1))
 
@@ -91,9 +100,7 @@ def test_their_blocks_work(tmp_path):
     shutil.copy(ROOT / "config.yaml", tmp_path)
     for name, code in BLOCKS:
         put(tmp_path, name, code)
-    parts = ("formerlab.layers.depth.anchor", "Anchor"), ("formerlab.cache.policies.peak", "Peak")
-    for union, part in zip(UNIONS, parts, strict=True):
-        put_name(tmp_path, *union, *part)
+    put_names(tmp_path)
     study = tmp_path / "workflow/studies/tokenformer.yaml"
     tree = yaml.safe_load(study.read_text())
     for runs in RUNS:
@@ -128,6 +135,7 @@ def test_a_mixer_and_a_policy_of_ones_own_leave_the_tests_that_list_them_green(t
     for name, code in BLOCKS:
         if "/depth/" in name or "/cache/" in name:
             put(tmp_path, name, code)
+    put_names(tmp_path)
     chosen = "Peak or peak or Anchor or anchor or registry or the_page or names_are"
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
     for words in (
