@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-
 import formerlab
 from formerlab.__main__ import build_parser
 from formerlab.cache import CachePolicy
