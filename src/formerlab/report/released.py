@@ -8,9 +8,9 @@ from typing import Any
 import matplotlib
 from pandas import DataFrame
 
-from formerlab.report.panel import Panel, Style, figure
+from formerlab.report.panel import Panel, figure
 from formerlab.report.pruning import NAMES
-from formerlab.report.style import SETTINGS, look
+from formerlab.report.style import SETTINGS
 
 
 def summarised(means: Sequence[Mapping[str, Any]], questions: int) -> DataFrame:
@@ -48,7 +48,7 @@ def picture(rows: DataFrame, chance: float, title: str, path: Path) -> None:
         series=[name.replace(kind, NAMES[kind]) for name, kind in zip(rows["policy"], kinds, strict=True)],
         percent=(100 * rows["budget"]).where(kinds != "full"),
     )
-    shared: dict[str, Any] = {"by": "series", "name": "legend", "style": _style}
+    shared: dict[str, Any] = {"by": "series", "name": "legend", "style": "kind"}
     shared |= {"xlabel": "budget (%)", "ticks": "{:g}".format}
     panels = (
         Panel("percent", "accuracy", title=title, ylabel="accuracy (%)", zero=chance, **shared),
@@ -58,8 +58,3 @@ def picture(rows: DataFrame, chance: float, title: str, path: Path) -> None:
         drawn = figure(data, panels, ())
         for ending in ("png", "pdf"):
             drawn.savefig(path.with_suffix(f".{ending}"), dpi=150)
-
-
-def _style(name: str, rows: DataFrame) -> Style:
-    colour, marker = look(rows["kind"].iloc[0])
-    return {"color": colour, "marker": marker}
