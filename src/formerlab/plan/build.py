@@ -194,7 +194,7 @@ def _claims(sources: Sources) -> dict[str, str]:
     parts: list[Study | StudyScale] = [*sources.studies.values(), *sources.scale.studies.values()]
     arms = [{name: claim.to_dict() for name, claim in part.claims.items()} for part in parts]
     return {
-        "code": code_hash("formerlab.report.claims.table", "formerlab.report.claims.registry"),
+        "code": code_hash("formerlab.report.claims.render"),
         "arms": fingerprint(arms),
     }
 
