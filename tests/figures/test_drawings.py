@@ -3,6 +3,7 @@
 import json
 import re
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -32,13 +33,14 @@ from formerlab.plan.status import failed_drawings
 from formerlab.report import pictures, write
 from formerlab.report.drawings import catalogue, declaration, draw_all, draw_each, draw_one, shown_columns
 from formerlab.report.headline import headline
+from formerlab.report.pages import number, readable, title, without_constants
 from formerlab.report.pruning import configurations, main_configurations, with_seeds
 from formerlab.report.runs import by_run, chain, held_out_losses, variant
 from formerlab.report.style import WIDEST
-from formerlab.report.write import number, readable
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
+ROOT = Path(__file__).parents[2]
 DRAWINGS = catalogue()
 RENDERED = set({drawing.study: name for name, drawing in DRAWINGS.items() if drawing.kind == "figure"}.values())
 """A figure of every study. Of the others, tests that draw again look at the rows: one function saves all pictures."""
@@ -248,7 +250,7 @@ def test_published_points_are_marked_and_complete(place):
     grown = rows[rows["series"] == "grown, 30B a stage"]
     assert list(grown["perplexity"]) == [16.41, 14.02, 12.59, 11.77]
     assert list(grown["tpu_v4_hours"]) == [1710, 2110, 2825, 3920]
-    text = (place / "figures" / "live" / "one" / "decay_table.md").read_text()
+    text = (place / "figures" / "live" / "one" / "decay_answers_table.md").read_text()
     ours, theirs = text.split("**Published, not ours**")
     assert "OPT-2.7B Decay 0+40 alpha=0.2" in theirs.replace("  ", "")
     assert "(scale one, live results)" in ours
@@ -408,19 +410,37 @@ def test_questions_without_windows_keep_their_rows(tmp_path):
     folder = make_run(tmp_path, "decay", "decoder")
     rows = [("full", None, None, 1.0, 1.0, "openbookqa", 1, i, m, 1.0) for i in range(4) for m in ("acc", "acc_norm")]
     write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, rows)
-    draw_one("decay_table", tmp_path, tmp_path / "out")
-    table = pd.read_csv(tmp_path / "out" / "decay_table.csv").query("source == 'ours'")
+    draw_one("decay_answers_table", tmp_path, tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out" / "decay_answers_table.csv").query("source == 'ours'")
     assert list(table["openbookqa (acc)"]) == [1.0]
 
 
-def test_numbers_read_well():
-    assert number("loss_nats", 3.45678) == "3.4568"
-    assert number("difference (nats)", -0.00001) == "0.0000"
-    assert number("accuracy (points)", -0.01) == "0.0"
+def test_numbers_have_three_digits_and_those_of_an_interval_as_many_decimals():
+    assert number("loss_nats", 3.45678) == "3.457"
+    assert number("difference (nats)", -0.00001) == "0.000"
+    assert number("accuracy (points)", -0.0) == "0"
     assert number("parameters", 1_310_000_000.0) == "1.31B"
     assert number("flops_cumulative", 4.1e12) == "4.1e+12"
-    frame = pd.DataFrame({"loss_nats": [3.0], "loss_nats_low": [2.5], "loss_nats_high": [3.5], "empty": [np.nan]})
-    assert readable(frame).to_dict("list") == {"held-out loss (nats)": ["3.0000 [2.5000, 3.5000]"]}
+    frame = pd.DataFrame({"share": [0.5, 0.08], "share_low": [0.25, 0.0], "share_high": [0.75, 0.11], "empty": np.nan})
+    assert readable(frame).to_dict("list") == {"share": ["0.500 [0.250, 0.750]", "0.080 [0.000, 0.110]"]}
+    assert readable(pd.DataFrame({"gain_nats": [0.5], "run": "a"}), {"run"}).to_dict("list") == {
+        "gain over plain (nats)": ["0.500"]
+    }
+
+
+def test_what_all_rows_say_is_said_once():
+    cells, said = without_constants(pd.DataFrame({"run": ["a", "b"], "seeds": ["3", "3"]}))
+    assert (list(cells), said) == (["run"], "In all rows: seeds 3.")
+    assert without_constants(cells.head(1))[1] == ""
+    assert title("Cost of every run, after Table 1 of X (arXiv:1.2): all. More.") == "Cost of every run"
+
+
+def test_no_committed_table_has_more_than_nine_columns():
+    for path in (
+        path for scale in ("overnight", "pretrained") for path in (ROOT / "figures/cached" / scale).glob("*.md")
+    ):
+        for line in path.read_text().splitlines():
+            assert not line.startswith("|:") or line.count("|") <= 10, path
 
 
 def test_the_headline_has_every_study_that_ran(place, tmp_path):

@@ -69,12 +69,19 @@ class Table(NamedTuple):
     """Returns our rows, given the same; none where no run is finished."""
     published: "Callable[[], DataFrame] | None" = None
     columns: str = ""
-    """The columns that are shown, in this order; all where none are named. `loss_nats[]` has the ends of an interval
-    behind it, `perplexity[]±` a standard error too; `~` is a space."""
+    """The columns, in this order; all where none are named. `loss_nats[]` has the ends of an interval behind it,
+    `perplexity[]±` a standard error too; `~` is a space. `-flops` stands in the CSV alone, not in what people read."""
+    each: str = ""
+    """Column of which every value has a block of its own, of our rows."""
     varied: str = ""
     """As of a figure."""
     needs: Sequence[str] = ()
     """As of a figure."""
+
+    @property
+    def hidden(self) -> set[str]:
+        """Columns that stand in the CSV alone."""
+        return {shown_columns(word)[0] for word in self.columns.split() if word.startswith("-")}
 
     def rows(self, results: "Results", runs: Sequence[str] | None = None) -> "DataFrame":
         """Return ours above the published ones; the first column, `source`, tells them apart."""
@@ -95,7 +102,7 @@ def shown_columns(words: str) -> list[str]:
     """Return the columns that words with marks stand for."""
     found = []
     for word in words.split():
-        name = word.rstrip("±").removesuffix("[]").replace("~", " ")
+        name = word.lstrip("-").rstrip("±").removesuffix("[]").replace("~", " ")
         ends = ("", *(("_low", "_high") if "[]" in word else ()), *(("_se",) if "±" in word else ()))
         found += [name + end for end in ends]
     return found

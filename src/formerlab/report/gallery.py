@@ -23,7 +23,7 @@ from formerlab.report import pages
 from formerlab.report.drawings import Drawing, catalogue
 from formerlab.report.headline import NOTE, tables
 from formerlab.report.ledger import costs, ledger
-from formerlab.report.write import readable
+from formerlab.report.pages import readable
 from formerlab.results.read import Results
 
 SMALL_WIDTH = 640

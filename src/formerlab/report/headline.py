@@ -4,12 +4,12 @@ from pathlib import Path
 
 from pandas import DataFrame
 
+from formerlab.report.pages import plain
 from formerlab.report.pruning import configurations, main_configurations
 from formerlab.report.tables.denseformer import denseformer_table
 from formerlab.report.tables.tokenformer import tokenformer_table
 from formerlab.report.tables.transformer import transformer_bleu
 from formerlab.report.tables.vision import vision_scores, vision_sizes
-from formerlab.report.write import plain
 from formerlab.results.read import Objection, Results
 
 _TRANSLATION = ["run", "sacrebleu", "exact_percent", "perplexity", "parameters", "seeds"]

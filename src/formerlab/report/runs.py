@@ -110,6 +110,13 @@ def floors(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     return DataFrame(found).drop_duplicates("run") if found else DataFrame()
 
 
+def main_first(rows: DataFrame, *then: str) -> DataFrame:
+    """Return rows of several regimes, that with the most rows first, each sorted by the columns `then`."""
+    counts = rows["regime"].map(rows["regime"].value_counts())
+    order = ["_count", "regime", *then]
+    return rows.assign(_count=-counts).sort_values(order, ignore_index=True).drop(columns="_count")
+
+
 def bits_per_byte(loss_nats: float, bytes_per_token: float) -> float:
     """Return a loss per token in bits per byte of text, which does not depend on the tokenizer."""
     return loss_nats / math.log(2) / bytes_per_token

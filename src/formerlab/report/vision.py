@@ -42,8 +42,8 @@ SHARED = ("parameters", "flops_cumulative")
 COMPARED = "top1_points"
 
 COLUMNS = (
-    "source run model parameters top1_percent[] top1_points[] compared_with interval top5_percent loss_nats[] "
-    "calibration_error flops_cumulative images seeds diverged"
+    "source -run model parameters top1_percent[] top1_points[] compared_with interval -top5_percent loss_nats[] "
+    "calibration_error -flops_cumulative -images seeds -diverged"
 )
 """Columns of the tables."""
 

@@ -5,10 +5,8 @@ ours and published values in blocks of their own.
 """
 
 import io
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -20,27 +18,8 @@ from formerlab.files import replacing, write_text
 from formerlab.report import pages, pictures
 from formerlab.report.drawings import Drawing, Plot, Table
 from formerlab.report.names import RELEASED, data_set
-from formerlab.report.runs import quantity
 from formerlab.report.style import SETTINGS, empty
 from formerlab.results.read import Results
-
-HEADINGS = {
-    "loss_nats": "held-out loss (nats)",
-    "loss_minus_plain_nats": "loss minus plain (nats)",
-    "increase_nats": "loss minus Full (nats)",
-    "top1_percent": "top-1 (%)",
-    "top5_percent": "top-5 (%)",
-    "top1_points": "top-1 minus compared (points)",
-    "gain_nats": "gain over plain (nats)",
-    "layers": "blocks",
-    "flops": "FLOPs",
-    "flops_cumulative": "cumulative FLOPs",
-    "parameters_non_embedding": "without embedding",
-    "inference_batches_per_s": "inference batches/s",
-    "forward_sequences": "sequences of a forward pass",
-}
-_SUFFIXES = ("_low", "_high", "_se")
-
 
 _BEHIND = """
 
@@ -84,8 +63,8 @@ def write(
     if isinstance(declared, Plot):
         notes = _write_pictures(paths[:2], drawing, declared, rows, results)
     else:
-        write_text(paths[1], markdown(drawing, rows, results))
-        write_text(paths[2], html(drawing, rows, results))
+        write_text(paths[1], markdown(drawing, declared, rows, results))
+        write_text(paths[2], html(drawing, declared, rows, results))
     if not same_rows(numbers, rows):  # another machine may round the last digit otherwise, which is no change
         with replacing(numbers) as temporary:
             rows.to_csv(temporary, index=False, lineterminator="\n")
@@ -166,96 +145,33 @@ def _without_formulas(data: DataFrame) -> DataFrame:
     return plain
 
 
-def markdown(drawing: Drawing, table: DataFrame, results: Results) -> str:
+def markdown(drawing: Drawing, declared: Table, table: DataFrame, results: Results) -> str:
     """Return caption and blocks of a table."""
-    ours, theirs = _blocks(table)
-    parts = [f"# {drawing.name}", drawing.caption, f"**Ours** ({results.place(drawing.study, drawing.runs)})"]
-    parts.append(_missing(drawing) if ours.empty else _pipes(ours))
-    if len(theirs):
-        parts += ["**Published, not ours**", _pipes(theirs)]
+    parts = [f"# {pages.title(drawing.caption)}", drawing.caption]
+    for heading, cells, said in _blocks(drawing, declared, table, results):
+        parts += [f"**{heading}** {said}".strip(), *([] if cells.empty else [pages.pipes(cells)])]
     return "\n\n".join(parts) + "\n"
 
 
-def html(drawing: Drawing, table: DataFrame, results: Results) -> str:
+def html(drawing: Drawing, declared: Table, table: DataFrame, results: Results) -> str:
     """Return the same as a page."""
-    ours, theirs = _blocks(table)
-    parts = [pages.paragraph(drawing.caption), pages.heading(f"Ours ({results.place(drawing.study, drawing.runs)})")]
-    parts.append(pages.paragraph(_missing(drawing)) if ours.empty else pages.table(readable(ours)))
-    if len(theirs):
-        parts += [pages.heading("Published, not ours"), pages.table(readable(theirs))]
-    return pages.page(drawing.name, parts)
+    parts = [pages.paragraph(drawing.caption)]
+    for heading, cells, said in _blocks(drawing, declared, table, results):
+        parts += [pages.heading(heading), pages.paragraph(said), *([] if cells.empty else [pages.table(cells)])]
+    return pages.page(pages.title(drawing.caption), parts)
 
 
-def _blocks(table: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """Return the rows of ours and the published ones."""
-    return tuple(table[table["source"] == source] if len(table) else table for source in ("ours", "published"))  # type: ignore[return-value]
-
-
-def _missing(drawing: Drawing) -> str:
-    return f"No finished run of study '{drawing.study}' has {', '.join(drawing.reads)} yet."
-
-
-def readable(table: DataFrame) -> DataFrame:
-    """Return the table as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as `x ± se`.
-
-    Columns without any value are left out, and the policy, whose configuration names it.
-    """
-    columns = {}
-    for name in table.columns:
-        if name in ("source", "policy") or name.endswith(_SUFFIXES) or table[name].isna().all():
-            continue
-        spreads = {suffix: table[name + suffix] for suffix in _SUFFIXES if name + suffix in table}
-        columns[_heading(name)] = [
-            _cell(name, value, {suffix: spread.iloc[row] for suffix, spread in spreads.items()})
-            for row, value in enumerate(table[name])
-        ]
-    return DataFrame(columns)
-
-
-def _heading(name: str) -> str:
-    return HEADINGS.get(name, name if "(" in name else name.replace("_", " "))
-
-
-def _cell(name: str, value: Any, spreads: dict[str, float]) -> str:
-    if pd.isna(value):
-        return ""
-    if not isinstance(value, int | float):
-        return str(value)
-    text = number(name, value)
-    if not math.isnan(spreads.get("_low", math.nan)):
-        text += f" [{number(name, spreads['_low'])}, {number(name, spreads['_high'])}]"
-    if not math.isnan(spreads.get("_se", math.nan)):
-        text += f" ± {number(name, spreads['_se'])}"
-    return text
-
-
-def number(name: str, value: float) -> str:
-    """Return a number with the digits that its column deserves; zero, rounded from below, has no sign."""
-    if "nats" in name or name == "bits_per_byte":
-        return f"{value:z.4f}"
-    if "perplexity" in name or name.endswith("_per_s"):
-        return f"{value:z,.2f}" if value < 1000 else f"{value:,.0f}"
-    if name.startswith(("parameters", "tokens")):
-        return quantity(value)
-    if name.startswith("flops"):
-        return f"{value:.3g}"
-    if name.startswith("top"):
-        return f"{value:z.2f}"
-    if name.endswith(("(%)", "(points)")):
-        return f"{value:z.1f}"
-    if name.startswith(("acc", "chance", "calibration")) or "(" in name:
-        return f"{value:z.3f}"
-    return f"{value:g}" if value == round(value, 4) else f"{value:.4g}"
-
-
-def plain(table: DataFrame) -> str:
-    """Return a table as aligned text for a terminal."""
-    return _text(readable(table), "simple")
-
-
-def _pipes(table: DataFrame) -> str:
-    return _text(readable(table).map(pages.markdown).rename(columns=pages.markdown), "pipe")
-
-
-def _text(table: DataFrame, form: str) -> str:
-    return str(table.to_markdown(index=False, tablefmt=form, disable_numparse=True))
+def _blocks(drawing: Drawing, declared: Table, table: DataFrame, results: Results) -> list[tuple[str, DataFrame, str]]:
+    """Return heading, readable rows and what all of these say, of ours and of the published ones."""
+    place = results.place(drawing.study, drawing.runs)
+    ours, theirs = (table[table["source"] == source] if len(table) else table for source in ("ours", "published"))
+    blocks = [(f"Ours ({place})", ours)]
+    if declared.each and len(ours):
+        blocks = [(f"Ours, {name} ({place})", rows) for name, rows in ours.groupby(declared.each, sort=False)]
+    blocks += [("Published, not ours", theirs)] if len(theirs) else []
+    missing = DataFrame(), f"No finished run of study '{drawing.study}' has {', '.join(drawing.reads)} yet."
+    found = []
+    for name, rows in blocks:
+        hidden = declared.hidden | ({declared.each} if rows is not theirs else set())
+        found.append((name, *(pages.without_constants(pages.readable(rows, hidden)) if len(rows) else missing)))
+    return found
