@@ -417,7 +417,7 @@ def test_questions_without_windows_keep_their_rows(tmp_path):
 
 def test_numbers_have_three_digits_and_those_of_an_interval_as_many_decimals():
     assert number("loss_nats", 3.45678) == "3.457"
-    assert number("difference (nats)", -0.00001) == "0.000"
+    assert number("difference (nats)", -0.00001) == "0.0000"
     assert number("accuracy (points)", -0.0) == "0"
     assert number("parameters", 1_310_000_000.0) == "1.31B"
     assert number("flops_cumulative", 4.1e12) == "4.1e+12"
