@@ -6,12 +6,11 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
-from variation import counted_params, label, settings
+from variation import label, settings
 
 from formerlab.errors import UserError
 from formerlab.growth.tokens import grow, grow_optimizer_state
 from formerlab.layers import DepthMixer, DepthWeightedAverage, LayerNorm, Learned, Linear, Pattention
-from formerlab.layers.pattention import PattentionLayer
 from formerlab.layers.score import SCORES
 from formerlab.models import Decoder
 
@@ -56,10 +55,6 @@ def distance(one, other):
     return (one(TOKENS) - other(TOKENS)).abs().max().item()
 
 
-def pattentions(model):
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, PattentionLayer)}
-
-
 @pytest.mark.parametrize("depth", [*settings(DepthMixer), DepthWeightedAverage(dilation=2, period=2)], ids=label)
 @pytest.mark.parametrize("score", [score for score in SCORES if score not in COUNTING_ZEROS])
 def test_zero_keys_and_the_old_tau_keep_the_function(score, depth):
@@ -91,20 +86,6 @@ def test_old_rows_lead_new_rows_follow_and_all_else_is_copied(init, tau):
     assert grown.embedding.dtype == torch.float64
 
 
-@pytest.mark.parametrize(("init", "tau"), [("zero", "keep"), ("random", "sqrt")])
-def test_the_spec_says_what_was_built(init, tau):
-    model, _ = trained()
-    grown = grow(model, init=init, tau=tau, tokens={"projection": 7, "feedforward": 25})
-    expected_tau = {7: math.sqrt(6), 25: math.sqrt(10)} if tau == "keep" else {7: math.sqrt(7), 25: 5.0}
-    assert grown.spec.params() == counted_params(grown)
-    assert (grown.spec.projection.tokens, grown.spec.feedforward.tokens) == (7, 25)
-    assert all(layer.tau == expected_tau[len(layer.keys)] for layer in pattentions(grown).values())
-    assert Decoder.model_validate(grown.spec.to_dict()) == grown.spec
-    again = grown.spec.build().double()
-    again.load_state_dict(grown.state_dict())
-    assert torch.equal(again(TOKENS), grown(TOKENS))
-
-
 def test_only_the_layers_that_are_named_grow():
     assert grow(PARENT.build(), tokens={"feedforward": 11}).spec.projection.tokens == 6
     one = spec(projection=Linear(), feedforward=Pattention(tokens=4)).build()
@@ -120,20 +101,6 @@ def test_a_chain_of_growths_keeps_the_first_tau():
     assert twice.spec.feedforward == Pattention(tokens=60, tau=math.sqrt(10))
     assert distance(twice, once) < 1e-10
     assert grow(twice, tau="sqrt").spec.projection == Pattention(tokens=72)
-
-
-@pytest.mark.parametrize("init", ["fan_in", "neox"])
-def test_new_rows_follow_the_grown_layers_own_distribution(init):
-    wide = spec(
-        width=128,
-        projection=Pattention(tokens=16, init=init),
-        feedforward=Pattention(tokens=16, init=init),
-        position=Learned(),
-    )
-    layer = grow(wide.build(), factor=10, init="random").blocks[0].feedforward
-    expected = (128**-0.5, 160**-0.5) if init == "fan_in" else (0.02, 2 / (3 * 128**0.5))
-    assert layer.keys[16:].std().item() == pytest.approx(expected[0], rel=0.03)
-    assert layer.values[16:].std().item() == pytest.approx(expected[1], rel=0.03)
 
 
 def test_a_carried_optimizer_goes_on_as_if_nothing_had_happened():

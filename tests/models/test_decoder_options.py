@@ -11,14 +11,6 @@ from formerlab.layers import DepthWeightedAverage, Learned, Mlp, Position, RMSNo
 from formerlab.layers.attention import causal_attention
 
 
-@pytest.mark.parametrize(("dilation", "period"), [(1, 1), (2, 1), (4, 5), (4, 4)])
-def test_the_cost_of_mixing_is_reported_apart(dilation, period):
-    spec = tiny(layers=12, depth=DepthWeightedAverage(dilation=dilation, period=period))
-    assert spec.mixing_flops(TIME) == 2 * spec.depth.params(12) * 8 * TIME
-    assert spec.flops(TIME) == tiny(layers=12).flops(TIME)
-    assert tiny().mixing_flops(TIME) == 0
-
-
 def test_the_mixed_stream_feeds_the_next_block_and_the_final_norm():
     """Y_i from raw X_j, straight from the definition (arXiv:2402.02622, section 3)."""
     spec = tiny(layers=4, depth=DepthWeightedAverage(dilation=2, period=2), position=Learned())

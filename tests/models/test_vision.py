@@ -136,22 +136,6 @@ def test_timm_knows_the_models_and_its_options():
     assert small(num_classes=0)(images()).shape == (2, 24)
 
 
-def test_timm_draws_its_initial_values_from_the_global_generator():
-    torch.manual_seed(1)
-    first = small().head.weight
-    assert not torch.equal(first, small().head.weight)
-    torch.manual_seed(1)
-    assert torch.equal(first, small().head.weight)
-
-
-def test_timm_extracts_features():
-    features = small(features_only=True, out_indices=(0, 2))
-    maps = features(images())
-    assert [tuple(feature.shape) for feature in maps] == [(2, 24, 4, 4)] * 2
-    assert features.feature_info.channels() == [24, 24]
-    assert features.feature_info.reduction() == [4, 4]
-
-
 def test_timm_replaces_the_head():
     model = small()
     model.reset_classifier(3, "avg")

@@ -24,8 +24,8 @@ from formerlab.tasks.augmentation import (
     own_randomness,
     shifted,
 )
-from formerlab.tasks.image_batches import Meter, TrainingImages, step_indices
-from formerlab.tasks.task import BEGINNING, Share
+from formerlab.tasks.image_batches import Meter, step_indices
+from formerlab.tasks.task import BEGINNING
 from formerlab.tasks.weight_averaging import update_average, use_average
 from formerlab.training.run import Run
 
@@ -112,16 +112,6 @@ def test_images_are_what_timm_makes_of_them_to_the_bit(digits):
     assert 0 < pasted < 4
 
 
-def test_no_image_is_made_by_two_processes(digits, monkeypatch):
-    made = []
-    task = TASKS[2].model_copy(update={"accumulate": 4})
-    data = task.load(digits, "train")
-    monkeypatch.setattr(data, "made", lambda *key: made.extend(key[3]) or TrainingImages.made(data, *key))
-    for rank in range(4):
-        task.step_batches(data, 0, 0, share=Share(rank, 4))
-    assert sorted(made) == list(range(8))
-
-
 @pytest.mark.parametrize("task", TASKS, ids=["plain", "shift", "timm"])
 def test_a_run_goes_on_where_its_ancestors_ended(task, digits):
     """With their batch it makes the batches that they would have made; with another it takes the next images."""
@@ -153,15 +143,6 @@ def test_no_change_to_an_image_is_drawn_twice_in_a_chain(batch, digits, monkeypa
     assert len(set(drawn)) == 12
 
 
-def test_parts_are_the_batch_cut(digits):
-    task = TASKS[1]
-    whole = ready(task.step_batches(task.load(digits, "train"), 0, 0)[0])
-    quarters = task.model_copy(update={"accumulate": 4})
-    parts = list(map(ready, quarters.step_batches(task.load(digits, "train"), 0, 0)))
-    assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
-    assert [len(part.targets) for part in parts] == [2] * 4
-
-
 def shift(images, augmentation):
     return shifted(images, augmentation, drawn_moves(augmentation, len(images), np.random.default_rng(0)))
 
@@ -184,14 +165,6 @@ def test_the_published_recipe_is_timms_own_for_mae():
         std=look[1],
     )
     assert str(TimmAugmentation().transform(224, *look)) == str(theirs)
-
-
-def test_smoothing_is_the_cross_entropy_with_a_mixed_target(digits):
-    task = TASKS[0].model_copy(update={"smoothing": 0.1})
-    batch, model = ready(task.step_batches(task.load(digits, "train"), 0, 0)[0]), MODEL.build()
-    target = 0.9 * F.one_hot(batch.targets, 10) + 0.01
-    expected = -(target * model(batch.images).log_softmax(-1)).sum(1).mean()
-    torch.testing.assert_close(task.loss(model, batch), expected)
 
 
 def test_rows_of_the_test_images_say_what_was_predicted(digits):
@@ -284,12 +257,3 @@ def test_shifts_need_pixels(tmp_path):
         Classification(augmentation=Shift()).load(tmp_path / "out", "train")
     task = Classification(batch=4, augmentation=None)
     assert task.step_batches(task.load(tmp_path / "out", "train"), 0, 0)[0].drawn.pixels.shape == (4, 1, 8, 8)
-
-
-def test_own_randomness_is_what_timm_draws_from():
-    with own_randomness() as reseed:
-        drawn = []
-        for _ in range(2):
-            reseed(3)
-            drawn.append((random.random(), np.random.rand(), torch.rand(()).item()))  # noqa: NPY002
-    assert drawn[0] == drawn[1]

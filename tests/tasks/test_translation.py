@@ -99,16 +99,6 @@ def test_a_batch_holds_sources_and_shifted_targets():
     assert batch.tokens == batch.share == DATA.target_lengths[[3, 8]].sum()
 
 
-@pytest.mark.parametrize("parts", [2, 3])
-def test_gradients_of_the_parts_add_up_to_those_of_the_step(parts):
-    """Though the parts differ in tokens, their mean is the mean over the tokens of the step."""
-    model = MODEL.model_copy(update={"dropout": 0.0}).build(0)
-    whole = TASK.step_batches(DATA, 1, 4)[0]
-    split = TASK.model_copy(update={"accumulate": parts}).step_batches(DATA, 1, 4)
-    loss = sum(TASK.loss(model, part) for part in split) / len(split)
-    torch.testing.assert_close(loss, TASK.loss(model, whole))
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
 def test_the_smoothed_loss_is_that_of_the_smoothed_distribution(smoothing):
     logits, targets = torch.randn(5, 9, dtype=torch.float64), torch.tensor([0, 8, NO_TARGET, 3, 3])
@@ -120,19 +110,6 @@ def test_the_smoothed_loss_is_that_of_the_smoothed_distribution(smoothing):
         assert wanted[real].sum(1).tolist() == pytest.approx([1.0] * 4)
         expected = -(wanted * log_probs)[real].sum()
         torch.testing.assert_close(smoothed_loss(logits, targets, smoothing, mass), expected)
-
-
-def test_validation_is_never_smoothed():
-    model = MODEL.build(0).eval()
-    smooth = Translation(tokens=40, label_smoothing=0.4)
-    batch = sentence_batch(DATA, range(5))
-    tokens, loss = smooth.measure(model, batch)
-    loss = loss.item()
-    plain = Translation(tokens=40, label_smoothing=0.0).loss(model, batch).item()
-    assert (tokens, loss) == (batch.tokens, pytest.approx(plain, rel=1e-5))
-    smoothed, beside = smooth.losses(model, batch)
-    assert smoothed.item() != pytest.approx(loss, rel=1e-3)
-    assert beside.item() == pytest.approx(loss, rel=1e-5)
 
 
 def run(**changes):

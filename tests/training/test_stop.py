@@ -21,14 +21,6 @@ def test_a_signal_is_noted_and_the_handlers_of_before_come_back(number):
     assert {number: signal.getsignal(number) for number in before} == before
 
 
-def test_a_second_ctrl_c_interrupts_at_once():
-    with StopRequest() as stop:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop() == "SIGINT"
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 def test_a_time_limit_asks_to_stop_its_margin_before(monkeypatch):
     now = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)

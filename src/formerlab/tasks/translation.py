@@ -68,7 +68,7 @@ class Translation(TaskSpec):
         """Return the fixed validation pairs in batches of like length."""
         count = min(self.valid_pairs, len(data))
         chosen = np.unique(np.linspace(0, len(data) - 1, count).round().astype(np.int64))
-        batches = (np.intersect1d(batch, chosen) for batch in data.batches(max(self._part, _longest(data))))
+        batches = (np.intersect1d(batch, chosen) for batch in data.batches(max(self.part_tokens, _longest(data))))
         return [sentence_batch(data, batch) for batch in batches if len(batch)]
 
     def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
@@ -90,7 +90,7 @@ class Translation(TaskSpec):
 
     def test_groups(self, data: PairStream) -> list[Numbers]:
         """Return the test sentences in batches of like length."""
-        return data.batches(max(self._part, _longest(data)))
+        return data.batches(max(self.part_tokens, _longest(data)))
 
     def test_rows(self, model: Any, data: PairStream, group: Numbers) -> list[Row]:
         """Return the mean loss of every test sentence of a batch."""
@@ -118,7 +118,7 @@ class Translation(TaskSpec):
     @property
     def part_tokens(self) -> int:
         """Target tokens of a part at most."""
-        return self._part
+        return -(-self.tokens // self.accumulate)
 
     def epoch_tokens(self, data: PairStream) -> int:
         """Target tokens of the training split."""
@@ -146,10 +146,6 @@ class Translation(TaskSpec):
         """Give the model the mean of the snapshots, where there are any."""
         if averaging:
             mean_weights(model, averaging)
-
-    @property
-    def _part(self) -> int:
-        return -(-self.tokens // self.accumulate)
 
     def _pairs(self, data: PairStream, seed: int, step: int, start: Place) -> Numbers:
         """Return the numbers of the pairs of a step."""
