@@ -127,7 +127,7 @@ LISTED = (
 
 @pytest.mark.slow
 def test_a_mixer_and_a_policy_of_ones_own_leave_the_tests_that_list_them_green(tmp_path):
-    """As their pages say: the blocks, `make format`, the page of formulas."""
+    """As their pages say: the blocks, sorted imports, the page of formulas."""
     for name in ("src", "tests", "docs", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "README.md"):
