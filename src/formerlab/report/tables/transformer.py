@@ -74,8 +74,8 @@ def variations(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def _change(row: dict[Hashable, Any], base: DataFrame) -> str:
     """Return what differs from the base model, such as `h = 1`."""
-    old = base.iloc[0] if len(base) else {}
-    return ", ".join(f"{key} = {value}" for key, value in row.items() if len(old) and str(value) != str(old[key]))
+    old = {str(name): values.iloc[0] for name, values in base.items()} if len(base) else {}
+    return ", ".join(f"{key} = {row[key]}" for key in old if str(row[key]) != str(old[key]))
 
 
 def _place(run: str) -> int:
