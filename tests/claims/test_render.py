@@ -9,8 +9,7 @@ from fixtures.rows import make_decay, make_tokenformer
 
 from formerlab.commands.readme import BEGIN, END, outdated, written
 from formerlab.errors import UserError
-from formerlab.plan.claim_arms import read_arms
-from formerlab.plan.claim_coverage import missing_arms
+from formerlab.plan.claim_arms import missing_arms, read_arms
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import (
     ABSENT,

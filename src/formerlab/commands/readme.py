@@ -6,8 +6,7 @@ from typing import Any
 
 from formerlab.errors import UserError
 from formerlab.files import write_text
-from formerlab.plan.claim_arms import read_arms
-from formerlab.plan.claim_coverage import testable
+from formerlab.plan.claim_arms import read_arms, testable
 from formerlab.plan.resolve import resolve_released, resolve_study
 from formerlab.plan.sources import read_sources
 from formerlab.report.claims.render import all_block, first_screen

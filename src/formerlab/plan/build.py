@@ -9,7 +9,7 @@ from formerlab.data.file_hashes import FILE_HASHES
 from formerlab.files import read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
-from formerlab.plan.cost import Cost, forecast, loading_cost, run_cost, totals
+from formerlab.plan.cost import forecast, loading_cost, run_cost, totals
 from formerlab.plan.equal_time import match_times
 from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.judge import RECORDS, made_runs, maker
@@ -29,7 +29,6 @@ from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
 from formerlab.spec import fingerprint
 from formerlab.training.any_run import AnyRun
 from formerlab.training.released import ReleasedRun
-from formerlab.training.run import Run
 
 Job = dict[str, Any]
 SCHEMA = 1
@@ -59,11 +58,16 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
         cost = run_cost(run, scale, hardware, processes)
         more = device == "cuda" and config.threads is None
         loader = loader_of(run, scale.data[run.data], cost, processes, threads=threads, may_have_more=more)
-        train[run.id] = _train_job(run, data, cost, run.id in parents)
-        train[run.id] |= processes._asdict() | loader._asdict()
-    for run_id, job in train.items():
-        job["given"] = _is_given(job, sources)
-        job["equal_time"] = equal[run_id].to_dict() if run_id in equal else None
+        given = scale.studies.get(run.study, StudyScale()).given
+        train[run.id] = _run_job(run, data, "formerlab.training.stage") | {
+            "init": run.init_id,
+            "keep_optimizer": run.id in parents,
+            "cost": cost,
+            **processes._asdict(),
+            **loader._asdict(),
+            "given": any(fnmatchcase(run.name, pattern) for pattern in given),
+            "equal_time": equal[run.id].to_dict() if run.id in equal else None,
+        }
     _set_priorities(train)
     load = {run.id: _load_job(run, data, hardware, root / results) for run in released}
     every: list[AnyRun] = [*runs, *released]
@@ -81,7 +85,9 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
         "hardware": scale.hardware,
         "start_s": hardware.start_s,
         "tracking_uri": config.tracking_uri or "",
-        "studies": {name: _study(name, sources, train | load) for name in config.studies},
+        "studies": {
+            name: study.model_dump(include={"title", "paper", "question"}) for name, study in sources.studies.items()
+        },
         "data": {name: job for name, job in data.items() if name in used},
         **timed,
         "suites": {name: {"spec": suite.to_dict(), "state": suite.state()} for name, suite in scale.suites.items()},
@@ -101,6 +107,8 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     hashes = {job["code"] for stage in RECORDS for job in plan[stage].values()}
     plan["code"] = {code: list(HASHED[code]) for code in sorted(hashes)}
     plan["sources"] = loaded.AT_START
+    for name, study in plan["studies"].items():
+        study["totals"] = totals([job["cost"] for job in (train | load).values() if job["study"] == name])
     plan["totals"] = totals([job["cost"] for job in made_runs(plan).values()])
     plan["forecast"] = forecast(runs, scale, table)
     return plan
@@ -149,19 +157,6 @@ def _run_job(run: AnyRun, data: Job, entry: str) -> dict[str, Any]:
     }
 
 
-def _train_job(run: Run, data: Job, cost: Cost, keep_optimizer: bool) -> dict[str, Any]:
-    return _run_job(run, data, "formerlab.training.stage") | {
-        "init": run.init_id,
-        "keep_optimizer": keep_optimizer,
-        "cost": cost,
-    }
-
-
-def _is_given(job: Job, sources: Sources) -> bool:
-    at_scale = sources.scale.studies.get(job["study"], StudyScale())
-    return any(fnmatchcase(job["run"], pattern) for pattern in at_scale.given)
-
-
 def _load_job(run: ReleasedRun, data: Job, hardware: Hardware, results: Path) -> dict[str, Any]:
     return _run_job(run, data, "formerlab.integrations.huggingface.released_run") | {
         "weights": files_state(run.model.source, results / ".released" / f"{run.model.name}.json"),
@@ -177,16 +172,6 @@ def _set_priorities(train: Job) -> None:
         job["priority"] = longest.get(run_id, 0) + max(1, round(3600 * job["cost"]["hours"]))
         if job["init"]:
             longest[job["init"]] = max(longest.get(job["init"], 0), job["priority"])
-
-
-def _id(job: Job) -> str:
-    return f"{job['study']}/{job['run']}/seed{job['seed']}"
-
-
-def _study(name: str, sources: Sources, train: Job) -> dict[str, Any]:
-    study = sources.studies[name]
-    costs = [job["cost"] for job in train.values() if job["study"] == name]
-    return {"title": study.title, "paper": study.paper, "question": study.question, "totals": totals(costs)}
 
 
 def _claims(sources: Sources) -> dict[str, str]:
@@ -229,9 +214,9 @@ def _drawn_together(drawings: dict[str, Any]) -> dict[str, Any]:
 
     What waits for the same jobs of a study is drawn by one process, since starting it takes longer than drawing.
     """
-    groups: dict[tuple[str, frozenset[str]], dict[str, Any]] = {}
+    groups: dict[tuple[str, frozenset[tuple[str, str]]], dict[str, Any]] = {}
     for name, drawing in drawings.items():
-        waits = frozenset(_written_by(path) for path in drawing["inputs"])
+        waits = frozenset((folder, WRITER[file]) for folder, _, file in (p.rpartition("/") for p in drawing["inputs"]))
         groups.setdefault((drawing["study"], waits), {})[name] = drawing
     return {
         next(iter(group)): {
@@ -242,12 +227,6 @@ def _drawn_together(drawings: dict[str, Any]) -> dict[str, Any]:
         }
         for (study, _), group in groups.items()
     }
-
-
-def _written_by(path: str) -> str:
-    """Return the job that writes a file: its stage, and the folder of its run or study."""
-    folder, _, file = path.rpartition("/")
-    return f"{WRITER[file]} {folder}"
 
 
 def _runs_behind(drawing: Drawing, read: list[Job], plan: dict[str, Any]) -> list[str]:
@@ -261,7 +240,7 @@ def _runs_behind(drawing: Drawing, read: list[Job], plan: dict[str, Any]) -> lis
 
 def _inputs(drawing: Drawing, job: Job, plan: dict[str, Any]) -> list[str]:
     """Return the files of a run that a drawing reads."""
-    run_id = _id(job)
+    run_id = f"{job['study']}/{job['run']}/seed{job['seed']}"
     written = set(STAGES[maker(plan, run_id)].written)
     for name, stage in MEASURED.items():
         written.update(stage.tables if run_id in plan[name] else ())

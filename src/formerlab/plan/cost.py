@@ -1,5 +1,6 @@
 """What runs and plans cost, in closed form, before anything is built: work and sizes, from them time and memory."""
 
+from collections import Counter
 from math import ceil
 from typing import Any
 
@@ -108,39 +109,24 @@ def totals(costs: list[Cost]) -> Cost:
     return summed | {"runs": len(costs), "memory_bytes": max((cost["memory_bytes"] for cost in costs), default=0)}
 
 
-Plan = dict[str, Any]
+def forecast(runs: list[Run], scale: Scale, table: dict[str, Hardware]) -> dict[str, dict[str, Any]]:
+    """Return hours, price, peak memory and the runs too large for one, for training everything on each processor.
 
-
-def forecast(runs: list[Run], scale: Scale, table: dict[str, Hardware]) -> dict[str, Plan]:
-    """Return hours per study, peak memory, price and the runs too large for one, for training on each processor.
-
-    A run that is too large has the number of processors that hold it together, null where 64 do not.
-
-    A measured speed of the scale (`flops_per_s`) speaks for its own processor alone.
+    A run that is too large has the number of processors that hold it together, null where 64 do not. A measured speed
+    of the scale (`flops_per_s`) speaks for its own processor alone.
     """
-    return {
-        name: _on(hardware, runs, scale if name == scale.hardware else scale.model_copy(update={"flops_per_s": None}))
-        for name, hardware in table.items()
-    }
-
-
-def _on(hardware: Hardware, runs: list[Run], scale: Scale) -> Plan:
-    first = {(run.study, run.name): run for run in runs}  # seeds cost the same
-    hours_of = {name: hours(run, scale, hardware) for name, run in first.items()}
-    bytes_of = {name: memory_bytes(run, hardware) for name, run in first.items()}
-    needed = {name: enough(run, hardware) for name, run in first.items()}
-    time = {run.id: hours_of[run.study, run.name] for run in runs}
-    memory = {run.id: bytes_of[run.study, run.name] for run in runs}
-    total = sum(time.values())
-    return {
-        "hours": {study: sum(time[run.id] for run in runs if run.study == study) for study in _studies(runs)},
-        "hours_total": total,
-        "memory_bytes": max(memory.values(), default=0),
-        "basis": hardware.basis + ("; speed as scale.flops_per_s" if scale.flops_per_s else ""),
-        "price": None if hardware.price is None else total * hardware.price,
-        "too_large": {run.id: needed[run.study, run.name] for run in runs if needed[run.study, run.name] != 1},
-    }
-
-
-def _studies(runs: list[Run]) -> list[str]:
-    return list(dict.fromkeys(run.study for run in runs))
+    seeds = Counter((run.study, run.name) for run in runs)
+    first = {f"{run.study}/{run.name}": run for run in reversed(runs)}
+    found = {}
+    for name, hardware in table.items():
+        speed = scale if name == scale.hardware else scale.model_copy(update={"flops_per_s": None})
+        total = sum(seeds[run.study, run.name] * hours(run, speed, hardware) for run in first.values())
+        needed = {key: enough(run, hardware) for key, run in reversed(first.items())}
+        found[name] = {
+            "hours": total,
+            "price": None if hardware.price is None else total * hardware.price,
+            "memory_bytes": max((memory_bytes(run, hardware) for run in first.values()), default=0),
+            "too_large": {key: shards for key, shards in needed.items() if shards != 1},
+            "basis": hardware.basis + ("; speed as scale.flops_per_s" if speed.flops_per_s else ""),
+        }
+    return found

@@ -15,8 +15,6 @@ BESIDES = ("data", *TIMED, *MEASURED, "draw")
 SPARE_RETRIES = 3
 """Submissions of a cluster job beyond twice what its predicted length needs: for lost nodes, memory, preemption."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "time", "starts from")
-MOST_NAMED = 6
-"""Runs of a line that does not list all."""
 
 
 def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
@@ -68,52 +66,30 @@ def _measuring(jobs: dict[str, Any]) -> str:
 
 def _hardware(plan: dict[str, Any]) -> list[str]:
     """Return what training takes on each processor of the table, what does not fit, and what cluster jobs ask for."""
-    priced = any(found["price"] is not None for found in plan["forecast"].values())
-    crowded = any(found["too_large"] for found in plan["forecast"].values())
-    titles = ("all training on one", *plan["studies"], "all", "memory")
-    rows = [(*titles, *(["price"] if priced else []), *(["too large for one"] if crowded else []))]
+    rows = [("all training on one", "time", "memory", "price", "too large", "by")]
     for name, found in plan["forecast"].items():
         price = "" if found["price"] is None else f"{found['price']:,.0f}"
-        too_large = f"{len(found['too_large'])} runs" if found["too_large"] else ""
-        times = (duration(found["hours"].get(study, 0)) for study in plan["studies"])
-        cells = (name, *times, duration(found["hours_total"]), f"{short(found['memory_bytes'])}B")
-        rows.append((*cells, *([price] if priced else []), *([too_large] if crowded else [])))
-    need, hours = submissions(plan), duration(plan["runtime_minutes"] / 60)
+        crowd = f"{len(found['too_large'])} runs" if found["too_large"] else ""
+        rows.append((name, duration(found["hours"]), f"{short(found['memory_bytes'])}B", price, crowd, found["basis"]))
+    by_need: dict[int | None, list[str]] = {}
+    for run, needed in plan["forecast"][plan["hardware"]]["too_large"].items():
+        by_need.setdefault(needed, []).append(run)
+    crowded = []
+    for count, runs in by_need.items():
+        together = (
+            f"fit on {count} that split them (gpus: {count})" if count else "nor on several (raise task.accumulate)"
+        )
+        crowded.append(f"too large for one {plan['hardware']}, {together}: {', '.join(runs)}")
+    need, most = submissions(plan), duration(plan["runtime_minutes"] / 60)
     return [
-        *aligned(rows, left=(0,)),
+        *aligned(rows, left=(0, len(rows[0]) - 1)),
         "",
-        *_bases(plan),
-        "",
-        *_too_large(plan),
+        *crowded,
         f"Times and memory of runs are predicted for {plan['hardware']} (scale.hardware).",
-        f"A cluster job runs for at most {hours} (scale.runtime_minutes). A run that takes longer stops itself, saved, "
+        f"A cluster job runs for at most {most} (scale.runtime_minutes). A run that takes longer stops itself, saved, "
         f"and is submitted again: the longest run needs {need} submission{'s' if need > 1 else ''}, so the retries in "
         f"slurm/config.yaml must be at least {2 * need + SPARE_RETRIES}.",
     ]
-
-
-def _bases(plan: dict[str, Any]) -> list[str]:
-    """Return where the numbers of the processors come from: a line for those that have it in common."""
-    names: dict[str, list[str]] = {}
-    for name, found in plan["forecast"].items():
-        names.setdefault(found["basis"], []).append(name)
-    return [f"{', '.join(alike)}: {basis}" for basis, alike in names.items()]
-
-
-def _too_large(plan: dict[str, Any]) -> list[str]:
-    """Return the runs that do not fit on one processor, a line per processor and number of them that hold a run."""
-    lines = []
-    for name, found in plan["forecast"].items():
-        by_need: dict[int | None, dict[str, None]] = {}
-        for run_id, needed in found["too_large"].items():
-            by_need.setdefault(needed, {})[run_id.rpartition("/")[0]] = None  # seeds are alike
-        for needed, runs in by_need.items():
-            together = f"fit on {needed} that split them (gpus: {needed})"
-            where = together if needed else "nor on several (raise task.accumulate)"
-            some = list(runs) if name == plan["hardware"] else list(runs)[:MOST_NAMED]  # of others, examples do
-            more = f" and {len(runs) - len(some)} more" if len(runs) > len(some) else ""
-            lines.append(f"too large for one {name}, {where}: {', '.join(some)}{more}")
-    return [*lines, ""] if lines else []
 
 
 def submissions(plan: dict[str, Any]) -> int:
