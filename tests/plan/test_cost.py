@@ -64,18 +64,6 @@ def test_every_processor_has_its_hours_and_says_where_they_come_from(project):
     assert "too large for one mine, nor on several (raise task.accumulate): small/plain, small/parent" in table(plan)
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"set": {"scale.hardware": "H10"}}, "scale.hardware: 'H10' is not in the table; did you mean H100"),
-        ({"hardware": {"H100": {"prize": 3.0}}}, "command line: hardware.H100.prize: "),
-        ({"hardware": {"mine": {"memory_gb": 80.0}}}, "hardware.mine.float32_tflops: "),
-    ],
-)
-def test_mistakes_are_named(project, given, line):
-    assert line in project.mistake(**given)
-
-
 def test_work_doubles_with_the_steps_and_memory_does_not(project):
     once, twice = project.plan(), project.plan(set={"small.steps": 40})
     for run, job in once["train"].items():

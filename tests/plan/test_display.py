@@ -2,9 +2,7 @@
 
 import io
 
-import pytest
-
-from snakemake_logger_plugin_formerlab.display import Display, stage_of
+from snakemake_logger_plugin_formerlab.display import Display
 
 PLAN = {
     "scale": "tiny",
@@ -117,8 +115,3 @@ def test_what_is_tried_again_and_succeeds_is_no_failure(tmp_path):
 def test_what_nobody_asked_to_see_is_not_shown():
     assert shown(everything, bar=False) == []
     assert shown(lambda display: (display.started(0, "all", ""), display.finished(0)), {"all": 1}) == []
-
-
-@pytest.mark.parametrize(("rule", "stage"), [("draw_decay_table", "draw"), ("draw", "draw"), ("train", "train")])
-def test_stages_of_rules(rule, stage):
-    assert stage_of(rule) == stage

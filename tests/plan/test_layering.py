@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formerlab.plan.build import build_plan
-from formerlab.plan.layers import Tree, fields, fill, grid_points, merge, nested
+from formerlab.plan.layers import Tree, fill, grid_points, merge, nested
 
 LAYERS = {
     "scale": ("workflow/scales/smoke.yaml", "defaults: {{steps: {}}}"),
@@ -32,34 +32,14 @@ trees = st.recursive(
 """Trees in which x and y are values, a and b mappings."""
 
 
-def write_layers(project, names):
-    project.write("mine.yaml", "{}")
-    project.lay_over("config.yaml", "overlay: mine.yaml")
-    for name in names:
-        file, text = LAYERS[name]
-        project.lay_over(file, text.format(1000 + list(LAYERS).index(name)))
-
-
 @pytest.mark.parametrize("height", range(1, len(LAYERS) + 1))
 def test_the_more_particular_layer_wins(project, height):
-    write_layers(project, list(LAYERS)[:height])
+    project.write("mine.yaml", "{}")
+    project.lay_over("config.yaml", "overlay: mine.yaml")
+    for name, (file, text) in list(LAYERS.items())[:height]:
+        project.lay_over(file, text.format(1000 + list(LAYERS).index(name)))
     assert project.run()["steps"] == 1000 + height - 1
-
-
-def test_the_command_line_wins_over_all(project):
-    write_layers(project, LAYERS)
     assert project.run(set={"small.runs.plain.steps": 7})["steps"] == 7
-
-
-def test_an_override_of_one_run_leaves_the_others(project):
-    before, after = project.plan(), project.plan(set={"small.runs.plain.steps": 7})
-    changed = {name for name in before["train"] if before["train"][name] != after["train"][name]}
-    assert changed == {"small/plain/seed0", "small/plain/seed1"}
-
-
-def test_mappings_are_merged_key_by_key(project):
-    model = project.run("plain")["model"]
-    assert (model["tied"], model["layers"], model["width"]) == (False, 2, 16)
 
 
 def test_another_kind_replaces_the_mapping_below(project):
@@ -181,12 +161,6 @@ def test_a_field_keeps_its_type_where_it_stands_alone():
     filled = {"layers": 3, "rate": 0.5, "flag": True, "text": "n=3", "list": [3, "plain"]}
     assert fill(tree, point) == filled
     assert [type(value) for value in fill(tree, point).values()] == [type(value) for value in filled.values()]
-
-
-def test_a_template_becomes_one_run_per_point(project):
-    assert fields("deep-{layers}-{x}") == ["layers", "x"]
-    runs = {job["run"]: job["spec"]["model"]["layers"] for job in project.plan()["train"].values()}
-    assert (runs["deep-3"], runs["deep-4"]) == (3, 4)
 
 
 def test_a_template_without_values_at_this_scale_is_no_run(project):
