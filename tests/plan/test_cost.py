@@ -10,9 +10,8 @@ from fixtures.project import Project
 
 from formerlab.plan.build import build_plan
 from formerlab.plan.cost import hours
-from formerlab.plan.hardware import TABLE, choose, hardware_table
-from formerlab.plan.loader import WORKER_BYTES
-from formerlab.plan.memory import memory_bytes
+from formerlab.plan.hardware import choose, hardware_table
+from formerlab.plan.memory import WORKER_BYTES, memory_bytes
 from formerlab.plan.show import SPARE_RETRIES, submissions, table
 from formerlab.plan.sources import read_sources
 from formerlab.results.read import Results
@@ -47,21 +46,18 @@ def test_time_and_memory_of_the_laptop_runs_are_predicted_within_half():
 OWN = {"memory_gb": 1.0e-3, "float32_tflops": 1.0, "bfloat16_tflops": 2.0, "price": 2.0}
 
 
-def test_every_processor_has_its_hours_and_says_where_they_come_from(project):
-    found = project.plan()["forecast"]
-    assert set(found) == set(TABLE)
-    given = {"CPU": {"float32_tflops": 1.0}, "H100": {"utilisation": 0.5, "price": 2.0}, "mine": OWN}
-    plan = project.plan(hardware=given, set={"scale.hardware": "mine", "scale.flops_per_s": 1.0e9})
-    faster = plan["forecast"]
-    assert faster["CPU"]["hours"] < found["CPU"]["hours"]
-    assert faster["A100"] == found["A100"]
-    assert faster["A100"]["price"] is None
-    assert faster["H100"]["price"] == pytest.approx(2 * faster["H100"]["hours"])
-    assert plan["totals"]["hours"] == pytest.approx(faster["mine"]["hours"])
-    assert faster["mine"]["basis"] == "as configured; speed as scale.flops_per_s"
-    assert faster["H100"]["basis"].endswith("; utilisation as configured")
-    assert faster["mine"]["too_large"] == dict.fromkeys(run.rpartition("/")[0] for run in plan["train"])
-    assert "too large for one mine, nor on several (raise task.accumulate): small/plain, small/parent" in table(plan)
+def test_ones_own_machine_and_measurements_are_taken_and_named(project):
+    known = project.plan()
+    faster = project.plan(hardware={"CPU": {"float32_tflops": 1.0}})
+    assert faster["totals"]["hours"] < known["totals"]["hours"]
+    assert faster["basis"] == f"{known['basis']}; float32_tflops as configured"
+    mine = project.plan(hardware={"mine": OWN}, set={"scale.hardware": "mine", "scale.flops_per_s": 1.0e9})
+    assert mine["basis"] == "as configured; speed as scale.flops_per_s"
+    assert mine["too_large"] == dict.fromkeys(run.rpartition("/")[0] for run in mine["train"])
+    text = table(mine)
+    assert "too large for one mine, nor on several (raise task.accumulate): small/plain, small/parent" in text
+    assert f"costs {2 * mine['totals']['hours']:,.0f}, by hardware.price" in text
+    assert "did you mean H100" in project.mistake(set={"scale.hardware": "H10"})
 
 
 def test_work_doubles_with_the_steps_and_memory_does_not(project):
@@ -96,7 +92,7 @@ def test_a_run_that_does_not_fit_is_split_and_the_plan_says_what_fits_where(proj
     own = {"little": {"memory_gb": 0.00098, "float32_tflops": 1.0, "bfloat16_tflops": 2.0, "memory_base_mb": 0.0}}
     several = {"scale.hardware": "little", "scale.gpus": 2, "small.task.accumulate": 2}
     plan = project.plan(hardware=own, set=several)
-    too_large = plan["forecast"]["little"]["too_large"]
+    too_large = plan["too_large"]
     assert set(too_large.values()) == {2}
     assert {run.rpartition("/")[0] for run, job in plan["train"].items() if job["sharded"]} == set(too_large)
     assert 0 < len(too_large) < len(plan["train"]) / 2

@@ -65,7 +65,7 @@ MISTAKES = [
     # What does not fit together is said of all files that say something of it.
     (SCALE, "defaults: {model: {heads: 3}}", "small.runs.plain.model: heads=3 does not divide width=16; change one of"),
     (LINE, "set: {small.model.context: 16}", "small.runs.plain: task.context=32 exceeds ...; change one of"),
-    (STUDY, "measure: {prune: {context: 64}}", "small.measure.prune.context: 64 exceeds model....; lower it"),
+    (STUDY, "measure: {prune: {context: 64}}", "small.measure.prune.context: 64 exceeds...; lower it"),
     (STUDY, "defaults: {model: {vocabulary: 10}}", "small.runs.plain.model.vocabulary: 10 is ...; leave it out"),
     (
         CONFIG,

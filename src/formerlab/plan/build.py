@@ -9,16 +9,14 @@ from formerlab.data.file_hashes import FILE_HASHES
 from formerlab.files import read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
-from formerlab.plan.cost import forecast, loading_cost, run_cost, totals
-from formerlab.plan.equal_time import match_times
+from formerlab.plan.cost import loading_cost, run_cost, totals
 from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.judge import RECORDS, made_runs, maker
-from formerlab.plan.loader import loader_of
 from formerlab.plan.measure import measure_jobs, timing_jobs
-from formerlab.plan.memory import processes_of
+from formerlab.plan.memory import crowded, loader_of, processes_of
 from formerlab.plan.own_files import check_files
 from formerlab.plan.public_data import check_public_data
-from formerlab.plan.resolve import own_gpus, resolve_released, resolve_study
+from formerlab.plan.resolve import match_times, own_gpus, resolve_released, resolve_study
 from formerlab.plan.schema import Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources
 from formerlab.plan.tokenizers import chain, tokenizer_of
@@ -48,8 +46,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     released = [run for name in config.studies for run in resolve_released(name, sources)]
     timed = {name: timing_jobs(stage, [*runs, *released], sources) for name, stage in TIMED.items()}
     runs, equal = match_times(runs, timed["speed"], sources)
-    table = hardware_table(sources.config_tree)
-    hardware = choose(table, scale.hardware)
+    hardware = choose(hardware_table(sources.config_tree), scale.hardware)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
     own = {name: own_gpus(name, sources) for name in config.studies}
     train = {}
@@ -57,7 +54,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
         processes = processes_of(run, scale, hardware, own[run.study].get(run.name))
         cost = run_cost(run, scale, hardware, processes)
         more = device == "cuda" and config.threads is None
-        loader = loader_of(run, scale.data[run.data], cost, processes, threads=threads, may_have_more=more)
+        loader = loader_of(run, scale.data[run.data], cost["hours"], processes, threads=threads, may_have_more=more)
         given = scale.studies.get(run.study, StudyScale()).given
         train[run.id] = _run_job(run, data, "formerlab.training.stage") | {
             "init": run.init_id,
@@ -83,6 +80,8 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
         "memory_mb": scale.memory_mb,
         "runtime_minutes": scale.runtime_minutes,
         "hardware": scale.hardware,
+        "basis": hardware.basis + ("; speed as scale.flops_per_s" if scale.flops_per_s else ""),
+        "price": hardware.price,
         "start_s": hardware.start_s,
         "tracking_uri": config.tracking_uri or "",
         "studies": {
@@ -110,7 +109,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     for name, study in plan["studies"].items():
         study["totals"] = totals([job["cost"] for job in (train | load).values() if job["study"] == name])
     plan["totals"] = totals([job["cost"] for job in made_runs(plan).values()])
-    plan["forecast"] = forecast(runs, scale, table)
+    plan["too_large"] = crowded(runs, hardware)
     return plan
 
 

@@ -1,13 +1,12 @@
 """What runs and plans cost, in closed form, before anything is built: work and sizes, from them time and memory."""
 
-from collections import Counter
 from math import ceil
 from typing import Any
 
 from formerlab.evaluation.measurement import Reading
 from formerlab.models import Decoder, Model
 from formerlab.plan.hardware import Hardware
-from formerlab.plan.memory import BYTES_WEIGHT, Processes, enough, memory_bytes
+from formerlab.plan.memory import BYTES_WEIGHT, Processes, memory_bytes
 from formerlab.plan.schema import Scale
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.task import TRAINING_PASSES
@@ -107,26 +106,3 @@ def totals(costs: list[Cost]) -> Cost:
         key: sum(cost[key] for cost in costs) for key in ("tokens", "flops", "evaluation_flops", "disk_bytes", "hours")
     }
     return summed | {"runs": len(costs), "memory_bytes": max((cost["memory_bytes"] for cost in costs), default=0)}
-
-
-def forecast(runs: list[Run], scale: Scale, table: dict[str, Hardware]) -> dict[str, dict[str, Any]]:
-    """Return hours, price, peak memory and the runs too large for one, for training everything on each processor.
-
-    A run that is too large has the number of processors that hold it together, null where 64 do not. A measured speed
-    of the scale (`flops_per_s`) speaks for its own processor alone.
-    """
-    seeds = Counter((run.study, run.name) for run in runs)
-    first = {f"{run.study}/{run.name}": run for run in reversed(runs)}
-    found = {}
-    for name, hardware in table.items():
-        speed = scale if name == scale.hardware else scale.model_copy(update={"flops_per_s": None})
-        total = sum(seeds[run.study, run.name] * hours(run, speed, hardware) for run in first.values())
-        needed = {key: enough(run, hardware) for key, run in reversed(first.items())}
-        found[name] = {
-            "hours": total,
-            "price": None if hardware.price is None else total * hardware.price,
-            "memory_bytes": max((memory_bytes(run, hardware) for run in first.values()), default=0),
-            "too_large": {key: shards for key, shards in needed.items() if shards != 1},
-            "basis": hardware.basis + ("; speed as scale.flops_per_s" if speed.flops_per_s else ""),
-        }
-    return found

@@ -1,14 +1,17 @@
 """From study, scale and overrides to the resolved spec of every run."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from formerlab.data import TextData
 from formerlab.data.dataset import DataSpec
 from formerlab.data.text.released_tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses
 from formerlab.evaluation.timing.equal_time import EqualTime
+from formerlab.evaluation.timing.speed import Speed
 from formerlab.growth.tokens import continued_spec, growable, grown_spec
 from formerlab.plan.layers import Tree, filled_up, merge
+from formerlab.plan.measure import deciding
 from formerlab.plan.memory import too_large
 from formerlab.plan.read import parse
 from formerlab.plan.runs import RELEASED, chosen, run_trees
@@ -62,10 +65,38 @@ def own_gpus(name: str, sources: Sources) -> dict[str, int]:
     return {run: gpus for run, gpus in found.items() if gpus is not None}
 
 
-def equal_times(name: str, sources: Sources) -> dict[str, EqualTime]:
-    """Return the runs of a study that train for the time of another, each with whose time it is."""
-    found = {run: tree.part(EQUAL) for run, tree in run_trees(name, sources).items()}
-    return {run: parse(EqualTime, tree, f"{name}.runs.{run}.{EQUAL}") for run, tree in found.items() if tree}
+def match_times(runs: list[Run], jobs: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
+    """Return the runs, those of equal time with the arm's steps as an estimate, and by id whose time they match.
+
+    Raises UserError where an arm or reference is not timed, or where the reference is another model.
+    """
+    wanted = {}
+    for study in sources.config.studies:
+        found = {run: tree.part(EQUAL) for run, tree in run_trees(study, sources).items()}
+        for run, tree in ((run, tree) for run, tree in found.items() if tree):
+            wanted[study, run] = parse(EqualTime, tree, f"{study}.runs.{run}.{EQUAL}")
+    by_id = {run.id: run for run in runs}
+    matched, equal_by_id = [], {}
+    for run in runs:
+        equal = wanted.get((run.study, run.name))
+        if equal is not None:
+            key_of_run = f"{study_file(run.study)}: runs.{run.name}.equal_time"
+            timed = jobs.get(run.study, {"runs": []})["runs"]
+            names = [name.split("/")[1] for name in timed]
+            for key, name in (("arm", equal.arm), ("reference", equal.reference)):
+                if name not in names:
+                    raise UserError(
+                        f"{key_of_run}.{key}: {name!r} is no run that `speed` times{near_misses(name, names)}"
+                    )
+            arm, reference = (by_id[f"{run.study}/{name}/seed{run.seed}"] for name in (equal.arm, equal.reference))
+            if deciding(reference, Speed) != deciding(run, Speed):
+                raise UserError(
+                    f"{key_of_run}.reference: {reference.name!r} is another model or batch; name an equal one"
+                )
+            run = run.model_copy(update={"steps": arm.steps})
+            equal_by_id[run.id] = equal
+        matched.append(run)
+    return matched, equal_by_id
 
 
 def resolve_released(name: str, sources: Sources) -> list[ReleasedRun]:

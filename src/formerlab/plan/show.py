@@ -1,7 +1,6 @@
 """The plan as people read it, and as a shell runs it."""
 
 import shlex
-from collections import Counter
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
     rows: list[tuple[str, ...]] = [COLUMNS]
     for name, study in plan["studies"].items():
         jobs = {run_id: job for run_id, job in made_runs(plan).items() if job["study"] == name}
-        rows += _rows(jobs) if seeds else _rows_of_runs(jobs)
+        rows += _rows(jobs, seeds)
         total = study["totals"]
         rows.append((f"= {name}: {total['runs']} runs", "", *_cells(total)[1:], ""))
     rows.append((f"= all: {plan['totals']['runs']} runs", "", *_cells(plan["totals"])[1:], ""))
@@ -37,24 +36,17 @@ def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _rows(jobs: dict[str, Any]) -> list[tuple[str, ...]]:
-    return [(run_id, *_cells(job["cost"]), job["init"] or "") for run_id, job in jobs.items()]
-
-
-def _rows_of_runs(jobs: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return a row per run: the cost of one seed, and how many there are."""
-    first: dict[str, str] = {}
+def _rows(jobs: dict[str, Any], seeds: bool) -> list[tuple[str, ...]]:
+    """Return a row per run with the cost of one seed and how many there are, or a row for each of them."""
+    groups: dict[str, list[str]] = {}
     for run_id in jobs:
-        first.setdefault(run_id.rpartition("/")[0], run_id)
-    counts = Counter(run_id.rpartition("/")[0] for run_id in jobs)
-    return [
-        (
-            f"{run} x {counts[run]}" if counts[run] > 1 else run,
-            *_cells(jobs[one]["cost"]),
-            (jobs[one]["init"] or "").rpartition("/")[0],
-        )
-        for run, one in first.items()
-    ]
+        groups.setdefault(run_id if seeds else run_id.rpartition("/")[0], []).append(run_id)
+    rows = []
+    for run, (first, *others) in groups.items():
+        init = jobs[first]["init"] or ""
+        name = f"{run} x {1 + len(others)}" if others else run
+        rows.append((name, *_cells(jobs[first]["cost"]), init if seeds else init.rpartition("/")[0]))
+    return rows
 
 
 def _measuring(jobs: dict[str, Any]) -> str:
@@ -65,27 +57,19 @@ def _measuring(jobs: dict[str, Any]) -> str:
 
 
 def _hardware(plan: dict[str, Any]) -> list[str]:
-    """Return what training takes on each processor of the table, what does not fit, and what cluster jobs ask for."""
-    rows = [("all training on one", "time", "memory", "price", "too large", "by")]
-    for name, found in plan["forecast"].items():
-        price = "" if found["price"] is None else f"{found['price']:,.0f}"
-        crowd = f"{len(found['too_large'])} runs" if found["too_large"] else ""
-        rows.append((name, duration(found["hours"]), f"{short(found['memory_bytes'])}B", price, crowd, found["basis"]))
+    """Return what the predictions are for, what does not fit there, and what cluster jobs ask for."""
+    lines = [f"Times and memory of runs are predicted for {plan['hardware']} (scale.hardware): {plan['basis']}."]
+    if plan["price"] is not None:
+        lines.append(f"All of it costs {plan['price'] * plan['totals']['hours']:,.0f}, by hardware.price.")
     by_need: dict[int | None, list[str]] = {}
-    for run, needed in plan["forecast"][plan["hardware"]]["too_large"].items():
+    for run, needed in plan["too_large"].items():
         by_need.setdefault(needed, []).append(run)
-    crowded = []
     for count, runs in by_need.items():
-        together = (
-            f"fit on {count} that split them (gpus: {count})" if count else "nor on several (raise task.accumulate)"
-        )
-        crowded.append(f"too large for one {plan['hardware']}, {together}: {', '.join(runs)}")
+        where = f"fit on {count} that split them (gpus: {count})" if count else "nor on several (raise task.accumulate)"
+        lines.append(f"too large for one {plan['hardware']}, {where}: {', '.join(runs)}")
     need, most = submissions(plan), duration(plan["runtime_minutes"] / 60)
     return [
-        *aligned(rows, left=(0, len(rows[0]) - 1)),
-        "",
-        *crowded,
-        f"Times and memory of runs are predicted for {plan['hardware']} (scale.hardware).",
+        *lines,
         f"A cluster job runs for at most {most} (scale.runtime_minutes). A run that takes longer stops itself, saved, "
         f"and is submitted again: the longest run needs {need} submission{'s' if need > 1 else ''}, so the retries in "
         f"slurm/config.yaml must be at least {2 * need + SPARE_RETRIES}.",
