@@ -74,7 +74,7 @@ class Display:
 
     def failed(self, job: int, refused: str = "") -> None:
         """Say that a job did not finish: its log and how that ends; or why a cluster refused it, once for all jobs."""
-        one = self._failed[job] = self._running.pop(job, None) or _Job("", f"job {job}", "")
+        one = self._failed[job] = self._running.pop(job, _Job("", f"job {job}", ""))
         if not refused:
             last = [f"    {line}" for line in _lines(one.log) if line.strip()][-3:]
             self.say("\n".join([f"{one.label} did not finish; log {one.log or '(none)'}", *last]))
