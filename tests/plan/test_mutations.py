@@ -41,19 +41,23 @@ MORE = {
     """,
     "workflow/studies/small.yaml": """
         runs:
-          plain:
-            model: {position: {kind: rotary, fraction: 0.5, base: 100.0}, dropout: 0.1}
-            task: {accumulate: 2}
-            optimizer: {beta1: 0.9, eps: 1.0e-8, clip: 1.0, mixing_lr_factor: 2.0}
+          left-out:
+            model: {width: 16, heads: 2, position: {kind: rotary, fraction: 0.5, base: 100.0}, dropout: 0.1}
+            task: {batch: 4, accumulate: 2}
+            optimizer: {lr: 0.01, beta1: 0.9, eps: 1.0e-8, clip: 1.0, mixing_lr_factor: 2.0}
             schedule: {kind: onecycle, warmup: 0.1, start_division: 10.0}
-          "no-values-{x}": {model: {layers: "{x}", depth: {kind: dwa, dilation: 2, period: 1}}}
+            steps: 3
+          "no-values-{x}": {model: {layers: "{x}", depth: {kind: dwa, dilation: 2, period: 1}}, steps: 9}
         measure:
           prune:
             runs: [plain]
-            by_run: {plain: {budgets: [0.4, 3], alphas: [0.1], policies: [{kind: decay, alpha: 0.2, recent: 0.5}]}}
+            by_run:
+              left-out:
+                {budgets: [0.4, 3], alphas: [0.1], windows: 4, policies: [{kind: decay, alpha: 0.2, recent: 0.5}]}
           speed: {runs: [plain], repetitions: 5, training_steps: 2}
           decode: {runs: [plain], lengths: [8], batches: [1], budgets: [0.4]}
-          flow: {runs: [plain], windows: 8, shares: [0.0, 0.5]}
+          flow: {runs: [left-out], windows: 8, shares: [0.0, 0.5]}
+          translate: {by_run: {left-out: {beam: 2, alpha: 0.6, extra: 3}}}
         claims: {some: {arms: {one: {run: plain, policy: decay, alpha: 0.3, recent: 0.1, budget: 0.4}}}}
     """,
 }
@@ -147,8 +151,8 @@ def test_a_mutation_is_planned_or_refused_in_one_line_that_names_a_place(seed, f
     assert refused > 50
 
 
-IDLE = {"no-values-{x}"}
-"""Runs whose values are judged at a scale that has them."""
+IDLE = {"left-out", "no-values-{x}"}
+"""Whose values are judged at a scale where they are in force, or in a column of their own."""
 NUMBERS = [
     (name, path)
     for name, text in MORE.items()
