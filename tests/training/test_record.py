@@ -6,7 +6,6 @@ import platform
 import re
 import subprocess
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,26 +16,10 @@ from formerlab.files import sha256
 from formerlab.tasks import LanguageModeling
 from formerlab.training import provenance, stage
 
-FILES = Path(__file__).resolve().parents[2] / "docs" / "files.md"
-
 
 @pytest.fixture(scope="module")
 def record(finished):
     return json.loads((finished / "run.json").read_text())
-
-
-def test_the_fields_are_those_of_the_documentation(record):
-    """The paragraph lists `name`, `name {keys}` and `name (remark)`, separated by commas."""
-    (listed,) = re.findall(r"^`run\.json` \(schema 1\): `(.+?)`\.", FILES.read_text(), re.MULTILINE)
-    fields = re.sub(r" \([^)]*\)", "", listed)
-    keys = dict(re.findall(r"(\w+) \{([^}]*)\}", fields))
-    names = re.sub(r" \{[^}]*\}| \| null", "", fields).split(", ")
-    assert set(names) == set(record)
-    (listed,) = re.findall(r"^`read` says .+?: `(.+?)`\.", FILES.read_text(), re.MULTILINE)
-    assert re.sub(r" \([^)]*\)", "", listed).split(", ") == list(record["read"][0])
-    for name, listed_keys in keys.items():
-        expected = set(listed_keys.split(", ")) - {"..."}
-        assert record[name] is None or expected <= set(record[name]), name
 
 
 def test_where_it_comes_from(record, finished, data):
