@@ -55,14 +55,14 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
         cost = run_cost(run, scale, hardware, processes)
         more = device == "cuda" and config.threads is None
         loader = loader_of(run, scale.data[run.data], cost["hours"], processes, threads=threads, may_have_more=more)
-        given = scale.studies.get(run.study, StudyScale()).given
+        wanted = scale.studies.get(run.study, StudyScale()).given
         train[run.id] = _run_job(run, data, "formerlab.training.stage") | {
             "init": run.init_id,
             "keep_optimizer": run.id in parents,
             "cost": cost,
             **processes._asdict(),
             **loader._asdict(),
-            "given": any(fnmatchcase(run.name, pattern) for pattern in given),
+            "given": any(fnmatchcase(run.name, pattern) for pattern in wanted),
             "equal_time": equal[run.id].to_dict() if run.id in equal else None,
         }
     _set_priorities(train)

@@ -70,11 +70,12 @@ def match_times(runs: list[Run], jobs: Mapping[str, Any], sources: Sources) -> t
 
     Raises UserError where an arm or reference is not timed, or where the reference is another model.
     """
-    wanted = {}
-    for study in sources.config.studies:
-        found = {run: tree.part(EQUAL) for run, tree in run_trees(study, sources).items()}
-        for run, tree in ((run, tree) for run, tree in found.items() if tree):
-            wanted[study, run] = parse(EqualTime, tree, f"{study}.runs.{run}.{EQUAL}")
+    wanted = {
+        (study, name): parse(EqualTime, part, f"{study}.runs.{name}.{EQUAL}")
+        for study in sources.config.studies
+        for name, tree in run_trees(study, sources).items()
+        if (part := tree.part(EQUAL))
+    }
     by_id = {run.id: run for run in runs}
     matched, equal_by_id = [], {}
     for run in runs:
@@ -83,12 +84,12 @@ def match_times(runs: list[Run], jobs: Mapping[str, Any], sources: Sources) -> t
             key_of_run = f"{study_file(run.study)}: runs.{run.name}.equal_time"
             timed = jobs.get(run.study, {"runs": []})["runs"]
             names = [name.split("/")[1] for name in timed]
-            for key, name in (("arm", equal.arm), ("reference", equal.reference)):
-                if name not in names:
+            for key, one in (("arm", equal.arm), ("reference", equal.reference)):
+                if one not in names:
                     raise UserError(
-                        f"{key_of_run}.{key}: {name!r} is no run that `speed` times{near_misses(name, names)}"
+                        f"{key_of_run}.{key}: {one!r} is no run that `speed` times{near_misses(one, names)}"
                     )
-            arm, reference = (by_id[f"{run.study}/{name}/seed{run.seed}"] for name in (equal.arm, equal.reference))
+            arm, reference = (by_id[f"{run.study}/{one}/seed{run.seed}"] for one in (equal.arm, equal.reference))
             if deciding(reference, Speed) != deciding(run, Speed):
                 raise UserError(
                     f"{key_of_run}.reference: {reference.name!r} is another model or batch; name an equal one"

@@ -16,7 +16,8 @@ PROBLEMS = ("failed", "killed", "stopped")
 
 def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return (stage, job, state, detail) of every job: what its note says, where it left one, else the verdict."""
-    judge, rows = Judge(plan), []
+    judge = Judge(plan)
+    rows: list[tuple[str, ...]] = []
     for stage in RECORDS:
         for name in plan[stage]:
             note = read_note(stage, judge.folder(stage, name))
