@@ -112,7 +112,7 @@ def floors(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
 
 def main_first(rows: DataFrame, *then: str) -> DataFrame:
     """Return rows of several regimes, that with the most rows first, each sorted by the columns `then`."""
-    counts = rows["regime"].map(rows["regime"].value_counts())
+    counts = rows.groupby("regime")["regime"].transform("size").astype(int)
     order = ["_count", "regime", *then]
     return rows.assign(_count=-counts).sort_values(order, ignore_index=True).drop(columns="_count")
 
