@@ -37,10 +37,10 @@ section { border-top: 2px solid #ddd; margin-top: 2.2em; }
 .sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(320px, 1fr)); gap: 16px; }
 .sheet a { color: #222; text-decoration: none; font-size: 13px; line-height: 1.3; }
 .sheet img { width: 100%; height: 220px; object-fit: contain; border: 1px solid #ddd; background: #fff; }
-.heads { display: grid; grid-template-columns: 1fr 1fr; gap: 16px; }
-.heads div { min-width: 0; } .heads .wide { max-height: 15em; overflow: auto; } .heads td { white-space: nowrap; }
+.heads { display: flex; flex-wrap: wrap; gap: 16px 40px; }
+.heads div { min-width: 0; max-width: 100%; } .heads .wide { max-height: 15em; overflow: auto; } .heads td, .heads th { white-space: nowrap; }
 @media (max-width: 700px) {
-  .heads, .sheet { grid-template-columns: 1fr; } .sheet img { height: auto; } .stages { flex-direction: column; }
+  .sheet { grid-template-columns: 1fr; } .sheet img { height: auto; } .stages { flex-direction: column; }
 }
 article { margin: 1.6em 0 2.4em; }
 article img { max-width: 100%; }
