@@ -159,7 +159,7 @@ def test_what_changes_no_number_runs_nothing(acted):
 
 def test_a_mistake_stops_before_any_job(acted):
     """Which line answers which mistake: plan/test_mistakes.py."""
-    answer = "decay.runs.decoder.optimizer.lr: '1e-3' is text, not a number; write 1.0e-3"
+    answer = "decay.runs.decoder.optimizer.lr: '1e-3' is text, not a number; write it without quotes"
     plans = set((acted.root / ".formerlab/plans").iterdir())
     done = acted.snakemake("--cores", "1", "--forceall", config={"set": {"decay.optimizer.lr": "1e-3"}})
     assert done.returncode != 0

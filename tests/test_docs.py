@@ -283,7 +283,7 @@ def test_what_is_written_runs_on_what_the_demo_leaves(line, left, capsys):
 def test_snakemake_takes_all_targets_that_are_written(tmp_path):
     words = " ".join(line for line in COMMANDS if line.startswith("snakemake ") and "=" not in line).split()
     targets = sorted({word for word in words if re.fullmatch(r"[a-z]+", word)} - {"snakemake", "slurm"})
-    assert len(targets) > 6
+    assert len(targets) >= 5
     checkout = Checkout(tmp_path)
     checkout.plan_ahead()
     done = checkout.snakemake(*targets, "--cores", "2", "-n")

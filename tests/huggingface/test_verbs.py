@@ -31,7 +31,7 @@ def test_a_finished_run_is_exported_with_its_tokenizer(finished, tmp_path, capsy
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     assert main(["export-huggingface", str(finished), "--out", str(tmp_path / "out"), "--licence", "MIT"]) == 0
-    assert "trust_remote_code=True (modeling_formerlab.py)" in capsys.readouterr().out
+    assert "trust_remote_code (modeling_formerlab.py)" in capsys.readouterr().out
     card = (tmp_path / "out/README.md").read_text()
     assert 'license_name: "MIT"' in card
     assert "Data: `text`, fingerprint 0123; licence: not stated" in card

@@ -70,7 +70,7 @@ def export(arguments: argparse.Namespace) -> None:
     card = card_of(read_json(folder / "run.json"), arguments.licence, manifest.get("licence", "not stated"))
     save_folder(model, load_tokenizer(data), out, end_of_text=manifest["tokenizer"]["end_of_text"], card=card)
     own = (out / CODE).is_file()
-    print(f"{out}: AutoModelForCausalLM reads it" + (f", with trust_remote_code=True ({CODE})" if own else ""))
+    print(f"{out}: AutoModelForCausalLM reads it" + (f", with trust_remote_code ({CODE})" if own else ""))
 
 
 def import_tokenformer(arguments: argparse.Namespace) -> None:

@@ -38,7 +38,8 @@ section { border-top: 2px solid #ddd; margin-top: 2.2em; }
 .sheet a { color: #222; text-decoration: none; font-size: 13px; line-height: 1.3; }
 .sheet img { width: 100%; height: 220px; object-fit: contain; border: 1px solid #ddd; background: #fff; }
 .heads { display: flex; flex-wrap: wrap; gap: 16px 40px; }
-.heads div { min-width: 0; max-width: 100%; } .heads .wide { max-height: 15em; overflow: auto; } .heads td, .heads th { white-space: nowrap; }
+.heads div { min-width: 0; max-width: 100%; } .heads .wide { max-height: 15em; overflow: auto; }
+.heads td, .heads th { white-space: nowrap; }
 @media (max-width: 700px) {
   .sheet { grid-template-columns: 1fr; } .sheet img { height: auto; } .stages { flex-direction: column; }
 }

@@ -28,7 +28,7 @@ def save_folder(
     """Write a model, and its tokenizer where there is one, for `AutoModelForCausalLM` and `AutoTokenizer` anywhere.
 
     It has the layout of LLaMA or GPT-NeoX where the spec allows it, else a file of code beside the weights, for
-    `trust_remote_code=True`. `end_of_text` is the token that ends a document: it ends generated text, and pads batches.
+    `trust_remote_code`. `end_of_text` is the token that ends a document: it ends generated text, and pads batches.
     `card` is the README. Weights keep their type. Raises UserError where the folder holds something else.
     """
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file())):
@@ -72,7 +72,7 @@ def card_of(record: dict[str, Any], licence: str, data: str) -> str:
     }
     rows = [f"- {name}: {'not recorded' if value in (None, '') else value}" for name, value in said.items()]
     head = ["---", "library_name: transformers", "license: other", f"license_name: {json.dumps(licence)}", "---", ""]
-    use = f"`AutoModelForCausalLM.from_pretrained(folder)` loads it; give `trust_remote_code=True` beside `{CODE}`."
+    use = f"`AutoModelForCausalLM.from_pretrained(folder)` loads it; give `trust_remote_code` beside `{CODE}`."
     return "\n".join([*head, f"# {record['id']}", "", *rows, "", use, ""])
 
 
