@@ -168,7 +168,6 @@ def test_what_foreign_results_hold_can_be_said_to_mlflow(hostile):
     for record in hostile.records():
         entry = seed_entry(hostile, record)
         assert all(re.fullmatch(r"[\w\-. /:]{1,250}", name) for name in (*entry.tags, *entry.params))
-        assert max(map(len, entry.tags.values())) < 5000
 
 
 def test_a_message_is_one_line_whatever_a_name_brings_along():

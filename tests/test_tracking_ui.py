@@ -14,8 +14,7 @@ from fixtures.ports import free_ports
 from fixtures.rows import make_run, model, write_csv
 
 from formerlab.results.stages import TABLES
-from formerlab.tracking.address import landing
-from formerlab.tracking.mlflow import sync
+from formerlab.tracking.mlflow import landing, sync
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mlflow")]
 SECONDS = 300
@@ -39,7 +38,7 @@ def place(tmp_path_factory):
         "claim,kind,outcome,verdict,changed,ours,reason,holm_p\n"
         "denseformer-a,measured,agrees,agrees at laptop,,gap = 0.1,,0.03\n"
     )
-    sync(root, f"sqlite:///{place}/mlflow.db")
+    sync(root, f"sqlite:///{place}/mlflow.db", figures)
     return place
 
 
@@ -100,13 +99,6 @@ def test_the_link_lands_on_configurations_sorted_by_held_out_loss(page, address,
     see(page, "plain-8", "plain-16", "Sort: test/loss_nats")
     names = page.evaluate(f"{CELLS}.map(cell => cell.innerText.trim())")
     assert not [name for name in names if "seed" in name]
-
-
-def test_the_chart_view_opens_on_curves(page, address, place):
-    page.open(address + landing(f"sqlite:///{place}/mlflow.db", "laptop", ["denseformer"]) + "&compareRunsMode=CHART")
-    page.wait("document.querySelectorAll('.js-plotly-plot .scatterlayer .trace path').length > 1")
-    charts = page.evaluate("document.querySelector('[data-testid=experiment-view-compare-runs-chart-area]').innerText")
-    assert charts.index("valid/loss_nats") < charts.index("train/loss_nats") < charts.index("cost")
 
 
 def test_seeds_fold_out_below_their_configuration(page, address, runs):

@@ -133,8 +133,7 @@ def _check_free(port: int) -> None:
 
 def ui(arguments: argparse.Namespace) -> None:
     """Serve MLflow until it is stopped, and bring what is trained meanwhile into it every minute."""
-    from formerlab.tracking.address import database_of, landing
-    from formerlab.tracking.mlflow import sync
+    from formerlab.tracking.mlflow import landing, sync
 
     _check_free(arguments.port)
     plan = load_plan(arguments)
@@ -143,8 +142,6 @@ def ui(arguments: argparse.Namespace) -> None:
         raise UserError(
             "config.yaml: tracking_uri is empty; set it to sqlite:///mlflow.db and run `python -m formerlab track`"
         )
-    if database := database_of(uri):
-        uri = f"sqlite:///{database}"
     first = landing(uri, plan["scale"], list(plan["studies"]))
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
     words += ["--host", "127.0.0.1"]  # else MLFLOW_HOST may open it to the network
