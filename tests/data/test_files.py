@@ -72,25 +72,6 @@ def test_named_splits_come_first_and_decide(tmp_path):
     assert without_test["train.txt"][0] == ("train", "test")
 
 
-def test_division_by_file_keeps_files_whole_and_follows_their_names(tmp_path):
-    folder(tmp_path / "here", 40)
-    divided = read(Files(paths=(str(tmp_path / "here"),), split_by="file"))
-    assert {splits for splits, _ in divided.values()} == {("train",), ("valid",), ("test",)}
-    order = [splits[0] for splits, _ in divided.values()]
-    assert order == sorted(order, key=["test", "valid", "train"].index)
-    shutil.move(tmp_path / "here", tmp_path / "there")
-    moved = read(Files(paths=(str(tmp_path / "there"),), split_by="file"))
-    assert moved == divided
-
-
-def test_names_that_leave_a_split_empty_are_said_before_anything_is_read(tmp_path):
-    data = folder_data(folder(tmp_path / "in", 3), valid_share=0.01, test_share=0.01)
-    data.search()
-    by_name = data.model_copy(update={"source": data.source.model_copy(update={"split_by": "file"})})
-    with pytest.raises(UserError, match=r"split_by: file: none of 3 files goes to 'valid'.*raise valid_share=0\.01"):
-        by_name.search()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from corpora import document, folder, folder_data
 
-from formerlab.data import BytePairs, Files, TextData, TokenizerFile, TokenizerOf, load_stream, load_tokenizer, verify
+from formerlab.data import BytePairs, Files, TextData, load_stream, load_tokenizer, prepare, verify
+from formerlab.data.manifest import CHECKED
 from formerlab.data.splitting import SPLITS
-from formerlab.data.text.prepare import prepare
-from formerlab.data.text.streams import CHECKED
 from formerlab.errors import UserError
 from formerlab.files import sha256
 from formerlab.spec import fingerprint
@@ -146,10 +145,8 @@ def test_the_same_documents_give_the_same_streams_in_every_format(out, tmp_path)
     (tmp_path / "all.data").write_text("\n".join(json.dumps({"body": text}) for text in documents))
     for name, settings in {"all.jsonl.gz": {}, "all.parquet": {}, "all.data": {"format": "jsonl"}}.items():
         source = Files(paths=(str(tmp_path / name),), column="body", **settings)
-        data = folder_data(
-            tmp_path, source=source, tokenizer=TokenizerFile(path=str(out / "tokenizer.json"), vocabulary=300)
-        )
-        prepare("text", data, tmp_path / "out", processes=1)
+        tokenizer = {"kind": "file", "path": str(out / "tokenizer.json"), "vocabulary": 300}
+        prepare("text", folder_data(tmp_path, source=source, tokenizer=tokenizer), tmp_path / "out", processes=1)
         assert all(np.array_equal(load_stream(tmp_path / "out", split), load_stream(out, split)) for split in SPLITS)
 
 
@@ -203,7 +200,6 @@ def test_no_old_manifest_vouches_for_new_files(source, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("formerlab.data.text.streams.Stream.finish", stop)
-    (tmp_path / ".train.npy.1.tmp").write_text("left by a killed process")
     with pytest.raises(KeyboardInterrupt):
         prepare("text", folder_data(source, max_bytes=5000), tmp_path, processes=1)
     assert not (tmp_path / "manifest.json").exists()
@@ -247,7 +243,7 @@ def test_a_tokenizer_file_is_taken_as_it_is(out, source, tmp_path):
 
 def test_another_data_set_lends_its_tokenizer(out, tmp_path, capsys):
     shutil.copytree(out, tmp_path / "text")
-    more = folder_data(folder(tmp_path / "more texts", 20), tokenizer=TokenizerOf(data="text", vocabulary=300))
+    more = folder_data(folder(tmp_path / "more texts", 20), tokenizer={"kind": "of", "data": "text", "vocabulary": 300})
     prepare("more", more, tmp_path / "more", processes=1)
     lent, borrowed = (json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("text", "more"))
     assert borrowed["tokenizer"] == lent["tokenizer"]
@@ -263,7 +259,7 @@ def test_another_data_set_lends_its_tokenizer(out, tmp_path, capsys):
 
 def test_a_tokenizer_that_is_not_there_or_does_not_fit_is_refused(out, source, tmp_path):
     for name, vocabulary, message in (("none", 300, "the data are not prepared"), ("text", 299, "with 300 tokens")):
-        data = folder_data(source, tokenizer=TokenizerOf(data=name, vocabulary=vocabulary))
+        data = folder_data(source, tokenizer={"kind": "of", "data": name, "vocabulary": vocabulary})
         with pytest.raises(UserError, match=message):
             prepare("more", data, out.parent / "more", processes=1)
 

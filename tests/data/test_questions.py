@@ -8,9 +8,8 @@ import pytest
 import yaml
 from corpora import embedded_data
 
-from formerlab.data import load_stream, load_tokenizer, task_configs
+from formerlab.data import load_stream, load_tokenizer, prepare, task_configs
 from formerlab.data.text.docstrings import Entry, Module
-from formerlab.data.text.prepare import prepare
 from formerlab.data.text.questions import CHOICES, TASKS, last_words, make_questions, next_sentences, summaries
 from formerlab.errors import UserError
 

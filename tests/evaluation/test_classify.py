@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from formerlab.__main__ import main
+from formerlab.data import prepare
 from formerlab.data.images import ImageData, load_images
-from formerlab.data.images.decode import cut
-from formerlab.data.images.prepare import prepare
+from formerlab.data.images.store import cut
 from formerlab.errors import UserError
 from formerlab.evaluation.vision import classify_by_name, timm_classifier
 from formerlab.models.vision import VisionTransformer

@@ -7,10 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from formerlab.data import BytePairs, Files, TextData
+from formerlab.data import BytePairs, Files, TextData, prepare
+from formerlab.data import prepare as prepare_images
 from formerlab.data.images import ImageData
-from formerlab.data.images.prepare import prepare as prepare_images
-from formerlab.data.text.prepare import prepare
 from formerlab.errors import UserError
 from formerlab.evaluation.floors import Floors, measure
 from formerlab.evaluation.language.ngram import FALLBACK, NGram, discounts

@@ -9,8 +9,8 @@ import torch
 from fixtures.rows import measured
 from torch.nn import functional as F
 
+from formerlab.data import prepare
 from formerlab.data.images import Digits, ImageData, load_images
-from formerlab.data.images.prepare import prepare
 from formerlab.errors import UserError
 from formerlab.models.vision import VisionTransformer
 from formerlab.seeding import mixed_seed

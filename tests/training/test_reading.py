@@ -7,8 +7,7 @@ import pytest
 import torch
 from small_runs import MODEL, interrupted, small, trained
 
-from formerlab.data import BytePairs, Files, TextData, load_stream
-from formerlab.data.text.prepare import prepare
+from formerlab.data import BytePairs, Files, TextData, load_stream, prepare
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_json
 from formerlab.tasks import LanguageModeling

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from small_runs import MODEL, RUN, bits, interrupted, rows, small, trained
 
 from formerlab.data import load_stream
-from formerlab.data.text.streams import read_manifest
+from formerlab.data.manifest import read_manifest
 from formerlab.errors import UserError
 from formerlab.files import write_json
 from formerlab.layers import DepthWeightedAverage

@@ -8,8 +8,8 @@ from fixtures.rows import measured
 from safetensors.torch import load_file
 from small_runs import bits, interrupted, rows, trained
 
+from formerlab.data import prepare
 from formerlab.data.images import ImageData
-from formerlab.data.images.prepare import prepare
 from formerlab.growth.tokens import Growth, grow, grown_spec
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models.vision import VisionTransformer

@@ -48,7 +48,8 @@ def add_parsers(verbs: Any) -> None:
 
 def data(arguments: argparse.Namespace) -> None:
     """Prepare one data set of the plan."""
-    from formerlab.data.registry import data_spec, prepare_data
+    from formerlab.data import prepare
+    from formerlab.data.registry import data_spec
 
     plan = load_plan(arguments)
     job = job_of(plan, "data", arguments.name)
@@ -57,7 +58,7 @@ def data(arguments: argparse.Namespace) -> None:
     out = Path(job["out"])
     with noted("data", out), as_planned(plan, "data", arguments.name):
         spec = data_spec(job["spec"])
-        prepare_data(arguments.name, spec, out, code_hash=job["code"], processes=arguments.processes)
+        prepare(arguments.name, spec, out, code_hash=job["code"], processes=arguments.processes)
 
 
 def train(arguments: argparse.Namespace) -> None:

@@ -4,8 +4,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from formerlab.data.dataset import DataSpec, files_state, source_fingerprint
-from formerlab.data.file_hashes import FILE_HASHES
+from formerlab.data.dataset import DataSpec, source_fingerprint
+from formerlab.data.file_hashes import FILE_HASHES, files_state
 from formerlab.files import read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from formerlab.data import TokenizerFile
-from formerlab.data.text.released_tokenizer import ReleasedTokenizer
+from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError
 from formerlab.plan.sources import Sources
 from formerlab.results.stages import MEASURED
@@ -22,7 +22,7 @@ def check_files(data: dict[str, Any], plan: dict[str, Any], sources: Sources) ->
     for name, job in data.items():
         if job["source"] is None:
             spec: Any = sources.scale.data[name]
-            _search(("data", name, "source"), spec.search, f"data.{name}: ", sources)
+            _search(("data", name, "source"), spec.source.search, f"data.{name}: ", sources)
             if isinstance(tokenizer := getattr(spec, "tokenizer", None), TokenizerFile):
                 _search(("data", name, "tokenizer"), tokenizer.load, f"data.{name}.tokenizer: ", sources)
             if isinstance(tokenizer, ReleasedTokenizer):

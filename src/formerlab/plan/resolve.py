@@ -5,7 +5,7 @@ from typing import Any
 
 from formerlab.data import TextData
 from formerlab.data.dataset import DataSpec
-from formerlab.data.text.released_tokenizer import ReleasedTokenizer
+from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses
 from formerlab.evaluation.timing.equal_time import EqualTime
 from formerlab.evaluation.timing.speed import Speed

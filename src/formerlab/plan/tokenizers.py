@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from formerlab.data import TextData, TokenizerFile, TokenizerOf
 from formerlab.data.dataset import DataSpec
-from formerlab.data.text.released_tokenizer import ReleasedTokenizer
+from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses
 from formerlab.released import ReleasedModel, Sizes
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from formerlab.data.images.decode import cut
-from formerlab.data.images.store import ImageSet
+from formerlab.data.images.store import ImageSet, cut
 from formerlab.seeding import mixed_seed
 from formerlab.spec import AnyCount, Spec
 from formerlab.torchvision_shim import ensure_torchvision_imports

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from formerlab.data.text.streams import lender
+from formerlab.data.manifest import lender
 from formerlab.errors import StoppedEarly
 from formerlab.progress import Progress
 from formerlab.seeding import mixed_seed

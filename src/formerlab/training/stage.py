@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from formerlab.data.text.streams import read_manifest, verify
+from formerlab.data.manifest import read_manifest, verify
 from formerlab.files import write_text
 from formerlab.kernels.native import keep_memory
 from formerlab.training import processes, provenance

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from formerlab.data import prepare
 from formerlab.data.dataset import source_fingerprint
 from formerlab.data.images import ImageData, ImageFolders, ImageHub, load_images
-from formerlab.data.images.decode import cut, decode
-from formerlab.data.images.prepare import prepare
+from formerlab.data.images.store import cut, decode
 from formerlab.errors import UserError
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from formerlab.data.text.streams import load_stream, read_manifest
+from formerlab.data.manifest import read_manifest
+from formerlab.data.text.streams import load_stream
 from formerlab.errors import UserError
 
 Numbers = NDArray[np.int64]

@@ -13,8 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from formerlab.data.text.released_tokenizer import load_fast_tokenizer
-from formerlab.data.text.tokenizer import read_tokenizer
+from formerlab.data.text.tokenizer import load_fast_tokenizer, read_tokenizer
 from formerlab.errors import UserError, reason
 from formerlab.files import read_json
 from formerlab.integrations.huggingface.causal_lm import CausalLM

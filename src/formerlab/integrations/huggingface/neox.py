@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from formerlab.data.text.tokenizer import END_OF_TEXT, TokenizerFile
+from formerlab.data.text.tokenizer import TokenizerFile
 from formerlab.errors import UserError
 from formerlab.layers import LayerNorm, NoPosition, Pattention, Rotary
 from formerlab.layers.score import ScoreName
@@ -133,8 +133,7 @@ def released_tokenizer(folder: Path, file: Path | None, vocabulary: int) -> tupl
     Raises UserError where the file is missing or does not fit.
     """
     path = file or folder / "tokenizer.json"
-    tokenizer = TokenizerFile(path=str(path), vocabulary=vocabulary).load()
-    return tokenizer, tokenizer.get_vocab()[END_OF_TEXT]
+    return TokenizerFile(path=str(path), vocabulary=vocabulary).load()
 
 
 def layout(spec: Decoder) -> Iterator[tuple[str, str]]:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import yaml
 
-from formerlab.data.dataset import files_state
-from formerlab.data.text.streams import load_stream, read_manifest
+from formerlab.data.file_hashes import files_state
+from formerlab.data.manifest import read_manifest
+from formerlab.data.text.streams import load_stream
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_json, write_text
 from formerlab.integrations.huggingface.causal_lm import CausalLM

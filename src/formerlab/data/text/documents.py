@@ -1,9 +1,15 @@
-"""Which documents of a source go into which stream, each once."""
+"""Documents on their way from a source to the token streams: divided, each once, up to the limits."""
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from formerlab.data.splitting import SPLITS, Seen, Shard, Split, digest, parts
+from formerlab.data.dataset import DataSource
+from formerlab.data.splitting import SPLITS, Seen, Shares, Split, digest
+from formerlab.data.text.docstrings import Module
+from formerlab.data.text.readers import parts
+from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -13,6 +19,40 @@ BATCH_CHARACTERS = 1 << 20
 """About how much text a worker gets at a time."""
 
 SAMPLED_SHARDS = 16
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of a source that can be read, again and again, from its beginning."""
+
+    name: str
+    """What a person calls it: a file, a folder, a data set's split."""
+    splits: tuple[Split, ...]
+    """The splits its documents may go to: one if the source decides, several if each document's content decides."""
+    documents: Callable[[], Iterator[str]]
+    """Read the documents in a fixed order."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A source opened for reading."""
+
+    shards: list[Shard]
+    """Everything to be read, the shards held out for certain before those with training text."""
+    test_modules: Iterable[Module] = ()
+    """The test documents with their structure, where the source has any: questions are made of them."""
+
+
+class TextSource(DataSource, ABC):
+    """Where documents come from."""
+
+    @abstractmethod
+    def open(self, shares: Shares, workers: Workers) -> Corpus:
+        """Open the source. Raises UserError, now or while reading, naming what is missing, empty or unreadable."""
+
+    def by_paragraph(self) -> "TextSource | None":
+        """Return the same text with paragraphs as its documents, where these are whole files now."""
+        return None
 
 
 class Deduplicator:
@@ -36,22 +76,19 @@ class Deduplicator:
         """Yield documents with their splits. Raises UserError naming a shard without text."""
         for shard in shards:
             self.shards_begun += 1
-            yield from self._documents_of(shard)
-
-    def _documents_of(self, shard: Shard) -> Iterator[tuple[Split, str]]:
-        blank = True
-        if self._enough_of(shard):
-            return
-        for text in shard.documents():
-            if not text or text.isspace():
+            blank = True
+            if self._enough_of(shard):
                 continue
-            if not blank and self._enough_of(shard):
-                return
-            blank = False
-            for part in parts(text):
-                yield from self._taken(part, shard)
-        if blank:
-            raise UserError(f"{shard.name}: holds no text")
+            for text in shard.documents():
+                if not text or text.isspace():
+                    continue
+                if not blank and self._enough_of(shard):
+                    break
+                blank = False
+                for part in parts(text):
+                    yield from self._taken(part, shard)
+            if blank:
+                raise UserError(f"{shard.name}: holds no text")
 
     def _taken(self, text: str, shard: Shard) -> Iterator[tuple[Split, str]]:
         mark = digest(text)
@@ -80,20 +117,17 @@ class Deduplicator:
 
 
 def without_documents(shards: list[Shard], data: "TextData") -> tuple[list[Split], int]:
-    """Return the splits that the documents of the shards leave empty, and how many documents there are.
+    """Return the splits that the documents of the shards leave empty, and how many documents were divided.
 
     Reads no further than until every split has one. A shard that belongs to one split is taken to hold some text.
     """
     found = {shard.splits[0] for shard in shards if len(shard.splits) == 1}
-    deduplicator, count = Deduplicator(data), 0
-    for shard in shards:
-        if found.issuperset(shard.splits):
-            continue
-        for split, _ in deduplicator.documents([shard]):
-            count += 1
-            found.add(split)
-            if found.issuperset(shard.splits):
-                break
+    count = 0
+    for split, _ in Deduplicator(data).documents([shard for shard in shards if len(shard.splits) > 1]):
+        count += 1
+        found.add(split)
+        if len(found) == len(SPLITS):
+            break
     return [split for split in SPLITS if split not in found], count
 
 
@@ -107,9 +141,7 @@ def batches(documents: Iterator[tuple[Split, str]]) -> Iterator[tuple[Split, lis
         if sizes[split] >= BATCH_CHARACTERS:
             yield split, waiting[split]
             waiting[split], sizes[split] = [], 0
-    for split, texts in waiting.items():
-        if texts:
-            yield split, texts
+    yield from ((split, texts) for split, texts in waiting.items() if texts)
 
 
 def training_sample(shards: list[Shard], data: "TextData", size: int) -> Iterator[str]:
