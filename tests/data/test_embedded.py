@@ -4,11 +4,11 @@ from importlib import metadata
 
 import pytest
 from corpora import embedded_data
-from formerlab.data.text.documents import Deduplicator
 
 from formerlab.data import Embedded
 from formerlab.data.splitting import SPLITS, Shares
 from formerlab.data.text.docstrings import read_code, read_module
+from formerlab.data.text.documents import Deduplicator
 from formerlab.data.text.embedded import PACKAGES, REPEATABLE_CHARACTERS
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
