@@ -26,6 +26,12 @@ def test_a_plan_is_made_once_and_then_found(project):
     assert path.stat().st_mtime_ns == made
 
 
+def test_another_checkouts_environment_is_refused(project):
+    project.write("src/formerlab/__init__.py", "")
+    with pytest.raises(UserError, match=r"the active environment runs the code in .*; run `make setup` here"):
+        ensure_plan(project.root, {})
+
+
 def test_a_mistake_is_one_line_and_leaves_no_plan(project):
     project.lay_over(project.config, "scal: smoke")
     with pytest.raises(UserError) as caught:
