@@ -76,11 +76,8 @@ def test_runs_of_two_machines_are_brought_together(live, cached, tmp_path):
     (live / "denseformer/decode.csv").unlink()
     shutil.rmtree(elsewhere / "denseformer/dwa-1x1-4")
     export(elsewhere, cached)
-    (cached / "denseformer/withdrawn.yaml").write_text("denseformer-better-at-equal-depth: taken at full moon\n")
     assert len(export(live, cached, keep=True)["exported"]) == len(Results(live).records())
     found, wanted = files(cached), files(whole)
-    withdrawn = found.pop("denseformer/withdrawn.yaml")
-    assert b"full moon" in withdrawn, "the rows it is about are still there"
     records = [json.loads(one.pop("denseformer/provenance.json")) | {"exported": None} for one in (found, wanted)]
     assert records[0] == records[1]
     assert records[0]["stages"] == {"denseformer/plain-4/seed0": {"zeroshot": {"code_hash": "0123"}}}
@@ -139,16 +136,14 @@ def test_runs_without_all_seeds_are_listed_and_left_out(live, cached):
     assert len(report["exported"]) == 4
 
 
-def test_other_studies_stay_old_runs_go_with_their_withdrawals_and_diverged_ones_are_listed(live, cached):
+def test_other_studies_stay_old_runs_go_and_diverged_ones_are_listed(live, cached):
     make_tokenformer(cached, (0,))
     make_run(cached, "denseformer", "old", 0)
-    (cached / "denseformer/withdrawn.yaml").write_text("denseformer-better-at-equal-depth: taken at full moon\n")
     for seed in (0, 1):
         make_run(live, "denseformer", "hot", seed, status="diverged", diverged_at_step=3)
     report = export(live, cached)
     assert set(Results(cached).runs()["study"]) == {"denseformer", "tokenformer"}
     assert "old" not in set(Results(cached).runs("denseformer")["run"])
-    assert not (cached / "denseformer/withdrawn.yaml").exists()
     assert report["diverged"] == ["denseformer/hot/seed0", "denseformer/hot/seed1"]
     assert set(report["diverged"]) <= set(report["exported"])
 

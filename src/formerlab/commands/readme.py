@@ -1,17 +1,17 @@
 """What the command `readme` writes into pages: verdicts on cached rows, the stages, the figures of the papers."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from formerlab.errors import UserError
 from formerlab.files import write_text
-from formerlab.plan.claim_arms import read_arms, testable
+from formerlab.plan.claim_arms import read_arms
 from formerlab.plan.resolve import resolve_released, resolve_study
 from formerlab.plan.sources import read_sources
 from formerlab.report.claims.render import all_block, first_screen
-from formerlab.report.claims.table import verdicts
-from formerlab.report.claims.verdict import Verdict
+from formerlab.report.claims.verdict import Verdict, verdicts
 from formerlab.report.committed import KEPT, place
 from formerlab.report.drawings import Drawing, catalogue
 from formerlab.results.read import Results, has_runs
@@ -36,6 +36,7 @@ SCALES = ("paper", "workstation", "overnight", "pretrained")
 """The scales whose rows the pages tell of, the first that tests a claim."""
 
 
+@cache
 def judged(root: Path) -> dict[str, list[Verdict]]:
     """Return the verdicts by scale. Raises UserError where no scale has rows."""
     cached = root / "results" / "cached"
@@ -98,7 +99,7 @@ PAGES = ("README.md", "docs/verdicts.md", "docs/files.md", "docs/results.md")
 def blocks(root: Path) -> dict[str, str]:
     """Return what stands between the marks of every page of PAGES."""
     found = judged(root)
-    texts = first_screen(found), all_block(found, testable(root, SCALES)), stages_block(), papers_block(root)
+    texts = first_screen(found), all_block(found), stages_block(), papers_block(root)
     return dict(zip(PAGES, texts, strict=True))
 
 

@@ -42,8 +42,7 @@ def add_parsers(verbs: Any) -> None:
     add_verb(verbs, "exact", exact, "run the numeric checks of the exact claims")
     text = "judge the registered claims by the live results"
     parser = add_verb(verbs, "claims", claims, text)
-    parser.add_argument("--out", type=Path, help="folder for claims.csv, .md and .html; default: show the verdicts")
-    parser.add_argument("--against", type=Path, metavar="CLAIMS_CSV", help="list only verdicts that are others there")
+    parser.add_argument("--out", type=Path, help="folder for claims.csv and .html; default: show the verdicts")
     text = "list every finished run with its cost and what it came from"
     parser = add_verb(verbs, "runs", runs, text)
     parser.add_argument("--out", type=Path, help="folder for runs.csv and runs.html; default: show the costs")
@@ -101,7 +100,8 @@ def _collect_rarely() -> None:
 
 def exact(arguments: argparse.Namespace) -> None:
     """Write the numbers of the exact claims beside the runs of the scale."""
-    from formerlab.report.claims.table import EXACT, write_exact
+    from formerlab.report.claims.render import write_exact
+    from formerlab.report.claims.verdict import EXACT
 
     plan = load_plan(arguments)
     root = Path(plan["results"])
@@ -114,18 +114,14 @@ def exact(arguments: argparse.Namespace) -> None:
 def claims(arguments: argparse.Namespace) -> None:
     """Show the verdicts at the plan's scale, or write them."""
     from formerlab.plan.claim_arms import read_arms
-    from formerlab.report.claims.render import changes, counts, read_verdicts
-    from formerlab.report.claims.table import frame, verdicts
+    from formerlab.report.claims.render import counts, frame
+    from formerlab.report.claims.verdict import verdicts
 
     results = _results(load_plan(arguments))
     if arguments.out is not None:
         print(*_write_claims(results, arguments.out), sep="\n")
         return
     found = verdicts(results, read_arms(Path(), results.scale))
-    if arguments.against is not None:
-        shown = changes(read_verdicts(arguments.against), frame(found))[["claim", "item", "then", "now", "ours_now"]]
-        print(f"{len(shown)} verdicts are others" + (f"\n\n{_text(shown)}" if len(shown) else ""))
-        return
     print(f"{counts(found)}\n\n{_text(frame(found)[['verdict', 'claim', 'item', 'ours']].fillna(''))}")
     if warning := results.warning():
         print(f"\n{warning}")

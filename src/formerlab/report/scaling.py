@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike
 from pandas import DataFrame
 from scipy import special
 
-from formerlab.report.claims.envelope import flops_ratio, of_seed, on_envelope
-from formerlab.report.claims.quantity import NoValueError
+from formerlab.report.claims.envelope import flops_at_loss, of_seed, on_envelope
 from formerlab.report.runs import by_run, chain, ends, held_out_losses, parent
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, student
@@ -157,10 +156,8 @@ def against_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def _ratio(scratch: DataFrame, seed: int, cost: float, loss: float) -> float:
-    try:
-        return flops_ratio(cost, loss, of_seed(scratch, seed))
-    except NoValueError:
-        return np.nan
+    points = of_seed(scratch, seed)
+    return cost / flops_at_loss(loss, points[FLOPS], points["loss_nats"])
 
 
 def scaling(results: Results, runs: Sequence[str]) -> DataFrame:

@@ -17,7 +17,7 @@ from formerlab.errors import UserError
 from formerlab.files import beside, read_json, remove_abandoned, replacing, write_json
 from formerlab.results.exported import RUNS, ExportedStudy, write_study
 from formerlab.results.read import DATA, SIZES, Objection, Results, required_columns
-from formerlab.results.schema import UNPLANNED, WITHDRAWN
+from formerlab.results.schema import UNPLANNED
 from formerlab.results.stages import STAGES
 
 Rows = dict[str, dict[str, DataFrame]]
@@ -64,8 +64,6 @@ def export(
             stamp = {"scale": results.scale, "exported": now, "formerlab": __version__, "unfinished": unfinished}
             with _replacing(cached_root / study) as fresh:
                 write_study(fresh, stamp, written, rows, stages)
-                if kept is not None and (kept.folder / WITHDRAWN).exists():
-                    shutil.copyfile(kept.folder / WITHDRAWN, fresh / WITHDRAWN)
         report["exported"] += [record["id"] for record in complete]
         report["diverged"] += [record["id"] for record in complete if record["status"] == "diverged"]
         report["unfinished"] |= unfinished
