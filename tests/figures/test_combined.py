@@ -7,8 +7,8 @@ from fixtures.rows import make_run
 
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.sources import read_sources
-from formerlab.report.combined import MODELS, cells, contrasts
 from formerlab.report.drawings import draw_one
+from formerlab.report.tables.combined import MODELS, cells, contrasts
 from formerlab.results.read import Results
 
 PLANTED = {

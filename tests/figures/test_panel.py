@@ -6,9 +6,8 @@ import pytest
 from matplotlib.colors import to_hex
 
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.runs import seed_notes
+from formerlab.report.runs import seed_notes, summary
 from formerlab.report.style import PUBLISHED_GROUND, WIDEST
-from formerlab.report.summary import summary
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from fixtures.rows import dwa, grown, make_run, make_tokenformer, model, tokenfo
 
 from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import Rows
-from formerlab.report.depth import gains
 from formerlab.report.drawings import declaration, draw_one
 from formerlab.report.scaling import against_envelope, power_law, scaling_laws
+from formerlab.report.tables.denseformer import gains
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -142,7 +142,7 @@ def test_a_longer_run_is_compared_with_a_plain_one_as_long(tmp_path):
         tokens = 800 if name.startswith("long") else 100
         for seed in (0, 1):
             exact(tmp_path, "denseformer", name, seed, loss, spec=spec, optimizer=rate, tokens=tokens)
-    found = gains(Results(tmp_path), "denseformer", ("*",)).set_index("run")
+    found = gains(Results(tmp_path), ("*",)).set_index("run")
     assert found.loc["dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["plain-8", pytest.approx(0.1)]
     assert found.loc["long-dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["long-plain-8", pytest.approx(0.05)]
     drawn = declaration("denseformer_gain").data(Results(tmp_path), ("*",))

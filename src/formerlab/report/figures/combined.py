@@ -8,10 +8,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.combined import PRUNED, cells, contrasts, levels
 from formerlab.report.drawings import Plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.style import BLACK, BLUE, GREY, SKY, VERMILION
+from formerlab.report.tables.combined import PRUNED, cells, contrasts, levels
 from formerlab.results.read import Results
 
 _LOOKS = {

@@ -13,7 +13,7 @@ from pandas import DataFrame
 from formerlab.report.drawings import Plot
 from formerlab.report.panel import Panel, Style, setting, sheet
 from formerlab.report.style import BLACK, BLUE, GREEN, LETTER, VERMILION, canvas, one_large
-from formerlab.report.transformer import complexity
+from formerlab.report.tables.transformer import complexity
 from formerlab.results.read import Results
 
 STUDY = "transformer"

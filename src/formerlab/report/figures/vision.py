@@ -11,7 +11,15 @@ from pandas import DataFrame
 from formerlab.report.drawings import Plot, shown_columns
 from formerlab.report.panel import Panel, Style, sheet
 from formerlab.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, look
-from formerlab.report.vision import COMPARED, NAMES, accuracies, against, by_run, floors, published_accuracies
+from formerlab.report.tables.vision import (
+    COMPARED,
+    NAMES,
+    accuracies,
+    against,
+    image_floors,
+    models,
+    published_accuracies,
+)
 from formerlab.results.read import Results
 
 STUDY = "vision"
@@ -35,11 +43,11 @@ def accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run and a row per published value, by group; `part` is `mean`, or `seed` for a row per seed."""
     measured = accuracies(results, runs)
     groups = {run: name for name, (_, _, names) in GROUPS.items() for run in names.split()}
-    ours = by_run(measured).assign(part="mean")
+    ours = models(measured).assign(part="mean")
     seeds = measured[["run", "seed", "top1_percent"]].merge(ours[["source", "run", "model"]], on="run")
     ours = pd.concat([ours, seeds.assign(part="seed")], ignore_index=True)
     ours = ours.assign(group=ours["run"].map(groups).fillna("other"))
-    lowest = floors(results, runs).assign(group="floor", part="mean")
+    lowest = image_floors(results, runs).assign(group="floor", part="mean")
     theirs = [published_accuracies(table).assign(source="published", group=name) for name, table in PUBLISHED.items()]
     return pd.concat([ours, lowest, *theirs], ignore_index=True).reindex(columns=_COLUMNS)
 

@@ -1,22 +1,53 @@
-"""Tables of the translation study (arXiv:1706.03762)."""
+"""Scores of the translation study, of its tables and figures (arXiv:1706.03762)."""
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 from pandas import DataFrame
 
+from formerlab.evaluation.translation.bleu import METRICS, STATISTICS, corpus_bleu
 from formerlab.report.drawings import Table
-from formerlab.report.published import TRANSFORMER, published
-from formerlab.report.transformer import complexity, over_seeds
+from formerlab.report.published import TRANSFORMER, published, published_rows
+from formerlab.report.runs import by_run, recorded
 from formerlab.results.read import Results
+from formerlab.statistics import weighted_means
 
 STUDY = "transformer"
+SCORES = ("loss_nats", *METRICS, "exact_percent")
 
 
-def bleu(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return our runs."""
-    return over_seeds(results, "test", runs).rename(columns={"data.name": "data"})
+def scores(results: Results, split: str) -> DataFrame:
+    """Return corpus BLEU by every metric and the share of exact translations, in percent, by run and seed."""
+    rows, sentences = (results.rows(file, STUDY) for file in ("bleu.csv", "translate.csv"))
+    keys = ["run", "seed", "metric"]
+    sums = rows[rows["split"] == split].reindex(columns=[*keys, *STATISTICS]).groupby(keys).sum()
+    bleu = pd.Series([float(corpus_bleu(one)) for one in sums.to_numpy(float)], sums.index, dtype=float)
+    exact = sentences[sentences["split"] == split].groupby(["run", "seed"])["exact"].mean()
+    return bleu.unstack("metric").assign(exact_percent=100 * exact).reindex(columns=[*METRICS, "exact_percent"])
+
+
+def over_seeds(results: Results, split: str, runs: Sequence[str]) -> DataFrame:
+    """Return one row per run: the means over seeds of losses and scores with Student intervals, and its record.
+
+    Losses are in nats per target token, never smoothed. The split `test` is measured with the final weights; `valid`
+    after the last step, before any average of snapshots.
+    """
+    records = recorded(results, STUDY, runs)
+    if records.empty:
+        return DataFrame(columns=["run"])
+    rows = results.rows("test.csv" if split == "test" else "eval.csv", STUDY)
+    if split == "valid":
+        rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
+    measured = weighted_means(rows, ["run", "seed"]).to_frame().join(scores(results, split))
+    return by_run(records.join(measured, on=["run", "seed"]), SCORES, first=records.columns)
+
+
+def complexity(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return the measured points, once: those of the first run that has them."""
+    rows = results.rows("complexity.csv", STUDY, runs)
+    chosen: DataFrame = rows[rows[["run", "seed"]].eq(rows[["run", "seed"]].iloc[0]).all(axis=1)] if len(rows) else rows
+    return chosen
 
 
 def _published_bleu() -> DataFrame:
@@ -44,7 +75,7 @@ transformer_bleu = Table(
         "embedded task alone. Perplexity is per word piece, so it compares within one vocabulary only. Scores of "
         "another data set or language pair do not compare with the published ones."
     ),
-    ours=bleu,
+    ours=lambda results, runs: over_seeds(results, "test", runs).rename(columns={"data.name": "data"}),
     published=_published_bleu,
     columns=(
         "source run -data regime sacrebleu[] compound_split -tokenized_lowercase exact_percent bleu_en_de bleu_en_fr "
@@ -59,34 +90,20 @@ _ROWS = ("base", "heads", "key", "layers", "width", "hidden", "dropout", "smooth
 
 def variations(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return our runs in the order of the paper's rows."""
-    ours = over_seeds(results, "valid", runs)
     names = {f"spec.model.{key}": name for key, name in _SPEC.items()}
     names |= {"spec.task.label_smoothing": "smoothing", "spec.model.position.kind": "positions"}
-    ours = ours.rename(columns=names)
-    if len(ours):
-        order = [_place(run) for run in ours["run"]]
-        ours = ours.assign(order=order).sort_values(["regime", "order", "run"], ignore_index=True)
-        settings = ours.reindex(columns=[*_SPEC.values(), "smoothing", "positions"])
-        base = settings[ours["run"].isin(["base", "settled-base"])].head(1)
-        ours["change"] = [_change(row, base) for row in settings.to_dict("records")]
-    return ours
-
-
-def _change(row: dict[Hashable, Any], base: DataFrame) -> str:
-    """Return what differs from the base model, such as `h = 1`."""
-    old = {str(name): values.iloc[0] for name, values in base.items()} if len(base) else {}
-    return ", ".join(f"{key} = {row[key]}" for key in old if str(row[key]) != str(old[key]))
-
-
-def _place(run: str) -> int:
-    return _ROWS.index(run.split("-")[0]) if run.split("-")[0] in _ROWS else len(_ROWS)
-
-
-def _published_variations() -> DataFrame:
-    rows = published(TRANSFORMER, "Table 3")
-    wide = rows.pivot_table(index="model", columns="metric", values="value", sort=False, aggfunc="first").reset_index()
-    wide = wide.rename(columns={"model": "run", "perplexity_per_wordpiece": "perplexity"})
-    return wide.assign(parameters=wide["parameters"].astype(float) * 1e6)
+    ours = over_seeds(results, "valid", runs).rename(columns=names)
+    if ours.empty:
+        return ours
+    order = ours["run"].str.split("-").str[0].map({name: number for number, name in enumerate(_ROWS)})
+    ours = ours.assign(order=order).sort_values(["regime", "order", "run"], ignore_index=True)
+    settings = ours.reindex(columns=[*_SPEC.values(), "smoothing", "positions"])
+    base = settings[ours["run"].isin(["base", "settled-base"])].head(1).to_dict("records")
+    changes = [
+        [f"{key} = {row[key]}" for old in base for key in old if str(row[key]) != str(old[key])]
+        for row in settings.to_dict("records")
+    ]
+    return ours.assign(change=list(map(", ".join, changes)))
 
 
 transformer_variations = Table(
@@ -100,7 +117,12 @@ transformer_variations = Table(
         "language pair only the differences between rows compare with the published ones."
     ),
     ours=variations,
-    published=_published_variations,
+    published=lambda: published_rows(
+        TRANSFORMER,
+        "Table 3",
+        names={"model": "run", "perplexity_per_wordpiece": "perplexity"},
+        factors={"parameters": 1e6},
+    ),
     columns=(
         "source run regime change -N -d_model -h -d_k -P_drop -smoothing -positions loss_nats[] perplexity sacrebleu[] "
         "bleu parameters seeds"
@@ -108,20 +130,22 @@ transformer_variations = Table(
 )
 
 
-THEORY = {
-    "self_attention": (2, 1, "O(n^2 d)", "O(1)", "O(1)"),
-    "recurrent": (1, 2, "O(n d^2)", "O(n)", "O(n)"),
-    "convolution": (1, 2, "O(k n d^2)", "O(1)", "O(log_k n)"),
-    "restricted": (1, 1, "O(r n d)", "O(1)", "O(n/r)"),
-}
+THEORY = DataFrame(
+    [
+        ("self_attention", 2, 1, "O(n^2 d)", "O(1)", "O(1)"),
+        ("recurrent", 1, 2, "O(n d^2)", "O(n)", "O(n)"),
+        ("convolution", 1, 2, "O(k n d^2)", "O(1)", "O(log_k n)"),
+        ("restricted", 1, 1, "O(r n d)", "O(1)", "O(n/r)"),
+    ],
+    columns=["layer", "counted_exponent_n", "counted_exponent_d", "complexity", "sequential", "longest_path"],
+)
 """Exponents of n and d, complexity, sequential operations and maximum path length as published."""
 
 
 def layers(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per layer type."""
-    rows = complexity(results, runs)
     ours = []
-    for name, group in rows.groupby("operation", sort=False):
+    for name, group in complexity(results, runs).groupby("operation", sort=False):
         row: dict[str, object] = {"layer": name}
         for axis in ("n", "d"):
             points = group[group["axis"] == axis]
@@ -129,11 +153,6 @@ def layers(results: Results, runs: Sequence[str]) -> DataFrame:
                 row[f"{label}_exponent_{axis}"] = slope(points, axis, column)
         ours.append(row | {"longest_path": int(group["path"].max())})
     return DataFrame(ours)
-
-
-def _published_layers() -> DataFrame:
-    names = ("layer", "counted_exponent_n", "counted_exponent_d", "complexity", "sequential", "longest_path")
-    return DataFrame([dict(zip(names, (layer, *cells), strict=True)) for layer, cells in THEORY.items()])
 
 
 def slope(points: DataFrame, axis: str, column: str) -> float:
@@ -154,5 +173,5 @@ transformer_layers = Table(
         "largest length."
     ),
     ours=layers,
-    published=_published_layers,
+    published=lambda: THEORY,
 )

@@ -7,11 +7,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
-from formerlab.report.depth import METHODS, gains, published_depths, speeds, with_seeds
 from formerlab.report.drawings import Plot, shown_columns
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.runs import DENSEFORMER, TRANSFORMER, by_run, held_out_losses
+from formerlab.report.runs import DENSEFORMER, INTERVALS, TRANSFORMER, by_run, held_out_losses
 from formerlab.report.style import GREY
+from formerlab.report.tables.denseformer import gains, published_depths, speeds, with_seeds
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
 
@@ -28,7 +28,7 @@ def depth_data(results: Results, runs: Sequence[str]) -> DataFrame:
     seeds of both share their data, so the differences spread far less than the losses.
     """
     losses = held_out_losses(results, STUDY, runs)
-    means = _with_paired_ends(by_run(losses), gains(results, STUDY, runs)).sort_values(["variant", "layers"])
+    means = _with_paired_ends(by_run(losses), gains(results, runs)).sort_values(["variant", "layers"])
     ours = with_seeds(means, losses, ("source", "variant", "layers"))
     return pd.concat([ours, published_depths().assign(part="mean")], ignore_index=True)
 
@@ -36,7 +36,7 @@ def depth_data(results: Results, runs: Sequence[str]) -> DataFrame:
 def _with_paired_ends(means: DataFrame, pairs: DataFrame) -> DataFrame:
     if "gain_nats" not in pairs:
         return means
-    pairs = pairs[pairs["interval"] == METHODS["student"]].set_index("run")
+    pairs = pairs[pairs["interval"] == INTERVALS["student"]].set_index("run")
     paired = means["run"].isin(pairs.index)
     of_run = pairs.reindex(means["run"]).set_axis(means.index)
     means = means.assign(paired=paired)
@@ -75,8 +75,8 @@ def tradeoff_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
     Our runs have a row per seed below them: `part` is mean or seed.
     """
-    ours = gains(results, STUDY, runs)
-    ours = ours[ours["setting"] == "main"].merge(speeds(results, STUDY), on="run")
+    ours = gains(results, runs)
+    ours = ours[ours["setting"] == "main"].merge(speeds(results), on="run")
     if len(ours):
         for end, time in (("", ""), ("_low", "_high"), ("_high", "_low")):
             ours[f"batches_per_s{end}"] = 1 / ours[f"{FORWARD}_time_s{time}"]

@@ -8,9 +8,8 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.panel import Panel, Style, sheet
-from formerlab.report.runs import TRANSFORMER, variant
+from formerlab.report.runs import TRANSFORMER, summary, variant
 from formerlab.report.style import look
-from formerlab.report.summary import summary
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 

@@ -8,12 +8,19 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.depth import gains, plains, published_depths, published_table, speeds
 from formerlab.report.drawings import Plot, shown_columns
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.runs import DENSEFORMER, held_out, held_out_losses, short
+from formerlab.report.runs import (
+    DENSEFORMER,
+    differences,
+    held_out,
+    held_out_losses,
+    published_difference,
+    short,
+    summary,
+)
 from formerlab.report.style import BLUE, PUBLISHED_INK
-from formerlab.report.summary import differences, published_difference, summary
+from formerlab.report.tables.denseformer import gains, plains, published_depths, published_table, speeds
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
 
@@ -78,13 +85,13 @@ def sparsity_data(results: Results, runs: Sequence[str]) -> DataFrame:
     of 1x1, both paired by seed; beside them stands the time of a forward pass, where it was measured. `part` is `mean`,
     or `seed` for a row per seed.
     """
-    ours = gains(results, STUDY, runs)
+    ours = gains(results, runs)
     if _GAIN in ours:
         records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
         for name in ("dilation", "period"):
             ours[name] = ours["run"].map(records.get(f"spec.model.depth.{name}", pd.Series(dtype=float)))
         ours = ours.dropna(subset=["dilation", _GAIN])
-        ours = ours[ours["layers"] == ours["layers"].mode().max()].merge(speeds(results, STUDY), on="run", how="left")
+        ours = ours[ours["layers"] == ours["layers"].mode().max()].merge(speeds(results), on="run", how="left")
     dense = ours[(ours["dilation"] == 1) & (ours["period"] == 1)] if _GAIN in ours else ours[:0]
     if dense.empty:
         return DataFrame()

@@ -11,7 +11,6 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
-from formerlab.report.depth import at_last_step
 from formerlab.report.drawings import Plot
 from formerlab.report.panel import setting
 from formerlab.report.runs import DENSEFORMER, n_seeds, variant
@@ -25,7 +24,10 @@ _LINEAR = 0.05
 
 def weights_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return mean and spread over seeds of every weight of the deepest run of each dilation and period."""
-    rows = at_last_step(results.rows("depth.csv", STUDY, runs))
+    rows = results.rows("depth.csv", STUDY, runs)
+    if "step" in rows:
+        last = rows.groupby(["run", "seed"])["step"].transform("max")
+        rows = rows[rows["step"].isna() | (rows["step"] == last)]
     records = results.runs(STUDY, runs).drop_duplicates("run")
     records = records[records["run"].isin(rows["run"])]
     records = records.assign(variant=[variant(record) for record in records.to_dict("records")])

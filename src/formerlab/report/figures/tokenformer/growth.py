@@ -8,9 +8,8 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.panel import Panel, Style, hollow, sheet
-from formerlab.report.runs import GROWN, TRAINED_ON, held_out_losses, parent
+from formerlab.report.runs import GROWN, TRAINED_ON, held_out_losses, parent, summary
 from formerlab.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, look
-from formerlab.report.summary import summary
 from formerlab.report.tokenformer import at_step, by_step, equal_to_grown, means
 from formerlab.results.read import Results
 

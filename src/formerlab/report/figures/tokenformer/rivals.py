@@ -15,8 +15,7 @@ from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.rates import last_losses
-from formerlab.report.runs import held_out, held_out_losses, minus
-from formerlab.report.summary import differences, published_difference, summary
+from formerlab.report.runs import differences, held_out, held_out_losses, minus, published_difference, summary
 from formerlab.report.tokenformer import METHODS, STAGES, before_growth, by_step, means
 from formerlab.results.read import Results
 
@@ -94,8 +93,9 @@ def gains(losses: DataFrame) -> DataFrame:
         start = held_out(losses, before_growth(losses, method))
         for size in STAGES:
             run = pattern.format(size=size)
-            if gained := minus(start, held_out(losses, run)):
-                rows = DataFrame({"run": run, "seed": [*gained], "gain_nats": [*gained.values()]})
+            gained = minus(start, held_out(losses, run))
+            if len(gained):
+                rows = gained.rename("gain_nats").reset_index().assign(run=run)
                 frames.append(summary(rows, "gain_nats", ["run"]).assign(method=method, size=size))
     found = pd.concat(frames, ignore_index=True) if frames else DataFrame(columns=["part"])
     return found.assign(part=found["part"].replace("mean", "gain"))

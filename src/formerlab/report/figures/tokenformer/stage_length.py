@@ -8,9 +8,8 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.runs import held_out, held_out_losses
+from formerlab.report.runs import differences, held_out, held_out_losses
 from formerlab.report.style import PUBLISHED_INK
-from formerlab.report.summary import differences
 from formerlab.report.tokenformer import STUDY
 from formerlab.results.read import Results
 
