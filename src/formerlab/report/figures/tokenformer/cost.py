@@ -16,13 +16,12 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.formulas import Shape, shape_of
 from formerlab.report.panel import Panel, Style, hollow, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.runs import short
 from formerlab.report.style import BLACK, GREY, ORANGE, PURPLE, VERMILION, look
-from formerlab.report.tokenformer import ENVELOPE, SCRATCH, SERIES, series_points
+from formerlab.report.tokenformer import ENVELOPE, SCRATCH, SERIES, Shape, series_points, shape_of
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
