@@ -35,7 +35,7 @@ TOPICS = {
         "tasks/translation.py",
         "evaluation/translation",
         "calibration.py",
-        "report/formulas.py",
+        "report/tokenformer.py",
         "evaluation/timing/complexity.py",
     ),
 }
