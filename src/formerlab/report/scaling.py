@@ -8,7 +8,7 @@ test for it.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -86,32 +86,25 @@ def from_scratch(losses: DataFrame) -> DataFrame:
     return points.sort_values([PARAMETERS, TOKENS], ignore_index=True)
 
 
-def laws(points: DataFrame) -> dict[str, Law | None]:
-    """Return the law of FLOPs, and the one of parameters and tokens together."""
-    lowest = points[points["lowest"]]
-    return {
-        "flops": power_law(lowest["loss_nats"], lowest[FLOPS]),
-        "size and tokens": power_law(points["loss_nats"], points[PARAMETERS], points[TOKENS]),
-    }
-
-
 def scaling_laws(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per exponent."""
+    """Return a row per exponent: of FLOPs, and of parameters and tokens together."""
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
         return DataFrame()
-    found, rows = laws(from_scratch(losses)), []
-    for law, number, name in (
-        ("flops", 0, "FLOPs, lower envelope"),
-        ("size and tokens", 0, "parameters without embedding, at equal tokens"),
-        ("size and tokens", 1, "tokens, at equal parameters"),
+    points, rows = from_scratch(losses), []
+    lowest = points[points["lowest"]]
+    for law, *names in (
+        (power_law(lowest["loss_nats"], lowest[FLOPS]), "FLOPs, lower envelope"),
+        (
+            power_law(points["loss_nats"], points[PARAMETERS], points[TOKENS]),
+            "parameters without embedding, at equal tokens",
+            "tokens, at equal parameters",
+        ),
     ):
-        fit = found[law]
-        if fit is not None:
-            middle, half = float(fit.exponents[number]), float(fit.half[number])
+        for name, middle, half in zip(names, law.exponents, law.half, strict=True) if law is not None else ():
             row = {"loss_against": name, "exponent": middle, "exponent_low": middle - half}
-            row |= {"exponent_high": middle + half, "points": fit.points, "deviation_percent": 100 * fit.deviation}
-            rows.append(row | {"best_offset_nats": fit.offset_nats, "offset_p": fit.offset_p})
+            row |= {"exponent_high": middle + half, "points": law.points, "deviation_percent": 100 * law.deviation}
+            rows.append(row | {"best_offset_nats": law.offset_nats, "offset_p": law.offset_p})
     return DataFrame(rows)
 
 
@@ -120,13 +113,13 @@ def chains(losses: DataFrame) -> DataFrame:
 
     `parent` is the run it starts from, `tokens_cumulative` counts its ancestors' tokens too.
     """
-    data = set(losses.loc[losses["run"].str.startswith(FROM_SCRATCH), "data.fingerprint"])
     if "init.id" not in losses:
         return DataFrame()
-    started = losses.loc[losses["init.id"].notna() & losses["data.fingerprint"].isin(data), "run"].unique()
-    if not len(started):
+    data = set(losses.loc[losses["run"].str.startswith(FROM_SCRATCH), "data.fingerprint"])
+    started = losses["init.id"].notna() & losses["data.fingerprint"].isin(data)
+    names = dict.fromkeys(name for run in losses.loc[started, "run"].unique() for name in chain(losses, run))
+    if not names:
         return DataFrame()
-    names = dict.fromkeys(name for run in started for name in chain(losses, run))
     points = by_run(losses[losses["run"].isin(names)])
     tokens = points.set_index("run")["tokens"]
     points["parent"] = [parent(losses, run) for run in points["run"]]
@@ -143,15 +136,13 @@ def against_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
     points = chains(losses) if len(losses) else DataFrame()
     if points.empty:
         return points
-    scratch = losses[losses["run"].str.startswith(FROM_SCRATCH)]
-    by_cost: list[dict[str, Any]] = points.sort_values(FLOPS).to_dict("records")  # type: ignore[assignment]
-    rows: list[dict[str, Any]] = []
-    for row in by_cost:
+    scratch, rows = losses[losses["run"].str.startswith(FROM_SCRATCH)], []
+    for row in points.sort_values(FLOPS).to_dict("records"):
         own = losses[losses["run"] == row["run"]]
         ratios = [_ratio(scratch, *one) for one in zip(own["seed"], own[FLOPS], own["loss_nats"], strict=True)]
         known = not np.isnan(ratios).any()
-        row["envelope"] = None if known else "beyond its ends"
-        rows.append(row | ends("flops_ratio", student(ratios if known else [])))
+        envelope = {"envelope": None if known else "beyond its ends"}
+        rows.append({**row, **envelope, **ends("flops_ratio", student(ratios if known else []))})
     return DataFrame(rows)
 
 
@@ -161,36 +152,14 @@ def _ratio(scratch: DataFrame, seed: int, cost: float, loss: float) -> float:
 
 
 def scaling(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return what the figure shows; `part` is `scratch`, `seed`, `chain`, or `law` for points of a fitted line."""
+    """Return what the figure shows; `part` is `scratch`, `seed` or `chain`."""
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty or not losses["run"].str.startswith(FROM_SCRATCH).any():
         return DataFrame()
     points, grown = from_scratch(losses), chains(losses)
     seeds = losses[losses["run"].isin({*points["run"], *(grown["run"] if len(grown) else ())})]
     columns = ["run", "seed", "variant", "loss_nats", FLOPS, TOKENS, PARAMETERS]
-    parts = {"scratch": points, "chain": grown, "seed": seeds[columns], "law": _lines(points)}
+    parts = {"scratch": points, "chain": grown, "seed": seeds[columns]}
     frames = [frame.assign(source="ours", part=part) for part, frame in parts.items() if len(frame)]
     table = pd.concat(frames, ignore_index=True)
     return table if len(grown) else table.assign(parent=None)
-
-
-def _lines(points: DataFrame) -> DataFrame:
-    """Return the fitted lines: over FLOPs, over tokens for each size, over parameters for each length."""
-    found, rows = laws(points), []
-    if (law := found["flops"]) is not None:
-        x = np.geomspace(*_ends(points[FLOPS]), 30)
-        rows.append(DataFrame({"law": "flops", FLOPS: x, "loss_nats": law.at(x)}))
-    if (law := found["size and tokens"]) is not None:
-        for size, at_size in points.groupby(PARAMETERS):
-            x = np.array(_ends(at_size[TOKENS]))
-            losses = law.at(float(str(size)), x)
-            rows.append(DataFrame({"law": "tokens", TOKENS: x, PARAMETERS: size, "loss_nats": losses}))
-        for length, of_length in points.groupby(TOKENS):
-            x = np.array(_ends(of_length[PARAMETERS]))
-            losses = law.at(x, float(str(length)))
-            rows.append(DataFrame({"law": "size", TOKENS: length, PARAMETERS: x, "loss_nats": losses}))
-    return pd.concat(rows, ignore_index=True) if rows else DataFrame()
-
-
-def _ends(values: "pd.Series[float]") -> tuple[float, float]:
-    return float(values.min()), float(values.max())

@@ -1,6 +1,6 @@
 """Tables of the pruning study (Decay, Jo and Shin 2024; A2SF, arXiv:2407.20485)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -15,8 +15,10 @@ from formerlab.report.pruning import (
     decoding,
     measured,
     ordered,
+    over_windows,
+    spread,
 )
-from formerlab.report.published import DECAY, published, published_cosines
+from formerlab.report.published import DECAY, published_cosines, published_rows
 from formerlab.report.questions import (
     CHANCE,
     LOCAL,
@@ -25,10 +27,11 @@ from formerlab.report.questions import (
     accuracies,
     accuracy_columns,
     answers,
+    grids,
     title,
 )
 from formerlab.report.runs import ends
-from formerlab.report.two_fold import Grid, Halves, half_of, two_fold_selection
+from formerlab.report.two_fold import half_of, two_fold_selection
 from formerlab.results.read import Results
 from formerlab.statistics import bootstrap_means, interval_over, over_examples
 
@@ -68,13 +71,12 @@ def answered(results: Results, runs: Sequence[str]) -> DataFrame:
     return pd.concat(found, ignore_index=True)
 
 
-def _published_answers() -> DataFrame:
-    rows = published(DECAY, "Fig 4a", "Table 2")
-    order = [*(f"{suite}_acc" for suite in SUITES), "average"]
-    rows = rows.assign(value=rows["value"].astype(float) / 100)
-    wide = rows.pivot_table("value", ["model", "setting"], "metric", sort=False)[order]
-    wide.columns = [f"{name} (published)" for name in order]
-    return wide.reset_index().rename(columns={"model": "run", "setting": "configuration"})
+def _published(names: dict[str, str], factor: float) -> DataFrame:
+    """Return the accuracies of the article under other names, times a factor."""
+    by, names = ("model", "setting"), {"model": "run", "setting": "configuration"} | names
+    wide = published_rows(DECAY, "Fig 4a", "Table 2", by=by, names=names)
+    wide[[*names.values()][2:]] /= factor
+    return wide[[*names.values()]]
 
 
 decay_answers_table = Table(
@@ -86,7 +88,9 @@ decay_answers_table = Table(
         "seeds. The published models are OPT-2.7B and LLaMA-2-7B-chat on other questions."
     ),
     ours=answered,
-    published=_published_answers,
+    published=lambda: _published(
+        {name: f"{name} (published)" for name in (*(f"{suite}_acc" for suite in SUITES), "average")}, 100
+    ),
     each="run",
 )
 
@@ -103,35 +107,23 @@ def suites(results: Results, runs: Sequence[str]) -> DataFrame:
     if not len(budgets):
         return DataFrame()
     rows = rows[rows["budget"].isin([1, min(budgets, key=lambda budget: abs(budget - 0.4))])]
+    values = ["accuracy", "low", "high"]
     paired = {policy: accuracies(rows, against=policy) for policy in _AGAINST}
-    found = paired["full"]
-    table = found[[*CONFIGURATION, "configuration", "realised_budget", "seeds"]].drop_duplicates(ignore_index=True)
-    for task, block in found.groupby("task"):
-        name = _NAMES.get(str(task).removesuffix(LOCAL), _MEAN)
-        table = _joined(table, block, {"accuracy": name, "low": f"{name}_low", "high": f"{name}_high"})
+    shown = [paired["full"].assign(name=paired["full"]["task"].str.removesuffix(LOCAL).map(_NAMES).fillna(_MEAN))]
     for policy, name in _AGAINST.items():
-        block = paired[policy]
-        block = block[block["task"].str.startswith(MEAN) & (block["policy"] != policy)]
-        table = _joined(table, block, {f"difference{end}": f"{name}{end}" for end in ("", "_low", "_high")})
-    return table
-
-
-def _joined(table: DataFrame, block: DataFrame, shown: Mapping[str, str]) -> DataFrame:
-    """Return the table with columns of `block` under other names and in percent, joined by configuration."""
-    percent = block[[*CONFIGURATION, *shown]].rename(columns=shown)
-    percent[[*shown.values()]] *= 100
-    return table.merge(percent, on=CONFIGURATION, how="left")
+        means = paired[policy]
+        means = means[means["task"].str.startswith(MEAN) & (means["policy"] != policy)]
+        differences = means[["difference", "difference_low", "difference_high"]].set_axis(values, axis=1)
+        shown.append(means.drop(columns=values).join(differences).assign(name=name))
+    long = pd.concat(shown, ignore_index=True)
+    long[values] *= 100
+    return spread(long, [*CONFIGURATION, "configuration", "realised_budget", "seeds"], "name", values)
 
 
 def _published_suites() -> DataFrame:
-    rows = published(DECAY, "Fig 4a", "Table 2")
-    names = {f"{suite}_acc": _NAMES[suite] for suite in SUITES} | {"average": _MEAN}
-    rows = rows.assign(value=rows["value"].astype(float), metric=rows["metric"].map(names))
-    wide = rows.pivot_table("value", ["model", "setting"], "metric", sort=False)[[*names.values()]].reset_index()
-    full = wide[wide["model"].str.endswith(" Full")]
-    level = dict(zip(full["model"].str.split().str[0], full[_MEAN], strict=True))
-    wide["minus Full (points)"] = wide[_MEAN] - wide["model"].str.split().str[0].map(level)
-    return wide.rename(columns={"model": "run", "setting": "configuration"})
+    wide = _published({f"{suite}_acc": _NAMES[suite] for suite in SUITES} | {"average": _MEAN}, 1)
+    models, full = wide["run"].str.split().str[0], wide["run"].str.endswith(" Full")
+    return wide.assign(**{_AGAINST["full"]: wide[_MEAN] - models.map(wide[full].set_index(models[full])[_MEAN])})
 
 
 decay_suites_table = Table(
@@ -162,14 +154,7 @@ def ratio(results: Results, runs: Sequence[str]) -> DataFrame:
     ours = configurations(results, STUDY, runs)
     kinds = ours["policy"].str.split().str[0]
     recent = kinds.map(RECENT).where(kinds.isin(RECENT), ours["recent"].fillna(0.0))
-    ours = ours.assign(recent_share=recent * ours["budget"], selected_share=(1 - recent) * ours["budget"])
-    return ours
-
-
-def _published_ratio() -> DataFrame:
-    rows = [("Full", 1.0, None, None), ("H2O", 0.4, 0.2, 0.2), ("Decay", 0.4, 0.0, 0.4)]
-    table = DataFrame(rows, columns=["configuration", "budget", "recent_share", "selected_share"])
-    return table.assign(run="OPT-2.7B, LLaMA-2-7B-chat")
+    return ours.assign(recent_share=recent * ours["budget"], selected_share=(1 - recent) * ours["budget"])
 
 
 decay_ratio_table = Table(
@@ -183,7 +168,10 @@ decay_ratio_table = Table(
         "the official masks of H2O keep fewer keys, since their halves overlap."
     ),
     ours=ratio,
-    published=_published_ratio,
+    published=lambda: DataFrame(
+        [("Full", 1.0, None, None), ("H2O", 0.4, 0.2, 0.2), ("Decay", 0.4, 0.0, 0.4)],
+        columns=["configuration", "budget", "recent_share", "selected_share"],
+    ).assign(run="OPT-2.7B, LLaMA-2-7B-chat"),
     columns="source run configuration budget recent_share selected_share realised_budget seeds windows",
 )
 
@@ -192,22 +180,15 @@ COSINES = {"distance_to_ideal": "cosine", "distance_to_ideal_without_first": "co
 
 
 def ideal(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run and configuration."""
+    """Return a row per run and configuration; a cosine is 1 minus the distance."""
     rows = measured(results.rows("prune_masks.csv", STUDY, runs), list(PANELS))
     if rows.empty:
         return rows
-    keys = ["source", "run", "configuration", "policy", "alpha", "recent", "budget", "seeds", "windows"]
-    found = rows[keys].drop_duplicates().reset_index(drop=True)
-    for metric in PANELS:
-        block = rows[rows["metric"] == metric]
-        name = COSINES.get(metric, metric)
-        values = {"value": name, "value_low": f"{name}_low", "value_high": f"{name}_high"}
-        if metric in COSINES:
-            block = block.assign(
-                value=1 - block["value"], value_low=1 - block["value_high"], value_high=1 - block["value_low"]
-            )
-        found = found.merge(block[[*keys, *values]].rename(columns=values), on=keys, how="left")
-    return found
+    values = ["value", "value_low", "value_high"]
+    cosines = rows["metric"].isin(COSINES)
+    rows.loc[cosines, values] = 1 - rows.loc[cosines, ["value", "value_high", "value_low"]].to_numpy()
+    keys = ["run", "configuration", "policy", "alpha", "recent", "budget", "seeds", "windows"]
+    return spread(rows.assign(metric=rows["metric"].replace(COSINES)), keys, "metric", values)
 
 
 decay_ideal_table = Table(
@@ -234,27 +215,17 @@ BEST = "single_by_loss"
 
 def heads(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run, budget and choice."""
-    rows = results.rows("prune_calibrated.csv", STUDY, runs)
-    chosen = results.rows("prune_alphas.csv", STUDY, runs)
+    rows, keys = results.rows("prune_calibrated.csv", STUDY, runs), ["run", "budget", "choice"]
     if rows.empty:
         return DataFrame()
-    found = []
-    for (run, budget), group in rows.groupby(["run", "budget"], sort=False):
-        grids = {
-            choice: block.pivot_table("loss_nats", "seed", "window").to_numpy()
-            for choice, block in group.groupby("choice", sort=False)
-        }
-        mine = chosen[(chosen["run"] == run) & (chosen["budget"] == budget)]
-        for choice, grid in grids.items():
-            alphas = mine.loc[mine["choice"] == choice, "alpha"]
-            row = {"run": run, "budget": budget, "choice": str(choice).replace("_", " ")}
-            row |= {"alphas": _spread(alphas), "loss_nats": grid.mean()}
-            row |= {"realised_budget": group.loc[group["choice"] == choice, "realised_budget"].mean()}
-            if choice != BEST and BEST in grids:
-                gap = over_examples(grid - grids[BEST])
-                row |= ends("minus_best_single_nats", gap)
-            found.append(row | {"seeds": grid.shape[0], "windows": grid.shape[1]})
-    return DataFrame(found)
+    found = [
+        {"run": run, "budget": budget} | row
+        for (run, budget), group in rows.groupby(["run", "budget"], sort=False)
+        for row in over_windows(group, ["choice"], BEST, "minus_best_single_nats")
+    ]
+    table = DataFrame(found).join(rows.groupby(keys)["realised_budget"].mean(), on=keys)
+    alphas = results.rows("prune_alphas.csv", STUDY, runs).groupby(keys)["alpha"].agg(_spread).rename("alphas")
+    return table.join(alphas, on=keys).assign(choice=table["choice"].str.replace("_", " "))
 
 
 def _spread(alphas: pd.Series) -> str:
@@ -275,6 +246,7 @@ decay_heads_table = Table(
         "brackets. None of the published codes has this."
     ),
     ours=heads,
+    columns="source run budget choice alphas loss_nats realised_budget minus_best_single_nats[] seeds windows",
 )
 
 
@@ -284,39 +256,23 @@ def tasks(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = rows[(rows["policy"] == "decay") & (rows["recent"] == 0)]
     found = []
     for (run, budget), group in rows.groupby(["run", "budget"], sort=False):
-        alphas = tuple(sorted(group["alpha"].unique()))
+        alphas, answered, names = grids(group.sort_values("alpha", kind="stable"))
         if len(alphas) < 2:
             continue
-        found_grids = {str(task): _grid(block) for task, block in group.groupby("task", sort=False)}
-        pairs = {task: pair for task, pair in found_grids.items() if pair is not None}
-        grids, halves = ({task: pair[part] for task, pair in pairs.items()} for part in (0, 1))
-        answered = two_fold_selection(grids, halves)
-        for task, (own, common, *places) in answered.items():
-            gain = over_examples(own - common)
-            row = {"run": run, "budget": budget, "task": title(task)}
-            row |= {"own alphas": ", ".join(sorted({f"{alphas[place]:g}" for place in places[0]}))}
-            row |= {"common alphas": ", ".join(sorted({f"{alphas[place]:g}" for place in places[1]}))}
-            row |= {"acc_own": own.mean(), "acc_common": common.mean()} | ends("gain", gain)
+        shared, gains = {"run": run, "budget": budget}, []
+        halves = {task: np.array([half_of(example) for example in names[task]]) for task in answered}
+        for task, (own, common, *places) in two_fold_selection(answered, halves).items():
+            chosen = [", ".join(sorted({f"{alphas['alpha'][place]:g}" for place in each})) for each in places]
+            row = shared | {"task": title(task), "own alphas": chosen[0], "common alphas": chosen[1]}
+            row |= {"acc_own": own.mean(), "acc_common": common.mean()} | ends("gain", over_examples(own - common))
             found.append(row | {"seeds": len(own), "questions": own.shape[1]})
-        if answered:
-            gains = [own - common for own, common, *_ in answered.values()]
+            gains.append(own - common)
+        if gains:
             of_seeds = np.mean([gain.mean(axis=1) for gain in gains], axis=0)
             drawn = np.mean([bootstrap_means(gain, random_seed=place) for place, gain in enumerate(gains)], axis=0)
             mean = interval_over(of_seeds, drawn, sum(gain.shape[1] for gain in gains))
-            row = {"run": run, "budget": budget, "task": "mean of these"}
-            found.append(row | ends("gain", mean))
-    return DataFrame(found) if found else DataFrame()
-
-
-def _grid(block: DataFrame) -> tuple[Grid, Halves] | None:
-    """Return answers (alphas x seeds x examples) and the half of each example; none where some are missing."""
-    table = block.pivot_table("value", ["alpha", "seed"], "example").dropna(axis=1).sort_index()
-    alphas = table.index.get_level_values("alpha").nunique()
-    seeds = table.index.get_level_values("seed").nunique()
-    halves = np.array([half_of(str(example)) for example in table.columns])
-    if len(table) != alphas * seeds:
-        return None
-    return table.to_numpy().reshape(alphas, seeds, -1), halves
+            found.append(shared | {"task": "mean of these"} | ends("gain", mean))
+    return DataFrame(found)
 
 
 decay_tasks_table = Table(
@@ -335,24 +291,10 @@ decay_tasks_table = Table(
 
 def one_shot(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run and configuration."""
-    rows = results.rows("prune_one_shot.csv", STUDY, runs)
-    if rows.empty:
-        return DataFrame()
-    found = []
-    for run, mine in rows.groupby("run", sort=False):
-        grids = {
-            key: block.pivot_table("loss_nats", "seed", "window").to_numpy()
-            for key, block in mine.groupby([*CONFIGURATION, "realised_budget"], sort=False, dropna=False)
-        }
-        full = next((grid for key, grid in grids.items() if key[1] == "full"), None)
-        for key, grid in grids.items():
-            row = dict(zip([*CONFIGURATION, "realised_budget"], key, strict=True))
-            row |= {"loss_nats": grid.mean(), "perplexity": np.exp(grid.mean())}
-            if full is not None and key[1] != "full":
-                gap = over_examples(grid - full)
-                row |= ends("increase_nats", gap)
-            found.append(row | {"seeds": grid.shape[0], "windows": grid.shape[1], "run": run})
-    return ordered(DataFrame(found))
+    rows, arm = results.rows("prune_one_shot.csv", STUDY, runs), [*CONFIGURATION, "realised_budget"]
+    groups = rows.groupby("run", sort=False)
+    found = DataFrame([row for _, mine in groups for row in over_windows(mine, arm, "full", "increase_nats")])
+    return found if found.empty else ordered(found.assign(perplexity=np.exp(found["loss_nats"])))
 
 
 decay_one_shot_table = Table(

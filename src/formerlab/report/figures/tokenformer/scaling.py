@@ -32,7 +32,7 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = scaling(results, runs)
     if rows.empty:
         return rows
-    rows = rows[rows["part"] != "law"].dropna(axis=1, how="all")
+    rows = rows.dropna(axis=1, how="all")
     records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
     chain = rows[rows["part"] == "chain"].set_index("run")
     trained = [run for run in chain.index if str(chain.loc[run, "variant"]).endswith(TRAINED_ON)]
