@@ -34,7 +34,6 @@ FLOPS, TOKENS, PARAMETERS = "flops_cumulative", "tokens", "parameters_non_embedd
 class Law(NamedTuple):
     """A power law, loss = exp(constant) * product of x ** exponent."""
 
-    constant: float
     exponents: Float[np.ndarray, " x"]
     half: Float[np.ndarray, " x"]
     """Half of each exponent's 95 % interval."""
@@ -45,11 +44,6 @@ class Law(NamedTuple):
     """The irreducible loss with which the points would fit best."""
     offset_p: float
     """How often so much better a fit happens where there is none, by the F test."""
-
-    def at(self, *x: ArrayLike) -> Float[np.ndarray, " points"]:
-        """Return the loss of the law."""
-        logarithms = [exponent * np.log(one) for exponent, one in zip(self.exponents, x, strict=True)]
-        return np.asarray(np.exp(self.constant + np.sum(np.broadcast_arrays(*logarithms), axis=0)))
 
 
 def power_law(losses: ArrayLike, *x: ArrayLike) -> Law | None:
@@ -68,7 +62,7 @@ def power_law(losses: ArrayLike, *x: ArrayLike) -> Law | None:
     best = int(np.argmin(rests))
     better = (rest - rests[best]) / rests[best] * (free - 1) if rests[best] > 0 else np.inf
     p = float(special.fdtrc(1, free - 1, max(0.0, better))) if free > 1 else np.nan
-    return Law(solution[0], solution[1:], half, len(found), float(np.sqrt(rest / free)), float(offsets[best]), p)
+    return Law(solution[1:], half, len(found), float(np.sqrt(rest / free)), float(offsets[best]), p)
 
 
 def _least_squares(
