@@ -38,7 +38,7 @@ from formerlab.evaluation.translation.translate import Decoding, attention_maps,
 from formerlab.layers import DepthWeightedAverage, Rotary
 from formerlab.models import Decoder, Translator
 from formerlab.tasks import LanguageModeling, scoring
-from formerlab.tasks.sentence_batch import sentence_batch
+from formerlab.tasks.translation import sentence_batch
 from formerlab.tasks.window_losses import window_losses
 from formerlab.training.run import Run
 

@@ -15,7 +15,6 @@ from pydantic import Field
 from torch import Tensor
 
 from formerlab.data.images.store import ImageSet, cut
-from formerlab.seeding import mixed_seed
 from formerlab.spec import AnyCount, Spec
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
@@ -52,10 +51,6 @@ class TimmAugmentation(Spec):
     interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
     """How crops are resized."""
 
-    def transform(self, side: int, mean: Sequence[float], std: Sequence[float]) -> Any:
-        """Return the function from an image to a normalised tensor."""
-        return _transform(self, side, tuple(mean), tuple(std))
-
 
 Augmentation = Annotated[Shift | TimmAugmentation, Field(discriminator="kind")]
 
@@ -83,50 +78,44 @@ def drawn(
     Of a step with the images `indices` and a seed for each, those at the positions `chosen` are made.
     """
     if isinstance(augmentation, TimmAugmentation):
-        change, eraser = _in_two(augmentation.transform(look.side, look.mean, look.std))
-        with own_randomness() as reseed:
-            made = []
-            for position in chosen:
-                reseed(seeds[position])
-                made.append((change(images.image(int(indices[position]))), *_box(eraser, len(look.mean), look.side)))
-        images_made, boxes, noise = zip(*made, strict=True)
-        return Drawn(torch.stack(images_made), torch.tensor(boxes), torch.cat(noise))
+        return _drawn_by_timm(augmentation, images, indices[chosen], [seeds[position] for position in chosen], look)
     pixels = whole(images, indices[chosen], look)
     if isinstance(augmentation, Shift):
         moves = drawn_moves(augmentation, len(indices), np.random.Generator(np.random.Philox(key=seeds[0])))
         pixels = shifted(pixels, augmentation, moves[:, chosen])
-    return nothing_erased(channels_first(pixels))
+    return nothing_erased(pixels)
 
 
-def nothing_erased(pixels: UInt8[Tensor, "count channels side side"]) -> Drawn:
-    """Return images of which nothing is erased."""
-    return Drawn(pixels, torch.zeros(len(pixels), 4, dtype=torch.int64), torch.empty(0))
+def nothing_erased(pixels: Bytes) -> Drawn:
+    """Return images `count rows columns channels` of which nothing is erased."""
+    return Drawn(channels_first(pixels), torch.zeros(len(pixels), 4, dtype=torch.int64), torch.empty(0))
 
 
-def _in_two(transform: Any) -> tuple[Any, Any]:
-    """Return what timm's transform does with an image of bytes, and its eraser, if it has one.
-
-    Between them it normalises, which draws nothing and is left to the device.
-    """
+def _drawn_by_timm(
+    augmentation: TimmAugmentation, images: ImageSet, indices: NDArray[np.int64], seeds: Sequence[int], look: "Look"
+) -> Drawn:
+    """Take timm's transform in two: before it normalises, and its eraser; normalising draws nothing."""
+    ensure_torchvision_imports()
     from timm.data.random_erasing import RandomErasing
     from timm.data.transforms import MaybePILToTensor, MaybeToTensor
     from torchvision.transforms import Compose
 
-    steps = transform.transforms
+    steps = timm_transform(augmentation, look.side, look.mean, look.std).transforms
     end = next(index for index, step in enumerate(steps) if isinstance(step, MaybeToTensor))
+    change = Compose([*steps[:end], MaybePILToTensor()])
     eraser = next((step for step in steps[end:] if isinstance(step, RandomErasing)), None)
-    return Compose([*steps[:end], MaybePILToTensor()]), eraser
-
-
-def _box(eraser: Any, channels: int, side: int) -> tuple[list[int], Tensor]:
-    """Return which rectangle timm's eraser draws for an image, and its noise."""
-    canvas = torch.full((channels, side, side), math.nan)
-    inside = ~(canvas if eraser is None else eraser(canvas))[0].isnan()
-    rows, columns = (inside.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
-    if not rows:
-        return [0, 0, 0, 0], torch.empty(0)
-    box = [rows[0], columns[0], rows[-1] + 1, columns[-1] + 1]
-    return box, canvas[:, box[0] : box[2], box[1] : box[3]].flatten()
+    pixels, boxes, noise = [], [], []
+    with own_randomness() as reseed:
+        for index, seed in zip(indices, seeds, strict=True):
+            reseed(seed)
+            pixels.append(change(images.image(int(index))))
+            canvas = torch.full((len(look.mean), look.side, look.side), math.nan)  # shows what the eraser draws
+            inside = ~(canvas if eraser is None else eraser(canvas))[0].isnan()
+            rows, columns = (inside.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
+            box = [rows[0], columns[0], rows[-1] + 1, columns[-1] + 1] if rows else [0, 0, 0, 0]
+            boxes.append(box)
+            noise.append(canvas[:, box[0] : box[2], box[1] : box[3]].flatten())
+    return Drawn(torch.stack(pixels), torch.tensor(boxes), torch.cat(noise))
 
 
 def erased(images: Pictures, boxes: Int[Tensor, "count 4"], noise: Float[Tensor, " noise"]) -> Pictures:
@@ -213,13 +202,9 @@ def own_randomness() -> Iterator[Any]:
         torch.set_rng_state(states[2])
 
 
-def image_seeds(seed: int, step: int, count: int) -> list[int]:
-    """Return a seed for every image of a step."""
-    return [mixed_seed(seed, step, position) for position in range(count)]
-
-
 @functools.cache
-def _transform(augmentation: TimmAugmentation, side: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
+def timm_transform(augmentation: TimmAugmentation, side: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
+    """Return timm's function from an image to a normalised tensor."""
     ensure_torchvision_imports()
     from timm.data.transforms_factory import create_transform
 

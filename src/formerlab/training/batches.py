@@ -2,7 +2,6 @@
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -36,7 +35,6 @@ class Batches:
         self.run, self.data, self.start, self.device = run, data, start, device
         self._next, self._made = first, deque[Future[Batch]]()
         self._thread = None if device.type == "cpu" else ThreadPoolExecutor(1, "batches")
-        self._meter: AbstractContextManager[None] = getattr(data, "meter", nullcontext())
 
     def __enter__(self) -> "Batches":
         return self
@@ -49,14 +47,13 @@ class Batches:
 
     def take(self) -> Batch:
         """Return the batch of the next step."""
-        with self._meter:
-            if self._thread is None:
-                self._next += 1
-                return self._make(self._next - 1)
-            while len(self._made) <= AHEAD and self._next < self.run.steps:
-                self._made.append(self._thread.submit(self._make, self._next))
-                self._next += 1
-            return self._made.popleft().result()
+        if self._thread is None:
+            self._next += 1
+            return self._make(self._next - 1)
+        while len(self._made) <= AHEAD and self._next < self.run.steps:
+            self._made.append(self._thread.submit(self._make, self._next))
+            self._next += 1
+        return self._made.popleft().result()
 
     def _make(self, step: int) -> Batch:
         key, share = (self.data, self.run.seed, step, self.start), processes.share()

@@ -20,7 +20,7 @@ from formerlab.progress import Progress
 from formerlab.results.stages import TABLES
 from formerlab.results.write import write_rows
 from formerlab.spec import AnyCount, Count, Size
-from formerlab.tasks.sentence_batch import SentenceBatch, sentence_batch
+from formerlab.tasks.translation import SentenceBatch, sentence_batch
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
