@@ -30,8 +30,8 @@ from formerlab.cache import (
 from formerlab.data.pairs.streams import PairStream
 from formerlab.evaluation.language.flow import Flow, flow
 from formerlab.evaluation.language.generate import sample
-from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
+from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.evaluation.timing.timing import take_in
 from formerlab.evaluation.translation import beam
 from formerlab.evaluation.translation.translate import Decoding, attention_maps, decode

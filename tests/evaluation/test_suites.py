@@ -14,7 +14,7 @@ from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.language.requests import answers
 from formerlab.evaluation.language.suite_tasks import load_suites, read_examples
 from formerlab.evaluation.language.suites import HarnessSuite, LocalSuite, Suite, check_names
-from formerlab.evaluation.pruning.configuration import Configuration
+from formerlab.evaluation.pruning.windows import Configuration
 
 ROWS = {
     "choices": [

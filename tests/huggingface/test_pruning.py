@@ -23,9 +23,8 @@ from formerlab.cache import (
 )
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import sample
-from formerlab.integrations.huggingface.cache_argument import FIELD
 from formerlab.integrations.huggingface.causal_lm import CausalLM
-from formerlab.integrations.huggingface.modeling import FormerlabConfig, FormerlabForCausalLM
+from formerlab.integrations.huggingface.modeling import FIELD, FormerlabConfig, FormerlabForCausalLM
 from formerlab.integrations.huggingface.pruning import prune
 from formerlab.layers import Learned, Rotary
 from formerlab.models import Decoder
@@ -192,11 +191,11 @@ def test_a_call_takes_one_cache_of_its_own_kind(models):
     for model in (models["llama"], ours(Rotary())):
         for wrong in ({"cache_params": cache}, {"mems": cache}, {FIELD: ((cache, cache),)}):
             with (
-                pytest.raises(UserError, match=f"^{next(iter(wrong))}: no cache of transformers"),
+                pytest.raises(UserError, match=f"^{next(iter(wrong))}: give one cache of transformers"),
                 prune(model, H2O(), 6),
             ):
                 model(text, **wrong)
-    with pytest.raises(UserError, match="a call has one cache"):
+    with pytest.raises(UserError, match=r"^cache and past_key_values: give one cache"):
         model(text, cache=cache, past_key_values=DynamicCache())
     with pytest.raises(UserError, match="give a DynamicCache"):
         model(text, **{FIELD: StaticCache(config=model.config, max_cache_len=30)})

@@ -15,7 +15,6 @@ from formerlab.__main__ import main
 from formerlab.errors import EXIT_USER_ERROR
 from formerlab.evaluation.language.questions import Questions, load_tasks
 from formerlab.integrations.huggingface import load
-from formerlab.integrations.huggingface.export import load_folder
 from formerlab.integrations.huggingface.load import load_any
 from formerlab.integrations.huggingface.neox import load_released
 from formerlab.released import Folder
@@ -51,7 +50,8 @@ def test_a_run_is_exported_by_its_name_in_the_plan(finished, tmp_path, capsys):
     words = ("--plan", str(tmp_path / "plan.json"), "--out", str(tmp_path / "out"))
     assert main(["export-huggingface", "study/run/seed0", *words]) == 0
     state = load_file(finished / "weights.safetensors")
-    assert all(torch.equal(state[name], tensor) for name, tensor in load_folder(tmp_path / "out").state_dict().items())
+    made = load_any(Folder(path=str(tmp_path / "out"))).model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in made.items())
     assert "no job 'study/run/seed1'" in refused(capsys, "export-huggingface", "study/run/seed1", *words)
 
 

@@ -38,6 +38,15 @@ class Seen(NamedTuple):
     keys: KeyHeads
     values: KeyHeads
 
+    def under(
+        self, policy: Policy, budget: Budget, state: State | None = None, layer: int = 0
+    ) -> tuple[Square, SquareMask]:
+        """Return what `simulate` gives of the same logits under another policy."""
+        groups = self.logits.shape[1] // self.keys.shape[1]
+        return simulate(
+            policy, self.logits, budget, groups=groups, keys=self.keys, values=self.values, state=state, layer=layer
+        )
+
 
 Observer = Callable[[int, Seen], None]
 """Called with the number of the layer and what it saw."""

@@ -21,7 +21,7 @@ from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Loca
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import Policy
 from formerlab.errors import UserError
-from formerlab.evaluation.pruning.configuration import Configuration
+from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.evaluation.timing.timing import Timing, precision, random_tokens, seconds, take_in, turns
 from formerlab.layers.attention import Attend, Heads, KeyHeads
 from formerlab.models.decoder import Decoder, DecoderModel

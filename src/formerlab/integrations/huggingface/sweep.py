@@ -17,23 +17,22 @@ from formerlab.evaluation.kept import Kept
 from formerlab.evaluation.language.questions import Questions, harness_version, load_tasks
 from formerlab.evaluation.language.suite_tasks import suite_configs
 from formerlab.evaluation.language.suites import Suite, check_names
-from formerlab.evaluation.pruning.configuration import Configuration
-from formerlab.evaluation.pruning.prune import QUESTION_COLUMNS, WINDOW_COLUMNS, PruneSweep, Work, answers, losses
+from formerlab.evaluation.pruning.prune import FILES, PolicySweep, Work, answers, losses
+from formerlab.evaluation.pruning.windows import Configuration, Row
 from formerlab.files import write_json
 from formerlab.integrations.huggingface.load import Loaded
 from formerlab.plan.code import code_hash
 from formerlab.plan.layers import Tree, merge
 from formerlab.plan.read import parse
 from formerlab.results.write import Cell, write_rows
-from formerlab.spec import Count, Size, Spec, fingerprint
-from formerlab.tasks.window_losses import Stream
+from formerlab.spec import Count, Size, fingerprint
 from formerlab.yaml_files import read_yaml
 
 LOG_PROBABILITIES = ("perplexity", "log_prob")
 """Names under which an example's log-probability goes; their perplexity is exp(-mean)."""
 
 
-class QuestionSweep(Spec):
+class QuestionSweep(PolicySweep):
     """What the Decay article measured: 0-shot, 40 % of the tokens (its Figure 4, Table 2; see arXiv:2407.20485)."""
 
     tasks: tuple[str, ...] = ("openbookqa", "winogrande", "arc_easy", "arc_challenge", "piqa")
@@ -42,11 +41,8 @@ class QuestionSweep(Spec):
     """Questions from files, or tasks of the harness from local copies or with solved examples in front (`shots`), as
     the scales name them."""
     policies: tuple[CachePolicy, ...] = (H2O(),)
-    """Policies beside the full cache and the values of alpha."""
     alphas: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    """Decay factors: each adds Decay with this alpha and no recent part."""
     budgets: tuple[Budget, ...] = (0.4,)
-    """Shares of each request's, or window's, own length (float) or entries (int)."""
     leading_token: bool = False
     """Put the begin-of-text token in front of every context. The published runs had none; later releases of the harness
     leave it to the tokenizer, and the first token being the attention sink, pruning results move."""
@@ -55,13 +51,9 @@ class QuestionSweep(Spec):
     texts: tuple[str, ...] = ()
     """Files of plain text on whose windows the loss is measured."""
     windows: Count = 64
-    """Windows of each text, evenly spread."""
     contexts: tuple[Size, ...] = (512,)
     """Tokens predicted in a window; each length is a measurement of its own."""
-    batch: Count = 64
-    """Sequences per forward pass; padding takes no part, so it changes nothing but rounding."""
-    batch_tokens: Count = 4096
-    """Tokens per forward pass, padding counted: long sequences come in smaller batches."""
+    batch_tokens: Count | None = 4096
 
     @field_validator("suites")
     @classmethod
@@ -70,17 +62,6 @@ class QuestionSweep(Spec):
             if suite.leading_token:
                 raise ValueError(f"{name}: leading_token is one for all here; set that of the sweep")
         return check_names(suites)
-
-    def asked(self) -> list[Any]:
-        """Return what tells these questions from others."""
-        suites = [[name, suite.state() or suite.to_dict()] for name, suite in sorted(self.suites.items())]
-        return [self.limit, self.leading_token, [_task(name) for name in self.tasks], suites]
-
-    def of_model(self) -> PruneSweep:
-        """Return the sweep in the form in which that of a run is."""
-        shared = {name: getattr(self, name) for name in ("policies", "alphas", "budgets", "windows", "batch")}
-        more = {"question_budgets": self.budgets, "question_limit": self.limit, "batch_tokens": self.batch_tokens}
-        return PruneSweep(**shared, **more)
 
     def questions(self, loaded: Loaded, *, online: bool = False) -> Questions:
         """Load what is asked, in the tokens of a model; only `online` asks the network."""
@@ -123,32 +104,28 @@ def run_sweep(
     if sweep.texts and max(sweep.contexts) > (longest := loaded.model.spec.context):
         raise UserError(f"contexts: {max(sweep.contexts)} tokens exceed the model's context of {longest}")
     about = {"model": identity, "versions": {"lm_eval": harness_version()}}
-    pruned, kept = sweep.of_model(), Kept(out / "configurations")
     modules = "formerlab.integrations.huggingface.load", "formerlab.evaluation.pruning.prune"
-    work = Work(kept, (about,), lambda settings: code_hash(*modules, specs=[settings]))
-    rows: list[tuple[Cell, ...]] = []
+    work = Work(Kept(out / "configurations"), (about,), lambda settings: code_hash(*modules, specs=[settings]))
+    rows: list[Row] = []
     cut: dict[str, int] = {}
     if sweep.tasks or sweep.suites:
         questions = sweep.questions(loaded, online=online)
         cut = questions.cut(loaded.model.spec.context)
-        of_questions = work._replace(belongs_to=(about, sweep.asked()))
-        rows = answers(loaded.model, questions, pruned, of_questions, "questions")
-    measured: list[tuple[Cell, ...]] = []
+        suites = [[name, suite.state() or suite.to_dict()] for name, suite in sorted(sweep.suites.items())]
+        asked = [sweep.limit, sweep.leading_token, [_task(name) for name in sweep.tasks], suites]
+        of_questions = work._replace(belongs_to=(about, asked))
+        rows = answers(loaded.model, questions, sweep, sweep.budgets, sweep.limit, of_questions, "questions")
+    measured: list[Row] = []
     for text, context in product(sweep.texts, sweep.contexts):
-        stream, name = _encoded(loaded, text), Path(text).stem
-        of_text = work._replace(belongs_to=(about, text, fingerprint(stream.tolist())))
-        found = losses(loaded.model, stream, context, pruned, of_text, f"{name}, {context} tokens")
-        measured += [(name, context, *row) for row in found]
-    write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, rows)
-    write_rows(out / "prune_texts.csv", ("text", "context", *WINDOW_COLUMNS), measured)
+        content, name = Path(text).read_text(encoding="utf-8"), Path(text).stem
+        tokens = loaded.tokenizer.encode(content, add_special_tokens=False).ids  # with none in front of a window
+        of_text = work._replace(belongs_to=(about, text, fingerprint(tokens)))
+        stream, label = np.array(tokens, dtype=np.int64), f"{name}, {context} tokens"
+        measured += [(name, context, *row) for row in losses(loaded.model, stream, context, sweep, of_text, label)]
+    write_rows(out / "prune_questions.csv", FILES["prune_questions.csv"], rows)
+    write_rows(out / "prune_texts.csv", ("text", "context", *FILES["prune.csv"]), measured)
     write_json(out / "prune.json", {"schema": 1, **about, "cut": cut, "sweep": sweep.to_dict()})
-    return [_means(configuration, rows, measured) for configuration in pruned.configurations(sweep.budgets)]
-
-
-def _encoded(loaded: Loaded, text: str) -> Stream:
-    """Return the tokens of a text; a window has no token in front of it."""
-    content = Path(text).read_text(encoding="utf-8")
-    return np.array(loaded.tokenizer.encode(content, add_special_tokens=False).ids, dtype=np.int64)
+    return [_means(configuration, rows, measured) for configuration in sweep.configurations(sweep.budgets)]
 
 
 def _means(

@@ -14,8 +14,7 @@ from formerlab.spec import Spec
 
 FIRST = ["seeding", "layers.position", "layers.linear", "layers.mlp", "layers.norm", "layers.score"]
 FIRST += ["layers.depth.identity"]
-LAST = ["layers.attention", "layers.block", "models.decoder"]
-LAST += [f"integrations.huggingface.{name}" for name in ("padding", "cache_argument", "modeling")]
+LAST = ["layers.attention", "layers.block", "models.decoder", "integrations.huggingface.modeling"]
 """Modules that every file is made of, in this order; those of the model's own parts stand behind the first."""
 HEAD = '''"""A decoder of formerlab (Apache-2.0) in one file: its layers, and the class of transformers around them."""
 
