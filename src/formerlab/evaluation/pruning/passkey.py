@@ -20,8 +20,8 @@ from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
 from formerlab.evaluation.kept import Kept
 from formerlab.evaluation.measurement import Measured, Measurement, Reading
-from formerlab.evaluation.pruning.prune import Work
-from formerlab.evaluation.pruning.windows import Configuration, Row, configurations
+from formerlab.evaluation.pruning.prune import Work, configurations
+from formerlab.evaluation.pruning.windows import Configuration, Row
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.write import Cell

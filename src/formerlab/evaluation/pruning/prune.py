@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import Field, field_validator
 from torch.nn import functional as F
 
-from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, KVCache, Local
+from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Full, KVCache, Local
 from formerlab.cache.policies.policy import Policy
 from formerlab.data import load_stream
 from formerlab.errors import UserError
@@ -20,7 +20,7 @@ from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurem
 from formerlab.evaluation.pruning.calibration import calibrated
 from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures
 from formerlab.evaluation.pruning.score_trajectories import score_trajectories
-from formerlab.evaluation.pruning.windows import Configuration, Row, Windows, configurations
+from formerlab.evaluation.pruning.windows import Configuration, Row, Windows
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.stages import STAGES
@@ -34,6 +34,15 @@ FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
 """Every file of a sweep, with its columns; what is not asked for has no rows."""
 KEPT = ".prune"
 """Folder beside the files with what a sweep has done."""
+
+
+def configurations(
+    policies: Iterable[Policy], budgets: Iterable[Budget], alphas: Iterable[float] = ()
+) -> list[Configuration]:
+    """Return the full cache, and every policy and Decay of every alpha at every budget, each once."""
+    compared = dict.fromkeys((*policies, *(Decay(alpha=alpha) for alpha in alphas)))
+    pruned = [policy for policy in compared if not isinstance(policy, Full)]
+    return [Configuration(Full(), 1.0), *(Configuration(policy, budget) for budget in budgets for policy in pruned)]
 
 
 class PolicySweep(Measurement):

@@ -1,13 +1,13 @@
 """What a pruning study compares and reads: policies under budgets, and windows of a stream."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxtyping import Int
 from torch import Tensor
 
-from formerlab.cache import Budget, Decay, Full, Simulation
+from formerlab.cache import Budget, Full, Simulation
 from formerlab.cache.policies.policy import Policy
 from formerlab.cache.simulation import Observer
 from formerlab.layers.position import PositionEncoding
@@ -41,15 +41,6 @@ class Configuration(NamedTuple):
         changed = self.policy.model_dump(mode="json", exclude_defaults=True, exclude={"kind", "alpha", "recent"})
         name = " ".join([values["kind"], *(f"{key}={value}" for key, value in changed.items())])
         return name, values.get("alpha"), values.get("recent"), self.budget
-
-
-def configurations(
-    policies: Iterable[Policy], budgets: Iterable[Budget], alphas: Iterable[float] = ()
-) -> list[Configuration]:
-    """Return the full cache, and every policy and Decay of every alpha at every budget, each once."""
-    compared = dict.fromkeys((*policies, *(Decay(alpha=alpha) for alpha in alphas)))
-    pruned = [policy for policy in compared if not isinstance(policy, Full)]
-    return [Configuration(Full(), 1.0), *(Configuration(policy, budget) for budget in budgets for policy in pruned)]
 
 
 @dataclass(frozen=True)
