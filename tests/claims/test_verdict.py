@@ -158,6 +158,7 @@ def test_the_family_of_holm_is_the_headline_claims_with_a_verdict():
     [
         ("transformer-complexity-table1", "holds"),
         ("tokenformer-flops-formula", "holds"),
+        ("transformer-sinusoid-linear-shift", "holds"),
         ("tokenformer-zero-keys-kept-tau", "holds"),
         ("tokenformer-zero-keys-default-tau", "fails"),
     ],

@@ -118,12 +118,12 @@ def load(arguments: argparse.Namespace) -> None:
 
 def _steps_of_equal_time(plan: dict[str, Any], job: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Return the steps that the measured times buy the run, and what its record says about them."""
-    from formerlab.evaluation.timing.equal_time import EqualTime, steps_of_equal_time, time_ratio
+    from formerlab.evaluation.timing.speed import EqualTime
 
     rows, planned = Path(plan["results"], job["study"], "speed.csv"), job["spec"]["steps"]
     equal = EqualTime.model_validate(job["equal_time"])
-    ratio = time_ratio(rows, equal)
-    steps = steps_of_equal_time(planned, ratio)
+    ratio = equal.ratio(rows)
+    steps = max(1, round(planned * ratio))
     print(f"a step of {equal.arm} takes {ratio:.4f} of one of {equal.reference}: {steps} steps", file=sys.stderr)
     note = equal.to_dict() | {"time_ratio": ratio, "arm_steps": planned, "rows_sha256": sha256(rows)}
     return steps, {"equal_time": note | {"spec_hash": job["spec_hash"]}}

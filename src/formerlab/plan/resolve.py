@@ -7,8 +7,7 @@ from formerlab.data import TextData
 from formerlab.data.dataset import DataSpec
 from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses
-from formerlab.evaluation.timing.equal_time import EqualTime
-from formerlab.evaluation.timing.speed import Speed
+from formerlab.evaluation.timing.speed import EqualTime, Speed
 from formerlab.growth.tokens import continued_spec, growable, grown_spec
 from formerlab.plan.layers import Tree, filled_up, merge
 from formerlab.plan.measure import deciding

@@ -6,15 +6,14 @@ initial values, with room for the longest text; a released model is itself.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple, Protocol
 
 import torch
-from jaxtyping import Int
 from pydantic import Field, model_validator
-from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Local, PrunedCache
@@ -31,9 +30,6 @@ from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count, Size
 from formerlab.training.any_run import AnyRun
 from formerlab.training.released import Pretrained
-
-DYNAMIC = "dynamic_cache"
-"""What rows call it."""
 
 
 class DecodeSettings(Timing):
@@ -125,7 +121,8 @@ def measure(
                 with torch.no_grad(), precision(run, device):
                     for repetition, place, variant in turns(variants, settings.repetitions):
                         cache = variant.make(model, length)
-                        read, step = _seconds(model, cache, tokens, length, device)
+                        read = seconds(partial(model, tokens[:, :length], attend=cache, last=1), device)
+                        step = seconds(partial(take_in, model, cache, tokens, length), device) / settings.tokens
                         metadata = cache.metadata_bytes() if isinstance(cache, PrunedCache) else 0
                         if repetition:
                             where = [length, sequences, repetition, place]
@@ -139,14 +136,14 @@ def variants_of(settings: DecodeSettings) -> list[Variant]:
     """Return the whole cache, transformers' where it is installed, and each policy under each budget."""
     whole = Configuration(Full(), 1.0).cells()
     found = [Variant(whole, lambda model, length: KVCache(capacity=length + settings.tokens))]
-    if has_dynamic():
-        found.append(Variant((DYNAMIC, *whole[1:]), lambda model, length: DynamicAttend()))
+    if find_spec("transformers") is not None:
+        found.append(Variant(("dynamic_cache", *whole[1:]), lambda model, length: DynamicAttend()))
     pruned = [Configuration(policy, budget) for policy, budget in product(settings.policies, settings.budgets)]
-    return found + [Variant(each.cells(), _pruned(*each)) for each in pruned]
 
+    def evicting(policy: Policy, budget: Budget) -> Callable[[DecoderModel, int], Cache]:
+        return lambda model, length: PrunedCache(policy, budget, model.position, length=length)
 
-def _pruned(policy: Policy, budget: Budget) -> Callable[[DecoderModel, int], PrunedCache]:
-    return lambda model, length: PrunedCache(policy, budget, model.position, length=length)
+    return found + [Variant(each.cells(), evicting(*each)) for each in pruned]
 
 
 def model_of(
@@ -160,19 +157,6 @@ def model_of(
         return run.model.model_copy(update={"context": context}).build(run.seed).to(device).eval()
     assert load is not None
     return load(run, device)
-
-
-def _seconds(
-    model: DecoderModel, cache: Cache, tokens: Int[Tensor, "sequences time"], length: int, device: torch.device
-) -> tuple[float, float]:
-    """Return the seconds in which a prompt of `length` tokens is read, and those of a step behind it."""
-    read = seconds(lambda: model(tokens[:, :length], attend=cache, last=1), device)
-    return read, seconds(lambda: take_in(model, cache, tokens, length), device) / (tokens.shape[1] - length)
-
-
-def has_dynamic() -> bool:
-    """Say whether transformers is installed."""
-    return find_spec("transformers") is not None
 
 
 class DynamicAttend:
