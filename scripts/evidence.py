@@ -147,7 +147,7 @@ class Evidence:
     def bring_out(self, name: str) -> None:
         """Export the rows, and commit them where asked to."""
         cached = self.to / "results" / "cached"
-        words = [sys.executable, "-m", "formerlab", "export", "--keep", "--to", str(cached)]
+        words = [sys.executable, "-m", "formerlab", "export", "--to", str(cached)]
         exported = subprocess.run(words, env=self.environment, capture_output=True, text=True)
         if exported.returncode:
             print(exported.stderr.strip().splitlines()[-1] if exported.stderr.strip() else "export failed", flush=True)

@@ -13,8 +13,7 @@ from fixtures.rows import make_decay, make_run, make_tokenformer, model, write_c
 from formerlab.__main__ import main
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.results.notes import noted
-from formerlab.results.read import Results
-from formerlab.results.records import flatten
+from formerlab.results.read import Results, flatten
 from formerlab.results.stages import TABLES
 from formerlab.tracking.mlflow import VIEW, landing, sync
 from formerlab.tracking.rows import MOST_POINTS, seed_entry

@@ -98,7 +98,7 @@ def _code_of(stage: Stage, run: "AnyRun", suites: Sequence[dict[str, Any]]) -> C
 
 def _load(folder: Path, device: str) -> tuple[Any, "AnyRun"]:
     """Return the model of a finished run on its device, and the run."""
-    from formerlab.results.records import is_released
+    from formerlab.results.read import is_released
 
     if is_released(read_json(folder / "run.json")):
         from formerlab.integrations.huggingface.released_run import load_released_run

@@ -127,10 +127,10 @@ def _data_of(record: Record, plan: Plan, other: list[str]) -> Path:
 
 def compared(committed: "Results", again: "Results", record: Record) -> tuple[str, bool]:
     """Return what is to be said of a committed run and the one made again, and whether they are equal to the bit."""
-    from formerlab.results.records import flatten
+    from formerlab.results.read import flatten
 
     made = next(one for one in again.all_records() if one["id"] == record["id"])
-    lines, same = [], []
+    lines, same = list[str](), list[str]()
     for file in FILES:
         both = [results.rows_of(file, record["id"]) for results in (committed, again)]
         if both[0] is not None and both[1] is not None:

@@ -52,8 +52,6 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--failures", type=int, help=argparse.SUPPRESS)
     parser = add_verb(verbs, "export", export, "copy the rows of finished live runs to results/cached, checked")
     parser.add_argument("--to", type=Path, help="another folder in place of results/cached, as of another checkout")
-    text = "exported runs that are not here stay, as those made on another machine; without: a study is replaced whole"
-    parser.add_argument("--keep", action="store_true", help=text)
 
     text = "write what the cached results say into README.md, docs and figures"
     parser = add_verb(verbs, "readme", readme, text, configured=False)
@@ -227,7 +225,7 @@ def export(arguments: argparse.Namespace) -> None:
     seeds: dict[str, set[int]] = {}
     for job in plan["train"].values():
         seeds.setdefault(f"{job['study']}/{job['run']}", set()).add(job["seed"])
-    outcome = copy(live, cached, Judge(plan).objection, seeds, keep=arguments.keep)
+    outcome = copy(live, cached, Judge(plan).objection, seeds)
     for run_id in outcome["diverged"]:
         print(f"diverged: {run_id}")
     for name, reason in outcome["unfinished"].items():

@@ -7,8 +7,7 @@ from pandas import DataFrame
 
 from formerlab.files import replacing, write_text
 from formerlab.report.pages import heading, page, paragraph, table
-from formerlab.results.read import Results
-from formerlab.results.records import flatten
+from formerlab.results.read import Results, flatten
 
 COLUMNS = (
     *("study", "run", "seed", "status", "plan", "data.name", "data.fingerprint", "init.id", "parameters", "tokens"),

@@ -14,8 +14,7 @@ from pandas import DataFrame
 from formerlab.report.families import families
 from formerlab.report.names import data_set
 from formerlab.report.runs import GROWN, ends, variant
-from formerlab.results.read import Results
-from formerlab.results.records import flatten
+from formerlab.results.read import Results, flatten
 from formerlab.statistics import student, weighted_means
 
 RATE = "optimizer.lr"

@@ -21,8 +21,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from formerlab.errors import UserError
 from formerlab.files import locked
 from formerlab.progress import Progress
-from formerlab.results.read import Results
-from formerlab.results.records import read_run
+from formerlab.results.read import Results, read_run
 from formerlab.results.stages import MAKING
 from formerlab.tracking.rows import Entry, configuration_entry, content_of, seed_entry, study_entry, unfinished
 

@@ -17,8 +17,7 @@ from pandas import DataFrame
 
 from formerlab.files import read_json
 from formerlab.results.notes import read_note
-from formerlab.results.read import Results
-from formerlab.results.records import flatten
+from formerlab.results.read import Results, flatten
 from formerlab.results.schema import Table
 from formerlab.results.stages import MEASURED
 from formerlab.statistics import weighted_means
