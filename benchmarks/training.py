@@ -7,10 +7,10 @@
 nanoGPT's shape in a plain loop (`loops.py`) and transformers' GPT-2 and LLaMA in the same loop. `vision`: our Vision
 Transformers beside timm's. `translation`: our translator beside `torch.nn.Transformer`. `prefill`: reading a prompt of
 1,024 tokens with our decoder and with transformers' LLaMA on the same weights. Random tokens, one thread, float32.
-Variants take turns within a round, in another order every round; a ratio is taken within its round. Printed are the median over rounds and
-its 95 % interval by order statistics. Time is that of whole steps: batch, forward, backward, clipping, optimizer, and
-of ours also the tests and rows that `train()` makes of every step. It is processor time, which other programs on the
-machine disturb less; on one thread of an idle machine it is what the clock says.
+Variants take turns within a round, in another order every round; a ratio is taken within its round. Printed are the
+median over rounds and its 95 % interval by order statistics. Time is that of whole steps: batch, forward, backward,
+clipping, optimizer, and of ours also the tests and rows that `train()` makes of every step. It is processor time,
+which other programs on the machine disturb less; on one thread of an idle machine it is what the clock says.
 """
 
 import argparse

@@ -463,7 +463,7 @@ def test_damaged_rows_stop_the_drawing(tmp_path):
     folder = make_run(tmp_path, "tokenformer", "transformer-2")
     add_questions(folder / "zeroshot.csv")
     with open(folder / "zeroshot.csv", "a") as file:
-        file.write("last_word,1,")
+        file.write("last_word,1,0,acc,1,4,more,cells")
     with pytest.raises(UserError, match=r"zeroshot\.csv: "):
         draw_one("tokenformer_zeroshot", tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
