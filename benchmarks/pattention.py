@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from formerlab.kernels.native import keep_memory
 from formerlab.layers import LayerNorm, Linear, Mlp, Pattention
-from formerlab.layers.pattention_function import lean_pattention
+from formerlab.layers.pattention import lean_pattention
 from formerlab.models import Decoder
 from formerlab.training.optimizer import AdamW
 

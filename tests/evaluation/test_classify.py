@@ -19,7 +19,7 @@ from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import Look, channels_first
 from formerlab.training.load import load_model
 from formerlab.training.run import Run
-from formerlab.training.runtime_config import RuntimeConfig
+from formerlab.training.runtime import RuntimeConfig
 from formerlab.training.stage import train_stage
 
 RUN = Run(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from formerlab.kernels import norm_gelu_cpu
-from formerlab.layers import pattention_function
+from formerlab.layers.pattention import lean_pattention
 from formerlab.layers.score import SMALLEST_NORM, l2_gelu
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -80,7 +80,7 @@ def test_the_kernels_are_given_what_they_can_read():
 def test_without_a_compiler_torch_computes_the_same(dtype, monkeypatch):
     def passes():
         parts = [torch.randn(shape).to(dtype).requires_grad_() for shape in ((7, 6), (24, 6), (24, 5))]
-        y = pattention_function.lean_pattention(*parts, tau=4.0)
+        y = lean_pattention(*parts, tau=4.0)
         return y, *torch.autograd.grad(y.float().square().sum(), parts)
 
     torch.manual_seed(1)

@@ -9,7 +9,7 @@ from test_interpreted import DTYPES, POLICIES, in_single_precision, prompt
 
 from formerlab.cache import Decay
 from formerlab.cache.engines import engine, loop
-from formerlab.layers.pattention_function import lean_pattention
+from formerlab.layers.pattention import lean_pattention
 from formerlab.layers.score import l2_gelu
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")

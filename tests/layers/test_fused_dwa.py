@@ -92,15 +92,3 @@ def test_outputs_are_let_go_after_their_last_reader():
             sizes.append(sorted(history.kept))
     assert sizes[:4] == [[1], [1, 2], [2, 3], [3, 4]]
     assert sizes[-1] == []
-
-
-def test_a_second_derivative_is_refused_and_the_plain_path_has_it():
-    mixer, streams = drawn(DepthWeightedAverage()), leaves()
-    (gradient,) = torch.autograd.grad((averages(mixer, streams)[-1] ** 3).sum(), streams[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
-    (gradient,) = torch.autograd.grad(
-        (averages(mixer, streams, fused=False)[-1] ** 3).sum(), streams[0], create_graph=True
-    )
-    gradient.sum().backward()
-    assert streams[0].grad is not None

@@ -20,8 +20,9 @@ from formerlab.models.activation_memory import activation_elements
 from formerlab.plan.hardware import Hardware
 from formerlab.plan.memory import memory_bytes
 from formerlab.tasks import LanguageModeling
-from formerlab.training.loop import Hooks, recompute_blocks, train
+from formerlab.training.loop import Hooks, train
 from formerlab.training.state import State
+from formerlab.training.step import recompute_blocks
 
 STREAM = np.random.default_rng(5).integers(0, VOCABULARY, 2000).astype(np.uint16)
 TASK = LanguageModeling(context=8, batch=4, accumulate=2, valid_windows=6)

@@ -13,7 +13,7 @@ from variation import settings
 
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.tasks import LanguageModeling
-from formerlab.training.runtime_config import SHARDED, RuntimeConfig
+from formerlab.training.runtime import SHARDED, RuntimeConfig
 from formerlab.training.stage import train_stage
 
 pytestmark = pytest.mark.xdist_group("parallel")

@@ -3,29 +3,14 @@
 import random
 
 import pytest
-from small_runs import bits, interrupted, trained
-from test_killed import RUN, Processes, train_words
+from small_runs import KILLED as RUN
+from small_runs import bits, interrupted, train_words, trained
 
 from formerlab.errors import UserError
 from formerlab.results.notes import read_note
-from formerlab.training.finish import CHECKPOINT
+from formerlab.training.record import CHECKPOINT
 
 pytestmark = pytest.mark.xdist_group("killed")
-
-
-@pytest.fixture(scope="module")
-def processes():
-    processes = Processes()
-    yield processes
-    processes.server.stdin.close()
-    processes.server.wait()
-
-
-@pytest.fixture(scope="module")
-def whole(data, tmp_path_factory):
-    out = tmp_path_factory.mktemp("whole")
-    trained(RUN, data, out)
-    return bits(out)
 
 
 @pytest.mark.parametrize(("largest_file", "stays_out"), [(20_000, CHECKPOINT), (2_000, "weights.safetensors")])
@@ -61,14 +46,14 @@ def stopped_with_two_checkpoints(patch, data, out):
     assert {path.name for path in (out / CHECKPOINT).parent.iterdir()} == {"last.pt", "previous.pt"}
 
 
-@pytest.mark.parametrize("damage", ["truncated", "overwritten", "empty"])
+@pytest.mark.parametrize("damage", ["overwritten", "empty"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, data, tmp_path, whole, monkeypatch, capsys):
     stopped_with_two_checkpoints(monkeypatch, data, tmp_path)
     path = tmp_path / CHECKPOINT
     content = bytearray(path.read_bytes())
     if damage == "overwritten":
         content[: len(content) // 2] = random.Random(0).randbytes(len(content) // 2)
-    path.write_bytes({"truncated": content[: len(content) // 2], "overwritten": content, "empty": b""}[damage])
+    path.write_bytes({"overwritten": content, "empty": b""}[damage])
     trained(RUN, data, tmp_path)
     said = capsys.readouterr().err
     assert f"{path}: broken" in said

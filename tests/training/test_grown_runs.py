@@ -88,32 +88,17 @@ def test_carry_goes_on_with_the_parents_moments(parent, data, tmp_path):
     assert all(torch.equal(found[name], weight) for name, weight in state.model.state_dict().items())
 
 
-@pytest.fixture
-def own(parent, tmp_path):
-    """Return a copy of the parent that a test may damage."""
-    return shutil.copytree(parent, tmp_path / "parent")
-
-
-def test_a_parent_that_is_not_finished_is_named(data, tmp_path):
-    with pytest.raises(
-        UserError, match=r"study/child/seed3: init=parent is not finished, .+run.json is missing; train"
-    ):
-        trained(KEEPING, data, tmp_path / "child", tmp_path / "nowhere")
-
-
-def test_a_parent_whose_weights_changed_is_named(own, data, tmp_path):
-    trained(small(name="parent", model=TOKENFORMER, seed=4), data, tmp_path / "other")
-    shutil.copy(tmp_path / "other" / "weights.safetensors", own)
-    with pytest.raises(
-        UserError, match=r"weights.safetensors: not the weights that run.json describes; train study/pa"
-    ):
-        trained(KEEPING, data, tmp_path / "child", own)
-
-
-def test_a_parent_that_kept_no_optimizer_is_named(own, data, tmp_path):
+def test_a_parent_that_is_not_whole_is_named(parent, data, tmp_path):
+    own, carrying = shutil.copytree(parent, tmp_path / "parent"), child(Growth(optimizer="carry"))
     (own / "optimizer.pt").unlink()
     with pytest.raises(UserError, match=r"optimizer.pt: .+; train study/parent/seed3 again, which then keeps it"):
-        trained(child(Growth(optimizer="carry")), data, tmp_path / "child", own)
+        trained(carrying, data, tmp_path / "child", own)
+    trained(small(name="parent", model=TOKENFORMER, seed=4), data, tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "weights.safetensors", own)
+    with pytest.raises(UserError, match=r"weights.safetensors: not the weights that run.json describes; train study/p"):
+        trained(KEEPING, data, tmp_path / "child", own)
+    with pytest.raises(UserError, match=r"study/child/seed3: init=parent is not finished, .+run.json is missing; tra"):
+        trained(KEEPING, data, tmp_path / "child", tmp_path / "nowhere")
 
 
 def test_a_checkpoint_or_result_from_another_parent_is_refused(parent, data, tmp_path, monkeypatch):

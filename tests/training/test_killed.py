@@ -10,60 +10,19 @@ import random
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from small_runs import MODEL, bits, small, trained, write_plan
+from small_runs import ENVIRONMENT, bits, train_words
+from small_runs import KILLED as RUN
 
 from formerlab.results.notes import noted
 
 pytestmark = pytest.mark.xdist_group("killed")  # they share a process that takes seconds to start
 
-RUN = small(model=MODEL.model_copy(update={"dropout": 0.1}))
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-
-
-class Processes:
-    """Starts runs; see faulty_processes.py."""
-
-    def __init__(self):
-        script = Path(__file__).with_name("faulty_processes.py")
-        self.server = subprocess.Popen(
-            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-        )
-
-    def run(self, *words, signal="SIGKILL", at_call=None, function=None, **limits):
-        """Run a verb; the process gets the signal at its n-th call (of a function of that name); 0 only counts."""
-        order = {"words": [str(word) for word in words], "signal": signal, "at_call": at_call, "function": function}
-        order |= limits
-        print(json.dumps(order), file=self.server.stdin, flush=True)
-        return json.loads(self.server.stdout.readline())
-
-
-@pytest.fixture(scope="module")
-def processes():
-    processes = Processes()
-    yield processes
-    processes.server.stdin.close()
-    processes.server.wait()
-
 
 @pytest.fixture
 def words(data, tmp_path):
     return train_words(RUN, data, tmp_path)
-
-
-def train_words(run, data, folder, **changes):
-    """Write a plan of one run and return the words that train it, with a checkpoint after every step."""
-    return "train", run.id, "--plan", write_plan(run, data, folder, **changes), "--checkpoint-seconds", "0"
-
-
-@pytest.fixture(scope="module")
-def whole(data, tmp_path_factory):
-    """Return the bits of the run never stopped, and without checkpoints."""
-    out = tmp_path_factory.mktemp("whole")
-    trained(RUN, data, out)
-    return bits(out)
 
 
 @pytest.fixture
@@ -86,13 +45,13 @@ def calls(processes, data, tmp_path_factory):
     return done["calls"]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_killed_at_random_moments_it_ends_with_the_same_bits(seed, processes, words, out, whole, calls):
     """The first kill hits anywhere in the run; two more in some runs, as far as they hit, what was left of it."""
     moments = random.Random(seed)
     first = processes.run(*words, at_call=moments.randrange(1, calls * 9 // 10))
     assert first["status"] == -9
-    for _ in range(2 if seed < 5 else 0):
+    for _ in range(2 if seed < 3 else 0):
         assert processes.run(*words, at_call=moments.randrange(1, calls))["status"] in (-9, 0)
     assert processes.run(*words)["status"] == 0
     assert bits(out) == whole
@@ -166,19 +125,3 @@ def test_its_time_limit_stops_it_saved_with_its_own_status(processes, words, out
     assert "stopped after step 0 of 12 (the time limit of 1e-06 s is near); run again to continue" in stopped["output"]
     assert processes.run(*words, "--time-limit", "1000")["status"] == 0
     assert bits(out) == whole
-
-
-def test_a_finished_run_says_so_and_another_one_in_its_place_is_refused(processes, words, data, tmp_path, out):
-    assert processes.run(*words)["status"] == 0
-    again = processes.run(*words)
-    said = f"study/run/seed3: already finished\ntrain study/run/seed3: results in {out}\n"
-    assert (again["status"], again["output"]) == (0, said)
-    words = train_words(RUN, data, tmp_path, code="new")
-    refused = processes.run(*words)
-    expected = (
-        f"error: {out}/run.json: result of another run (code code there, new here); replace it with --on-mismatch"
-    )
-    assert refused["status"] == 2
-    assert refused["output"].startswith(expected)
-    assert refused["output"].count("\n") == 1
-    assert processes.run(*words, "--on-mismatch", "restart")["status"] == 0

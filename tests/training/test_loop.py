@@ -11,7 +11,7 @@ from small_runs import MODEL, RUN, TOKENFORMER, VOCABULARY, small
 from formerlab.layers import DepthWeightedAverage
 from formerlab.tasks import LanguageModeling
 from formerlab.training import loop
-from formerlab.training import state as states
+from formerlab.training import step as stepping
 from formerlab.training.loop import Hooks, train
 from formerlab.training.optimizer import AdamW
 from formerlab.training.schedule import Constant, OneCycle
@@ -61,7 +61,7 @@ KINDS = {
 def test_where_numbers_are_read_late_the_bits_are_the_same(run, monkeypatch):
     """As on a GPU: the optimizer decides there whether it takes a step."""
     at_once = done(run)
-    monkeypatch.setattr(states, "waiting_is_free", lambda device: False)
+    monkeypatch.setattr(stepping, "waiting_is_free", lambda device: False)
     assert same(at_once, done(run))
 
 
@@ -86,13 +86,14 @@ def test_slow_checkpoints_take_little_of_the_time(monkeypatch):
         return clock[0]
 
     def save(state):
-        saving.append(state.step)
+        saving.append(state)
         clock[0] += 100
 
     monkeypatch.setattr(loop.time, "monotonic", look)
-    run = small(steps=5000, log_every=5000, evaluate_every=5000)
-    state = start(run)
-    go(run, state, save=save, checkpoint_seconds=60)
+    hooks, state = Hooks(save, lambda: None, 60), start(RUN)
+    for _ in range(5000):
+        hooks.asked()
+        hooks.write(state)
     assert len(saving) >= 2
     assert 100 * len(saving) <= 0.05 * clock[0]
 

@@ -6,7 +6,8 @@ from safetensors.torch import load_file
 from small_runs import MODEL, TOKENFORMER, bits, interrupted, rows, small, trained
 from torch import nn
 
-from formerlab.growth.tokens import Growth, grown_spec, hold_old_tokens
+from formerlab.growth.optimizer import hold_old_tokens
+from formerlab.growth.tokens import Growth, grown_spec
 from formerlab.layers import Mlp, Pattention
 from formerlab.training.optimizer import AdamW
 

@@ -59,15 +59,6 @@ def test_speed_is_of_the_training_steps_alone(record, finished):
     assert record["training_time_s"] == rows(finished, "timing")[-1]["time_s"] < record["wall_time_s"]
 
 
-@pytest.mark.parametrize(("precision", "peak"), [("float32", 1.0e9), ("bfloat16", 4.0e9)])
-def test_utilisation_is_of_the_peak_of_products_as_the_run_makes_them(precision, peak, data, tmp_path, monkeypatch):
-    peaks = {"float32": 1.0e9, "bfloat16": 4.0e9}
-    monkeypatch.setattr("formerlab.training.finish.matmul_flops_per_s", lambda device, precision: peaks[precision])
-    found = trained(small(precision=precision, steps=1), data, tmp_path)
-    assert (found["matmul_flops_per_s"], found["processes"]) == (peak, 1)
-    assert found["model_flops_utilisation"] == pytest.approx(found["flops"] / found["training_time_s"] / peak)
-
-
 def test_final_losses_are_the_means_over_tokens_of_the_last_rows(record, finished):
     """The last validation batch is a smaller one, so the mean is not that of the batches."""
     last = [(row["tokens"], row["loss_nats"]) for row in rows(finished, "eval") if row["step"] == 12]

@@ -9,17 +9,16 @@ from small_runs import MODEL, RUN, bits, interrupted, rows, small, trained
 
 from formerlab.data import load_stream
 from formerlab.data.manifest import read_manifest
-from formerlab.errors import UserError
 from formerlab.files import write_json
 from formerlab.layers import DepthWeightedAverage
+from formerlab.results.stages import STAGES
 from formerlab.tasks.window_losses import window_losses
 from formerlab.training import stage
-from formerlab.training.finish import FILES
 from formerlab.training.load import load_model
 
 
 def test_what_a_finished_run_leaves(finished):
-    assert {path.name for path in finished.iterdir()} == {*FILES, "run.json"}
+    assert {path.name for path in finished.iterdir()} == {*STAGES["train"].written}
     columns = {
         "train": "step,tokens,loss_nats,lr,grad_norm",
         "timing": "step,time_s,tokens_per_s,memory_bytes",
@@ -134,10 +133,3 @@ def test_half_a_checkpoint_of_a_killed_process_is_removed(finished, data, tmp_pa
     trained(RUN, data, tmp_path)
     assert not list(tmp_path.rglob("*.tmp"))
     assert bits(tmp_path) == bits(finished)
-
-
-def test_a_stream_too_short_for_the_context_is_named(data, tmp_path):
-    context = 1 << 16
-    run = small(model=MODEL.model_copy(update={"context": context}), task={"context": context, "batch": 1})
-    with pytest.raises(UserError, match=r"context=65536 needs 65537 tokens, but the stream has \d+: lower"):
-        trained(run, data, tmp_path)

@@ -20,7 +20,7 @@ from formerlab.commands.slurm import torchrun
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.plan.locate import read_plan
 from formerlab.results.notes import read_note
-from formerlab.training.runtime_config import SHARDED
+from formerlab.training.runtime import SHARDED
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = "FORMERLAB_GPU_LOCKS"

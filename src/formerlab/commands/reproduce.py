@@ -73,9 +73,9 @@ def reproduce(arguments: argparse.Namespace) -> None:
 def _made(record: Record, child: Record | None, parent: Path | None, out: Path, plan: Plan, other: list[str]) -> Path:
     """Return the folder of a run: of an ancestor the live one where its weights are those, else it is made again."""
     from formerlab.plan.code import code_hash
-    from formerlab.training.finish import WEIGHTS
+    from formerlab.training.record import WEIGHTS
     from formerlab.training.run import Run
-    from formerlab.training.runtime_config import RuntimeConfig
+    from formerlab.training.runtime import RuntimeConfig
     from formerlab.training.stage import train_stage
 
     name, weights = record["id"], Path(plan["results"], record["id"], WEIGHTS)

@@ -64,7 +64,7 @@ def data(arguments: argparse.Namespace) -> None:
 def train(arguments: argparse.Namespace) -> None:
     """Train one run of the plan."""
     from formerlab.training.run import Run
-    from formerlab.training.runtime_config import RuntimeConfig
+    from formerlab.training.runtime import RuntimeConfig
     from formerlab.training.stage import train_stage
 
     plan = load_plan(arguments)

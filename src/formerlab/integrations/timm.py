@@ -12,8 +12,7 @@ from torch import Tensor
 
 from formerlab.errors import UserError
 from formerlab.models.published import PUBLISHED
-from formerlab.models.vision import VisionTransformer, VisionTransformerModel
-from formerlab.models.vision_features import POOLS
+from formerlab.models.vision import POOLS, VisionTransformer, VisionTransformerModel
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
 ensure_torchvision_imports()
@@ -54,9 +53,7 @@ def _register(name: str) -> None:
     """Register a function of that name, which is how timm knows a model."""
 
     def create(pretrained: bool = False, **given: Any) -> Any:
-        features = {"out_indices": given.pop("out_indices", 3), "feature_cls": "getter"}
-        spec = PUBLISHED[NAMES[name]]
-        return build_model_with_cfg(_build, name, pretrained, model_cfg=spec, feature_cfg=features, **given)
+        return build_model_with_cfg(_build, name, pretrained, model_cfg=PUBLISHED[NAMES[name]], **given)
 
     create.__name__ = create.__qualname__ = name
     register_model(create)

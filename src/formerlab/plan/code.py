@@ -22,7 +22,7 @@ WITHOUT_EFFECT = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
         *("errors", "progress", "torchvision_shim", "plan.code", "plan.loaded"),
-        *("results.schema", "results.stages", "training.provenance", "training.stop"),
+        *("results.schema", "results.stages", "training.provenance", "training.runtime"),
     )
 )
 """Modules that shape messages, progress, records, names and whether packages can be imported, but no number."""

@@ -11,9 +11,9 @@ from formerlab.plan.hardware import Hardware
 from formerlab.plan.schema import Scale, StudyScale
 from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import TimmAugmentation
-from formerlab.training.batches import AHEAD
 from formerlab.training.processes import unsplittable
 from formerlab.training.run import Run
+from formerlab.training.step import AHEAD
 
 BYTES_WEIGHT = 4
 STATE_ELEMENTS = 4

@@ -16,7 +16,7 @@ from formerlab.layers.initial import without_values
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.models.published import create_model
 from formerlab.models.translator import Translator
-from formerlab.models.translator_model import TranslatorModel
+from formerlab.models.translator import TranslatorModel
 
 ROWS: tuple[tuple[dict[str, int], int], ...] = (
     ({}, 65),

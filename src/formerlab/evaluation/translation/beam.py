@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from formerlab.layers.attention import AnyHeads
-from formerlab.models.translator_model import TranslatorModel
+from formerlab.models.translator import TranslatorModel
 
 LOOK = 8
 """Steps from one look at which sentences are done to the next, where looking means waiting for a GPU."""

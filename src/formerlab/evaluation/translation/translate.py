@@ -15,7 +15,7 @@ from formerlab.evaluation.translation.beam import Hypothesis, beam_search
 from formerlab.evaluation.translation.bleu import METRICS, signature, statistics
 from formerlab.files import write_text
 from formerlab.layers.attention import MultiHead
-from formerlab.models.translator_model import TranslatorModel
+from formerlab.models.translator import TranslatorModel
 from formerlab.progress import Progress
 from formerlab.results.stages import TABLES
 from formerlab.results.write import write_rows

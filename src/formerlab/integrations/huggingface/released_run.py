@@ -24,8 +24,7 @@ from formerlab.results.write import hashes_of_rows, write_rows
 from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import mean_loss, spread_windows, window_documents, window_losses
 from formerlab.training import provenance
-from formerlab.training.cost import peak_memory_bytes
-from formerlab.training.finish import SCHEMA
+from formerlab.training.record import SCHEMA
 from formerlab.training.released import ReleasedRun
 
 BATCH_TOKENS = 2048
@@ -81,13 +80,13 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
         "flops_cumulative": 0,
         "training_time_s": 0.0,
         "wall_time_s": time.monotonic() - began,
-        "peak_memory_bytes": peak_memory_bytes(device),
+        "peak_memory_bytes": provenance.peak_memory_bytes(device),
         "threads": threads,
         "processes": 1,
         "device": provenance.device_name(torch.device(device)),
         "host": provenance.host(),
         "git": provenance.git_state(),
-        "versions": provenance.versions() | provenance.versions_of("transformers", "gguf"),
+        "versions": provenance.versions("transformers", "gguf"),
         "started": started,
         "finished": provenance.now(),
         "weights_sha256": weights,

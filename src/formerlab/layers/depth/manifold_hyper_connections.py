@@ -97,10 +97,6 @@ class ManifoldHyperConnectionsLayer(HyperConnectionsLayer):
             nn.init.zeros_(weights)
             nn.init.constant_(scale, SCALE)
 
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of the static weights."""
-        return {f"static.{index}" for index in range(self.sites)}
-
     def connections(self, site: int, streams: Streams) -> Weights:
         """Return H_pre, H_res and H_post of sub-layer `site` for every token."""
         flat = streams.flatten(-2).to(torch.promote_types(streams.dtype, torch.float32))
