@@ -106,15 +106,3 @@ def test_values_and_gradients_are_those_of_the_list_reference(dilation, period, 
     )
     torch.testing.assert_close(list(mixed), expected, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(gradients, expected_gradients, atol=1e-12, rtol=1e-12)
-
-
-@every_path
-def test_half_precision_streams_are_summed_in_single_precision(path, choose):
-    spec = DepthWeightedAverage()
-    mixer = choose(drawn(spec, 16), path)
-    streams = [torch.randn(2, 3, 4).bfloat16().requires_grad_() for _ in range(17)]
-    alphas = {name: alpha.float() for name, alpha in mixer.alphas.items()}
-    expected = reference(spec, [x.detach().float() for x in streams], alphas)
-    mixed = Averaged(mixer)(*streams)
-    for one, other in zip(mixed, expected, strict=True):
-        torch.testing.assert_close(one, other.bfloat16(), rtol=0.0, atol=other.abs().max().item() / 256)

@@ -71,26 +71,6 @@ def test_it_is_the_formula(batch, tau):
         torch.testing.assert_close(gradient, other, atol=1e-12, rtol=1e-12, msg=name)
 
 
-def test_gradients_are_those_of_finite_differences():
-    assert torch.autograd.gradcheck(lambda x, keys, values: lean_pattention(x, keys, values, TAU), drawn(2, 3))
-
-
-def test_the_gradient_of_the_products_is_that_of_appendix_a():
-    """dA = (tau / ||A||) (g - A^ (A^ . g)) with g = dS gelu'(Z); with unit matrices for keys and values A is x."""
-    n, tau = 9, 2.0
-    unit = torch.eye(n, dtype=torch.float64)
-    a, upstream = (torch.randn(5, n, dtype=torch.float64) for _ in range(2))
-    a.requires_grad_()
-    (found,) = torch.autograd.grad((lean_pattention(a, unit, unit, tau) * upstream).sum(), a)
-    a = a.detach()
-    norm = a.norm(dim=-1, keepdim=True)
-    z, direction = tau * a / norm, a / norm
-    normal = torch.distributions.Normal(torch.tensor(0.0, dtype=torch.float64), 1.0)
-    g = upstream * (normal.cdf(z) + z * normal.log_prob(z).exp())
-    expected = tau / norm * (g - direction * (direction * g).sum(-1, keepdim=True))
-    torch.testing.assert_close(found, expected, atol=1e-13, rtol=1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_keeps_half_of_what_an_mlp_keeps(dtype):
     """The normalised products and one number per row, where the MLP keeps two numbers per hidden unit."""

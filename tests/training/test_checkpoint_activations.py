@@ -15,10 +15,8 @@ from formerlab.layers import (
     SkipsWithGains,
     StaticHyperConnections,
 )
+from formerlab.layers.block import activation_elements
 from formerlab.models import Translator, VisionTransformer
-from formerlab.models.activation_memory import activation_elements
-from formerlab.plan.hardware import Hardware
-from formerlab.plan.memory import memory_bytes
 from formerlab.tasks import LanguageModeling
 from formerlab.training.loop import Hooks, train
 from formerlab.training.state import State
@@ -85,12 +83,6 @@ def test_less_is_kept(spec, inputs):
     plain = kept_bytes(model, *inputs)
     recompute_blocks(model)
     assert kept_bytes(model, *inputs) < 0.5 * plain
-
-
-def test_the_plan_counts_less_memory():
-    plain, again = (small(checkpoint_activations=on) for on in (False, True))
-    hardware = Hardware.model_construct(memory_base_mb=0, memory_factor=1.0)
-    assert memory_bytes(again, hardware) < memory_bytes(plain, hardware)
 
 
 def kept_by(depth, layers, width=256):

@@ -125,11 +125,3 @@ def test_times_add_up_over_starts_and_the_first_start_counts(data, tmp_path, mon
     assert 5000 < record["wall_time_s"] < 6000
     seconds = [row["time_s"] for row in rows(tmp_path, "timing")]
     assert 1000 < seconds[-2] < seconds[-1] == record["training_time_s"] < 2000
-
-
-def test_half_a_checkpoint_of_a_killed_process_is_removed(finished, data, tmp_path):
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / ".last.pt.host.99.tmp").write_text("half")
-    trained(RUN, data, tmp_path)
-    assert not list(tmp_path.rglob("*.tmp"))
-    assert bits(tmp_path) == bits(finished)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.layers.attention import AnyHeads, Mask, MultiHead, xavier_std
-from formerlab.layers.block import Add
-from formerlab.layers.depth.connection import Connection, Order
+from formerlab.layers.block import Add, inner_elements
 from formerlab.layers.depth.identity import Identity, Mixer, Stream
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.initial import seeded
@@ -24,12 +23,13 @@ from formerlab.layers.mlp import Mlp, MlpLayer
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Position, PositionEncoding, Rotary, Sinusoidal
 from formerlab.layers.projection import FeedForward, Projection
-from formerlab.models.activation_memory import inner_elements
 from formerlab.spec import Layers, Size, Spec, Std
 
 Tokens = Int[Tensor, "batch time"]
 Extend = Callable[[int, AnyHeads, AnyHeads], tuple[AnyHeads, AnyHeads]]
 """What new keys and values of a layer are appended to while decoding: (layer, k, v) -> all keys and values so far."""
+Order = Literal["post", "pre"]
+"""post: LN(x + sublayer(x)) (arXiv:1706.03762, section 3.1). pre: x + sublayer(LN(x)) (arXiv:2002.04745, Figure 1b)."""
 Lengths = int | NDArray[np.int64]
 """Tokens of a sentence, or of many."""
 
@@ -155,6 +155,25 @@ class Translator(Spec):
     def embedding_deviation(self) -> float:
         """Standard deviation of the initial embedding in force."""
         return 1 / math.sqrt(self.width) if self.embedding_std is None else self.embedding_std
+
+
+class Connection(nn.Module):
+    """post: LN(x + dropout(f(x))); pre: x + dropout(f(LN(x))) (arXiv:1706.03762, 3.1; arXiv:2002.04745, Fig 1)."""
+
+    def __init__(self, norm: nn.Module, dropout: float, order: Order) -> None:
+        super().__init__()
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+        self.order = order
+
+    def forward(
+        self, x: Stream, sublayer: Callable[[Stream], Stream], add: Callable[[Stream, Stream], Stream]
+    ) -> Stream:
+        """Return the stream after the sub-layer; `add` stands for x + update."""
+        if self.order == "pre":
+            return add(x, self.dropout(sublayer(self.norm(x))))
+        after: Stream = self.norm(add(x, self.dropout(sublayer(x))))
+        return after
 
 
 class EncoderBlock(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.layers.attention import Attention, Heads, KeyHeads
-from formerlab.layers.block import Block
+from formerlab.layers.block import Block, activation_elements
 from formerlab.layers.depth.identity import Identity, Stream
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.initial import seeded
@@ -19,7 +19,6 @@ from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Learned, Position
 from formerlab.layers.projection import FeedForward, Projection
-from formerlab.models.activation_memory import activation_elements
 from formerlab.spec import Layers, Size, Spec, Std
 
 Images = Float[Tensor, "batch channels rows columns"]

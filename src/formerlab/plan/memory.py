@@ -67,7 +67,7 @@ def activation_elements(run: Run) -> int:
     """Return an estimate of the numbers that a run keeps per token (or image) of a part for the backward pass.
 
     Where blocks are computed again, they are those of one block and the inputs of all, a tenth of what a block keeps
-    at most (models/activation_memory.py).
+    at most (layers/block.py).
     """
     elements = run.model.activation_elements()
     if not run.checkpoint_activations:

@@ -10,6 +10,7 @@ import time
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -80,9 +81,8 @@ def matmul_flops_per_s(device: str | torch.device = "cpu", precision: str = "flo
     `model_flops_utilisation`.
     """
     device = torch.device(device)
-    on_gpu = device.type == "cuda"
-    size, in_a_row = (4096, 8) if on_gpu else (1024, 1)  # so that waiting for a GPU costs nothing either
-    wait = functools.partial(torch.cuda.synchronize, device) if on_gpu else lambda: None
+    size, in_a_row = (4096, 8) if device.type == "cuda" else (1024, 1)  # so that waiting for a GPU costs nothing either
+    wait: Any = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
     left, right = (torch.randn(size, size, device=device, dtype=getattr(torch, precision)) for _ in range(2))
     best, spent = float("inf"), 0.0
     torch.matmul(left, right)  # the first product pays for allocations and for choosing a kernel

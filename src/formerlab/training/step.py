@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ Batch = tuple[int, list[tuple[int, Any]]]
 and do not count."""
 
 
-def batches(run: Run, data: Any, start: Place, first: int, device: torch.device) -> Iterator[Batch]:
+def batches(run: Run, data: Any, start: Place, first: int, device: torch.device) -> Generator[Batch]:
     """Yield the batches of steps `first`, first + 1, ..., each pure in its step.
 
     Where the model computes on another device than the CPU, a thread makes them ahead of time, and for CUDA in memory
