@@ -136,13 +136,6 @@ def test_carried_moments_are_extended_by_zeros_and_settings_are_the_childs():
         assert all(torch.equal(value, optimizer.state_dict()["state"][index][name]) for name, value in moments.items())
 
 
-def test_optimizers_with_other_groups_are_refused():
-    model, optimizer = trained()
-    split = torch.optim.AdamW([{"params": [model.embedding]}, {"params": list(model.parameters())[1:]}])
-    with pytest.raises(UserError, match=r"cannot grow an optimizer state with \[\d+\] parameters per group"):
-        grow_optimizer_state(optimizer.state_dict(), split)
-
-
 def test_what_only_draws_initial_values_may_differ():
     child = spec(projection=Pattention(tokens=12, init="neox"), embedding_std=1.0)
     assert grown_spec(PARENT, child, Growth()) == child
