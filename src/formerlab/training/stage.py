@@ -124,8 +124,6 @@ def record_of_parent(run: Run, parent: Path | None) -> Record | None:
     if not (parent / "run.json").exists():
         raise UserError(f"{subject} is not finished, {parent / 'run.json'} is missing; train it first")
     record = load_record(parent)
-    if "read" not in record:
-        raise UserError(f"{subject} is of an older version that did not note what it read; train it again")
     if record["status"] != "finished":
         raise UserError(f"{subject} {record['status']}; change its settings (lower optimizer.lr) first")
     return record
