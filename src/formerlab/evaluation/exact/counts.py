@@ -15,8 +15,7 @@ from formerlab.layers import DepthWeightedAverage, Identity, LayerNorm, Linear, 
 from formerlab.layers.initial import without_values
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.models.published import create_model
-from formerlab.models.translator import Translator
-from formerlab.models.translator import TranslatorModel
+from formerlab.models.translator import Translator, TranslatorModel
 
 ROWS: tuple[tuple[dict[str, int], int], ...] = (
     ({}, 65),
