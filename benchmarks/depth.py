@@ -29,7 +29,6 @@ from formerlab.layers.initial import initialise
 from formerlab.models import Decoder
 from formerlab.models.decoder import DecoderModel
 from formerlab.training.optimizer import AdamW
-from formerlab.training.provenance import peak_memory_bytes
 
 WIDTH, CONTEXT, BATCH, VOCABULARY = 256, 256, 8, 1024
 PATTERNS = {"1x1": DepthWeightedAverage(), "4x5": DepthWeightedAverage(dilation=4, period=5)}
