@@ -11,7 +11,6 @@ from formerlab.report.claims.envelope import on_envelope
 from formerlab.report.runs import GROWN as GREW
 from formerlab.report.runs import by_run, chain, ends_over_seeds, held_out, held_out_losses, minus, parent, summary
 from formerlab.report.scaling import FROM_SCRATCH
-from formerlab.report.style import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
 from formerlab.results.read import Results
 from formerlab.statistics import weighted_means
 
@@ -25,12 +24,8 @@ class Series(NamedTuple):
     name: str
     pattern: str
     """Run of a size, whose number stands for {size}."""
-    look: Look
-    line: str
     grows: bool = False
     """Whether its line begins at the run that its first one started from."""
-    hollow: bool = False
-    """Whether its markers are, as those of a parent trained on for the tokens of what grew."""
 
     def runs(self) -> list[str]:
         """Return the names of the runs, by size."""
@@ -41,32 +36,32 @@ FULL, SHORT = "Transformer, full budget", "Transformer, tokens of a stage"
 SCRATCH, GROWN = "Tokenformer, FLOPs of the chain", "grown (as published)"
 
 SERIES = (
-    Series(FULL, "transformer-{size}", Look(BLACK, "o"), "--"),
-    Series(SHORT, "transformer-short-{size}", Look(GREY, "X"), ":"),
-    Series(SCRATCH, "tokenformer-scratch-{size}", Look(SKY, "s"), "--"),
-    Series("grown, half the tokens", "grown-half-{size}", Look(ORANGE, "v"), "-", grows=True),
-    Series(GROWN, "grown-random-sqrt-{size}", Look(VERMILION, "^"), "-", grows=True),
-    Series("grown, twice the tokens", "grown-double-{size}", Look(PURPLE, "P"), "-", grows=True),
-    Series("parent trained on, equal FLOPs", "trained-on-{size}", Look(BLUE, "*"), "-"),
-    Series("parent trained on, equal tokens", "trained-on-tokens-{size}", Look(BLUE, "*"), "--", hollow=True),
+    Series(FULL, "transformer-{size}"),
+    Series(SHORT, "transformer-short-{size}"),
+    Series(SCRATCH, "tokenformer-scratch-{size}"),
+    Series("grown, half the tokens", "grown-half-{size}", grows=True),
+    Series(GROWN, "grown-random-sqrt-{size}", grows=True),
+    Series("grown, twice the tokens", "grown-double-{size}", grows=True),
+    Series("parent trained on, equal FLOPs", "trained-on-{size}"),
+    Series("parent trained on, equal tokens", "trained-on-tokens-{size}"),
 )
 WAYS = ("grown-random-*-2", "grown-zero-*-2")
 """Ways to grow in the first stage."""
 
 
 METHODS = {
-    "Tokenformer": ("tokenformer-1", "grown-random-sqrt-{size}", Look(VERMILION, "^")),
-    "Net2Net by padding": ("transformer-1", "net2net-pad-{size}", Look(ORANGE, "v")),
-    "Net2Net (2015)": ("transformer-1", "net2net-{size}", Look("#8C564B", "P")),
-    "HyperCloning": ("transformer-1", "hypercloning-{size}", Look(SKY, "X")),
+    "Tokenformer": ("tokenformer-1", "grown-random-sqrt-{size}"),
+    "Net2Net by padding": ("transformer-1", "net2net-pad-{size}"),
+    "Net2Net (2015)": ("transformer-1", "net2net-{size}"),
+    "HyperCloning": ("transformer-1", "hypercloning-{size}"),
 }
-"""Model before growth where no run says another, the run of a stage, and the look of each method."""
+"""Model before growth where no run says another, and the run of a stage, of each method."""
 STAGES = (2, 3)
 
 
 def before_growth(losses: DataFrame, method: str) -> str:
     """Return the run that the first stage of a method of METHODS grew from."""
-    start, pattern, _ = METHODS[method]
+    start, pattern = METHODS[method]
     return parent(losses, pattern.format(size=STAGES[0])) or start
 
 

@@ -272,8 +272,8 @@ def methods(results: Results, runs: Sequence[str]) -> DataFrame:
         return losses
     points = by_run(losses, first=["spec.model.layers", "spec.model.width"]).set_index("run", drop=False)
     points["flops_token_token_coefficient"] = 4 * points["spec.model.layers"] * points["spec.model.width"]
-    first, (_, ours, _), rows = before_growth(losses, "Tokenformer"), METHODS["Tokenformer"], {}
-    for method, (_, pattern, _) in METHODS.items():
+    first, (_, ours), rows = before_growth(losses, "Tokenformer"), METHODS["Tokenformer"], {}
+    for method, (_, pattern) in METHODS.items():
         start = before_growth(losses, method)
         for stage in (1, *STAGES):
             run, grown = start if stage == 1 else pattern.format(size=stage), ours.format(size=stage)

@@ -27,24 +27,18 @@ def depth_data(results: Results, runs: Sequence[str]) -> DataFrame:
     The ends of a DenseFormer of several seeds are those of its paired difference to the Transformer of its depth: the
     seeds of both share their data, so the differences spread far less than the losses.
     """
-    losses = held_out_losses(results, STUDY, runs)
-    means = _with_paired_ends(by_run(losses), gains(results, runs)).sort_values(["variant", "layers"])
-    ours = with_seeds(means, losses, ("source", "variant", "layers"))
+    losses, pairs = held_out_losses(results, STUDY, runs), gains(results, runs)
+    means = by_run(losses)
+    if "gain_nats" in pairs:
+        pairs = pairs[pairs["interval"] == INTERVALS["student"]].set_index("run")
+        of_run = pairs.reindex(means["run"]).set_axis(means.index)
+        means = means.assign(paired=means["run"].isin(pairs.index))
+        for end, gain in (("low", "high"), ("high", "low")):
+            paired = means["loss_nats"] + (of_run["gain_nats"] - of_run[f"gain_nats_{gain}"])
+            means[f"loss_nats_{end}"] = means[f"loss_nats_{end}"].where(~means["paired"], paired)
+            means[f"perplexity_{end}"] = np.exp(means[f"loss_nats_{end}"])
+    ours = with_seeds(means.sort_values(["variant", "layers"]), losses, ("source", "variant", "layers"))
     return pd.concat([ours, published_depths().assign(part="mean")], ignore_index=True)
-
-
-def _with_paired_ends(means: DataFrame, pairs: DataFrame) -> DataFrame:
-    if "gain_nats" not in pairs:
-        return means
-    pairs = pairs[pairs["interval"] == INTERVALS["student"]].set_index("run")
-    paired = means["run"].isin(pairs.index)
-    of_run = pairs.reindex(means["run"]).set_axis(means.index)
-    means = means.assign(paired=paired)
-    for end, gain in (("low", "high"), ("high", "low")):
-        half = of_run["gain_nats"] - of_run[f"gain_nats_{gain}"]
-        means.loc[paired, f"loss_nats_{end}"] = means["loss_nats"] + half
-        means[f"perplexity_{end}"] = np.exp(means[f"loss_nats_{end}"])
-    return means
 
 
 denseformer_depth = Plot(
@@ -85,25 +79,22 @@ def tradeoff_data(results: Results, runs: Sequence[str]) -> DataFrame:
     theirs = published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
     theirs = theirs.assign(front=_front(theirs["batches_per_s"], theirs["perplexity"]), part="mean")
     columns = f"source part run variant layers batches_per_s[] {FORWARD}_sequences loss_nats[] perplexity seeds seed"
-    return pd.concat([ours, theirs], ignore_index=True).reindex(columns=[*shown_columns(columns), "diverged", "front"])
+    return pd.concat([ours, theirs], ignore_index=True).reindex(columns=shown_columns(f"{columns} diverged front"))
 
 
 def _front(speed: "pd.Series[float]", loss: "pd.Series[float]") -> list[bool]:
     """Say of each point whether no other is at least as fast and better, or as good and faster."""
     points = list(zip(speed, loss, strict=True))
-    return [
-        not any((s >= speed and v < loss) or (s > speed and v <= loss) for s, v in points) for speed, loss in points
-    ]
+    return [not any((s >= a and v < b) or (s > a and v <= b) for s, v in points) for a, b in points]
 
 
 def _mark_depths(axes: Axes, rows: DataFrame) -> None:
     """Write the depth beside each point, and draw the Pareto front."""
-    column = "loss_nats" if rows["source"].eq("ours").all() else "perplexity"
-    points = rows[rows["part"] == "mean"]
-    for point in points.itertuples():
-        where = (point.batches_per_s, getattr(point, column))
-        axes.annotate(f"{point.layers:.0f}", where, (5, 4), textcoords="offset points", color=GREY)
-    front = points[points["front"].astype(bool)].sort_values("batches_per_s")
+    points = rows[rows["part"] == "mean"].sort_values("batches_per_s")
+    column = "loss_nats" if points["source"].eq("ours").all() else "perplexity"
+    for layers, x, y in points[["layers", "batches_per_s", column]].itertuples(index=False, name=None):
+        axes.annotate(f"{layers:.0f}", (x, y), (5, 4), textcoords="offset points", color=GREY)
+    front = points[points["front"].astype(bool)]
     axes.step(front["batches_per_s"], front[column], where="pre", color=GREY, linewidth=1, linestyle=":", zorder=0)
 
 
@@ -122,7 +113,7 @@ denseformer_tradeoff = Plot(
     draw=sheet(
         *(
             Panel("batches_per_s", y, where={"source": source}, title=title, ylabel=label, name="legend",
-                  xlabel=lambda rows: f"forward passes of {rows[f'{FORWARD}_sequences'].max():.0f} sequences a second",
+                  xlabel=f"forward passes of {{{FORWARD}_sequences:.0f}} sequences a second",
                   finish=_mark_depths, perplexity=source == "ours")
             for source, y, title, label in SOURCES
         ),

@@ -7,9 +7,8 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.panel import Panel, Style, sheet
+from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import TRANSFORMER, summary, variant
-from formerlab.report.style import look
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 
@@ -73,18 +72,13 @@ def spectra_data(results: Results, runs: Sequence[str]) -> DataFrame:
     return table.assign(source="ours")
 
 
-def _dashed(name: str, rows: DataFrame) -> Style:
-    """Return a style without markers; the Transformer's line is dashed, for it may lie on another."""
-    return {"color": look(name).colour, "marker": "", "linestyle": "--" if name == TRANSFORMER else "-"}
-
-
 def draw_spectra(data: DataFrame) -> Figure:
-    """Draw a panel per matrix."""
-    panel = Panel("place", "value", kind="band", each="matrix", xlabel="rank (share of all)",
-                  ylabel="singular value / largest", name="legend", style=_dashed)  # fmt: skip
-    notes = ["Lines are means over blocks and seeds, bands reach from the lowest to the highest seed."]
+    """Draw a panel per matrix; the Transformer's line is dashed, for it may lie on another."""
     rows = data.rename(columns={"lowest": "value_low", "highest": "value_high"}).drop(columns="seeds")
-    return sheet(panel, notes=notes, columns=3, height=1.5)(rows)
+    rows = rows.assign(marker="", linestyle=rows["variant"].map({TRANSFORMER: "--"}))
+    panel = Panel("place", "value", kind="band", each="matrix", xlabel="rank (share of all)",
+                  ylabel="singular value / largest", name="legend")  # fmt: skip
+    return sheet(panel, columns=3, height=1.5)(rows)
 
 
 denseformer_spectra = Plot(
@@ -93,8 +87,9 @@ denseformer_spectra = Plot(
     caption=(
         "Singular values of the weights of trained models, each over the largest of its matrix and averaged over "
         "blocks, after Fig. 13 of DenseFormer (arXiv:2402.02622), of the deepest models that were looked at. Query, "
-        "key and value count as one matrix. To see: whether averages over depth change how many directions the "
-        "weights use; the paper finds no difference to the Transformer, and prints no numbers."
+        "key and value count as one matrix. Lines are means over seeds, bands reach from the lowest seed to the "
+        "highest. To see: whether averages over depth change how many directions the weights use; the paper finds no "
+        "difference to the Transformer, and prints no numbers."
     ),
     data=spectra_data,
     draw=draw_spectra,

@@ -1,7 +1,6 @@
 """What averages over depth gain: by budget, and by how sparse they are (DenseFormer, arXiv:2402.02622)."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -19,7 +18,6 @@ from formerlab.report.runs import (
     short,
     summary,
 )
-from formerlab.report.style import BLUE, PUBLISHED_INK
 from formerlab.report.tables.denseformer import gains, plains, published_depths, published_table, speeds
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
@@ -43,20 +41,17 @@ def gain_data(results: Results, runs: Sequence[str]) -> DataFrame:
     return DataFrame(rows)
 
 
-def forest_of_differences(xlabel: str) -> "partial[Figure]":
+def forest_of_differences(xlabel: str) -> Callable[[DataFrame], Figure]:
     """Return what draws differences as a forest: a line for each series and budget, published ones last."""
-    return partial(_draw_differences, xlabel=xlabel)
 
+    def draw(data: DataFrame) -> Figure:
+        tokens = [f", {short(count)} tokens" if count == count else "" for count in data["tokens"]]
+        head = data["source"].map({"ours": "", "published": "PUBLISHED, not ours:\n"})
+        rows = data.assign(label=head + data["series"] + tokens, look=data["source"], source="ours")
+        panel = Panel("difference_nats", "label", by="label", kind="forest", zero=0.0, xlabel=xlabel, style="look")
+        return sheet(panel)(rows)
 
-def _draw_differences(data: DataFrame, xlabel: str) -> Figure:
-    tokens = [f", {short(count)} tokens" if count == count else "" for count in data["tokens"]]
-    published = data["source"].eq("published")
-    series = data["series"].where(~published, "PUBLISHED, not ours:\n" + data["series"])
-    rows = data.assign(label=series + tokens, kind=np.where(published, "published", "ours"), source="ours")
-    panel = Panel("difference_nats", "label", by="label", kind="forest", zero=0.0, xlabel=xlabel,
-                  style=lambda _, rows: {"color": PUBLISHED_INK, "marker": "D", "markerfacecolor": "white"}
-                  if rows["kind"].eq("published").all() else {"color": BLUE, "marker": "s"})  # fmt: skip
-    return sheet(panel)(rows)
+    return draw
 
 
 denseformer_gain = Plot(
@@ -74,7 +69,7 @@ denseformer_gain = Plot(
 )
 
 
-_GAIN, _BEHIND, _ENDS = "gain_nats", "minus_dense_nats", ("", "_low", "_high")
+_GAIN, _BEHIND = "gain_nats", "minus_dense_nats"
 _TIME = f"{FORWARD}_time_s"
 
 
@@ -112,31 +107,28 @@ def _published_sparsity() -> DataFrame:
     depths = published_depths().rename(columns={"variant": "model"})
     rows = pd.concat([depths[depths["layers"] == 48], published_table("Table 4")]).drop_duplicates("model")
     rows[_GAIN] = np.log(rows["perplexity"].iloc[0] / rows["perplexity"])
-    pattern = rows["model"].str.extract(r"(\d+)x(\d+)").astype(float)
-    rows = rows.assign(dilation=pattern[0], period=pattern[1], layers=48.0, run=rows["model"], part="mean")
-    rows = rows.dropna(subset=["dilation", _GAIN])
-    whole = rows.loc[(rows["dilation"] == 1) & (rows["period"] == 1), _GAIN].iloc[0]
+    rows[["dilation", "period"]] = rows["model"].str.extract(r"(\d+)x(\d+)").astype(float)
+    rows = rows.assign(layers=48.0, run=rows["model"], part="mean").dropna(subset=["dilation", _GAIN])
+    whole = rows.loc[rows["dilation"].eq(1) & rows["period"].eq(1), _GAIN].iloc[0]
     return rows.assign(**{_BEHIND: whole - rows[_GAIN], _TIME: 1 / rows["inference_batches_per_s"]})
 
 
 def draw_sparsity(data: DataFrame) -> Figure:
     """Draw losses beside the dense average's, and the time of a forward pass beside it, ours above the published."""
-    marks = np.where(data["follows"], " *", "")
-    label = data["dilation"].map("{:.0f}".format) + " x " + data["period"].map("{:.0f}".format) + marks
-    base = data[(data["dilation"] == 1) & (data["period"] == 1)].groupby("source")[_TIME].first()
-    times = {f"slower{end}": 100 * (data[f"{_TIME}{end}"] / data["source"].map(base) - 1) for end in _ENDS}
-    rows = data.assign(label=label, kind="k x p", **times).sort_values(["dilation", "period"], kind="stable")
-    panel = partial(Panel, y="label", by="kind", kind="forest", zero=0.0, name="none", style={"k x p": (BLUE, "s")})
+    stars = data["follows"].map({True: " *", False: ""})
+    label = data["dilation"].map("{:.0f}".format) + " x " + data["period"].map("{:.0f}".format) + stars
+    base = data["source"].map(data[data["dilation"].eq(1) & data["period"].eq(1)].groupby("source")[_TIME].first())
+    slower = {f"slower{end}": 100 * (data[f"{_TIME}{end}"] / base - 1) for end in ("", "_low", "_high")}
+    rows = data.assign(label=label, look="ours", **slower).sort_values(["dilation", "period"], kind="stable")
     panels = [
-        each
-        for source, title in (("ours", "{setting}"), ("published", "48 blocks"))
-        for each in (
-            panel(_BEHIND, where={"source": source}, title=title, xlabel="loss minus that of 1 x 1 (nats per token)"),
-            panel(
-                "slower", where={"source": source}, title=f"{title}: time", xlabel="forward pass, % slower than 1 x 1"
-            ),
+        Panel(x, "label", by="look", kind="forest", zero=0.0, name="none", where={"source": source}, title=title,
+              xlabel=xlabel)
+        for source, known in (("ours", "{setting}"), ("published", "48 blocks"))
+        for x, title, xlabel in (
+            (_BEHIND, known, "loss minus that of 1 x 1 (nats per token)"),
+            ("slower", f"{known}: time", "forward pass, % slower than 1 x 1"),
         )
-    ]
+    ]  # fmt: skip
     return sheet(*panels)(rows[rows[["slower", _BEHIND]].notna().any(axis=1)])
 
 

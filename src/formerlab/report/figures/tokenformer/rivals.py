@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -56,10 +55,10 @@ tokenformer_gap = Plot(
     needs=("long-matched-*",),
     caption=(
         "Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of "
-        "tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic "
-        "one. Each model has the rate, of those run, with the lowest validation loss. Differences are paired by seed; "
-        "above zero the Tokenformer is worse. To see: whether the gap shrinks, stays or changes its sign as both train "
-        "longer. The published line is a third party's, against a modern Transformer at 124M parameters."
+        "tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic one. "
+        "Each model has the rate, of those run, with the lowest validation loss. Differences are paired by seed; "
+        "above zero the Tokenformer is worse. To see: whether the gap shrinks, stays or changes its sign as both "
+        "train longer. The published line is a third party's, against a modern Transformer at 124M parameters."
     ),
     data=gap_data,
     draw=forest_of_differences("Tokenformer minus Transformer (nats per token)"),
@@ -77,7 +76,7 @@ def rivals_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return rows: `curve` by step, `gain` by stage with that of every `seed`, and the published `gain`s."""
     losses = held_out_losses(results, STUDY, runs)
     curves = means(by_step(results, runs))
-    first = {pattern.format(size=2): method for method, (_, pattern, _) in METHODS.items()}
+    first = {pattern.format(size=2): method for method, (_, pattern) in METHODS.items()}
     curves = curves[curves["run"].isin(first)].assign(part="curve")
     curves["method"] = curves["run"].map(first)
     return pd.concat([curves, gains(losses), published_gains()], ignore_index=True)
@@ -89,7 +88,7 @@ def gains(losses: DataFrame) -> DataFrame:
     `part` is `gain` for the mean, `seed` for a row per seed.
     """
     frames = []
-    for method, (_, pattern, _) in METHODS.items():
+    for method, (_, pattern) in METHODS.items():
         start = held_out(losses, before_growth(losses, method))
         for size in STAGES:
             run = pattern.format(size=size)
@@ -113,9 +112,8 @@ def published_gains() -> DataFrame:
     return DataFrame(rows).assign(gain_nats_low=np.nan, gain_nats_high=np.nan)
 
 
-_LOOKS: dict[str, Any] = {name: kind for name, (_, _, kind) in METHODS.items()}
 _stage = partial(Panel, "size", "gain_nats", by="method", zero=0.0, xlabel="stage", ticks="{:.0f}".format,
-                 name="legend", style=_LOOKS)  # fmt: skip
+                 name="legend")  # fmt: skip
 
 tokenformer_rivals = Plot(
     reads=("eval.csv", "test.csv", "run.json"),
@@ -125,14 +123,14 @@ tokenformer_rivals = Plot(
         "Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of "
         "Tokenformer (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. "
         "Middle: what the held-out loss has gained on the family's own model before growth, after each stage, because "
-        "the starts differ. To see: whose line lies highest has gained most from growing. "
-        "Right: the same gains out of the published perplexities. Padding is the form of Net2Net that the paper used; "
-        "Net2Net (2015) and HyperCloning copy units and keep the function where the factor is whole."
+        "the starts differ. To see: whose line lies highest has gained most from growing. Right: the same gains out "
+        "of the published perplexities. Padding is the form of Net2Net that the paper used; Net2Net (2015) and "
+        "HyperCloning copy units and keep the function where the factor is whole."
     ),
     data=rivals_data,
     draw=sheet(
         Panel("step", "loss_nats", by="method", kind="band", where={"part": "curve"}, title="First stage",
-              name="legend", xlabel="step of the stage", ylabel="validation loss (nats)", style=_LOOKS),
+              name="legend", xlabel="step of the stage", ylabel="validation loss (nats)"),
         _stage(where={"part": ["gain", "seed"], "source": "ours"}, title="Gain over the own start",
                ylabel="loss before growth minus loss after"),
         _stage(where={"part": "gain", "source": "published"}, title="Table 8"),

@@ -46,9 +46,9 @@ tokenformer_stage_length = Plot(
     needs=("annealed-trained-on-*",),
     caption=(
         "Held-out loss of a grown Tokenformer minus that of its parent trained on for the same FLOPs, against the "
-        "tokens of the stage per parameter that it adds (arXiv:2410.23168). Differences are paired by seed; below zero "
-        "growing has helped. The band marks the stages of the paper. To see: whether growing needs a longer stage to "
-        "pay. Every learning rate falls to zero."
+        "tokens of the stage per parameter that it adds (arXiv:2410.23168). Differences are paired by seed; below "
+        "zero growing has helped. The band marks the stages of the paper. To see: whether growing needs a longer "
+        "stage to pay. Every learning rate falls to zero."
     ),
     data=data,
     draw=sheet(
