@@ -12,7 +12,7 @@ from formerlab.report.figures.decay.decode import binomial_ends, draw_passkey, p
 from formerlab.report.names import data_set
 from formerlab.report.pruning import decoding, measured, minus_h2o
 from formerlab.report.questions import MEAN, SUITES, accuracies, chance, metric_of, title
-from formerlab.report.tables.decay import decay_suites_table, precision, suites
+from formerlab.report.tables.decay import decay_precision_table, decay_suites_table
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -136,14 +136,14 @@ def test_precisions_are_compared_on_the_same_questions(tmp_path):
             for example in range(asked)
         ]
         write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, rows)
-    table = precision(Results(tmp_path), ("*",)).set_index("configuration")
+    table = decay_precision_table.ours(Results(tmp_path), ("*",)).set_index("configuration")
     assert table.index.to_list() == ["Full", "Local"]
     assert table.loc["Local", ["acc_float32", "acc_model", "difference", "judged_alike"]].tolist() == pytest.approx(
         [0.5, 0.7, 0.2, 0.8]
     )
     assert (table["questions"] == 10).all()
     assert (table["difference_low"] < 0.2).all()
-    assert precision(Results(tmp_path), ("released-*",)).empty
+    assert decay_precision_table.ours(Results(tmp_path), ("released-*",)).empty
 
 
 def test_the_table_of_suites_compares_at_the_published_budget_and_in_percent(tmp_path):
@@ -157,7 +157,7 @@ def test_the_table_of_suites_compares_at_the_published_budget_and_in_percent(tmp
     ]
     folder = make_run(tmp_path, "decay", "released-small")
     write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, rows)
-    table = suites(Results(tmp_path), ("released-*",)).set_index("configuration")
+    table = decay_suites_table.ours(Results(tmp_path), ("released-*",)).set_index("configuration")
     assert table.index.to_list() == ["Full", "Local", "H2O"]
     assert table["PIQA (%)"].tolist() == table["mean of five (%)"].tolist() == pytest.approx([80, 40, 50])
     assert table["minus Full (points)"].tolist() == pytest.approx([np.nan, -40, -30], nan_ok=True)

@@ -1,9 +1,10 @@
 """Figures and tables: what there is of them, and drawing them from rows alone.
 
 A module below `figures/` or `tables/` declares each at its top level, under its name: `decay_budget = Plot(...)` in
-`figures/decay/budget.py`, `vision_sizes = Table(...)` in `tables/vision.py`. The study is the folder or file below; a
-declaration that names `studies` is drawn for each, called `<study>_<name>`. The plan reads which runs and files it
-takes, and its caption, from the source without importing what draws, so these are literals.
+`figures/decay/budget.py`, and `@table(...)` above a function `vision_sizes` in `tables/vision.py`, whose docstring is
+the caption. The study is the folder or file below; a declaration that names `studies` is drawn for each, called
+`<study>_<name>`. The plan reads which runs and files it takes, and its caption, from the source without importing what
+draws, so these are literals.
 
 The rows of a figure are written beside the picture, which shows nothing else. In figures and tables the column `source`
 is `ours` or `published`. The caption is written beside them for Snakemake's report.
@@ -98,6 +99,20 @@ class Table(NamedTuple):
         return table.reindex(columns=shown_columns(self.columns)) if self.columns else table
 
 
+def table(reads: str, runs: str = "*", needs: str = "", **said: Any) -> "Callable[[Callable[..., DataFrame]], Table]":
+    """Declare a table by the function that returns our rows, given results and runs; its docstring is the caption.
+
+    Files and patterns of runs are separated by spaces; what else is `said` is as of `Table`.
+    """
+    taken = {"reads": tuple(reads.split()), "runs": tuple(runs.split()), "needs": tuple(needs.split())}
+    return lambda ours: Table(caption=one_line(ours.__doc__), ours=ours, **taken, **said)
+
+
+def one_line(text: str | None) -> str:
+    """Return a text without its line breaks."""
+    return " ".join((text or "").split())
+
+
 def shown_columns(words: str) -> list[str]:
     """Return the columns that words with marks stand for."""
     found = []
@@ -177,16 +192,24 @@ def _declared(kind: str, path: Path) -> list[Drawing]:
     found = []
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="Plot" | "Table")) as call):
-                given = {word.arg: word.value for word in call.keywords}
-                if missing := [key for key in _READ if key not in given]:
-                    raise UserError(f"{path}: {name} lacks {missing[0]}; every figure and table has {', '.join(_READ)}")
-                literals = [key for key in (*_READ, *_MAY_SAY) if key in given]
-                values: dict[str, Any] = {key: ast.literal_eval(given[key]) for key in literals}
-                studies = values.pop("studies", ())
-                for whole, study in [(f"{study}_{name}", study) for study in studies] or [(name, parts[1])]:
-                    found.append(Drawing(whole, kind, study, module, **values, declared=name))
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="Plot")) as call):
+                values = _literals(call)
+            case ast.FunctionDef(name=name, decorator_list=[ast.Call(func=ast.Name(id="table")) as call]):
+                words = {"runs": "*"} | _literals(call)
+                values = {key: tuple(words[key].split()) for key in ("reads", "runs", "needs") if key in words}
+                values["caption"] = one_line(ast.get_docstring(node))
+            case _:
+                continue
+        if missing := [key for key in _READ if not values.get(key)]:
+            raise UserError(f"{path}: {name} lacks {missing[0]}; every figure and table has {', '.join(_READ)}")
+        studies = values.pop("studies", ())
+        for whole, study in [(f"{study}_{name}", study) for study in studies] or [(name, parts[1])]:
+            found.append(Drawing(whole, kind, study, module, **values, declared=name))
     return found
+
+
+def _literals(call: ast.Call) -> dict[str, Any]:
+    return {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg in (*_READ, *_MAY_SAY)}
 
 
 def draw(name: str, results: "Results", out: Path) -> list[Path]:

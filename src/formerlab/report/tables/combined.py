@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import Table
+from formerlab.report.drawings import table
 from formerlab.report.runs import ends
 from formerlab.results.read import Results
 from formerlab.statistics import student, weighted_means
@@ -93,25 +93,19 @@ def contrasts(by_seed: Mapping[int, Cells]) -> DataFrame:
     return DataFrame(rows)
 
 
-def main(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per cell, then a row per contrast."""
+@table(
+    reads="prune.csv run.json",
+    columns="source kind name loss_nats[] effect_nats[] seeds",
+)
+def combined_table(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Linear or Pattention x plain or DWA x Full, H2O or Decay at 40 % of the tokens: held-out loss of every cell,
+    main effects, and interactions as differences of differences, zero where two ideas add up (of pruning: of what
+    it costs). Brackets: 95 % Student t interval over seeds, each contrast computed by seed, not corrected for their
+    number.
+    """
     by_seed = cells(results, runs)
     if not by_seed:
         return DataFrame()
     found = levels(by_seed)
     found["name"] += ", " + found["policy"].map({"full": "Full"} | PRUNED)
     return pd.concat([found, contrasts(by_seed)], ignore_index=True)
-
-
-combined_table = Table(
-    reads=("prune.csv", "run.json"),
-    runs=("*",),
-    caption=(
-        "Linear or Pattention x plain or DWA x Full, H2O or Decay at 40 % of the tokens: held-out loss of every cell, "
-        "main effects, and interactions as differences of differences, zero where two ideas add up (of pruning: of "
-        "what it costs). Brackets: 95 % Student t interval over seeds, each contrast computed by seed, not corrected "
-        "for their number."
-    ),
-    ours=main,
-    columns="source kind name loss_nats[] effect_nats[] seeds",
-)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import Table
+from formerlab.report.drawings import table
 from formerlab.report.families import setting
 from formerlab.report.published import DENSEFORMER, published_rows
 from formerlab.report.runs import TRANSFORMER, by_run, floors, held_out_losses, main_first, paired, recorded
@@ -98,8 +98,19 @@ def published_depths() -> DataFrame:
     return table.astype({"layers": float})[[*columns, "inference_batches_per_s", f"{FORWARD}_sequences"]]
 
 
-def main(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run in the order of depth."""
+@table(
+    reads="test.csv floors.csv run.json speed.csv",
+    published=published_depths,
+    columns="source run regime variant layers -parameters perplexity[]± -loss_nats[] -bits_per_byte "
+    "loss_minus_plain_nats[] interval inference_batches_per_s -forward_sequences seeds -diverged",
+)
+def denseformer_table(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Depth, held-out perplexity and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). Loss
+    minus plain: to the plain Transformer of the same depth, data set and schedule, paired by seed. Brackets: 95 %
+    Student t interval over seeds; with one seed a paired bootstrap over windows, of these two models alone.
+    Inference batches are full forward passes, measured alone on one machine. After ±: the published standard error
+    over three runs.
+    """
     losses = held_out_losses(results, STUDY, runs)
     losses = losses[losses["run"].map(setting) == "main"]
     if losses.empty:
@@ -114,31 +125,26 @@ def main(results: Results, runs: Sequence[str]) -> DataFrame:
     return pd.concat([floors(results, STUDY, runs), rows.join(DataFrame(found))])
 
 
-denseformer_table = Table(
-    reads=("test.csv", "floors.csv", "run.json", "speed.csv"),
-    runs=("*",),
-    caption=(
-        "Depth, held-out perplexity and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). Loss "
-        "minus plain: to the plain Transformer of the same depth, data set and schedule, paired by seed. Brackets: 95 "
-        "% Student t interval over seeds; with one seed a paired bootstrap over windows, of these two models alone. "
-        "Inference batches are full forward passes, measured alone on one machine. After ±: the published standard "
-        "error over three runs."
-    ),
-    ours=main,
-    published=published_depths,
-    columns=(
-        "source run regime variant layers -parameters perplexity[]± -loss_nats[] -bits_per_byte "
-        "loss_minus_plain_nats[] interval inference_batches_per_s -forward_sequences seeds -diverged"
-    ),
-)
-
-
 STATIC = ("dwa", "last_k", "connect_to_last", "random_sparse", "softmax")
 """Mixers whose parameters are one weight per connection."""
 
 
-def patterns(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run, shallow before deep."""
+@table(
+    reads="test.csv run.json",
+    published=lambda: published_table("Table 4", "Table 7", model="variant", table_or_figure="run").assign(
+        sparsity=lambda rows: rows["sparsity"] / 100, layers=48.0
+    ),
+    columns="source -run regime setting variant layers parameters_added sparsity perplexity[]± -loss_nats gain_nats[] "
+    "-interval seeds -diverged",
+)
+def denseformer_patterns(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss of every way to mix the outputs of earlier blocks, after Tables 4 and 7 of DenseFormer
+    (arXiv:2402.02622). Gain is the loss of the plain Transformer of the same depth and batch minus that of the run,
+    paired by seed, with its 95 % interval over seeds (with one seed over windows). Sparsity is the exact share of
+    the weights of 1x1 that are absent, where every added parameter is one weight. The embedding enters Last-K
+    always, as one of the last K, or never: the paper allows each reading. Softmax weights, Attention Residuals,
+    MUDD, Hyper-Connections and random patterns are not of the paper. After ±: the published standard error.
+    """
     ours = gains(results, runs)
     if ours.empty:
         return ours
@@ -149,34 +155,26 @@ def patterns(results: Results, runs: Sequence[str]) -> DataFrame:
     return main_first(ours, "setting", "layers", "loss_nats")
 
 
-denseformer_patterns = Table(
-    reads=("test.csv", "run.json"),
-    runs=("*",),
-    caption=(
-        "Held-out loss of every way to mix the outputs of earlier blocks, after Tables 4 and 7 of DenseFormer "
-        "(arXiv:2402.02622). Gain is the loss of the plain Transformer of the same depth and batch minus that of the "
-        "run, paired by seed, with its 95 % interval over seeds (with one seed over windows). Sparsity is the exact "
-        "share of the weights of 1x1 that are absent, where every added parameter is one weight. The embedding enters "
-        "Last-K always, as one of the last K, or never: the paper allows each reading. Softmax weights, Attention "
-        "Residuals, MUDD, Hyper-Connections and random patterns are not of the paper. After ±: the published standard "
-        "error."
-    ),
-    ours=patterns,
-    published=lambda: published_table("Table 4", "Table 7", model="variant", table_or_figure="run").assign(
-        sparsity=lambda rows: rows["sparsity"] / 100, layers=48.0
-    ),
-    columns=(
-        "source -run regime setting variant layers parameters_added sparsity perplexity[]± -loss_nats gain_nats[] "
-        "-interval seeds -diverged"
-    ),
-)
-
-
 _ASKED = {"spec.optimizer.lr": "lr", "spec.task.batch": "batch", "spec.task.context": "context", "data.name": "data"}
 
 
-def settings(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run of every other setting and of what the runs without decay are compared with."""
+@table(
+    reads="test.csv run.json",
+    runs="plain-* dwa-* no-decay-* small-batch-* long-context-* books-* modern-*",
+    published=lambda: published_table(*("Table 2", "Table 6", "text"), model="variant", table_or_figure="run").dropna(
+        subset="perplexity"
+    ),
+    columns="source setting -run regime variant layers lr -batch -context -data perplexity[]± -loss_nats gain_nats[] "
+    "-interval seeds -diverged",
+)
+def denseformer_settings(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss of DenseFormer and of its plain Transformer in other settings: a smaller batch, a longer
+    context, a second corpus, a modern backbone (RMSNorm, SwiGLU, rotary positions) at several learning rates, and
+    mixing weights without weight decay; after Tables 2 and 6 and section 4.2 of DenseFormer (arXiv:2402.02622).
+    Gain is the loss of the plain Transformer of the same setting minus that of the run, paired by seed, with its 95
+    % interval. Losses of different corpora cannot be compared; the second one is PG-19 in the paper. The backbone
+    and the run without decay are not of the paper. After ±: the published standard error; it gives none for PG-19.
+    """
     ours = gains(results, runs).rename(columns=_ASKED)
     if ours.empty:
         return ours
@@ -186,33 +184,24 @@ def settings(results: Results, runs: Sequence[str]) -> DataFrame:
     return ours.sort_values(["setting", "lr", "layers", "run"])
 
 
-denseformer_settings = Table(
-    reads=("test.csv", "run.json"),
-    runs=("plain-*", "dwa-*", "no-decay-*", "small-batch-*", "long-context-*", "books-*", "modern-*"),
-    caption=(
-        "Held-out loss of DenseFormer and of its plain Transformer in other settings: a smaller batch, a longer "
-        "context, a second corpus, a modern backbone (RMSNorm, SwiGLU, rotary positions) at several learning rates, "
-        "and mixing weights without weight decay; after Tables 2 and 6 and section 4.2 of DenseFormer "
-        "(arXiv:2402.02622). Gain is the loss of the plain Transformer of the same setting minus that of the run, "
-        "paired by seed, with its 95 % interval. Losses of different corpora cannot be compared; the second one is "
-        "PG-19 in the paper. The backbone and the run without decay are not of the paper. After ±: the published "
-        "standard error; it gives none for PG-19."
-    ),
-    ours=settings,
-    published=lambda: published_table(*("Table 2", "Table 6", "text"), model="variant", table_or_figure="run").dropna(
-        subset="perplexity"
-    ),
-    columns=(
-        "source setting -run regime variant layers lr -batch -context -data perplexity[]± -loss_nats gain_nats[] "
-        "-interval seeds -diverged"
-    ),
+def _published_delay() -> DataFrame:
+    rows = published_table("Table 5", model="run").assign(layers=48.0)
+    steps = rows["setting"].str.extract(r"N=(\d+)")[0].astype(float).fillna(40_000.0)  # never
+    gain = np.log(rows["perplexity"].max() / rows["perplexity"])
+    return rows.assign(start_share=steps / 40_000, gain_nats=gain, kept=gain / gain.max())
+
+
+@table(
+    reads="test.csv run.json",
+    runs="plain-* dwa-4x5-* late-*",
+    published=_published_delay,
+    columns="source run layers start_share perplexity[] -loss_nats gain_nats[] -interval kept seeds",
 )
-
-
-def delay(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per start, from the first step to never, for each depth.
-
-    `start_share` is the share of the steps after which mixing weights start to learn: 1 where there are none.
+def denseformer_delay(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss where the mixing weights of DenseFormer 4x5 wait at the identity for a share of the steps,
+    after Table 5 of DenseFormer (arXiv:2402.02622). Gain is the loss of the plain Transformer minus that of the
+    run, paired by seed, with its 95 % interval. Kept is the mean gain as a share of that of the run whose weights
+    learn from the first step. The paper gives no intervals for delayed starts; its shares are recomputed in nats.
     """
     ours = gains(results, runs)
     if ours.empty:
@@ -228,31 +217,23 @@ def delay(results: Results, runs: Sequence[str]) -> DataFrame:
     return ours
 
 
-def _published_delay() -> DataFrame:
-    rows = published_table("Table 5", model="run").assign(layers=48.0)
-    steps = rows["setting"].str.extract(r"N=(\d+)")[0].astype(float).fillna(40_000.0)  # never
-    gain = np.log(rows["perplexity"].max() / rows["perplexity"])
-    return rows.assign(start_share=steps / 40_000, gain_nats=gain, kept=gain / gain.max())
-
-
-denseformer_delay = Table(
-    reads=("test.csv", "run.json"),
-    runs=("plain-*", "dwa-4x5-*", "late-*"),
-    caption=(
-        "Held-out loss where the mixing weights of DenseFormer 4x5 wait at the identity for a share of the steps, "
-        "after Table 5 of DenseFormer (arXiv:2402.02622). Gain is the loss of the plain Transformer minus that of the "
-        "run, paired by seed, with its 95 % interval. Kept is the mean gain as a share of that of the run whose "
-        "weights learn from the first step. The paper gives no intervals for delayed starts; its shares are "
-        "recomputed in nats."
+@table(
+    reads="test.csv run.json speed.csv",
+    runs="plain-* dwa-* equal-time-*",
+    published=lambda: published_table(
+        "Table 3", model="run", training_steps="steps", training_time="training_time_hours"
     ),
-    ours=delay,
-    published=_published_delay,
-    columns="source run layers start_share perplexity[] -loss_nats gain_nats[] -interval kept seeds",
+    columns="source run layers steps step_time_ratio training_time_s training_time_hours perplexity[]± -loss_nats "
+    "gain_nats[] -interval seeds",
 )
-
-
-def equal_time(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return three rows per comparison (plain, plain for equal time, DenseFormer)."""
+def denseformer_equal_time(results: Results, runs: Sequence[str]) -> DataFrame:
+    """A plain Transformer that trains for as long as a DenseFormer, after Table 3 of DenseFormer
+    (arXiv:2402.02622). Its steps are those of the DenseFormer times the ratio of the two times of a step, measured
+    beside each other on an otherwise idle machine, and its learning rate follows a schedule of its own length. The
+    plain Transformer with as many steps stands above it: what the added steps bring by themselves. Gain is the loss
+    of a plain run minus that of the DenseFormer, paired by seed, with its 95 % interval. Training time is that of
+    the steps alone, as the runs themselves had it, other jobs beside them. After ±: the published standard error.
+    """
     losses = held_out_losses(results, STUDY, runs)
     if "equal_time.arm" not in losses:
         return DataFrame()
@@ -264,29 +245,6 @@ def equal_time(results: Results, runs: Sequence[str]) -> DataFrame:
             gain = paired(results, losses, run, arm, "gain_nats") if run != arm and arm in rows.index else {}
             found.append(rows.loc[run].to_dict() | gain)
     return DataFrame(found).rename(columns={"spec.steps": "steps", "equal_time.time_ratio": "step_time_ratio"})
-
-
-denseformer_equal_time = Table(
-    reads=("test.csv", "run.json", "speed.csv"),
-    runs=("plain-*", "dwa-*", "equal-time-*"),
-    caption=(
-        "A plain Transformer that trains for as long as a DenseFormer, after Table 3 of DenseFormer "
-        "(arXiv:2402.02622). Its steps are those of the DenseFormer times the ratio of the two times of a step, "
-        "measured beside each other on an otherwise idle machine, and its learning rate follows a schedule of its own "
-        "length. The plain Transformer with as many steps stands above it: what the added steps bring by themselves. "
-        "Gain is the loss of a plain run minus that of the DenseFormer, paired by seed, with its 95 % interval. "
-        "Training time is that of the steps alone, as the runs themselves had it, other jobs beside them. After ±: "
-        "the published standard error."
-    ),
-    ours=equal_time,
-    published=lambda: published_table(
-        "Table 3", model="run", training_steps="steps", training_time="training_time_hours"
-    ),
-    columns=(
-        "source run layers steps step_time_ratio training_time_s training_time_hours perplexity[]± -loss_nats "
-        "gain_nats[] -interval seeds"
-    ),
-)
 
 
 _UNITS = {TRAINING: "training_steps_per_s", FORWARD: "forward_batches_per_s", DECODE: "decoded_tokens_per_s"}
@@ -309,17 +267,8 @@ def speed(results: Results, runs: Sequence[str]) -> DataFrame:
     return rows
 
 
-denseformer_speed = Table(
-    reads=("run.json", "speed.csv"),
-    runs=("*",),
-    caption=(
-        "Speed of training, scoring and decoding, after Tables 1 and 6 of DenseFormer (arXiv:2402.02622). All are "
-        "measured in turns in one process on an otherwise idle machine: medians over repetitions, in brackets the "
-        "quartiles. Beside them the ratio of the time to that of the plain Transformer of the same depth: below 1 is "
-        "faster. A forward pass is a batch of sequences without gradients, 64 in the paper, which names no GPU and "
-        "does not report decoding. The table denseformer_memory has the memory."
-    ),
-    ours=speed,
+@table(
+    reads="run.json speed.csv",
     published=lambda: published_table(
         *("Table 1", "Table 6"),
         model="run",
@@ -327,26 +276,29 @@ denseformer_speed = Table(
         inference_batches_per_second=_UNITS[FORWARD],
         inference_batches_per_second_standard_error=f"{_UNITS[FORWARD]}_se",
     ),
-    columns=(
-        "source run variant layers -parameters training_steps_per_s[] training_step_time_ratio "
-        "-training_step_memory_ratio -training_step_megabytes forward_batches_per_s[] forward_time_ratio "
-        "-forward_memory_ratio -forward_megabytes decoded_tokens_per_s[] decode_time_ratio -decode_memory_ratio "
-        "-decode_megabytes -forward_sequences forward_batches_per_s_se"
-    ),
+    columns="source run variant layers -parameters training_steps_per_s[] training_step_time_ratio "
+    "-training_step_memory_ratio -training_step_megabytes forward_batches_per_s[] forward_time_ratio "
+    "-forward_memory_ratio -forward_megabytes decoded_tokens_per_s[] decode_time_ratio -decode_memory_ratio "
+    "-decode_megabytes -forward_sequences forward_batches_per_s_se",
 )
+def denseformer_speed(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Speed of training, scoring and decoding, after Tables 1 and 6 of DenseFormer (arXiv:2402.02622). All are
+    measured in turns in one process on an otherwise idle machine: medians over repetitions, in brackets the
+    quartiles. Beside them the ratio of the time to that of the plain Transformer of the same depth: below 1 is
+    faster. A forward pass is a batch of sequences without gradients, 64 in the paper, which names no GPU and does
+    not report decoding. The table denseformer_memory has the memory.
+    """
+    return speed(results, runs)
 
 
-denseformer_memory = Table(
-    reads=("run.json", "speed.csv"),
-    runs=("*",),
-    caption=(
-        "Peak memory of training steps, full forward passes and decoding, and its ratio to that of the plain "
-        "Transformer of the same depth. It is the most that tensors hold at one time, weights included, and in "
-        "training gradients and AdamW's moments."
-    ),
-    ours=speed,
-    columns=(
-        "source run variant layers training_step_megabytes training_step_memory_ratio forward_megabytes "
-        "forward_memory_ratio decode_megabytes decode_memory_ratio"
-    ),
+@table(
+    reads="run.json speed.csv",
+    columns="source run variant layers training_step_megabytes training_step_memory_ratio forward_megabytes "
+    "forward_memory_ratio decode_megabytes decode_memory_ratio",
 )
+def denseformer_memory(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Peak memory of training steps, full forward passes and decoding, and its ratio to that of the plain
+    Transformer of the same depth. It is the most that tensors hold at one time, weights included, and in training
+    gradients and AdamW's moments.
+    """
+    return speed(results, runs)

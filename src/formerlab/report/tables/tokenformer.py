@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import Table
+from formerlab.report.drawings import table
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
 from formerlab.report.questions import CHANCE, accuracy_columns
@@ -31,15 +31,6 @@ from formerlab.results.read import Results
 STUDY = "tokenformer"
 
 
-def main(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run in the order of cost."""
-    losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return losses
-    rows = main_first(by_run(losses, first=["regime"]), "flops_cumulative", "run")
-    return pd.concat([floors(results, STUDY, runs), rows])
-
-
 def _published_main() -> DataFrame:
     rows = published(PAPER, "Tables 6-7", "Table 6", "Table 7").query("metric == 'perplexity'")
     size = rows["model"].str.extract(r"([\d.]+)(M|B)$")
@@ -51,26 +42,42 @@ def _published_main() -> DataFrame:
     return DataFrame(shown | {"perplexity": rows["value"].astype(float)})
 
 
-tokenformer_table = Table(
-    reads=("test.csv", "floors.csv", "run.json"),
-    runs=("*",),
-    caption=(
-        "Size, training cost and held-out loss of every run, after Tables 6 and 7 of Tokenformer (arXiv:2410.23168). "
-        "Losses compare within one data set. Cumulative FLOPs include all ancestors of a grown model. Brackets: 95 % "
-        "Student t interval over seeds. Perplexity is exp of the mean loss. A run that diverged counts as a uniform "
-        "guess. Published is OpenWebText at 124M to 1.4B parameters: compare ratios, never levels."
-    ),
-    ours=main,
+@table(
+    reads="test.csv floors.csv run.json",
     published=_published_main,
-    columns=(
-        "source run regime variant parameters -parameters_non_embedding tokens -flops flops_cumulative loss_nats[] "
-        "-bits_per_byte perplexity[] seeds -diverged"
-    ),
+    columns="source run regime variant parameters -parameters_non_embedding tokens -flops flops_cumulative loss_nats[] "
+    "-bits_per_byte perplexity[] seeds -diverged",
 )
+def tokenformer_table(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Size, training cost and held-out loss of every run, after Tables 6 and 7 of Tokenformer (arXiv:2410.23168).
+    Losses compare within one data set. Cumulative FLOPs include all ancestors of a grown model. Brackets: 95 %
+    Student t interval over seeds. Perplexity is exp of the mean loss. A run that diverged counts as a uniform
+    guess. Published is OpenWebText at 124M to 1.4B parameters: compare ratios, never levels.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    if losses.empty:
+        return losses
+    rows = main_first(by_run(losses, first=["regime"]), "flops_cumulative", "run")
+    return pd.concat([floors(results, STUDY, runs), rows])
 
 
-def zeroshot(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run, and the row of chance."""
+def _published_zeroshot() -> DataFrame:
+    wide = published_rows(PAPER, "Table 1").set_index("model").filter(regex="^(?!.*perplexity)")
+    wide = wide[wide.index.str.startswith(("TokenFormer", "Pythia"))] / 100
+    return wide.add_suffix(" (published)").rename_axis("run").reset_index()
+
+
+@table(
+    reads="zeroshot.csv test.csv run.json",
+    published=_published_zeroshot,
+)
+def tokenformer_zeroshot(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Zero-shot accuracy, after Table 1 of Tokenformer (arXiv:2410.23168): a column per task and metric, the row
+    chance says what guessing gives. acc takes the most probable answer, acc_norm the most probable per character,
+    and acc_mutual_info the one that gains most from the question; small models are at chance in the first two.
+    After ±: one standard error over questions, and over seeds where there are several. The published suites and the
+    embedded tasks are different questions: compare models within a block, never across.
+    """
     rows = results.rows("zeroshot.csv", STUDY, runs)
     if rows.empty:
         return rows
@@ -80,43 +87,7 @@ def zeroshot(results: Results, runs: Sequence[str]) -> DataFrame:
     return ours
 
 
-def _published_zeroshot() -> DataFrame:
-    wide = published_rows(PAPER, "Table 1").set_index("model").filter(regex="^(?!.*perplexity)")
-    wide = wide[wide.index.str.startswith(("TokenFormer", "Pythia"))] / 100
-    return wide.add_suffix(" (published)").rename_axis("run").reset_index()
-
-
-tokenformer_zeroshot = Table(
-    reads=("zeroshot.csv", "test.csv", "run.json"),
-    runs=("*",),
-    caption=(
-        "Zero-shot accuracy, after Table 1 of Tokenformer (arXiv:2410.23168): a column per task and metric, the row "
-        "chance says what guessing gives. acc takes the most probable answer, acc_norm the most probable per "
-        "character, and acc_mutual_info the one that gains most from the question; small models are at chance in the "
-        "first two. After ±: one standard error over questions, and over seeds where there are several. The published "
-        "suites and the embedded tasks are different questions: compare models within a block, never across."
-    ),
-    ours=zeroshot,
-    published=_published_zeroshot,
-)
-
-
 VOCABULARY = 50304
-
-
-def formulas(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per size."""
-    rows = []
-    for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
-        shape = shape_of(record)
-        time, batch, steps = (int(record[f"spec.{key}"]) for key in ("task.context", "task.batch", "steps"))
-        row = {"run": record["run"], "variant": TOKENFORMER if shape.attention_tokens else TRANSFORMER, "context": time}
-        row |= _columns(shape) | {"flops_projections": shape.projection_flops(time)}
-        row |= {"flops_token_token": shape.token_token_flops(time), "flops_formula": shape.flops(time)}
-        row["parameters_difference"] = record["parameters_non_embedding"] - shape.parameters()
-        row["flops_difference"] = record["flops"] - 3 * steps * batch * shape.flops(time, head=True)
-        rows.append(row)
-    return DataFrame(rows)
 
 
 def _columns(shape: Shape) -> dict[str, Any]:
@@ -145,35 +116,58 @@ def _published_formulas() -> DataFrame:
     return DataFrame(rows)
 
 
-tokenformer_formulas = Table(
-    reads=("run.json",),
-    runs=("transformer-[1-4]", "tokenformer-1", "grown-random-sqrt-[2-4]"),
-    caption=(
-        "Parameters and FLOPs of every size, after Table 3 of Tokenformer (arXiv:2410.23168). Formula: parameters "
-        "without embedding and norms, 12 L d^2 or 2 L d (n_q + n_k + n_v + n_o + n_ff), and the forward FLOPs of one "
-        "sequence, 2 N T + 4 L d T^2 (the paper heads that column training FLOPs; version 1 had half of the first "
-        "term for attention). Difference: what the run recorded (training FLOPs with logits are three times the "
-        "formula), minus the formula; 0 but for the final norm's gain and bias. That the record is what modules and "
-        "PyTorch's counter count is a test of the project. Published block: the configurations of Table 9, whose "
-        "printed sizes fit the formula with or without the embedding of 50,304 rows, whichever is nearer; '1.4B' is "
-        "1.31B."
-    ),
-    ours=formulas,
+@table(
+    reads="run.json",
+    runs="transformer-[1-4] tokenformer-1 grown-random-sqrt-[2-4]",
     published=_published_formulas,
-    columns=(
-        "source run variant layers width -attention_tokens -feedforward_tokens -parameters_attention "
-        "-parameters_feedforward parameters_formula -flops_token_token_coefficient -context -flops_projections "
-        "-flops_token_token flops_formula parameters_difference flops_difference parameters_printed "
-        "nearer_count_minus_printed_percent"
-    ),
+    columns="source run variant layers width -attention_tokens -feedforward_tokens -parameters_attention "
+    "-parameters_feedforward parameters_formula -flops_token_token_coefficient -context -flops_projections "
+    "-flops_token_token flops_formula parameters_difference flops_difference parameters_printed "
+    "nearer_count_minus_printed_percent",
 )
+def tokenformer_formulas(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Parameters and FLOPs of every size, after Table 3 of Tokenformer (arXiv:2410.23168). Formula: parameters
+    without embedding and norms, 12 L d^2 or 2 L d (n_q + n_k + n_v + n_o + n_ff), and the forward FLOPs of one
+    sequence, 2 N T + 4 L d T^2 (the paper heads that column training FLOPs; version 1 had half of the first term
+    for attention). Difference: what the run recorded (training FLOPs with logits are three times the formula),
+    minus the formula; 0 but for the final norm's gain and bias. That the record is what modules and PyTorch's
+    counter count is a test of the project. Published block: the configurations of Table 9, whose printed sizes fit
+    the formula with or without the embedding of 50,304 rows, whichever is nearer; '1.4B' is 1.31B.
+    """
+    rows = []
+    for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
+        shape = shape_of(record)
+        time, batch, steps = (int(record[f"spec.{key}"]) for key in ("task.context", "task.batch", "steps"))
+        row = {"run": record["run"], "variant": TOKENFORMER if shape.attention_tokens else TRANSFORMER, "context": time}
+        row |= _columns(shape) | {"flops_projections": shape.projection_flops(time)}
+        row |= {"flops_token_token": shape.token_token_flops(time), "flops_formula": shape.flops(time)}
+        row["parameters_difference"] = record["parameters_non_embedding"] - shape.parameters()
+        row["flops_difference"] = record["flops"] - 3 * steps * batch * shape.flops(time, head=True)
+        rows.append(row)
+    return DataFrame(rows)
 
 
 DEFAULTS = {"score": "score-l2_gelu", "layernorm": "layernorm-none"}
 
 
-def scores(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per arm, by block and loss."""
+@table(
+    reads="test.csv run.json",
+    runs="score-* layernorm-*",
+    published=lambda: published_rows(
+        *(PAPER, "Table 4", "Table 5"),
+        by=("table_or_figure", "model"),
+        names={"table_or_figure": "block", "model": "run", "top1_accuracy": "ImageNet top-1 (%)"},
+    ),
+    columns="source block run loss_nats[] perplexity loss_minus_default_nats[] seeds diverged ImageNet~top-1~(%)",
+)
+def tokenformer_scores(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Score functions and block norms of a Tokenformer from scratch on language, after Tables 4 and 5 of
+    Tokenformer (arXiv:2410.23168), which are on ImageNet: held-out loss, and its difference to the default of each
+    block (score-l2_gelu, layernorm-none), paired by seed; above zero is worse. In brackets: 95 % Student t interval
+    over seeds. All arms have one learning rate, that of the study. exp_l1 is softmax times n, the row exp + L1 of
+    the paper; gelu_l1 is our reading of a row that neither official code has. Published: top-1 accuracy on
+    ImageNet.
+    """
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
         return losses
@@ -186,46 +180,7 @@ def scores(results: Results, runs: Sequence[str]) -> DataFrame:
     return DataFrame(rows).sort_values(["block", "loss_nats"], ascending=[False, True], ignore_index=True)
 
 
-tokenformer_scores = Table(
-    reads=("test.csv", "run.json"),
-    runs=("score-*", "layernorm-*"),
-    caption=(
-        "Score functions and block norms of a Tokenformer from scratch on language, after Tables 4 and 5 of "
-        "Tokenformer (arXiv:2410.23168), which are on ImageNet: held-out loss, and its difference to the default of "
-        "each block (score-l2_gelu, layernorm-none), paired by seed; above zero is worse. In brackets: 95 % Student t "
-        "interval over seeds. All arms have one learning rate, that of the study. exp_l1 is softmax times n, the row "
-        "exp + L1 of the paper; gelu_l1 is our reading of a row that neither official code has. Published: top-1 "
-        "accuracy on ImageNet."
-    ),
-    ours=scores,
-    published=lambda: published_rows(
-        *(PAPER, "Table 4", "Table 5"),
-        by=("table_or_figure", "model"),
-        names={"table_or_figure": "block", "model": "run", "top1_accuracy": "ImageNet top-1 (%)"},
-    ),
-    columns=("source block run loss_nats[] perplexity loss_minus_default_nats[] seeds diverged ImageNet~top-1~(%)"),
-)
-
-
 PUBLISHED = "grown-random-sqrt-2"
-
-
-def ablation(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per way of growing, in the order of the held-out loss."""
-    losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return DataFrame()
-    curves, rows = by_step(results, runs), []
-    parent = at_step(curves, before_growth(losses, "Tokenformer"))
-    grown = losses[losses["run"].str.startswith(("grown-", "trained-on-"))]
-    for record in grown.drop_duplicates("run").to_dict("records"):
-        run = record["run"]
-        final = held_out(losses, run)
-        row = _choices(record) | ends_over_seeds("start_minus_parent_nats", minus(at_step(curves, run, 0), parent))
-        row |= ends_over_seeds("loss_nats", final)
-        row |= gap(losses, run, PUBLISHED, "loss_minus_published_nats") if run != PUBLISHED else {}
-        rows.append(row | {"seeds": len(final)})
-    return DataFrame(rows).sort_values("loss_nats", ignore_index=True) if rows else DataFrame()
 
 
 def _choices(record: Mapping[Hashable, Any]) -> dict[str, Any]:
@@ -242,31 +197,57 @@ def _choices(record: Mapping[Hashable, Any]) -> dict[str, Any]:
     }
 
 
-tokenformer_ablation = Table(
-    reads=("eval.csv", "test.csv", "run.json"),
-    runs=(
-        "tokenformer-1",
-        "long-matched-chosen",
-        "grown-random-*-2",
-        "grown-zero-*-2",
-        "trained-on-2",
-        "trained-on-tokens-2",
-    ),
-    needs=("grown-random-*-2", "grown-zero-*-2"),
-    caption=(
-        "Ways to grow, at the end of the first stage. All are from the same parent on the same batches (Tokenformer, "
-        "arXiv:2410.23168, sections 3.3 and 4.1); beside them the parent itself trained on, for the stage's FLOPs "
-        "(trained-on-2) and for its tokens (trained-on-tokens-2). Start minus parent: validation loss before the first "
-        "step, minus the parent's at its end; zero where growth keeps the function. Loss minus published: held-out "
-        "loss minus that of the published recipe (random keys, tau = sqrt(n), fresh optimizer, all tokens trained); "
-        "below zero is better. Brackets: 95 % Student t interval over seeds, differences paired by seed."
-    ),
-    ours=ablation,
+@table(
+    reads="eval.csv test.csv run.json",
+    runs="tokenformer-1 long-matched-chosen grown-random-*-2 grown-zero-*-2 trained-on-2 trained-on-tokens-2",
+    needs="grown-random-*-2 grown-zero-*-2",
 )
+def tokenformer_ablation(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Ways to grow, at the end of the first stage. All are from the same parent on the same batches (Tokenformer,
+    arXiv:2410.23168, sections 3.3 and 4.1); beside them the parent itself trained on, for the stage's FLOPs
+    (trained-on-2) and for its tokens (trained-on-tokens-2). Start minus parent: validation loss before the first
+    step, minus the parent's at its end; zero where growth keeps the function. Loss minus published: held-out loss
+    minus that of the published recipe (random keys, tau = sqrt(n), fresh optimizer, all tokens trained); below zero
+    is better. Brackets: 95 % Student t interval over seeds, differences paired by seed.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    if losses.empty:
+        return DataFrame()
+    curves, rows = by_step(results, runs), []
+    parent = at_step(curves, before_growth(losses, "Tokenformer"))
+    grown = losses[losses["run"].str.startswith(("grown-", "trained-on-"))]
+    for record in grown.drop_duplicates("run").to_dict("records"):
+        run = record["run"]
+        final = held_out(losses, run)
+        row = _choices(record) | ends_over_seeds("start_minus_parent_nats", minus(at_step(curves, run, 0), parent))
+        row |= ends_over_seeds("loss_nats", final)
+        row |= gap(losses, run, PUBLISHED, "loss_minus_published_nats") if run != PUBLISHED else {}
+        rows.append(row | {"seeds": len(final)})
+    return DataFrame(rows).sort_values("loss_nats", ignore_index=True) if rows else DataFrame()
 
 
-def methods(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per method and stage, stage 1 being the model before growth."""
+def _published_methods() -> DataFrame:
+    names = {"token_token_flops_coefficient": "flops_token_token_coefficient"}
+    table = published_rows(PAPER, "Table 8", names=names, factors={"flops_token_token_coefficient": 1e4})
+    table[["method", "run"]] = table["model"].str.rsplit(n=1, expand=True)
+    return table
+
+
+@table(
+    reads="test.csv run.json",
+    runs="tokenformer-1 transformer-1 long-*-chosen grown-random-sqrt-[23] net2net-* hypercloning-*",
+    needs="grown-random-sqrt-2 net2net-* hypercloning-*",
+    published=_published_methods,
+    columns="source method stage run -parameters_non_embedding -tokens flops_token_token_coefficient -loss_nats[] "
+    "perplexity[] seeds gain_nats[] tokenformers_lead_nats[] loss_minus_tokenformers_nats[]",
+)
+def tokenformer_methods(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Growing by tokens against growing in width, after Table 8 of Tokenformer (arXiv:2410.23168). Gain: how much
+    lower the held-out loss is than that of the family's own model before growth. Tokenformer's lead: its gain minus
+    the method's gain at the same stage, paired by seed; above zero, growing by tokens gains more. Loss minus
+    Tokenformer's is the plain difference. In brackets: 95 % Student t interval over seeds. FLOPs: 4 L d, what
+    multiplies T^2. The published perplexities fit neither Table 7 nor a documented setting; read them by column.
+    """
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
         return losses
@@ -288,36 +269,21 @@ def methods(results: Results, runs: Sequence[str]) -> DataFrame:
     return DataFrame([*rows.values()])
 
 
-def _published_methods() -> DataFrame:
-    names = {"token_token_flops_coefficient": "flops_token_token_coefficient"}
-    table = published_rows(PAPER, "Table 8", names=names, factors={"flops_token_token_coefficient": 1e4})
-    table[["method", "run"]] = table["model"].str.rsplit(n=1, expand=True)
-    return table
-
-
-tokenformer_methods = Table(
-    reads=("test.csv", "run.json"),
-    runs=("tokenformer-1", "transformer-1", "long-*-chosen", "grown-random-sqrt-[23]", "net2net-*", "hypercloning-*"),
-    needs=("grown-random-sqrt-2", "net2net-*", "hypercloning-*"),
-    caption=(
-        "Growing by tokens against growing in width, after Table 8 of Tokenformer (arXiv:2410.23168). Gain: how much "
-        "lower the held-out loss is than that of the family's own model before growth. Tokenformer's lead: its gain "
-        "minus the method's gain at the same stage, paired by seed; above zero, growing by tokens gains more. Loss "
-        "minus Tokenformer's is the plain difference. In brackets: 95 % Student t interval over seeds. FLOPs: 4 L d, "
-        "what multiplies T^2. The published perplexities fit neither Table 7 nor a documented setting; read them by "
-        "column."
-    ),
-    ours=methods,
-    published=_published_methods,
-    columns=(
-        "source method stage run -parameters_non_embedding -tokens flops_token_token_coefficient -loss_nats[] "
-        "perplexity[] seeds gain_nats[] tokenformers_lead_nats[] loss_minus_tokenformers_nats[]"
-    ),
+@table(
+    reads="eval.csv test.csv run.json",
+    runs="modern-* classic-* matched-* *-modern-* *-classic-* *-matched-*",
+    columns="source run regime learning_rate best -parameters_non_embedding tokens -flops loss_nats[] -perplexity "
+    "tokenformer_minus_best_nats[] seeds -diverged",
 )
-
-
-def modern(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per arm and learning rate, the best rate of each arm marked."""
+def tokenformer_modern(results: Results, runs: Sequence[str]) -> DataFrame:
+    """A Tokenformer beside a modern and a classic Transformer. All are from scratch, with equal tokens and, but for
+    the embedding, equal parameters: matched is the Tokenformer; modern has RMSNorm, SwiGLU and full rotary
+    positions; classic has LayerNorm, GeLU, biases and the Tokenformer's positions. Runs named long have seen more
+    tokens. Every arm has the rate, of a grid of three or four, with the lowest validation loss at its end.
+    Tokenformer minus best: held-out loss of the Tokenformer minus this arm's, each at its best rate, paired by
+    seed, with its 95 % Student t interval; above zero, the Tokenformer is worse. Third parties report 0.024 nats
+    (124M) and 0.15 bits per byte (17M, feed-forward only) above a modern Transformer.
+    """
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
         return DataFrame()
@@ -335,57 +301,33 @@ def modern(results: Results, runs: Sequence[str]) -> DataFrame:
     return DataFrame(rows).rename(columns={"spec.optimizer.lr": "learning_rate"})
 
 
-tokenformer_modern = Table(
-    reads=("eval.csv", "test.csv", "run.json"),
-    runs=("modern-*", "classic-*", "matched-*", "*-modern-*", "*-classic-*", "*-matched-*"),
-    caption=(
-        "A Tokenformer beside a modern and a classic Transformer. All are from scratch, with equal tokens and, but for "
-        "the embedding, equal parameters: matched is the Tokenformer; modern has RMSNorm, SwiGLU and full rotary "
-        "positions; classic has LayerNorm, GeLU, biases and the Tokenformer's positions. Runs named long have seen "
-        "more tokens. Every arm has the rate, of a grid of three or four, with the lowest validation loss at its end. "
-        "Tokenformer minus best: held-out loss of the Tokenformer minus this arm's, each at its best rate, paired by "
-        "seed, with its 95 % Student t interval; above zero, the Tokenformer is worse. Third parties report 0.024 nats "
-        "(124M) and 0.15 bits per byte (17M, feed-forward only) above a modern Transformer."
-    ),
-    ours=modern,
-    columns=(
-        "source run regime learning_rate best -parameters_non_embedding tokens -flops loss_nats[] -perplexity "
-        "tokenformer_minus_best_nats[] seeds -diverged"
-    ),
+@table(
+    reads="test.csv run.json",
+    needs="envelope-*",
+    columns="source run -variant parent parameters_non_embedding -tokens tokens_cumulative -flops flops_cumulative "
+    "loss_nats[] -bits_per_byte flops_ratio[] envelope seeds",
 )
+def tokenformer_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
+    """What grown models, and parents that were trained on, cost beside Transformers from scratch (Tokenformer,
+    arXiv:2410.23168). FLOPs ratio: a run's cumulative FLOPs, its ancestors' included, by those at which the lower
+    envelope of Transformers from scratch (those finished of three sizes and three lengths, every one with its own
+    full schedule) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half the cost. A value
+    per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope says nothing.
+    """
+    return against_envelope(results, runs)
 
 
-tokenformer_envelope = Table(
-    reads=("test.csv", "run.json"),
-    runs=("*",),
-    needs=("envelope-*",),
-    caption=(
-        "What grown models, and parents that were trained on, cost beside Transformers from scratch (Tokenformer, "
-        "arXiv:2410.23168). FLOPs ratio: a run's cumulative FLOPs, its ancestors' included, by those at which the "
-        "lower envelope of Transformers from scratch (those finished of three sizes and three lengths, every one with "
-        "its own full schedule) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half the "
-        "cost. A value per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope "
-        "says nothing."
-    ),
-    ours=against_envelope,
-    columns=(
-        "source run -variant parent parameters_non_embedding -tokens tokens_cumulative -flops flops_cumulative "
-        "loss_nats[] -bits_per_byte flops_ratio[] envelope seeds"
-    ),
+@table(
+    reads="test.csv run.json",
+    runs="envelope-* modern-chosen long-modern-chosen",
 )
-
-
-tokenformer_laws = Table(
-    reads=("test.csv", "run.json"),
-    runs=("envelope-*", "modern-chosen", "long-modern-chosen"),
-    caption=(
-        "Power laws of the held-out loss of Transformers from scratch: loss = constant times FLOPs to the exponent, "
-        "on the runs of the lower envelope; and loss = constant times parameters and tokens, each to its exponent, on "
-        "all runs. In brackets: 95 % Student t interval of least squares on logarithms, over the points and not over "
-        "seeds: it says how well the law fits. Deviation: of the loss from the law, standard deviation. Best offset: "
-        "the irreducible loss with which the points would fit best; its p is that of the F test against none, so the "
-        "plain law is kept unless p is small. Larger models over wider ranges have exponents of -0.050, -0.076 and "
-        "-0.095 (Kaplan et al., arXiv:2001.08361)."
-    ),
-    ours=scaling_laws,
-)
+def tokenformer_laws(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Power laws of the held-out loss of Transformers from scratch: loss = constant times FLOPs to the exponent, on
+    the runs of the lower envelope; and loss = constant times parameters and tokens, each to its exponent, on all
+    runs. In brackets: 95 % Student t interval of least squares on logarithms, over the points and not over seeds:
+    it says how well the law fits. Deviation: of the loss from the law, standard deviation. Best offset: the
+    irreducible loss with which the points would fit best; its p is that of the F test against none, so the plain
+    law is kept unless p is small. Larger models over wider ranges have exponents of -0.050, -0.076 and -0.095
+    (Kaplan et al., arXiv:2001.08361).
+    """
+    return scaling_laws(results, runs)

@@ -7,7 +7,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.evaluation.translation.bleu import METRICS, STATISTICS, corpus_bleu
-from formerlab.report.drawings import Table
+from formerlab.report.drawings import table
 from formerlab.report.published import TRANSFORMER, published, published_rows
 from formerlab.report.runs import by_run, recorded
 from formerlab.results.read import Results
@@ -63,33 +63,46 @@ def _published_bleu() -> DataFrame:
     return DataFrame(list(found.values()))
 
 
-transformer_bleu = Table(
-    reads=("run.json", "test.csv", "translate.csv", "bleu.csv"),
-    runs=("*",),
-    caption=(
-        "Translations of the test split and what training cost, after Table 2 of arXiv:1706.03762. The column "
-        "sacrebleu is the score to compare with others; its signature stands in translate.json of each run. "
-        "compound_split is tokenised, with hyphenated compounds split, as the 2017 paper reports (there with Moses' "
-        "tokenizer and a tweaked reference: up to 1.5 BLEU more than sacreBLEU); tokenized_lowercase is what most "
-        "tutorials report. exact is the share of translations equal to the reference, which means something on the "
-        "embedded task alone. Perplexity is per word piece, so it compares within one vocabulary only. Scores of "
-        "another data set or language pair do not compare with the published ones."
-    ),
-    ours=lambda results, runs: over_seeds(results, "test", runs).rename(columns={"data.name": "data"}),
+@table(
+    reads="run.json test.csv translate.csv bleu.csv",
     published=_published_bleu,
-    columns=(
-        "source run -data regime sacrebleu[] compound_split -tokenized_lowercase exact_percent bleu_en_de bleu_en_fr "
-        "perplexity -parameters flops seeds"
-    ),
+    columns="source run -data regime sacrebleu[] compound_split -tokenized_lowercase exact_percent bleu_en_de "
+    "bleu_en_fr perplexity -parameters flops seeds",
 )
+def transformer_bleu(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Translations of the test split and what training cost, after Table 2 of arXiv:1706.03762. The column
+    sacrebleu is the score to compare with others; its signature stands in translate.json of each run.
+    compound_split is tokenised, with hyphenated compounds split, as the 2017 paper reports (there with Moses'
+    tokenizer and a tweaked reference: up to 1.5 BLEU more than sacreBLEU); tokenized_lowercase is what most
+    tutorials report. exact is the share of translations equal to the reference, which means something on the
+    embedded task alone. Perplexity is per word piece, so it compares within one vocabulary only. Scores of another
+    data set or language pair do not compare with the published ones.
+    """
+    return over_seeds(results, "test", runs).rename(columns={"data.name": "data"})
 
 
 _SPEC = {"layers": "N", "width": "d_model", "heads": "h", "d_key": "d_k", "dropout": "P_drop"}
 _ROWS = ("base", "heads", "key", "layers", "width", "hidden", "dropout", "smoothing", "positions", "big")
 
 
-def variations(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return our runs in the order of the paper's rows."""
+@table(
+    reads="run.json eval.csv test.csv translate.csv bleu.csv",
+    published=lambda: published_rows(
+        TRANSFORMER,
+        "Table 3",
+        names={"model": "run", "perplexity_per_wordpiece": "perplexity"},
+        factors={"parameters": 1e6},
+    ),
+    columns="source run regime change -N -d_model -h -d_k -P_drop -smoothing -positions loss_nats[] perplexity "
+    "sacrebleu[] bleu parameters seeds",
+)
+def transformer_variations(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Variations of the base model on the development split, after Table 3 of arXiv:1706.03762: (A) heads, (B) key
+    width, (C) size, (D) dropout and label smoothing, (E) learned positions. Losses and perplexities are per word
+    piece, without label smoothing, after the last step; BLEU is sacreBLEU. The paper averages no checkpoints here;
+    runs named averaged, and big, do before they translate. At another vocabulary, scale or language pair only the
+    differences between rows compare with the published ones.
+    """
     names = {f"spec.model.{key}": name for key, name in _SPEC.items()}
     names |= {"spec.task.label_smoothing": "smoothing", "spec.model.position.kind": "positions"}
     ours = over_seeds(results, "valid", runs).rename(columns=names)
@@ -106,30 +119,6 @@ def variations(results: Results, runs: Sequence[str]) -> DataFrame:
     return ours.assign(change=list(map(", ".join, changes)))
 
 
-transformer_variations = Table(
-    reads=("run.json", "eval.csv", "test.csv", "translate.csv", "bleu.csv"),
-    runs=("*",),
-    caption=(
-        "Variations of the base model on the development split, after Table 3 of arXiv:1706.03762: (A) heads, (B) key "
-        "width, (C) size, (D) dropout and label smoothing, (E) learned positions. Losses and perplexities are per "
-        "word piece, without label smoothing, after the last step; BLEU is sacreBLEU. The paper averages no "
-        "checkpoints here; runs named averaged, and big, do before they translate. At another vocabulary, scale or "
-        "language pair only the differences between rows compare with the published ones."
-    ),
-    ours=variations,
-    published=lambda: published_rows(
-        TRANSFORMER,
-        "Table 3",
-        names={"model": "run", "perplexity_per_wordpiece": "perplexity"},
-        factors={"parameters": 1e6},
-    ),
-    columns=(
-        "source run regime change -N -d_model -h -d_k -P_drop -smoothing -positions loss_nats[] perplexity sacrebleu[] "
-        "bleu parameters seeds"
-    ),
-)
-
-
 THEORY = DataFrame(
     [
         ("self_attention", 2, 1, "O(n^2 d)", "O(1)", "O(1)"),
@@ -142,8 +131,24 @@ THEORY = DataFrame(
 """Exponents of n and d, complexity, sequential operations and maximum path length as published."""
 
 
-def layers(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per layer type."""
+def slope(points: DataFrame, axis: str, column: str) -> float:
+    """Return the least-squares slope of ln(column) on ln(axis)."""
+    if points[axis].nunique() < 2:
+        return float("nan")
+    return float(np.polyfit(np.log(points[axis].astype(float)), np.log(points[column].astype(float)), 1)[0])
+
+
+@table(
+    reads="complexity.csv run.json",
+    published=lambda: THEORY,
+)
+def transformer_layers(results: Results, runs: Sequence[str]) -> DataFrame:
+    """The four layer types of Table 1 of arXiv:1706.03762: slopes of the logarithm of counted multiply-adds,
+    measured time and held memory on the logarithm of length n and of width d, beside the exponents of the table.
+    The table leaves out the projections of self-attention, O(n d^2), and so do the counts; time follows the
+    exponents only where the operation is large. The longest path is found by search and shown at the largest
+    length.
+    """
     ours = []
     for name, group in complexity(results, runs).groupby("operation", sort=False):
         row: dict[str, object] = {"layer": name}
@@ -153,25 +158,3 @@ def layers(results: Results, runs: Sequence[str]) -> DataFrame:
                 row[f"{label}_exponent_{axis}"] = slope(points, axis, column)
         ours.append(row | {"longest_path": int(group["path"].max())})
     return DataFrame(ours)
-
-
-def slope(points: DataFrame, axis: str, column: str) -> float:
-    """Return the least-squares slope of ln(column) on ln(axis)."""
-    if points[axis].nunique() < 2:
-        return float("nan")
-    return float(np.polyfit(np.log(points[axis].astype(float)), np.log(points[column].astype(float)), 1)[0])
-
-
-transformer_layers = Table(
-    reads=("complexity.csv", "run.json"),
-    runs=("*",),
-    caption=(
-        "The four layer types of Table 1 of arXiv:1706.03762: slopes of the logarithm of counted multiply-adds, "
-        "measured time and held memory on the logarithm of length n and of width d, beside the exponents of the "
-        "table. The table leaves out the projections of self-attention, O(n d^2), and so do the counts; time follows "
-        "the exponents only where the operation is large. The longest path is found by search and shown at the "
-        "largest length."
-    ),
-    ours=layers,
-    published=lambda: THEORY,
-)

@@ -3,7 +3,7 @@
 In all tables the linear probe, a floor, is logistic regression on the pixels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.calibration import expected_calibration_error
-from formerlab.report.drawings import Table
+from formerlab.report.drawings import table
 from formerlab.report.published import TOKENFORMER, published_rows
 from formerlab.report.runs import by_run, floors, paired, recorded
 from formerlab.results.read import Results
@@ -81,8 +81,9 @@ def against(results: Results, measured: DataFrame, run: str, reference: str) -> 
     return paired(results, measured, run, reference, COMPARED, "top1_percent", compared_with=reference)
 
 
-def comparison(results: Results, runs: Sequence[str], *, compared: Mapping[str, str]) -> DataFrame:
-    """Return our rows of a table: `compared` gives each run the run that it is compared with."""
+def comparison(results: Results, arms: str) -> DataFrame:
+    """Return our rows of a table of `arms`: words like `run:reference`, the run that it is compared with, or `run`."""
+    compared = {run: reference for run, _, reference in (word.partition(":") for word in arms.split())}
     measured = accuracies(results, tuple(compared))
     if measured.empty:
         return measured
@@ -107,91 +108,68 @@ def published_accuracies(place: str) -> DataFrame:
     return published_rows(TOKENFORMER, place, names=names, factors={"parameters": 1e6})
 
 
-vision_sizes = Table(
-    reads=("test.csv", "floors.csv", "run.json"),
-    runs=("vit", "vit-wider", "tokenformer-matched", "tokenformer"),
-    caption=(
-        "ViT and Tokenformer, with as many parameters and with a third more, after Table 2 of Tokenformer "
-        "(arXiv:2410.23168). Points of top-1 are against another run, paired by seed. Brackets: 95 % Student t "
-        "interval over seeds; with one seed a paired bootstrap over the test images. A run that diverged counts as a "
-        "uniform guess. Published is ImageNet-1K: compare differences, never levels."
-    ),
-    ours=partial(
-        comparison,
-        compared={"vit": "vit", "vit-wider": "vit", "tokenformer-matched": "vit", "tokenformer": "tokenformer-matched"},
-    ),
+@table(
+    reads="test.csv floors.csv run.json",
+    runs="vit vit-wider tokenformer-matched tokenformer",
     published=partial(published_accuracies, "Table 2"),
     columns=COLUMNS,
 )
+def vision_sizes(results: Results, runs: Sequence[str]) -> DataFrame:
+    """ViT and Tokenformer, with as many parameters and with a third more, after Table 2 of Tokenformer
+    (arXiv:2410.23168). Points of top-1 are against another run, paired by seed. Brackets: 95 % Student t interval
+    over seeds; with one seed a paired bootstrap over the test images. A run that diverged counts as a uniform
+    guess. Published is ImageNet-1K: compare differences, never levels.
+    """
+    return comparison(results, "vit vit-wider:vit tokenformer-matched:vit tokenformer:tokenformer-matched")
 
 
-vision_scores = Table(
-    reads=("test.csv", "run.json"),
-    runs=("score-*", "tokenformer"),
-    needs=("score-*",),
-    caption=(
-        "What stands in place of softmax in the parameter attention, after Table 4 of Tokenformer (arXiv:2410.23168). "
-        "Its rows change activation and norm, and from the second to the third also their order, so the same two in "
-        "the other order stand here too. GeLU with the L1 norm is in neither official code; ours is GeLU, the sum of "
-        "absolute values, times n. Points are paired by seed; brackets: 95 % Student t interval over seeds, with one "
-        "seed a paired bootstrap over images."
-    ),
-    ours=partial(
-        comparison,
-        compared={
-            "score-exp-l1": "score-exp-l1",
-            "score-gelu-l1": "score-exp-l1",
-            "score-gelu-l2": "score-gelu-l1",
-            "tokenformer": "score-gelu-l1",
-        },
-    ),
+@table(
+    reads="test.csv run.json",
+    runs="score-* tokenformer",
+    needs="score-*",
     published=partial(published_accuracies, "Table 4"),
     columns=COLUMNS,
 )
+def vision_scores(results: Results, runs: Sequence[str]) -> DataFrame:
+    """What stands in place of softmax in the parameter attention, after Table 4 of Tokenformer (arXiv:2410.23168).
+    Its rows change activation and norm, and from the second to the third also their order, so the same two in the
+    other order stand here too. GeLU with the L1 norm is in neither official code; ours is GeLU, the sum of absolute
+    values, times n. Points are paired by seed; brackets: 95 % Student t interval over seeds, with one seed a paired
+    bootstrap over images.
+    """
+    arms = "score-exp-l1 score-gelu-l1:score-exp-l1 score-gelu-l2:score-gelu-l1 tokenformer:score-gelu-l1"
+    return comparison(results, arms)
 
 
-vision_norms = Table(
-    reads=("test.csv", "run.json"),
-    runs=("norm-*", "tokenformer"),
-    needs=("norm-*",),
-    caption=(
-        "Tokenformers whose block norms learn gain and bias, bias alone or nothing, after Table 5 of Tokenformer "
-        "(arXiv:2410.23168); the final norm learns both in all of them. A gain common to all channels cannot matter in "
-        "front of Pattention, only its variation can. Points are paired by seed; brackets: 95 % Student t interval "
-        "over seeds, with one seed a paired bootstrap over images."
-    ),
-    ours=partial(
-        comparison,
-        compared={"norm-gain-bias": "norm-gain-bias", "norm-bias": "norm-gain-bias", "tokenformer": "norm-gain-bias"},
-    ),
+@table(
+    reads="test.csv run.json",
+    runs="norm-* tokenformer",
+    needs="norm-*",
     published=partial(published_accuracies, "Table 5"),
     columns=COLUMNS,
 )
+def vision_norms(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Tokenformers whose block norms learn gain and bias, bias alone or nothing, after Table 5 of Tokenformer
+    (arXiv:2410.23168); the final norm learns both in all of them. A gain common to all channels cannot matter in
+    front of Pattention, only its variation can. Points are paired by seed; brackets: 95 % Student t interval over
+    seeds, with one seed a paired bootstrap over images.
+    """
+    return comparison(results, "norm-gain-bias norm-bias:norm-gain-bias tokenformer:norm-gain-bias")
 
 
-vision_growth_table = Table(
-    reads=("test.csv", "floors.csv", "run.json"),
-    runs=("tokenformer*", "grown-*", "trained-on", "vit", "vit-dwa"),
-    needs=("grown-*", "*-dwa"),
-    caption=(
-        "Tokenformers that grow on images, beside their parent trained on for the FLOPs of the stage and those trained "
-        "from scratch, and models with averages over depth. Neither is published for images; the methods are those of "
-        "Tokenformer (arXiv:2410.23168, section 3.3) and DenseFormer (arXiv:2402.02622). Points are paired by seed; "
-        "brackets: 95 % Student t interval over seeds, with one seed a paired bootstrap over images."
-    ),
-    ours=partial(
-        comparison,
-        compared={
-            "tokenformer-small": "tokenformer",
-            "tokenformer": "tokenformer",
-            "tokenformer-short": "tokenformer",
-            "grown-random-sqrt": "tokenformer",
-            "grown-zero-keep": "tokenformer",
-            "trained-on": "tokenformer",
-            "tokenformer-dwa": "tokenformer",
-            "vit": "vit",
-            "vit-dwa": "vit",
-        },
-    ),
+@table(
+    reads="test.csv floors.csv run.json",
+    runs="tokenformer* grown-* trained-on vit vit-dwa",
+    needs="grown-* *-dwa",
     columns=COLUMNS,
 )
+def vision_growth_table(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Tokenformers that grow on images, beside their parent trained on for the FLOPs of the stage and those trained
+    from scratch, and models with averages over depth. Neither is published for images; the methods are those of
+    Tokenformer (arXiv:2410.23168, section 3.3) and DenseFormer (arXiv:2402.02622). Points are paired by seed;
+    brackets: 95 % Student t interval over seeds, with one seed a paired bootstrap over images.
+    """
+    grown = (
+        "tokenformer-small tokenformer tokenformer-short grown-random-sqrt grown-zero-keep trained-on tokenformer-dwa"
+    )
+    return comparison(results, " ".join([*(f"{run}:tokenformer" for run in grown.split()), "vit", "vit-dwa:vit"]))
