@@ -93,7 +93,11 @@ class ImageData(DataSpec):
                 for image in decoded:
                     writer.add(image)
                 bar.advance(len(decoded))
-            writer.check()
+            for split in (split for split, labels in writer.labels.items() if not labels):
+                repeated = f" ({writer.duplicates} are identical to others)" if writer.duplicates else ""
+                raise UserError(
+                    f"no image is left for '{split}'{repeated}: name a split of the source, or raise {split}_share"
+                )
         splits = {split: writer.entry(split, out) for split in SPLITS}
         mean, square = writer.sums / splits["train"]["images"]
         return {
@@ -133,12 +137,9 @@ class Decoded(NamedTuple):
 
     split: Split
     label: int
-    content: bytes
-    """The bytes to store."""
-    mark: int
-    """64 bits that identify the pixels as a model would see them."""
-    moments: NDArray[np.float64]
-    """Mean and mean of squares of these pixels, per channel, on a scale from 0 to 1."""
+    content: bytes  # to be stored
+    mark: int  # 64 bits that identify the pixels as a model would see them
+    moments: NDArray[np.float64]  # their mean and mean of squares, per channel, on a scale from 0 to 1
 
 
 def decode_all(data: ImageData, pictures: list[tuple[Split, Picture]]) -> list[Decoded | str]:
@@ -203,30 +204,20 @@ class Writer:
             if image.split == "train":
                 self.sums += image.moments
 
-    def check(self) -> None:
-        """Raise UserError for a split without images."""
-        for split in (split for split, labels in self.labels.items() if not labels):
-            repeated = f" ({self.duplicates} are identical to others)" if self.duplicates else ""
-            raise UserError(
-                f"no image is left for '{split}'{repeated}: name a split of the source, or raise {split}_share"
-            )
-
     def notes(self) -> list[str]:
         """Say what was left out."""
-        shares = {key: count for key, count in self.passed_over.items() if count}
-        notes = [f"{key}={getattr(self.data, key):g} leaves out {count}" for key, count in shares.items()]
+        shares = self.passed_over.items()
+        notes = [f"{key}={getattr(self.data, key):g} leaves out {count}" for key, count in shares if count]
         if self.duplicates:
             notes.append(f"identical to another image, left out: {self.duplicates}")
         return notes + [f"cannot be decoded, left out: {line}" for line in self.corrupt]
 
     def entry(self, split: Split, out: Path) -> dict[str, Any]:
         """Write labels and offsets; return what the manifest says of the split."""
-        arrays = {"labels": self.labels[split]}
-        if self.data.storage == "encoded":
-            arrays["offsets"] = self.offsets[split]
+        offsets = {"offsets": self.offsets[split]} if self.data.storage == "encoded" else {}
         about: dict[str, Any] = {"file": f"{split}.bin", "images": len(self.labels[split])}
         about["bytes"] = self.offsets[split][-1]
-        for name, values in arrays.items():
+        for name, values in ({"labels": self.labels[split]} | offsets).items():
             about[name] = f"{split}_{name}.npy"
             with replacing(out / about[name]) as temporary, open(temporary, "wb") as file:
                 np.save(file, np.asarray(values, dtype=np.int64))

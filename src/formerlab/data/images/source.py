@@ -4,27 +4,24 @@ import glob
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import model_validator
 
 from formerlab.data.dataset import DataSource
 from formerlab.data.hub import HubSource
 from formerlab.data.images.store import Pixels
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.errors import UserError
-from formerlab.file_search import expanded, files_below, files_named, matches
+from formerlab.file_search import expanded, files_below, files_named
 from formerlab.spec import fingerprint
 
-ENDINGS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"))
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """One labelled image, not yet decoded."""
 
     name: str
@@ -35,8 +32,7 @@ class Picture:
     """A file, an encoded file's bytes, or pixels."""
 
 
-@dataclass(frozen=True)
-class Gallery:
+class Gallery(NamedTuple):
     """A source opened for reading."""
 
     classes: tuple[str, ...]
@@ -70,11 +66,8 @@ class Digits(ImageSource):
 
         images, labels = load_digits(return_X_y=True)
         pixels = np.rint(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
-        pictures = [
-            Picture(f"digit {index}", int(label), image)
-            for index, (image, label) in enumerate(zip(pixels, labels, strict=True))
-        ]
-        return Gallery(tuple("0123456789"), {"train": pictures})
+        digits = enumerate(zip(labels.tolist(), pixels, strict=True))
+        return Gallery(tuple("0123456789"), {"train": [Picture(f"digit {index}", *digit) for index, digit in digits]})
 
     def licence_notice(self) -> str:
         """Return the licence."""
@@ -101,14 +94,6 @@ class ImageFolders(ImageSource):
     """Folder of the test images; without one, images are taken from `train` by a hash of their names."""
     licence: str = "not stated"
     """The licence of the images, for the manifest."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _by_split(cls, tree: Any) -> Any:
-        for key in ("path", "paths") if isinstance(tree, dict) else ():
-            if key in tree:
-                raise ValueError(f"images have no {key!r}; write train: <a folder with a folder per class>")
-        return tree
 
     def state(self, cache: Path | None = None) -> str | None:
         """Return the fingerprint of names and sizes of all files; None where a folder is missing.
@@ -144,13 +129,12 @@ class ImageFolders(ImageSource):
         root = expanded(getattr(self, split))
         if not root.is_dir():
             raise UserError(f"source.{split}: {root} is no folder; name one with a folder per class")
-        hidden = [folder.name for folder in root.glob(".*/")]
-        if hidden:
-            raise UserError(f"source.{split}: {root / hidden[0]}: a hidden folder is no class; remove it")
+        for hidden in root.glob(".*/"):
+            raise UserError(f"source.{split}: {hidden}: a hidden folder is no class; remove it")
         start = len(os.path.join(root, ""))
         below = ((path[start:], status.st_size) for path, status in files_below(str(root)))
         # What lies at the top has no class.
-        found = sorted((name, size) for name, size in below if "/" in name and _ending(name) in ENDINGS)
+        found = sorted((name, size) for name, size in below if "/" in name and name.lower().endswith(ENDINGS))
         if not found:
             raise UserError(f"source.{split}: {root} holds no images in folders; name one with a folder per class")
         return found
@@ -164,10 +148,6 @@ class ImageFolders(ImageSource):
                     f"{root / name}: no class {label!r} among the training images; remove it or add the class"
                 )
             yield Picture(name, numbers[label], root / name)
-
-
-def _ending(name: str) -> str:
-    return os.path.splitext(name)[1].lower()
 
 
 class ImageHub(HubSource, ImageSource):
@@ -190,20 +170,18 @@ class ImageHub(HubSource, ImageSource):
 
     def state(self, cache: Path | None = None) -> str | None:
         """Return the fingerprint of name, revision and the files' names and sizes; the hub is not looked up."""
-        groups = self._files().values()
-        if not all(groups):
+        try:
+            stamps = [(path.name, path.stat().st_size) for group in self._files().values() for path in group]
+        except (UserError, OSError):
             return None
-        stamps = [(os.path.basename(path), os.path.getsize(path)) for group in groups for path in group]
         return fingerprint([self.name, self.subset, self.revision, stamps])
 
     def search(self) -> None:
         """Raise UserError for a pattern that matches no file."""
-        for name, group in self.files.items():
-            files_named(group, f"source.files.{name}")
+        self._files()
 
     def open(self) -> Gallery:
         """Open the data set. Raises UserError where it, a split or a column is missing."""
-        self.search()
         rows = {split: self._checked(theirs) for split in SPLITS if (theirs := getattr(self, split)) is not None}
         named = getattr(rows["train"].features[self.label], "names", None)
         given = {row[self.label] for row in rows["train"].select_columns([self.label])} if named is None else set()
@@ -212,20 +190,22 @@ class ImageHub(HubSource, ImageSource):
         classes = tuple(map(str, labels))
         return Gallery(classes, {split: self._pictures(found, classes) for split, found in rows.items()})
 
-    def _files(self) -> dict[str, list[str]]:
-        return {name: [path for pattern in group for path in matches(pattern)] for name, group in self.files.items()}
+    def _files(self) -> dict[str, list[Path]]:
+        return {
+            name: [path for pattern in group for path in files_named((pattern,), f"source.files.{name}")]
+            for name, group in self.files.items()
+        }
 
     def _checked(self, split: str) -> Any:
         import datasets
 
         # `datasets` takes every name for a pattern.
-        files = {name: [glob.escape(path) for path in group] for name, group in self._files().items()}
+        files = {name: [glob.escape(str(path)) for path in group] for name, group in self._files().items()}
         rows = self.rows(split, data_files=files or None, streaming=self.streaming)
-        columns = list(rows.features or {})
         for key in ("image", "label"):
-            if getattr(self, key) not in columns:
-                found = f"{self.name!r} has no column {getattr(self, key)!r}; it has {', '.join(columns)}"
-                raise UserError(f"source.{key}: {found}")
+            if (column := getattr(self, key)) not in (rows.features or {}):
+                has = ", ".join(rows.features or {})
+                raise UserError(f"source.{key}: {self.name!r} has no column {column!r}; it has {has}")
         if isinstance(rows.features[self.image], datasets.Image):
             rows = rows.cast_column(self.image, datasets.Image(decode=False))
         return rows

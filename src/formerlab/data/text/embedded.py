@@ -76,19 +76,16 @@ class Embedded(TextSource):
             chosen = [module for module in located if shares.split(digest(module[0]), SPLITS) == split]
             return tee(read_modules(chosen, seen, workers, self.content), 1)[0]  # a copy of it begins anew
 
-        test, valid, train = modules("test"), modules("valid"), modules("train")
+        read = {split: modules(split) for split in SPLITS}
 
-        def documents(split: Iterator[Module]) -> Iterator[str]:
-            # All test modules are read before others, even where the test stream is short: questions are made of them.
-            deque(copy(test), maxlen=0)
-            return (module.render() for module in copy(split))
+        def documents(split: Split) -> Iterator[str]:
+            if split != "test":  # questions are made of all test modules, so they come first, however short the stream
+                deque(copy(read["test"]), maxlen=0)
+            return (module.render() for module in copy(read[split]))
 
-        shards = [
-            Shard("embedded test modules", ("test",), lambda: (module.render() for module in copy(test))),
-            Shard("embedded valid modules", ("valid",), lambda: documents(valid)),
-            Shard("embedded train modules", ("train",), lambda: documents(train)),
-        ]
-        return Corpus(shards, copy(test))
+        order: tuple[Split, ...] = ("test", "valid", "train")
+        shards = [Shard(f"embedded {split} modules", (split,), partial(documents, split)) for split in order]
+        return Corpus(shards, copy(read["test"]))
 
     def located(self) -> list[Located]:
         """Return all modules, shuffled by their names."""
@@ -104,7 +101,8 @@ class Embedded(TextSource):
         return sorted(found.items(), key=lambda module: (digest(module[0]), module[0]))
 
     def _installed(self) -> dict[str, metadata.Distribution]:
-        return {name: found for name in self.packages if (found := _distribution(name))}
+        found = {name: list(metadata.distributions(name=name)) for name in self.packages}
+        return {name: versions[0] for name, versions in found.items() if versions}
 
 
 def read_modules(
@@ -126,13 +124,6 @@ def _read(content: Content, located: list[Located]) -> list[Module]:
         return [read(name, path.read_bytes()) for name, path in located]
     finally:
         gc.enable()
-
-
-def _distribution(name: str) -> metadata.Distribution | None:
-    try:
-        return metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _wanted(path: PurePath) -> bool:
