@@ -27,15 +27,8 @@ def read(source):
 
 
 def test_folders_globs_and_files_are_found_hidden_ones_not(tmp_path, monkeypatch):
-    for name in (
-        "a/one.txt",
-        "a/deep/two.md",
-        "a/.hidden/x.txt",
-        "a/.secret.txt",
-        "b/three.txt",
-        "b/four.csv",
-        "c/[5].txt",
-    ):
+    names = "a/one.txt", "a/deep/two.md", "a/.hidden/x.txt", "a/.secret.txt", "b/three.txt", "b/four.csv", "c/[5].txt"
+    for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     monkeypatch.chdir(tmp_path)
@@ -62,12 +55,8 @@ def test_named_splits_come_first_and_decide(tmp_path):
     for name in ("train", "valid", "test"):
         (tmp_path / f"{name}.txt").write_text(name)
     path = {name: (str(tmp_path / f"{name}.txt"),) for name in ("train", "valid", "test")}
-    everything = read(Files(**path))
-    assert [(name, splits) for name, (splits, _) in everything.items()] == [
-        ("test.txt", ("test",)),
-        ("valid.txt", ("valid",)),
-        ("train.txt", ("train",)),
-    ]
+    everything = [(name, splits) for name, (splits, _) in read(Files(**path)).items()]
+    assert everything == [(f"{split}.txt", (split,)) for split in ("test", "valid", "train")]
     without_test = read(Files(train=path["train"], valid=path["valid"]))
     assert without_test["train.txt"][0] == ("train", "test")
 
@@ -102,35 +91,25 @@ def test_what_is_missing_empty_or_twice_is_named(tmp_path):
 
 
 def test_fingerprint_follows_contents_alone(tmp_path):
-    here = folder(tmp_path / "here", 5)
-    first = source_fingerprint(folder_data(here))
-    assert first is not None
+    here, tokenizer = folder(tmp_path / "here", 5), tmp_path / "t.json"
+
+    def found(path=here):
+        file = {"kind": "file", "path": str(tokenizer), "vocabulary": 300}
+        return source_fingerprint(folder_data(path, tokenizer=file))
+
+    assert found() is None, "no tokenizer"
+    tokenizer.write_text("one")
+    assert found(tmp_path / "none") is None
+    first = found()
     os.utime(here / "000.txt", (1, 1))
-    assert source_fingerprint(folder_data(here)) == first, "touched"
     shutil.copytree(here, tmp_path / "there")
-    assert source_fingerprint(folder_data(tmp_path / "there")) == first, "moved"
-    changed = (here / "000.txt").read_text()
-    (here / "000.txt").write_text("Z" + changed[1:])
-    second = source_fingerprint(folder_data(here))
-    assert second not in (first, None), "changed"
+    assert found() == found(tmp_path / "there") == first, "touched, moved"
+    (here / "000.txt").write_text("Z" + (here / "000.txt").read_text()[1:])
+    changed = found()
     (here / "new.txt").write_text(document("new"))
-    third = source_fingerprint(folder_data(here))
-    assert third not in (first, second, None), "one more"
-
-
-def test_fingerprint_of_what_is_not_there_is_none(tmp_path):
-    assert source_fingerprint(folder_data(tmp_path / "none")) is None
-    file = {"kind": "file", "path": str(tmp_path / "none.json"), "vocabulary": 300}
-    assert source_fingerprint(folder_data(folder(tmp_path / "here", 2), tokenizer=file)) is None
-
-
-def test_fingerprint_sees_the_tokenizer_file(tmp_path):
-    path = tmp_path / "t.json"
-    data = folder_data(folder(tmp_path / "here", 2), tokenizer={"kind": "file", "path": str(path), "vocabulary": 300})
-    path.write_text("one")
-    first = source_fingerprint(data)
-    path.write_text("two")
-    assert source_fingerprint(data) not in (first, None)
+    longer = found()
+    tokenizer.write_text("two")
+    assert len({None, first, changed, longer, found()}) == 5
 
 
 def test_a_name_that_is_no_utf8_is_a_name(tmp_path):

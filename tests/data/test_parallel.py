@@ -118,9 +118,8 @@ def test_packed_files_are_read_and_damaged_ones_named(tmp_path, ending):
 
 
 def test_a_long_test_sentence_is_refused_and_not_left_out(tmp_path):
-    data = files(tmp_path, max_tokens=8)
-    with pytest.raises(UserError, match=r"a test pair has .* tokens .*raise max_tokens"):
-        prepare("pairs", data, tmp_path / "out")
+    with pytest.raises(UserError, match=r"^data: pairs: a test pair has .* tokens .*raise max_tokens"):
+        prepare("pairs", files(tmp_path, max_tokens=8), tmp_path / "out")
 
 
 def test_the_hub_reads_the_two_languages_of_a_row(monkeypatch):
