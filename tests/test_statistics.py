@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from formerlab.report.runs import minus
 from formerlab.statistics import (
     Interval,
     bootstrap_means,
     mean_ends,
     over_examples,
-    paired_student,
     standard_error,
     student,
     weighted_means,
@@ -39,7 +39,7 @@ def test_one_seed_has_no_interval():
 
 def test_paired_difference_uses_the_seeds_that_both_have():
     a, b = {0: 3.0, 1: 4.0, 2: 5.0}, {1: 3.5, 2: 4.4, 7: 0.0}
-    interval = paired_student(a, b)
+    interval = student(minus(pd.Series(a), pd.Series(b)))
     expected = stats.ttest_rel([4.0, 5.0], [3.5, 4.4]).confidence_interval(0.95)
     assert interval.seeds == 2
     assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
@@ -100,8 +100,8 @@ def test_both_variances_enter_with_satterthwaites_degrees_of_freedom():
     within = bootstrap_means(values, weights).var()
     freedom = (between + within) ** 2 / (between**2 / (seeds - 1) + within**2 / (examples - 1))
     assert seeds - 1 < freedom < examples
-    expected = stats.t.interval(0.9, freedom, of_seeds.mean(), math.sqrt(between + within))
-    found = over_examples(values, weights, confidence=0.9)
+    expected = stats.t.interval(0.95, freedom, of_seeds.mean(), math.sqrt(between + within))
+    found = over_examples(values, weights)
     assert (found.low, found.high) == pytest.approx(expected)
 
 

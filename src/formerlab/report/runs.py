@@ -60,10 +60,8 @@ def _growth(record: Mapping[Hashable, Any]) -> str:
     return f"{record['spec.growth.keys']} keys, {tau}{carried}{held}"
 
 
-def regime_of(record: Mapping[Hashable, Any]) -> str:
-    """Return the regime of a run from the flat columns of its record (`families.regime`)."""
-    schedule = {key: record.get(f"spec.schedule.{key}") for key in ("kind", "floor", "end_division")}
-    return regime({"data": record["data.name"], "schedule": schedule})
+_ENDS = ("kind", "floor", "end_division")
+"""What a schedule says of its end."""
 
 
 @lru_cache(maxsize=16)  # the drawings of a study ask for the same runs again and again
@@ -76,7 +74,10 @@ def _recorded(results: Results, study: str, runs: tuple[str, ...], losses: bool)
         layers=records.get("spec.model.layers", pd.Series(np.nan, records.index)),
         variant=[variant(record) for record in records.to_dict("records")],
         diverged=records["status"] == "diverged",
-        regime=[regime_of(record) for record in records.to_dict("records")],
+        regime=[
+            regime({"data": one["data.name"], "schedule": {key: one.get(f"spec.schedule.{key}") for key in _ENDS}})
+            for one in records.to_dict("records")
+        ],
         bytes_per_token=[results.bytes_per_token(name, fingerprint) for name, fingerprint in data],
     )
     rows = results.rows("test.csv", study, runs) if losses else DataFrame()
@@ -109,7 +110,8 @@ def by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Itera
             row |= ends(value, student(group[value]))
         row |= {name: group[name].astype(float).mean() for name in CARRIED if name in group}
         row["bits_per_byte"] = row["loss_nats"] / math.log(2) / group["bytes_per_token"].iloc[0]
-        found.append(add_perplexity(row) | {name: group[name].iloc[0] for name in first if name in group})
+        row |= {f"perplexity{end}": float(np.exp(row[f"loss_nats{end}"])) for end in ("", "_low", "_high")}
+        found.append(row | {name: group[name].iloc[0] for name in first if name in group})
     return DataFrame(found)
 
 
@@ -150,11 +152,6 @@ def ends(name: str, interval: Interval) -> dict[str, float]:
 def ends_over_seeds(name: str, values: "pd.Series[float]") -> dict[str, float]:
     """Return the same of values by seed; nothing where there are none."""
     return ends(name, student(values)) if len(values) else {}
-
-
-def add_perplexity(row: dict[str, Any]) -> dict[str, Any]:
-    """Add exp of the mean loss and of the ends of its interval."""
-    return row | {f"perplexity{end}": float(np.exp(row[f"loss_nats{end}"])) for end in ("", "_low", "_high")}
 
 
 def held_out(losses: DataFrame, run: str, value: str = "loss_nats") -> "pd.Series[float]":

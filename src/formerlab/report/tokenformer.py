@@ -98,10 +98,9 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
         if series.grows and chains and names:
             names = list(dict.fromkeys([(parent(losses, names[0]) or names[0]), *names]))
         frames.append(points.loc[names].assign(series=series.name))
-    others = set(losses.loc[of_ones_own(losses), "run"])
+    others = points[~points["run"].str.startswith((*FAMILIES, *ELSEWHERE))]  # runs of one's own
     frames += [
-        rows.sort_values("parameters").assign(series=variant)
-        for variant, rows in points[points["run"].isin(others)].groupby("variant", sort=False)
+        rows.sort_values("parameters").assign(series=variant) for variant, rows in others.groupby("variant", sort=False)
     ]
     if chains:
         known = {run for series in SERIES for run in series.runs()}
@@ -139,11 +138,6 @@ FAMILIES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-
 """Beginnings of the names of the runs that the study is about."""
 ELSEWHERE = ("score-", "layernorm-", "matched-", "modern-", "classic-", "long-", "continued-", "searched-")
 """The same of runs that have figures and tables of their own."""
-
-
-def of_ones_own(records: DataFrame) -> "pd.Series[bool]":
-    """Say of each run whether no family of the study has its name: those stand for themselves, by what they are."""
-    return ~records["run"].str.startswith((*FAMILIES, *ELSEWHERE))
 
 
 def by_step(results: Results, runs: Sequence[str]) -> DataFrame:
