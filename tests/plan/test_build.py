@@ -14,7 +14,7 @@ from formerlab.report.drawings import catalogue
 from formerlab.report.families import is_of, regime
 from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
 from formerlab.tasks import LanguageModeling
-from formerlab.training.released import ReleasedRun
+from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run
 
 ROOT = Path(__file__).parents[2]

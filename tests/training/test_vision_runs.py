@@ -111,14 +111,3 @@ def test_a_diverged_run_counts_as_a_uniform_guess(digits, tmp_path):
     test = rows(tmp_path, "test")
     assert {row["loss_nats"] for row in test} == {math.log(10)}
     assert {row["confidence"] for row in test} == {0.1}
-
-
-def test_the_learning_rate_falls_towards_the_first_layer():
-    model = RUN.model.build()
-    spec = LayerwiseAdamW(lr=1.0, layer_decay=0.5)
-    optimizer = spec.build(model)
-    spec.prepare(model, optimizer, 0, 0.1)
-    rates = {id(parameter): group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
-    assert rates[id(model.head.weight)] == pytest.approx(0.1)
-    assert rates[id(model.blocks[1].attention.query.keys)] == pytest.approx(0.05)
-    assert rates[id(model.patch_embed.weight)] == pytest.approx(0.0125)

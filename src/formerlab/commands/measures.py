@@ -117,7 +117,7 @@ def _loader(stage: Stage) -> dict[str, Any]:
 
     def load(run: "AnyRun", device: "torch.device") -> Any:
         from formerlab.integrations.huggingface.released_run import load_released_model
-        from formerlab.training.released import ReleasedRun
+        from formerlab.training.any_run import ReleasedRun
 
         assert isinstance(run, ReleasedRun)
         return load_released_model(run, str(device))
@@ -142,7 +142,7 @@ def time_runs(stage: Stage, arguments: argparse.Namespace) -> None:
 
     from formerlab.evaluation.timing.timing import circumstances
     from formerlab.kernels.native import keep_memory
-    from formerlab.training.released import ReleasedRun
+    from formerlab.training.any_run import ReleasedRun
     from formerlab.training.run import Run
 
     folder, device = Path(plan["results"], arguments.study), torch.device(plan["device"])

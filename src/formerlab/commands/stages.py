@@ -106,7 +106,7 @@ def train(arguments: argparse.Namespace) -> None:
 def load(arguments: argparse.Namespace) -> None:
     """Load the released model of one run of the plan."""
     from formerlab.integrations.huggingface.released_run import load_stage
-    from formerlab.training.released import ReleasedRun
+    from formerlab.training.any_run import ReleasedRun
 
     plan = load_plan(arguments)
     job = job_of(plan, "load", arguments.id)

@@ -25,8 +25,7 @@ from formerlab.report.names import UNIONS, names
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
 from formerlab.spec import fingerprint
-from formerlab.training.any_run import AnyRun
-from formerlab.training.released import ReleasedRun
+from formerlab.training.any_run import AnyRun, ReleasedRun
 
 Job = dict[str, Any]
 SCHEMA = 1

@@ -10,8 +10,7 @@ from formerlab.plan.memory import BYTES_WEIGHT, Processes, memory_bytes
 from formerlab.plan.schema import Scale
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.task import TRAINING_PASSES
-from formerlab.training.any_run import AnyRun
-from formerlab.training.released import Pretrained, ReleasedRun
+from formerlab.training.any_run import AnyRun, Pretrained, ReleasedRun
 from formerlab.training.run import Run
 
 CHECKPOINT_ELEMENTS = 3 * 3

@@ -26,8 +26,7 @@ from formerlab.plan.schema import WHICH, Which
 from formerlab.plan.sources import Sources
 from formerlab.results.stages import Stage
 from formerlab.spec import Spec, fingerprint
-from formerlab.training.any_run import AnyRun
-from formerlab.training.released import ReleasedRun
+from formerlab.training.any_run import AnyRun, ReleasedRun
 
 Jobs = dict[str, Any]
 

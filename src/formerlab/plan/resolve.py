@@ -17,7 +17,7 @@ from formerlab.plan.runs import RELEASED, chosen, run_trees
 from formerlab.plan.schema import BesideSpec, Scale, StudyScale
 from formerlab.plan.sources import RUN_KEYS, Sources, study_file
 from formerlab.plan.tokenizers import same_tokenizer, sizes_of
-from formerlab.training.released import ReleasedRun
+from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run
 
 EQUAL = "equal_time"

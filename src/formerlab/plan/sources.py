@@ -12,7 +12,7 @@ from formerlab.plan.read import fields_of, parse
 from formerlab.plan.schema import Config, Scale, Study
 from formerlab.plan.tokenizers import with_vocabularies
 from formerlab.spec import Spec
-from formerlab.training.released import ReleasedRun
+from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run
 from formerlab.yaml_files import read_yaml
 

@@ -24,8 +24,8 @@ from formerlab.results.write import hashes_of_rows, write_rows
 from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import mean_loss, spread_windows, window_documents, window_losses
 from formerlab.training import provenance
+from formerlab.training.any_run import ReleasedRun
 from formerlab.training.record import SCHEMA
-from formerlab.training.released import ReleasedRun
 
 BATCH_TOKENS = 2048
 """Tokens of a forward pass over windows: logits of large vocabularies fill the memory."""
