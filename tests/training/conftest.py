@@ -1,11 +1,11 @@
-"""A small data set on disk, made by the real data stage, runs that nothing interrupted, and processes to interrupt."""
+"""A small data set on disk, made by the real data stage, and a run that nothing interrupted."""
 
 from pathlib import Path
 
 import jaxtyping
 import numpy as np
 import pytest
-from small_runs import KILLED, RUN, VOCABULARY, Processes, bits, trained
+from small_runs import RUN, VOCABULARY, trained
 
 from formerlab.data import BytePairs, Files, TextData, prepare
 
@@ -36,19 +36,3 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("finished")
     trained(RUN, data, out)
     return out
-
-
-@pytest.fixture(scope="session")
-def processes():
-    processes = Processes()
-    yield processes
-    processes.server.stdin.close()
-    processes.server.wait()
-
-
-@pytest.fixture(scope="session")
-def whole(data, tmp_path_factory):
-    """Return the bits of that run never stopped, and without checkpoints."""
-    out = tmp_path_factory.mktemp("whole")
-    trained(KILLED, data, out)
-    return bits(out)

@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from itertools import count
 from pathlib import Path
 
@@ -48,11 +45,6 @@ SAME_BITS = ("weights.safetensors", "train.csv", "eval.csv", "test.csv", "depth.
 def small(**changes: object) -> Run:
     """Return the small run with some fields changed."""
     return Run.model_validate({**dict(RUN), **changes})
-
-
-KILLED = small(model=MODEL.model_copy(update={"dropout": 0.1}))
-"""The run whose processes are killed, and find no room."""
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def write_plan(run: Run, data: Path, folder: Path, **job: object) -> Path:
@@ -115,25 +107,3 @@ def _number(cell: str) -> float | str:
         return float(cell)
     except ValueError:
         return cell
-
-
-def train_words(run, data, folder, **changes):
-    """Write a plan of one run and return the words that train it, with a checkpoint after every step."""
-    return "train", run.id, "--plan", write_plan(run, data, folder, **changes), "--checkpoint-seconds", "0"
-
-
-class Processes:
-    """Starts runs; see faulty_processes.py."""
-
-    def __init__(self):
-        script = Path(__file__).with_name("faulty_processes.py")
-        self.server = subprocess.Popen(
-            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-        )
-
-    def run(self, *words, signal="SIGKILL", at_call=None, function=None, **limits):
-        """Run a verb; the process gets the signal at its n-th call (of a function of that name); 0 only counts."""
-        order = {"words": [str(word) for word in words], "signal": signal, "at_call": at_call, "function": function}
-        order |= limits
-        print(json.dumps(order), file=self.server.stdin, flush=True)
-        return json.loads(self.server.stdout.readline())
