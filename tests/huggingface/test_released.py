@@ -12,7 +12,7 @@ from formerlab.__main__ import main
 from formerlab.cache import Decay, Simulation
 from formerlab.commands.released import FILES
 from formerlab.errors import EXIT_USER_ERROR, UserError
-from formerlab.evaluation.language.requests import answers
+from formerlab.evaluation.language.questions import answers
 from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.load import load_any
 from formerlab.released import RELEASED, Folder, Gguf, HubModel, parse_released

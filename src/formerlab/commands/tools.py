@@ -38,13 +38,11 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--top-k", type=int, help="draw from the k most probable tokens only")
     parser.add_argument("--seed", type=int, default=0)
 
-    text = "evaluate a finished run, or any model of timm, on prepared images"
+    text = "evaluate a finished image model on prepared images"
     parser = add_verb(verbs, "classify", classify, text, configured=False)
-    parser.add_argument("model", help="folder of a finished run, or a name that timm knows")
+    parser.add_argument("model", type=Path, help="folder of a finished run")
     parser.add_argument("data", type=Path, help="folder of prepared images, such as results/live/laptop/data/images")
     parser.add_argument("--split", choices=("train", "valid", "test"), default="test")
-    parser.add_argument("--checkpoint", type=Path, help="weights for a model of timm")
-    parser.add_argument("--pretrained", action="store_true", help="take timm's published weights, from the hub")
     parser.add_argument("--batch", type=int, default=64, help="images at a time; default 64")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default cpu")
     parser.add_argument("--out", type=Path, help="CSV file for a row per image")
@@ -114,12 +112,10 @@ def generate(arguments: argparse.Namespace) -> None:
 
 def classify(arguments: argparse.Namespace) -> None:
     """Print accuracy, loss, calibration and speed."""
-    if not (Path(arguments.model) / "run.json").exists():
-        import formerlab.integrations.timm  # noqa: F401  (our names beside timm's)
-    from formerlab.evaluation.vision import classify_by_name
+    from formerlab.evaluation import vision
 
-    given = ("split", "checkpoint", "pretrained", "batch", "device", "out")
-    print(classify_by_name(arguments.model, arguments.data, **{name: getattr(arguments, name) for name in given}))
+    given = {name: getattr(arguments, name) for name in ("split", "batch", "device", "out")}
+    print(vision.classify(arguments.model, arguments.data, **given))
 
 
 def _check_free(port: int) -> None:

@@ -193,7 +193,7 @@ def complexity() -> dict[str, float]:
     without dilation and r positions in all make the paths longer by the factors that are given.
     """
     lengths, widths, k, r = GRID.lengths, GRID.widths, GRID.kernel, GRID.neighbourhood
-    numbers = {}
+    numbers: dict[str, float] = {}
     for name in LAYERS:
         by_length = [multiply_adds(name, n, widths[0], GRID) for n in lengths]
         by_width = [multiply_adds(name, lengths[0], d, GRID) for d in widths]

@@ -71,8 +71,7 @@ def translate(
             sentences.append((split, number, *sizes, hypothesis.score, exact))
             text, wanted = (tokenizer.decode(tokens) for tokens in (hypothesis.tokens, reference))
             for metric in METRICS:
-                score = statistics(metric, text, wanted)
-                scored.append((split, number, metric, *score.correct, *score.total, *score[2:]))
+                scored.append((split, number, metric, *statistics(metric, text, wanted)))
             lines.append(f"{split}\t{number}\t{' '.join(text.split())}\n")
     write_rows(out / "translate.csv", TABLES["translate.csv"].names, sentences)
     write_rows(out / "bleu.csv", TABLES["bleu.csv"].names, scored)
@@ -101,17 +100,14 @@ def decode(model: TranslatorModel, pairs: PairStream, decoding: Decoding, label:
 
 
 def _attention(model: TranslatorModel, data: Path, tokenizer: "Tokenizer", decoding: Decoding) -> Iterator[list[Any]]:
-    if not decoding.attention_sentences:
-        return
     pairs = load_pairs(data, "test")
     for number in range(min(decoding.attention_sentences, len(pairs))):
         batch = sentence_batch(pairs, [number]).to(model.embedding.device)
-        read = [_tokens(tokenizer, tokens[0].tolist()) for tokens in (batch.source, batch.target_in)]
-        yield from attention_rows(number, attention_maps(model, batch), *read)
-
-
-def _tokens(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
-    return [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
+        source, target = (
+            [tokenizer.decode([token], skip_special_tokens=False) for token in ids[0].tolist()]
+            for ids in (batch.source, batch.target_in)
+        )
+        yield from attention_rows(number, attention_maps(model, batch), source, target)
 
 
 @torch.no_grad()
