@@ -166,10 +166,9 @@ def test_an_unknown_job_is_answered_with_those_there_are(project, capsys, words,
 
 
 def test_the_ui_refuses_a_port_where_it_cannot_listen(project, capsys):
-    assert refused(capsys, "ui", "--port", "99999") == "--port: 99999 is no port; choose another between 1024 and 65535"
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert refused(capsys, "ui", "--port", str(port)).startswith(f"--port: {port} is taken; choose another")
+        for port in ("99999", str(server.getsockname()[1])):
+            assert refused(capsys, "ui", "--port", port).startswith(f"--port: {port} is taken or no port; choose")
 
 
 def test_jobs_keep_the_plan_that_they_were_started_with(project, capsys, monkeypatch):

@@ -102,15 +102,6 @@ def test_a_folder_of_locks_that_others_can_write_in_is_refused(whose, here, tmp_
     assert not list(other.iterdir())
 
 
-def test_a_link_in_place_of_a_lock_is_not_followed(here, tmp_path):
-    (tmp_path / "victim").write_text("precious")
-    here.mkdir(mode=0o700)
-    (here / "0.lock").symlink_to(tmp_path / "victim")
-    with pytest.raises(UserError, match=r"0\.lock"), own_gpus("cuda"):
-        pass
-    assert (tmp_path / "victim").read_text() == "precious"
-
-
 def test_the_folder_is_the_users_alone_and_a_gpu_may_have_any_name(here, monkeypatch):
     monkeypatch.setenv(VISIBLE, "MIG-GPU-5c1/1/0, 3")
     with own_gpus("cuda", 2):

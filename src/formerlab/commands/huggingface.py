@@ -61,7 +61,11 @@ def export(arguments: argparse.Namespace) -> None:
     from formerlab.models.decoder import DecoderModel
     from formerlab.training.load import load_model
 
-    folder, out = run_folder(arguments), arguments.out
+    folder, out = Path(arguments.run), arguments.out
+    if not (folder / "run.json").is_file():  # a run of the plan
+        plan = load_plan(arguments)
+        job_of(plan, "train", arguments.run)
+        folder = Path(plan["results"], arguments.run)
     model, run = load_model(folder)
     if not isinstance(model, DecoderModel):
         raise UserError(f"{folder}: a {run.model.kind}; only decoders can be exported")
@@ -110,15 +114,17 @@ def prune(arguments: argparse.Namespace) -> None:
     from formerlab.integrations.huggingface.load import identity_of
     from formerlab.integrations.huggingface.sweep import read_sweep, run_sweep
 
-    sweep, identity = (
-        read_sweep(arguments.sweep, **_changes(arguments)),
-        identity_of(_source(arguments), arguments.device),
-    )
+    sweep = read_sweep(arguments.sweep, **_changes(arguments))
+    identity = identity_of(_source(arguments), arguments.device)
     means = run_sweep(_load(arguments), sweep, arguments.out, identity=identity, online=arguments.online)
     columns = [name for name in means[0] if not name.endswith("acc_norm")]
     print("\t".join(columns))
     for row in means:
-        print("\t".join(_cell(row[name]) for name in columns))
+        cells = (
+            "" if value is None else f"{value:.4f}" if isinstance(value, float) else value
+            for value in map(row.get, columns)
+        )
+        print(*cells, sep="\t")
     print(f"every answer and window in {arguments.out}", file=sys.stderr)
 
 
@@ -136,16 +142,3 @@ def _load(arguments: argparse.Namespace) -> "Loaded":
     from formerlab.integrations.huggingface.load import load_any
 
     return load_any(_source(arguments), device=arguments.device, online=arguments.online)
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def run_folder(arguments: argparse.Namespace) -> Path:
-    """Return the folder of the run: the one given, else that of the plan."""
-    if (Path(arguments.run) / "run.json").is_file():
-        return Path(arguments.run)
-    plan = load_plan(arguments)
-    job_of(plan, "train", arguments.run)
-    return Path(plan["results"], arguments.run)

@@ -3,7 +3,6 @@
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from formerlab.errors import UserError
 from formerlab.files import write_text
@@ -61,7 +60,12 @@ def stages_block() -> str:
 
 def papers_block(root: Path) -> str:
     """Return a line for every figure and table that follows one of a paper, then those that nothing stands for."""
-    runs = {scale: _runs(root, scale) for scale in ("workstation", "paper")}
+    studies = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
+    runs = {}
+    for scale in ("workstation", "paper"):
+        sources = read_sources(root, {"scale": scale, "studies": studies})
+        both = [run for name in studies for make in (resolve_study, resolve_released) for run in make(name, sources)]
+        runs[scale] = [(run.study, run.name, run.to_dict()) for run in both]
     rows = []
     for drawing in catalogue().values():
         for item, paper in _AFTER.findall(" ".join(drawing.caption.split()))[:1]:
@@ -75,14 +79,6 @@ def papers_block(root: Path) -> str:
     missing = read_yaml(root, "docs/no_counterpart.yaml")
     lines += [f"- {paper}, {item}: {why}." for paper, items in missing.items() for item, why in items.items()]
     return "\n".join(lines)
-
-
-def _runs(root: Path, scale: str) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return the runs of a scale by study, name and spec."""
-    studies = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
-    sources = read_sources(root, {"scale": scale, "studies": studies})
-    both = [run for name in studies for make in (resolve_study, resolve_released) for run in make(name, sources)]
-    return [(run.study, run.name, run.to_dict()) for run in both]
 
 
 def _committed(root: Path, drawing: Drawing) -> str:

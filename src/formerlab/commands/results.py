@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ from formerlab.results.schema import CLAIMS
 from formerlab.results.write import hashes_of_rows
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from formerlab.results.read import Objection, Results
 
 
@@ -78,7 +77,9 @@ def figures(arguments: argparse.Namespace) -> None:
     tasks = [(root, out / root.name) for root in judged if has_runs(root)]
     if arguments.tree == "cached":  # nobody objects to these rows, so processes may share the work
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process: together they keep all cores busy
-        with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_collect_rarely) as pool:
+        # A figure is many small objects that live until it is saved: a tenth of the time went into garbage collection.
+        rarely = partial(gc.set_threshold, 200_000)
+        with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=rarely) as pool:
             verdicts = [pool.submit(_write_verdicts, *task) for task in tasks]  # the longest tasks, so they begin first
             written = draw_all(rows, out, pool=pool)
             written += [path for one in verdicts for path in one.result()]
@@ -86,14 +87,6 @@ def figures(arguments: argparse.Namespace) -> None:
         written = [path for task in tasks for path in _write_verdicts(*task)]
         written += draw_all(rows, out, _objection)
     print(f"{len(written)} files in {out}")
-
-
-def _collect_rarely() -> None:
-    """Look for garbage in cycles less often: a figure is made of many small objects that all live until it is saved.
-
-    A tenth of the time goes into that search otherwise.
-    """
-    gc.set_threshold(200_000, 20, 100)
 
 
 def exact(arguments: argparse.Namespace) -> None:
@@ -120,7 +113,8 @@ def claims(arguments: argparse.Namespace) -> None:
         print(*_write_claims(results, arguments.out), sep="\n")
         return
     found = verdicts(results, read_arms(Path(), results.scale))
-    print(f"{counts(found)}\n\n{_text(frame(found)[['verdict', 'claim', 'item', 'ours']].fillna(''))}")
+    rows = frame(found)[["verdict", "claim", "item", "ours"]].fillna("")
+    print(f"{counts(found)}\n\n{rows.to_string(index=False, justify='left', max_colwidth=60)}")
     if warning := results.warning():
         print(f"\n{warning}")
 
@@ -130,10 +124,6 @@ def _results(plan: dict[str, Any]) -> "Results":
     from formerlab.results.read import Results
 
     return Results(Path(plan["results"]), Judge(plan).objection)
-
-
-def _text(rows: "DataFrame") -> str:
-    return rows.to_string(index=False, justify="left", max_colwidth=60)
 
 
 def readme(arguments: argparse.Namespace) -> None:

@@ -118,20 +118,14 @@ def classify(arguments: argparse.Namespace) -> None:
     print(vision.classify(arguments.model, arguments.data, **given))
 
 
-def _check_free(port: int) -> None:
-    """Raise UserError where no server can listen at a port of this machine."""
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except (OSError, OverflowError) as error:
-        reason = "is no port" if isinstance(error, OverflowError) else "is taken"
-        raise UserError(f"--port: {port} {reason}; choose another between 1024 and 65535") from None
-
-
 def ui(arguments: argparse.Namespace) -> None:
     """Serve MLflow until it is stopped, and bring what is trained meanwhile into it every minute."""
     from formerlab.tracking.mlflow import landing, sync
 
-    _check_free(arguments.port)
+    try:
+        socket.create_server(("127.0.0.1", arguments.port)).close()
+    except (OSError, OverflowError):
+        raise UserError(f"--port: {arguments.port} is taken or no port; choose another from 1024 to 65535") from None
     plan = load_plan(arguments)
     uri = plan["tracking_uri"]
     if not uri:
@@ -146,19 +140,12 @@ def ui(arguments: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, interrupt)
     with subprocess.Popen(words, env=os.environ | quiet) as server:
         try:
-            while _still_serves(server):
+            while server.poll() is None:
                 with suppress(UserError):  # a sync that fails, or is under way already, is left to the next
                     sync(Path(plan["results"]), uri, Path(plan["figures"]))
+                with suppress(subprocess.TimeoutExpired):
+                    server.wait(SECONDS_BETWEEN_SYNCS)
         except KeyboardInterrupt:
             server.terminate()
     if server.returncode not in (0, -signal.SIGINT, -signal.SIGTERM):
         raise SystemExit(server.returncode)
-
-
-def _still_serves(server: "subprocess.Popen[bytes]") -> bool:
-    """Wait for the next sync; say whether the server is there still."""
-    try:
-        server.wait(SECONDS_BETWEEN_SYNCS)
-    except subprocess.TimeoutExpired:
-        return True
-    return False

@@ -40,12 +40,6 @@ def file_hashes(paths: Iterable[Path], cache: Path | None) -> dict[Path, str]:
     return digests
 
 
-def changed_unseen(cache: Path) -> list[Path]:
-    """Return the files of a cache whose content is another one although their stamp is as before; reads them all."""
-    known = {Path(path): about for path, about in _cached(cache).items() if Path(path).is_file()}
-    return [path for path, (stamp, digest) in known.items() if _stamp(path) == stamp and sha256(path) != digest]
-
-
 def files_state(model: ReleasedModel, cache: Path | None = None, *, weights: bool = True) -> str | None:
     """Return 64 hexadecimal digits that change when the files of a released model do; None where they are not here.
 
