@@ -81,8 +81,7 @@ def drawn(
         return _drawn_by_timm(augmentation, images, indices[chosen], [seeds[position] for position in chosen], look)
     pixels = whole(images, indices[chosen], look)
     if isinstance(augmentation, Shift):
-        moves = drawn_moves(augmentation, len(indices), np.random.Generator(np.random.Philox(key=seeds[0])))
-        pixels = shifted(pixels, augmentation, moves[:, chosen])
+        pixels = _shifted(pixels, augmentation, chosen, len(indices), seeds[0])
     return nothing_erased(pixels)
 
 
@@ -164,23 +163,17 @@ def whole(images: ImageSet, indices: NDArray[np.int64], look: Look) -> Bytes:
     return np.stack([cut(images.image(int(index)), look.side, look.crop) for index in indices])
 
 
-def drawn_moves(augmentation: Shift, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Return by how many rows and columns each of `count` images is moved, and whether it is mirrored."""
-    offsets = generator.integers(0, 2 * augmentation.pixels, size=(2, count), endpoint=True)
-    return np.vstack((offsets, generator.integers(0, 2, size=count)))
-
-
-def shifted(pixels: Bytes, augmentation: Shift, moves: NDArray[np.int64]) -> Bytes:
-    """Return the images, each moved and mirrored by its column of `moves`."""
-    count, height, width, _ = pixels.shape
-    by = augmentation.pixels
-    down, right, mirrored = moves[:, :, None]
-    rows = down + np.arange(height)
-    columns = right + np.arange(width)
+def _shifted(pixels: Bytes, augmentation: Shift, chosen: NDArray[np.int64], count: int, seed: int) -> Bytes:
+    """Return the images at the positions `chosen` of a step of `count`, each moved and mirrored."""
+    generator = np.random.Generator(np.random.Philox(key=seed))
+    by, (_, height, width, _) = augmentation.pixels, pixels.shape
+    offsets = generator.integers(0, 2 * by, size=(2, count), endpoint=True)
+    down, right, mirrored = np.vstack((offsets, generator.integers(0, 2, size=count)))[:, chosen, None]
+    rows, columns = down + np.arange(height), right + np.arange(width)
     if augmentation.flip:
         columns = np.where(mirrored == 1, columns[:, ::-1], columns)
     padded = np.pad(pixels, ((0, 0), (by, by), (by, by), (0, 0)))
-    moved: Bytes = padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    moved: Bytes = padded[np.arange(len(chosen))[:, None, None], rows[:, :, None], columns[:, None, :]]
     return moved
 
 

@@ -23,8 +23,6 @@ from formerlab.tasks.task import BEGINNING, WHOLE, Measures, Place, Row, Share, 
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of ImageNet's pixels, as everybody uses them."""
-PREDICTIONS = ("label", "prediction", "rank", "confidence")
-"""Columns of test.csv beside the loss."""
 
 
 class Prediction(NamedTuple):
@@ -50,7 +48,7 @@ class Classification(TaskSpec):
     reads: ClassVar[str] = "images"
     trains: ClassVar[str] = "vision_transformer"
     eval_columns: ClassVar[tuple[str, ...]] = ("tokens", "loss_nats", "top1", "top5")
-    test_columns: ClassVar[tuple[str, ...]] = ("window", "tokens", "loss_nats", *PREDICTIONS)
+    test_columns: ClassVar[tuple[str, ...]] = ("window", "tokens", *Prediction._fields)
 
     kind: Literal["classification"] = "classification"
     batch: Count = 64
@@ -106,18 +104,13 @@ class Classification(TaskSpec):
         if self.mixup or self.cutmix:
             drawn_by, classes = mixed_seed(seed, draw, "mix"), len(data.images.classes)
             mix = drawn_mix(self.mixup, self.cutmix, self.smoothing, classes, data.look.side, drawn_by)
-        parts = [self._positions()[number] for number in share.numbers(self.accumulate)]
+            # An image is mixed with that at the same position from the end of the step, so a part has both.
+            halves = np.arange(self.batch // 2).reshape(self.accumulate, -1)
+            positions = np.concatenate((halves, self.batch - 1 - halves[:, ::-1]), axis=1)
+        else:
+            positions = np.arange(self.batch).reshape(self.accumulate, -1)
+        parts = [positions[number] for number in share.numbers(self.accumulate)]
         return data.batches_of(seed, draw, self._position(data, start, step), parts, mix)
-
-    def _positions(self) -> NDArray[np.int64]:
-        """Return the positions of each part in a step.
-
-        An image is mixed with that at the same position from the end of the step, so a part has both.
-        """
-        if not (self.mixup or self.cutmix):
-            return np.arange(self.batch).reshape(self.accumulate, -1)
-        halves = np.arange(self.batch // 2).reshape(self.accumulate, -1)
-        return np.concatenate((halves, self.batch - 1 - halves[:, ::-1]), axis=1)
 
     def valid_batches(self, data: ImageSet) -> list[ImageBytes]:
         """Return the fixed validation images."""

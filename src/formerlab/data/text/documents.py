@@ -2,8 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from formerlab.data.dataset import DataSource
 from formerlab.data.splitting import SPLITS, Seen, Shares, Split, digest
@@ -21,8 +20,7 @@ BATCH_CHARACTERS = 1 << 20
 SAMPLED_SHARDS = 16
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """A part of a source that can be read, again and again, from its beginning."""
 
     name: str
@@ -33,8 +31,7 @@ class Shard:
     """Read the documents in a fixed order."""
 
 
-@dataclass(frozen=True)
-class Corpus:
+class Corpus(NamedTuple):
     """A source opened for reading."""
 
     shards: list[Shard]
@@ -64,7 +61,6 @@ class Deduplicator:
 
     def __init__(self, data: "TextData") -> None:
         self.duplicates = 0
-        self.shards_begun = 0
         self.limited: set[Split] = set()
         """The splits that would have more text without their limit."""
         self._shares = data.shares
@@ -75,7 +71,6 @@ class Deduplicator:
     def documents(self, shards: list[Shard]) -> Iterator[tuple[Split, str]]:
         """Yield documents with their splits. Raises UserError naming a shard without text."""
         for shard in shards:
-            self.shards_begun += 1
             blank = True
             if self._enough_of(shard):
                 continue

@@ -152,7 +152,7 @@ class TextData(DataSpec):
             texts = batches(deduplicator.documents(corpus.shards))
             for split, tokens, documents, size in workers.map(encoding, texts):
                 streams[split].append(tokens, documents, size)
-                bar.advance(size, shard=f"{deduplicator.shards_begun}/{len(corpus.shards)}")
+                bar.advance(size)
             for split, stream in streams.items():
                 if not stream.documents:
                     raise self._no_documents(split, sum(other.documents for other in streams.values()))
