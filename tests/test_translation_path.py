@@ -38,13 +38,7 @@ STUDY = {
     },
     "runs": {"base": {}, "longer": {"init": "base"}},
     "measure": {
-        "translate": {
-            "runs": ["base"],
-            "splits": ["valid", "test"],
-            "beam": 2,
-            "extra": 4,
-            "attention_sentences": 1,
-        },
+        "translate": {"runs": ["base"], "splits": ["valid", "test"], "beam": 2, "extra": 4, "attention_sentences": 1},
         "complexity": {"runs": ["base"], "lengths": [32, 64], "widths": [8, 16], "repeats": 1},
     },
 }

@@ -109,9 +109,9 @@ class TaskSpec(Spec, ABC):
     def valid_batches(self, data: Any) -> Sequence[Any]:
         """Return the fixed validation batches."""
 
-    @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return what training minimises on one part; the step takes the mean over its parts."""
+        """Return what training minimises on one part; the step takes the mean. A task defines this or `losses`."""
+        return self.losses(model, batch)[0]
 
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
         """Return `loss`, and behind it the values of `train_columns` of the part, without a gradient."""

@@ -126,12 +126,8 @@ class Translation(TaskSpec):
         batches = (np.intersect1d(batch, chosen) for batch in data.batches(max(self.part_tokens, _longest(data))))
         return [sentence_batch(data, batch) for batch in batches if len(batch)]
 
-    def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
-        """Return the smoothed loss of a part, in nats per target token of the step."""
-        return self.losses(model, batch)[0]
-
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
-        """Return the smoothed loss of a part, and the same without smoothing."""
+        """Return the smoothed loss of a part, in nats per target token of the step, and the same without smoothing."""
         logits = model(batch.source, batch.real, batch.target_in).flatten(0, 1).float()
         targets, share = batch.target_out.flatten(), float(batch.share)
         total: Tensor = smoothed_loss(logits, targets, self.label_smoothing, self.smoothing_mass) / share
@@ -157,9 +153,8 @@ class Translation(TaskSpec):
 
     def guessed_rows(self, model: Any, data: PairStream) -> list[Row]:
         """Return ln(vocabulary) for every test sentence."""
-        return [
-            (number, count, math.log(model.vocabulary)) for number, count in enumerate(data.target_lengths.tolist())
-        ]
+        uniform, counts = math.log(model.vocabulary), enumerate(data.target_lengths.tolist())
+        return [(number, count, uniform) for number, count in counts]
 
     @property
     def step_tokens(self) -> int:

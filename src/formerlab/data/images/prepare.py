@@ -176,7 +176,7 @@ class Writer:
     def __init__(self, files: dict[Split, BinaryIO], data: ImageData) -> None:
         self.data = data
         self.labels: dict[Split, list[int]] = {split: [] for split in SPLITS}
-        self.offsets: dict[Split, list[int]] = {split: [0] for split in SPLITS}
+        self.sizes: dict[Split, list[int]] = {split: [] for split in SPLITS}
         self.corrupt: list[str] = []
         self.duplicates = 0
         self.passed_over = {"keep": 0, "keep_held_out": 0}
@@ -200,7 +200,7 @@ class Writer:
         else:
             self._files[image.split].write(image.content)
             self.labels[image.split].append(image.label)
-            self.offsets[image.split].append(self.offsets[image.split][-1] + len(image.content))
+            self.sizes[image.split].append(len(image.content))
             if image.split == "train":
                 self.sums += image.moments
 
@@ -214,10 +214,10 @@ class Writer:
 
     def entry(self, split: Split, out: Path) -> dict[str, Any]:
         """Write labels and offsets; return what the manifest says of the split."""
-        offsets = {"offsets": self.offsets[split]} if self.data.storage == "encoded" else {}
-        about: dict[str, Any] = {"file": f"{split}.bin", "images": len(self.labels[split])}
-        about["bytes"] = self.offsets[split][-1]
-        for name, values in ({"labels": self.labels[split]} | offsets).items():
+        labels, sizes = self.labels[split], self.sizes[split]
+        offsets = {"offsets": np.cumsum([0, *sizes])} if self.data.storage == "encoded" else {}
+        about: dict[str, Any] = {"file": f"{split}.bin", "images": len(labels), "bytes": sum(sizes)}
+        for name, values in ({"labels": labels} | offsets).items():
             about[name] = f"{split}_{name}.npy"
             with replacing(out / about[name]) as temporary, open(temporary, "wb") as file:
                 np.save(file, np.asarray(values, dtype=np.int64))
