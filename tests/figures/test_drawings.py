@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from fixtures.combined import make_combined
 from fixtures.rows import (
-    ALPHAS,
     BUDGETS,
     VOCABULARY,
     add_questions,
@@ -267,35 +266,12 @@ def test_one_seed_shows_a_bootstrap_and_says_so(place):
     assert not np.isnan(three["loss_nats_low"])
 
 
-def test_depths_come_from_the_deepest_run(place):
-    rows = pd.read_csv(place / "figures" / "live" / "three" / "denseformer_weights.csv")
-    assert set(rows["layers"]) == {16}
-    assert set(rows["seeds"]) == {3}
-    assert len(rows[rows["variant"] == "DenseFormer 1x1"]) == 16 * 19 // 2
-
-
 @pytest.mark.parametrize("name", ["denseformer_depth", "denseformer_tradeoff"])
 def test_seeds_stand_beside_the_interval_of_their_mean(place, name):
     rows = pd.read_csv(place / "figures" / "live" / "three" / f"{name}.csv")
     ours = rows[(rows["source"] == "ours") & (rows["run"] == "dwa-1x1-16")].groupby("part")["loss_nats"]
     assert ours.mean()["seed"] == pytest.approx(ours.mean()["mean"])
     assert ours.size().to_dict() == {"mean": 1, "seed": 3}
-
-
-def test_the_mean_of_a_flow_is_that_of_its_seeds(place):
-    rows = pd.read_csv(place / "figures" / "live" / "three" / "denseformer_flow.csv")
-    means = rows.pivot_table("value", ["run", "measure", "place"], "part")
-    assert means["seed"].to_numpy() == pytest.approx(means["mean"].to_numpy())
-    assert len(rows[rows["part"] == "seed"]) == 3 * len(means)
-
-
-def test_singular_values_are_means_within_their_seeds(place):
-    rows = pd.read_csv(place / "figures" / "live" / "three" / "denseformer_spectra.csv")
-    assert set(rows["variant"]) == {"Transformer", "DenseFormer 1x1"}
-    assert rows["matrix"].nunique() == 5
-    assert (rows["lowest"] <= rows["value"]).all()
-    assert (rows["value"] <= rows["highest"]).all()
-    assert set(rows["seeds"]) == {3}
 
 
 def test_sparse_averages_are_shown_beside_the_dense_one_and_its_time(place):
@@ -319,14 +295,6 @@ def test_no_figure_is_wider_than_a_page(place):
         if drawing.kind == "figure":
             with Image.open(place / "figures" / "live" / "three" / f"{name}.png") as picture:
                 assert picture.width <= WIDEST * pictures.DOTS_PER_INCH, name
-
-
-def test_growth_on_images_is_shown_above_the_parent(place):
-    rows = pd.read_csv(place / "figures" / "live" / "three" / "vision_growth.csv")
-    assert set(rows["parent"]) == {"tokenformer-small"}
-    grown = rows[rows["run"] == "grown-zero-keep"].groupby("part")["top1_points"]
-    assert grown.mean()["seed"] == pytest.approx(grown.mean()["mean"])
-    assert grown.size()["seed"] == 3
 
 
 def test_arms_are_paired_with_the_whole_cache(tmp_path):
@@ -364,14 +332,6 @@ def test_the_main_arm_is_the_published_one(tmp_path):
     assert set(decay["budget"]) == set(BUDGETS)
 
 
-def test_alpha_has_a_panel_per_budget(place):
-    rows = pd.read_csv(place / "figures" / "live" / "one" / "decay_alpha.csv")
-    decay = rows[rows["policy"] == "decay"]
-    assert {budget: tuple(group["alpha"]) for budget, group in decay.groupby("budget")} == dict.fromkeys(
-        BUDGETS, ALPHAS
-    )
-
-
 @UNSAVED
 def test_without_a_whole_cache_there_is_no_interval(tmp_path):
     folder = make_run(tmp_path / "results", "decay", "decoder")
@@ -404,15 +364,6 @@ def test_chance_is_shown_where_rows_say_how_many_choices(tmp_path):
     assert rows.loc["transformer-2", "quiz (acc)"] == pytest.approx(3 / 8)
     assert rows.loc["transformer-2", "quiz (acc)_se"] == pytest.approx(np.sqrt(3 / 8 * 5 / 8 / 8))
     assert rows.loc["chance", "quiz (acc)"] == 0.25
-
-
-def test_questions_without_windows_keep_their_rows(tmp_path):
-    folder = make_run(tmp_path, "decay", "decoder")
-    rows = [("full", None, None, 1.0, 1.0, "openbookqa", 1, i, m, 1.0) for i in range(4) for m in ("acc", "acc_norm")]
-    write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, rows)
-    draw_one("decay_answers_table", tmp_path, tmp_path / "out")
-    table = pd.read_csv(tmp_path / "out" / "decay_answers_table.csv").query("source == 'ours'")
-    assert list(table["openbookqa (acc)"]) == [1.0]
 
 
 def test_numbers_have_three_digits_and_those_of_an_interval_as_many_decimals():
@@ -449,14 +400,6 @@ def test_the_headline_has_every_study_that_ran(place, tmp_path):
         assert word in text
     (tmp_path / "empty").mkdir()
     assert "no finished runs" in headline(tmp_path / "empty")
-
-
-def test_a_zeroshot_table_counts_seeds_and_questions(place):
-    rows = pd.read_csv(place / "figures" / "live" / "three" / "tokenformer_zeroshot.csv").query("source == 'ours'")
-    rows, guessing = rows[rows["run"] != "chance"], rows[rows["run"] == "chance"]
-    assert set(guessing["summary (acc)"]) == {0.25}
-    assert set(rows["seeds"]) == {3}
-    assert set(rows["questions"]) == {180}
 
 
 def test_damaged_rows_stop_the_drawing(tmp_path):

@@ -56,10 +56,9 @@ def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -
 def _minus_full(table: DataFrame, losses: NDArray[np.float64], weights: NDArray[np.float64]) -> DataFrame:
     """Add means and paired intervals; `losses` are configurations x seeds x windows, in nats."""
     losses_nats = np.average(losses, axis=2, weights=weights).mean(axis=1)
-    level = low = high = np.nan
-    full = np.flatnonzero(table["policy"] == "full")
-    if len(full):
-        level, (_, low, high) = losses_nats[full[0]], _minus(losses, full[0], weights)
+    full, nothing = np.flatnonzero(table["policy"] == "full"), np.full(len(table), np.nan)
+    level = losses_nats[full[0]] if len(full) else np.nan
+    _, low, high = _minus(losses, full[0], weights) if len(full) else (nothing, nothing, nothing)
     table = table.assign(loss_nats=losses_nats, increase_nats=losses_nats - level)
     table = table.assign(increase_nats_low=low, increase_nats_high=high, perplexity=np.exp(losses_nats))
     for end in ("low", "high"):

@@ -115,7 +115,7 @@ def by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Itera
     return DataFrame(found)
 
 
-def language_floor(rows: DataFrame, floor: str, record: "pd.Series[Any]") -> dict[str, Any]:
+def language_floor(rows: DataFrame, floor: str, record: Mapping[Hashable, Any]) -> dict[str, Any]:
     """Return the row of a model without depth that predicts text, from its losses."""
     loss = weighted_means(rows, ["floor"]).item()
     per_byte = loss / math.log(2) / record["bytes_per_token"]
@@ -126,14 +126,16 @@ def floors(
     results: Results,
     study: str,
     runs: Sequence[str],
-    scored: Callable[[DataFrame, str, "pd.Series[Any]"], dict[str, Any]] = language_floor,
+    scored: Callable[[DataFrame, str, Mapping[Hashable, Any]], dict[str, Any]] = language_floor,
 ) -> DataFrame:
     """Return a row per model without depth (floors.csv) and data set, in the form of `by_run`."""
-    records, found = recorded(results, study, runs).set_index(["run", "seed"]), []
+    records = recorded(results, study, runs).to_dict("records")
+    known: dict[tuple[Any, Any], Mapping[Hashable, Any]] = {(one["run"], one["seed"]): one for one in records}
+    found = []
     rows = results.rows("floors.csv", study, runs)
     for (run, seed, floor), own in rows.groupby(["run", "seed", "floor"], sort=False):
-        record = records.loc[(run, seed)]
-        found.append({"source": "ours", "run": f"{floor} on {record['data.name']}"} | scored(own, floor, record))
+        record = known[run, seed]
+        found.append({"source": "ours", "run": f"{floor} on {record['data.name']}"} | scored(own, str(floor), record))
     return DataFrame(found).drop_duplicates("run") if found else DataFrame()
 
 

@@ -8,7 +8,7 @@ test for it.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -95,7 +95,9 @@ def scaling_laws(results: Results, runs: Sequence[str]) -> DataFrame:
             "tokens, at equal parameters",
         ),
     ):
-        for name, middle, half in zip(names, law.exponents, law.half, strict=True) if law is not None else ():
+        if law is None:
+            continue
+        for name, middle, half in zip(names, law.exponents, law.half, strict=True):
             row = {"loss_against": name, "exponent": middle, "exponent_low": middle - half}
             row |= {"exponent_high": middle + half, "points": law.points, "deviation_percent": 100 * law.deviation}
             rows.append(row | {"best_offset_nats": law.offset_nats, "offset_p": law.offset_p})
@@ -130,13 +132,14 @@ def against_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
     points = chains(losses) if len(losses) else DataFrame()
     if points.empty:
         return points
-    scratch, rows = losses[losses["run"].str.startswith(FROM_SCRATCH)], []
+    scratch = losses[losses["run"].str.startswith(FROM_SCRATCH)]
+    rows: list[dict[Any, Any]] = []
     for row in points.sort_values(FLOPS).to_dict("records"):
         own = losses[losses["run"] == row["run"]]
         ratios = [_ratio(scratch, *one) for one in zip(own["seed"], own[FLOPS], own["loss_nats"], strict=True)]
         known = not np.isnan(ratios).any()
-        envelope = {"envelope": None if known else "beyond its ends"}
-        rows.append({**row, **envelope, **ends("flops_ratio", student(ratios if known else []))})
+        rows.append(row | ends("flops_ratio", student(ratios if known else [])))
+        rows[-1]["envelope"] = None if known else "beyond its ends"
     return DataFrame(rows)
 
 

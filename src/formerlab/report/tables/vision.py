@@ -3,7 +3,7 @@
 In all tables the linear probe, a floor, is logistic regression on the pixels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -96,7 +96,7 @@ def comparison(results: Results, arms: str) -> DataFrame:
 def image_floors(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per model without depth and data set (floors.csv)."""
 
-    def scored(rows: DataFrame, floor: str, record: "pd.Series[Any]") -> dict[str, Any]:
+    def scored(rows: DataFrame, floor: str, record: Mapping[Hashable, Any]) -> dict[str, Any]:
         return {"model": f"{floor}, on the pixels", "images": len(rows)} | _scores(rows)
 
     return floors(results, STUDY, runs, scored)
