@@ -6,7 +6,7 @@ Seeds share data and batches, so differences are paired by seed before they are 
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 import numpy as np
@@ -60,41 +60,45 @@ def _growth(record: Mapping[Hashable, Any]) -> str:
     return f"{record['spec.growth.keys']} keys, {tau}{carried}{held}"
 
 
-_ENDS = ("kind", "floor", "end_division")
-"""What a schedule says of its end."""
+def once(read: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
+    """Remember what a reader found in the same results for the same arguments; every caller has a copy of its own."""
+    known = lru_cache(maxsize=16)(read)  # the drawings of a study ask for the same runs again and again
+
+    @wraps(read)
+    def found(results: Results, *arguments: str | Sequence[str]) -> DataFrame:
+        return known(results, *(one if isinstance(one, str) else tuple(one) for one in arguments)).copy()
+
+    return found
 
 
-@lru_cache(maxsize=16)  # the drawings of a study ask for the same runs again and again
-def _recorded(results: Results, study: str, runs: tuple[str, ...], losses: bool) -> DataFrame:
+@once
+def recorded(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+    """Return the rows of `Results.runs`, one per run and seed, with `variant`, `layers`, `regime` and `diverged`."""
     records = results.runs(study, runs)
     if records.empty:
         return records
     data = zip(records["data.name"], records["data.fingerprint"], strict=True)
-    records = records.assign(
+    flat = records.to_dict("records")
+    schedules = [{key: one.get(f"spec.schedule.{key}") for key in ("kind", "floor", "end_division")} for one in flat]
+    return records.assign(
         layers=records.get("spec.model.layers", pd.Series(np.nan, records.index)),
-        variant=[variant(record) for record in records.to_dict("records")],
+        variant=[variant(one) for one in flat],
         diverged=records["status"] == "diverged",
-        regime=[
-            regime({"data": one["data.name"], "schedule": {key: one.get(f"spec.schedule.{key}") for key in _ENDS}})
-            for one in records.to_dict("records")
-        ],
+        regime=[regime({"data": one["data.name"], "schedule": s}) for one, s in zip(flat, schedules, strict=True)],
         bytes_per_token=[results.bytes_per_token(name, fingerprint) for name, fingerprint in data],
     )
-    rows = results.rows("test.csv", study, runs) if losses else DataFrame()
-    return records.join(weighted_means(rows, ["run", "seed"]), on=["run", "seed"]) if losses else records
 
 
-def recorded(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return the rows of `Results.runs`, one per run and seed, with `variant`, `layers`, `regime` and `diverged`."""
-    return _recorded(results, study, tuple(runs), losses=False).copy()
-
-
+@once
 def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return the same with `loss_nats`: the mean of test.csv over tokens, in nats.
 
     Training writes the loss of a uniform guess there for a run that diverged.
     """
-    return _recorded(results, study, tuple(runs), losses=True).copy()
+    records = recorded(results, study, runs)
+    if records.empty:
+        return records
+    return records.join(weighted_means(results.rows("test.csv", study, runs), ["run", "seed"]), on=["run", "seed"])
 
 
 def by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Iterable[str] = ()) -> DataFrame:

@@ -9,7 +9,7 @@ from pandas import DataFrame
 from formerlab.report.drawings import table
 from formerlab.report.families import setting
 from formerlab.report.published import DENSEFORMER, published_rows
-from formerlab.report.runs import TRANSFORMER, by_run, floors, held_out_losses, main_first, paired, recorded
+from formerlab.report.runs import TRANSFORMER, by_run, floors, held_out_losses, main_first, once, paired, recorded
 from formerlab.results.read import Results
 from formerlab.results.schema import DECODE, FORWARD, TRAINING
 
@@ -37,6 +37,7 @@ def plains(records: DataFrame) -> dict[str, str]:
     return {run: partner for run, partner in found.items() if partner}
 
 
+@once
 def gains(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run, by depth: its loss, spec, and how much lower than its plain Transformer's it is, in nats.
 
