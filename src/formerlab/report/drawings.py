@@ -104,7 +104,7 @@ def table(reads: str, runs: str = "*", needs: str = "", **said: Any) -> "Callabl
 
     Files and patterns of runs are separated by spaces; what else is `said` is as of `Table`.
     """
-    taken = {"reads": tuple(reads.split()), "runs": tuple(runs.split()), "needs": tuple(needs.split())}
+    taken: dict[str, Any] = {"reads": tuple(reads.split()), "runs": tuple(runs.split()), "needs": tuple(needs.split())}
     return lambda ours: Table(caption=one_line(ours.__doc__), ours=ours, **taken, **said)
 
 

@@ -93,11 +93,11 @@ def accuracies(rows: DataFrame, against: str = "full") -> DataFrame:
             of_seeds, size = means[task], sizes[task]
             low, high = mean_ends(of_seeds, replicates, size)
             table = configurations.assign(task=task, accuracy=of_seeds.mean(axis=1), low=low, high=high)
-            more, least, most = np.nan, np.nan, np.nan
+            beside: tuple[Any, ...] = (np.nan, np.nan, np.nan)
             if len(base):
-                beside = of_seeds - of_seeds[base]
-                more, (least, most) = beside.mean(axis=1), mean_ends(beside, replicates - replicates[:, base], size)
-            table = table.assign(difference=more, difference_low=least, difference_high=most)
+                more = of_seeds - of_seeds[base]
+                beside = more.mean(axis=1), *mean_ends(more, replicates - replicates[:, base], size)
+            table = table.assign(**dict(zip(("difference", "difference_low", "difference_high"), beside, strict=True)))
             table = table.assign(questions=size, seeds=mine["seed"].nunique(), run=run)
             tables.append(table.merge(budgets, on=CONFIGURATION))
     if not tables:
@@ -145,6 +145,6 @@ def accuracy_columns(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
             row |= {f"{task} ({metric})": grid.mean(), f"{task} ({metric})_se": float(standard_error(grid))}
         found.append(row)
     if "choices" in rows:
-        guessed = (1 / rows["choices"]).groupby([rows["task"], rows["metric"]]).mean()
-        found.append({keys[0]: CHANCE} | {f"{task} ({metric})": share for (task, metric), share in guessed.items()})
+        guessed = (1 / rows["choices"]).groupby([rows["task"], rows["metric"]]).mean().reset_index().to_numpy()
+        found.append({keys[0]: CHANCE} | {f"{task} ({metric})": share for task, metric, share in guessed})
     return DataFrame(found)

@@ -37,7 +37,7 @@ CARRIED = (
 """Numbers of run.json that the seeds of a run share, or whose mean over seeds is shown."""
 
 
-def variant(record: Mapping[Hashable, Any]) -> str:
+def variant(record: Mapping[Any, Any]) -> str:
     """Return what a reader calls the model of a run, from the flat columns of its spec."""
     if isinstance(record.get("spec.growth.keys"), str):
         return f"{GROWN}: {_growth(record)}"
@@ -46,7 +46,7 @@ def variant(record: Mapping[Hashable, Any]) -> str:
     return f"{name}, {TRAINED_ON}" if isinstance(record.get("spec.init"), str) else name
 
 
-def _growth(record: Mapping[Hashable, Any]) -> str:
+def _growth(record: Mapping[Any, Any]) -> str:
     """Return what a reader calls a way to grow."""
     if (method := record.get("spec.growth.method")) in WIDER:
         noise = record.get("spec.growth.noise")
@@ -150,12 +150,12 @@ def main_first(rows: DataFrame, *then: str) -> DataFrame:
     return rows.assign(_count=-counts).sort_values(order, ignore_index=True).drop(columns="_count")
 
 
-def ends(name: str, interval: Interval) -> dict[str, float]:
+def ends(name: str, interval: Interval) -> dict[Any, float]:
     """Return a mean as `name`, with the ends of its interval as `<name>_low` and `<name>_high`."""
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def ends_over_seeds(name: str, values: "pd.Series[float]") -> dict[str, float]:
+def ends_over_seeds(name: str, values: "pd.Series[float]") -> dict[Any, float]:
     """Return the same of values by seed; nothing where there are none."""
     return ends(name, student(values)) if len(values) else {}
 

@@ -65,7 +65,7 @@ def before_growth(losses: DataFrame, method: str) -> str:
     return parent(losses, pattern.format(size=STAGES[0])) or start
 
 
-def gap(losses: DataFrame, a: str, b: str, name: str) -> dict[str, float]:
+def gap(losses: DataFrame, a: str, b: str, name: str) -> dict[Any, float]:
     """Return the held-out loss of run a minus that of run b, paired by seed, as `name`; nothing where one lacks."""
     return ends_over_seeds(name, minus(held_out(losses, a), held_out(losses, b)))
 
@@ -111,7 +111,7 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
             scratch.iloc[on_envelope(scratch["flops_cumulative"], scratch["loss_nats"])].assign(series=ENVELOPE)
         )
     means = pd.concat(frames, ignore_index=True).assign(part="mean")
-    shared = [name for name in means if not name.startswith(_OF_SEEDS)]
+    shared = [name for name in means if not str(name).startswith(_OF_SEEDS)]
     seeds = losses[["run", "seed", "loss_nats"]].merge(means[shared], on="run")
     return pd.concat([means, seeds.assign(part="seed")], ignore_index=True)
 

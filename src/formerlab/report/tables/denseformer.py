@@ -47,7 +47,7 @@ def gains(results: Results, runs: Sequence[str]) -> DataFrame:
     if losses.empty:
         return DataFrame()
     chosen, plain_of = set(results.runs(STUDY, runs)["run"]), plains(losses)
-    first = [name for name in losses if name.startswith(("regime", "data.name", "spec."))]
+    first = [str(name) for name in losses if str(name).startswith(("regime", "data.name", "spec."))]
     rows = []
     for row in by_run(losses[losses["run"].isin(chosen)], first=first).to_dict("records"):
         run, plain = row["run"], plain_of.get(row["run"])
@@ -119,10 +119,10 @@ def denseformer_table(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = by_run(losses, first=["regime"]).merge(speeds(results), on="run", how="left")
     rows = rows.assign(mixed=rows["variant"] != TRANSFORMER, inference_batches_per_s=1 / rows[f"{FORWARD}_time_s"])
     rows, found = main_first(rows, "layers", "mixed", "variant", "run"), []
-    plain = {(row.layers, row.regime): row.run for row in rows[::-1].itertuples() if not row.mixed}
-    for row in rows.itertuples():
-        partner = plain.get((row.layers, row.regime)) if row.mixed else None
-        found.append(paired(results, losses, row.run, partner, "loss_minus_plain_nats") if partner else {})
+    plain = {(row["layers"], row["regime"]): row["run"] for row in rows[::-1].to_dict("records") if not row["mixed"]}
+    for row in rows.to_dict("records"):
+        partner = plain.get((row["layers"], row["regime"])) if row["mixed"] else None
+        found.append(paired(results, losses, row["run"], partner, "loss_minus_plain_nats") if partner else {})
     return pd.concat([floors(results, STUDY, runs), rows.join(DataFrame(found))])
 
 
