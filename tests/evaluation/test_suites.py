@@ -115,18 +115,13 @@ def test_cut_contexts_are_counted(model, tokenizer, suites, tmp_path):
 MISTAKES = {
     "choices": [
         ('{"query": "a", "choices": ["b"], "gold": 0}', "not two or more texts"),
-        ('{"query": "a", "choices": ["b", "c"], "gold": 2}', "gold 2 is not the index of one of 2"),
         ('{"query": "a", "choices": ["b", "c"], "gold": true}', "gold True"),
-        ('{"query": null, "choices": ["b", "c"], "gold": 0}', "holds None, neither a text nor a number"),
-        ('{"query": ["a"], "choices": ["b", "c"], "gold": 0}', "holds ['a']"),
         ('{"query": NaN, "choices": ["b", "c"], "gold": 0}', "holds nan"),
         ('{"id": null, "query": "a", "choices": ["b", "c"], "gold": 0}', "holds None"),
         ('{"question": "a", "choices": ["b", "c"], "gold": 0}', "asks for the field 'query'"),
-        ('{"query": "a", "choices": ["b", ', "not JSON"),
-        ("[1]", "no JSON object but a list"),
     ],
     "contexts": [('{"sentence": "no gap", "choices": ["b", "c"], "gold": 0}', "has no '_'")],
-    "cloze": [('{"text": "word"}', "no last word"), ('{"text": 3}', "'text' holds 3")],
+    "cloze": [('{"text": "word"}', "no last word")],
     "pairs": [('{"sentence_good": "a b"}', "'sentence_bad' holds None")],
 }
 
@@ -180,10 +175,9 @@ def test_an_answer_that_merges_with_its_context_is_refused(tokenizer, tmp_path):
         Questions(load_suites({"words_local": words}), merged, end_of_text=3)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_logits_that_are_no_numbers_answer_nothing(model, tokenizer, suites, value):
+def test_logits_that_are_no_numbers_answer_nothing(model, tokenizer, suites):
     damaged = copy.deepcopy(model)
-    next(damaged.final_norm.parameters()).data.fill_(value)
+    next(damaged.final_norm.parameters()).data.fill_(float("nan"))
     with pytest.raises(UserError, match="logits are not finite"):
         list(Questions(load_suites(suites), tokenizer).answers(damaged))
     with pytest.raises(UserError, match="logits are not finite"):

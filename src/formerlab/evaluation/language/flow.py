@@ -157,7 +157,8 @@ def singular_values(model: DecoderModel) -> Iterator[tuple[str, float, float]]:
         weights = [[module.weight for module in own if isinstance(module, LinearProjection)] for own in modules]
         if all(len(own) == len(parts) for own in weights):
             matrices[name] = [torch.cat(own) for own in weights]
-    for name, found in {**matrices, "embedding": [model.embedding]}.items():
+    matrices["embedding"] = [model.embedding]
+    for name, found in matrices.items():
         singular = [torch.linalg.svdvals(matrix.detach().double().cpu()) for matrix in found]
         values = torch.stack([each / each[0] for each in singular]).mean(0)
         for place, value in enumerate(values.tolist()):
