@@ -28,11 +28,9 @@ def index_set(i, k):
 )
 def test_index_sets_and_where_the_embedding_enters(dilation, period, sees_x0):
     spec = DepthWeightedAverage(dilation=dilation, period=period)
-    destinations = spec.destinations(BLOCKS)
-    assert destinations == [i for i in range(1, BLOCKS + 1) if i % period == 0]
-    for i in destinations:
-        assert spec.sources(i) == index_set(i, dilation)
-    assert [i for i in destinations if 0 in spec.sources(i)] == sees_x0
+    table = spec.table(BLOCKS)
+    assert table == {i: index_set(i, dilation) for i in range(1, BLOCKS + 1) if i % period == 0}
+    assert [i for i, sources in table.items() if 0 in sources] == sees_x0
 
 
 def reference(spec, streams, alphas):

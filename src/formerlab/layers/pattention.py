@@ -108,11 +108,6 @@ class PattentionLayer(nn.Module):
             return lean_pattention(x, self.keys, self.values, self.tau)
         return SCORES[self.score](x @ self.keys.T, self.tau) @ self.values
 
-    def extra_repr(self) -> str:
-        """Sizes for `print(model)`."""
-        tokens, d_in = self.keys.shape
-        return f"tokens={tokens}, d_in={d_in}, d_out={self.values.shape[1]}, tau={self.tau:.4g}, score={self.score}"
-
 
 X = Float[Tensor, "*batch d_in"]
 Keys = Float[Tensor, "tokens d_in"]

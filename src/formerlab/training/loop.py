@@ -122,29 +122,24 @@ def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | No
         When `hooks.stop` gave a reason; the state is saved, and what is measured is not measured again.
     """
     other = lender(data) if run.task.reads == "text" else None
+    narrow = state.device.type != "cpu" or processes.sharded()  # a CPU gains nothing
     for table, folder in {"test": data, "lender_test": other}.items():
         if folder is None:
             continue
         held_out: Any = run.task.held_out(folder)
         done = state.tested.setdefault(table, [])
-        if diverged is None:
-            _test(run, state, held_out, done, hooks)
-        else:
+        if diverged is not None:
             done[:] = [[list(row) for row in run.task.guessed_rows(run.model, held_out)]]
-
-
-def _test(run: Run, state: State, held_out: Any, done: list[list[list[Any]]], hooks: Hooks) -> None:
-    """Measure group after group of held-out examples; each process takes its own."""
-    groups: Any = run.task.test_groups(held_out)
-    narrow = state.device.type != "cpu" or processes.sharded()  # a CPU gains nothing
-    while len(done) < len(groups):
-        if (reason := hooks.asked()) is not None:
-            hooks.leave(state, f"{run.id}: stopped in the test, {len(done)} of {len(groups)} groups done", reason)
-        mine = min(len(done) + processes.rank(), len(groups) - 1)  # who has none repeats the last, to meet in sums
-        with precision(run, state.device) if narrow else nullcontext():
-            rows = run.task.test_rows(state.model, held_out, groups[mine])
-        done += processes.gathered([list(row) for row in rows])[: len(groups) - len(done)]
-        hooks.write(state)
+            continue
+        groups: Any = run.task.test_groups(held_out)  # each process takes its own
+        while len(done) < len(groups):
+            if (reason := hooks.asked()) is not None:
+                hooks.leave(state, f"{run.id}: stopped in the test, {len(done)} of {len(groups)} groups done", reason)
+            mine = min(len(done) + processes.rank(), len(groups) - 1)  # who has none repeats the last, to meet in sums
+            with precision(run, state.device) if narrow else nullcontext():
+                rows = run.task.test_rows(state.model, held_out, groups[mine])
+            done += processes.gathered([list(row) for row in rows])[: len(groups) - len(done)]
+            hooks.write(state)
 
 
 def _finite_weights(model: nn.Module) -> bool:

@@ -18,9 +18,7 @@ from torch import Tensor, distributed, nn
 
 from formerlab.errors import UserError
 from formerlab.growth.tokens import Growth
-from formerlab.layers.initial import with_tables
 from formerlab.layers.norm import NormLayer
-from formerlab.tasks.task import Share
 from formerlab.training.optimizer import Muon
 from formerlab.training.run import Run
 from formerlab.training.runtime import SHARDED
@@ -50,11 +48,6 @@ def count() -> int:
 def rank() -> int:
     """Return the number of this process; the first, 0, writes the files."""
     return distributed.get_rank() if distributed.is_initialized() else 0
-
-
-def share() -> Share:
-    """Return which parts of a step this process has."""
-    return Share(rank(), count())
 
 
 def sharded() -> bool:
@@ -95,7 +88,10 @@ def placed(model: nn.Module, device: str, precision: str) -> nn.Module:
     if sharded():
         _split(model, device, precision)
     if any(weight.is_meta for weight in model.parameters()):
-        return with_tables(model.to_empty(device=device))
+        model.to_empty(device=device)
+        for part in model.modules():
+            if part._non_persistent_buffers_set:  # tables, which no state dict holds
+                part.reset_parameters()  # type: ignore[operator]
     return model.to(device)
 
 
@@ -162,12 +158,6 @@ def of_part(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
     if isinstance(model, nn.parallel.DistributedDataParallel) and not last:
         return model.no_sync()  # type: ignore[no-untyped-call,no-any-return]
     return nullcontext()
-
-
-def sum_over_all(number: Tensor) -> None:
-    """Replace a number by its sum over the processes."""
-    if count() > 1:
-        distributed.all_reduce(number)
 
 
 def any_wants(*wishes: bool) -> list[bool]:

@@ -113,7 +113,16 @@ def finish(
     if processes.rank() > 0:
         return
     final = _write_rows(run, state, out)
-    _write_weights(out, content, keep_optimizer=runtime.keep_optimizer)
+    weights = {
+        name: weight.detach().cpu().nan_to_num().contiguous()  # the step that makes a run diverge may overflow them
+        for name, weight in content["model"].items()
+    }
+    with replacing(out / WEIGHTS) as temporary:
+        save_file(weights, temporary)
+    (out / OPTIMIZER).unlink(missing_ok=True)
+    if runtime.keep_optimizer:  # a later run carries it on
+        with replacing(out / OPTIMIZER) as temporary:
+            torch.save(content["optimizer"], temporary)
     device = torch.device(runtime.device)
     chain = readings(parent)
     rate, time_s = provenance.matmul_flops_per_s(device, run.precision), state.training_time_s
@@ -189,20 +198,6 @@ def _mean_loss(rows: Iterable[Row]) -> float:
     """Return the mean loss per token in nats of rows that begin with tokens and loss."""
     pairs = [(float(row[0] or 0), float(row[1] or 0)) for row in rows]
     return sum(tokens * loss for tokens, loss in pairs) / sum(tokens for tokens, _ in pairs)
-
-
-def _write_weights(out: Path, content: dict[str, Any], *, keep_optimizer: bool) -> None:
-    """Write the final weights, and the optimizer's state where a later run carries it on."""
-    weights = {
-        name: weight.detach().cpu().nan_to_num().contiguous()  # the step that makes a run diverge may overflow them
-        for name, weight in content["model"].items()
-    }
-    with replacing(out / WEIGHTS) as temporary:
-        save_file(weights, temporary)
-    (out / OPTIMIZER).unlink(missing_ok=True)
-    if keep_optimizer:
-        with replacing(out / OPTIMIZER) as temporary:
-            torch.save(content["optimizer"], temporary)
 
 
 def tidy(out: Path, status: str) -> None:

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.utils.checkpoint import checkpoint
 
 from formerlab.seeding import mixed_seed
-from formerlab.tasks.task import Place
+from formerlab.tasks.task import Place, Share
 from formerlab.training import processes
 from formerlab.training.run import Run
 from formerlab.training.state import State
@@ -32,7 +32,7 @@ def batches(run: Run, data: Any, start: Place, first: int, device: torch.device)
     """
 
     def make(step: int) -> Batch:
-        key, share = (data, run.seed, step, start), processes.share()
+        key, share = (data, run.seed, step, start), Share(processes.rank(), processes.count())
         count, parts = run.task.part_count(*key), run.task.step_batches(*key, share)
         if device.type == "cuda":
             parts = [part.pin_memory() for part in parts]
@@ -110,7 +110,8 @@ class Steps:
                     losses = [0.0 * loss for loss in losses]
                 losses[0].backward()  # type: ignore[no-untyped-call]
             total += torch.stack(losses).detach()
-        processes.sum_over_all(total)
+        if processes.count() > 1:
+            distributed.all_reduce(total)
         self._update(total)
 
     def _update(self, losses: Tensor) -> None:

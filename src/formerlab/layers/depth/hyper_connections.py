@@ -30,11 +30,6 @@ class HyperConnections(DepthSpec):
     streams: int = Field(default=4, ge=1, le=64)
     """n: number of residual streams; the papers' expansion rate."""
 
-    @property
-    def starts_plain(self) -> bool:
-        """With one stream. Otherwise the sum is n times the plain stream, which the final norm undoes, but for eps."""
-        return self.streams == 1
-
     def flops(self, layers: int, width: int) -> int:
         """Elementwise FLOPs per token, 2 per multiply-add: what every sub-layer writes to the streams."""
         return 2 * (2 * layers * self.streams * width)

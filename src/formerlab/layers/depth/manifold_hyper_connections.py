@@ -46,11 +46,6 @@ class ManifoldHyperConnections(HyperConnections):
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
-    @property
-    def starts_plain(self) -> bool:
-        """Never: what a sub-layer reads is scaled, which its norm undoes, but for eps."""
-        return False
-
     def build(self, layers: int, width: int) -> "ManifoldHyperConnectionsLayer":
         """Return the module for `layers` blocks."""
         return ManifoldHyperConnectionsLayer(layers, width, self)
