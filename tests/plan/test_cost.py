@@ -10,7 +10,7 @@ from fixtures.project import Project
 
 from formerlab.plan.build import build_plan
 from formerlab.plan.cost import hours
-from formerlab.plan.hardware import choose, hardware_table
+from formerlab.plan.hardware import find_hardware
 from formerlab.plan.memory import WORKER_BYTES, memory_bytes
 from formerlab.plan.show import SPARE_RETRIES, submissions, table
 from formerlab.plan.sources import read_sources
@@ -29,7 +29,7 @@ def project(tmp_path):
 def test_time_and_memory_of_the_laptop_runs_are_predicted_within_half():
     """Of times, each beside the middle one: how fast a processor is beside that of the constants is another matter."""
     sources = read_sources(ROOT, {"scale": "laptop"})
-    hardware = choose(hardware_table(sources.config_tree), sources.scale.hardware)
+    hardware = find_hardware(sources.config_tree, sources.scale.hardware)
     found = []
     for record in Results(ROOT / "results/cached/laptop").records():
         run = Run.model_validate(record["spec"])

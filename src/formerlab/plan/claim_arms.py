@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from formerlab.errors import UserError, near_misses
-from formerlab.plan.read import parse
+from formerlab.plan.layers import parse
 from formerlab.plan.schema import Study, StudyScale
 from formerlab.plan.sources import read_tree, study_file
 from formerlab.report.claims.registry import ClaimArms, read_claims

@@ -119,9 +119,6 @@ class Which(Spec):
     """Settings that differ for some of them, by pattern of run names."""
 
 
-WHICH = frozenset(Which.model_fields)
-
-
 def _stages(asked: dict[str, Item]) -> dict[str, Item]:
     for name in asked.keys() - {*MEASURED, *TIMED}:
         raise ValueError(f"{name}: nothing is measured by this name{near_misses(name, [*MEASURED, *TIMED])}")

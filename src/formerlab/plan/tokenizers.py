@@ -22,46 +22,36 @@ def with_vocabularies(data: DataSets, file: str, released: Mapping[str, Released
     def fill(name: str, borrowers: tuple[str, ...]) -> DataSpec:
         spec, key = data[name], f"{file}: data.{name}.tokenizer"
         if name in filled or not isinstance(spec, TextData):
-            pass
-        elif isinstance(spec.tokenizer, ReleasedTokenizer):
-            spec = _with_that_of_a_model(spec, spec.tokenizer.model, released, key, file)
-        elif (above := _lender(name, data, borrowers, key)) is not None:
-            lender = fill(above, (*borrowers, above))
-            if not isinstance(lender, TextData):
-                raise UserError(f"{key}.data: {above!r} is no text; name a corpus")
-            spec = _with_tokenizer(spec, key, f"data set {above!r}", vocabulary=lender.vocabulary)
-        return filled.setdefault(name, spec)
+            return filled.setdefault(name, spec)
+        tokenizer, more = spec.tokenizer, dict[str, object]()
+        if isinstance(tokenizer, ReleasedTokenizer):
+            if (owner := tokenizer.model) not in released:
+                near = near_misses(owner, list(released))
+                raise UserError(f"{key}.model: no released model {owner!r} at this scale{near}")
+            more = {"vocabulary": sizes_of(owner, released[owner], file).vocabulary, "source": released[owner]}
+        elif isinstance(tokenizer, TokenizerOf):
+            lender = fill(_lender(tokenizer.data, data, borrowers, key), (*borrowers, tokenizer.data))
+            more = {"vocabulary": getattr(lender, "vocabulary", None)}
+        if more and tokenizer.vocabulary not in (None, more["vocabulary"]):
+            stated = f"{tokenizer.vocabulary}, but the tokenizer has {more['vocabulary']}"
+            raise UserError(f"{key}.vocabulary: {stated}; leave it out")
+        return filled.setdefault(
+            name, spec.model_copy(update={"tokenizer": tokenizer.model_copy(update=more)}) if more else spec
+        )
 
     for name in data:
         fill(name, (name,))
     return filled
 
 
-def _lender(name: str, data: DataSets, borrowers: tuple[str, ...], key: str) -> str | None:
-    above = tokenizer_of(name, data)
-    if above is not None and above not in data:
-        raise UserError(f"{key}.data: no data set {above!r} at this scale{near_misses(above, list(data))}")
-    if above in borrowers:
-        circle = " -> ".join([*borrowers, str(above)])
-        raise UserError(f"{key}.data: {above!r} closes a cycle ({circle}); name another")
-    return above
-
-
-def _with_that_of_a_model(
-    spec: TextData, model: str, released: Mapping[str, ReleasedModel], key: str, file: str
-) -> TextData:
-    if model not in released:
-        raise UserError(f"{key}.model: no released model {model!r} at this scale{near_misses(model, list(released))}")
-    vocabulary = sizes_of(model, released[model], file).vocabulary
-    return _with_tokenizer(spec, key, f"released model {model!r}", vocabulary=vocabulary, source=released[model])
-
-
-def _with_tokenizer(spec: TextData, key: str, owner: str, *, vocabulary: int, **more: object) -> TextData:
-    stated = spec.tokenizer.vocabulary
-    if stated not in (None, vocabulary):
-        raise UserError(f"{key}.vocabulary: {stated}, but {owner} has {vocabulary}; leave it out")
-    tokenizer = spec.tokenizer.model_copy(update={"vocabulary": vocabulary, **more})
-    return spec.model_copy(update={"tokenizer": tokenizer})
+def _lender(name: str, data: DataSets, borrowers: tuple[str, ...], key: str) -> str:
+    texts = [other for other, spec in data.items() if isinstance(spec, TextData)]
+    if name not in texts:
+        raise UserError(f"{key}.data: no data set {name!r} of text at this scale{near_misses(name, texts)}")
+    if name in borrowers:
+        circle = " -> ".join([*borrowers, name])
+        raise UserError(f"{key}.data: {name!r} closes a cycle ({circle}); name another")
+    return name
 
 
 def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
@@ -72,22 +62,15 @@ def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
         raise UserError(f"{file}: released.{model}: {error}; or state its sizes") from None
 
 
-def tokenizer_of(name: str, data: DataSets) -> str | None:
-    """Return the data set whose tokenizer this one takes, if it takes one."""
-    spec = data[name]
-    return spec.tokenizer.data if isinstance(spec, TextData) and isinstance(spec.tokenizer, TokenizerOf) else None
-
-
 def chain(name: str, data: DataSets) -> list[str]:
     """Return the data set, the one whose tokenizer it takes, and so on."""
-    above = tokenizer_of(name, data)
-    return [name] if above is None else [name, *chain(above, data)]
+    tokenizer = getattr(data[name], "tokenizer", None)
+    return [name, *(chain(tokenizer.data, data) if isinstance(tokenizer, TokenizerOf) else ())]
 
 
 def same_tokenizer(one: str, other: str, data: DataSets) -> bool:
     """Say whether two data sets have the same tokenizer; learned on different text, two are never the same."""
     first, second = (chain(name, data)[-1] for name in (one, other))
-    specs = [data[name] for name in (first, second)]
-    named = [spec.tokenizer for spec in specs if isinstance(spec, TextData)]
-    fixed = [tokenizer for tokenizer in named if isinstance(tokenizer, TokenizerFile | ReleasedTokenizer)]
-    return first == second or (len(fixed) == 2 and fixed[0] == fixed[1])
+    given = getattr(data[first], "tokenizer", None)
+    fixed = isinstance(given, TokenizerFile | ReleasedTokenizer)
+    return first == second or (fixed and given == getattr(data[second], "tokenizer", None))

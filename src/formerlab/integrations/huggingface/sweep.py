@@ -22,8 +22,7 @@ from formerlab.evaluation.pruning.windows import Configuration, Row
 from formerlab.files import write_json
 from formerlab.integrations.huggingface.load import Loaded
 from formerlab.plan.code import code_hash
-from formerlab.plan.layers import Tree, merge
-from formerlab.plan.read import parse
+from formerlab.plan.layers import Tree, merge, parse
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count, Size, fingerprint
 from formerlab.yaml_files import read_yaml
