@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from formerlab.errors import UserError
-from formerlab.plan.status import failed_drawings
+from formerlab.plan.show import failed_drawings
 from formerlab.report import pictures, write
 from formerlab.report.drawings import catalogue, declaration, draw_all, draw_each, draw_one, shown_columns
 from formerlab.report.headline import headline

@@ -104,7 +104,6 @@ def test_a_run_that_does_not_fit_is_split_and_the_plan_says_what_fits_where(proj
 
 
 def test_a_scale_s_gpus_are_taken_as_far_as_a_run_can_share_its_parts_out(project):
-    project.lay_over(project.scale, "studies: {small: {runs: {plain: {gpus: 4}}}}")
     parts = {"plain": 4, "parent": 1, "child": 10, "deep-3": 6, "deep-4": 8}
     accumulate = {f"small.runs.{run}.task.accumulate": count for run, count in parts.items()}
     batch = {f"small.runs.{run}.task.batch": 120 for run in parts}
@@ -124,13 +123,9 @@ def test_the_published_runs_can_be_planned_with_several_gpus(gpus):
     assert all(job["spec"]["task"].get("accumulate", gpus) % job["gpus"] == 0 for job in train.values())
 
 
-def test_processes_that_cannot_be_spread_or_split_are_named(project):
-    own = {"small.runs.plain.gpus": 2}
-    uneven = own | {"scale.nodes": 3, "small.task.accumulate": 2}
-    assert "gpus=2 are not spread evenly over nodes=3; make gpus a multiple of it" in project.mistake(set=uneven)
-    assert "gpus=2 cannot share out task.accumulate=1 parts of a step evenly" in project.mistake(set=own)
-    both = {"scale.gpus": 2, "scale.sharded": True, "small.task.accumulate": 2}
-    held = both | {"small.runs.child.growth.old_tokens": "freeze"}
+def test_a_run_that_cannot_be_split_is_named(project):
+    held = {"scale.gpus": 2, "scale.sharded": True, "small.task.accumulate": 2}
+    held |= {"small.runs.child.growth.old_tokens": "freeze"}
     assert "sharded=true, but growth.old_tokens needs whole tensors" in project.mistake(set=held)
 
 

@@ -8,7 +8,7 @@ from fixtures.project import Project, finish
 from formerlab.commands import stages
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json
-from formerlab.plan.status import states
+from formerlab.plan.show import states
 
 STUDY = """
 runs:
@@ -50,7 +50,7 @@ def test_only_what_decides_speed_is_timed_again(project):
 @pytest.mark.parametrize(
     ("equal", "answer"),
     [
-        ("{arm: nobody}", r"matched\.equal_time\.arm: 'nobody' is no run that `speed` times"),
+        ("{arm: nobody}", r"matched\.equal_time: 'nobody' is no run that `speed` times"),
         ("{reference: deep-4}", r"reference: 'deep-4' is another model or batch"),
         ("{reference: null}", "reference: missing key"),
     ],

@@ -136,14 +136,6 @@ def test_the_name_follows_the_code(project, monkeypatch, tmp_path_factory):
     assert len(names) == 2
 
 
-def test_what_the_plan_does_not_depend_on_leaves_the_name(project):
-    before = plan_path(project.root, {})
-    project.write("results/live/smoke/run.json", "{}")
-    project.write("README.md", "text")
-    os.utime(project.root / project.config, (1, 1))
-    assert plan_path(project.root, {}) == before
-
-
 def test_only_what_differs_from_the_file_counts_as_given(project):
     project.lay_over(project.config, "{seeds: [0], set: {small.steps: 3, small.log_every: 2}}")
     merged = {

@@ -46,8 +46,8 @@ MISTAKES = [
     (STUDY, "measure: {prune: {context: 64}}", "small.measure.prune.context: 64 exceeds...; lower it"),
     (STUDY, "defaults: {model: {vocabulary: 10}}", "small.runs.plain.model.vocabulary: 10 is ...; leave it out"),
     # Folders and servers to write to, and files that are not there.
-    (CONFIG, "results: ./", "results: './' is no folder to write into; name one, such as results"),
-    (CONFIG, "results: '~/x'", "results: '~/x' is taken as it stands; use letters, digits, spaces and"),
+    (CONFIG, "results: ./", "results: './' is no folder to write into; use at most 200 letters"),
+    (CONFIG, "results: '~/x'", "results: '~/x' is no folder to write into; use at most 200 letters, digits"),
     (CONFIG, "tracking_uri: ftp://x", "tracking_uri: 'ftp://x' is no tracking server; write sqlite:///mlflow.db, http"),
     (
         OVERLAY,
@@ -106,10 +106,6 @@ def test_a_mistake_is_answered_in_one_line_that_names_its_file(project, file, te
 BROKEN = {
     "key twice": ("scale: smoke\nstudies: [small]\nscale: laptop\n", "key 'scale' given twice in line 3; correct it"),
     "tab": ("scale: smoke\n\tseeds: [0]\n", "found character '\\t' that cannot start any token in line 2; correct it"),
-    "bomb": (
-        "\n".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 10 if n else 'x'}]" for n in range(9)) + "\n",
-        "its aliases stand for more than 100000 values; correct it",
-    ),
     "list": ("- scale\n", "got ['scale']; write keys and values"),
     "no overlay": ("{overlay: mine.yml, studies: [small]}", "mine.yml: no such file; known are config.yaml"),
 }

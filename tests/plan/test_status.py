@@ -10,7 +10,7 @@ from fixtures.project import Project, finish
 
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import read_json, write_json
-from formerlab.plan.status import report, states
+from formerlab.plan.show import report, states
 from formerlab.results.notes import noted, read_note
 
 DATA = ("data", "text")

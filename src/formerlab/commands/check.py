@@ -71,7 +71,7 @@ def _leave_the_future(plan: dict[str, Any]) -> None:
 
 def rescue(arguments: argparse.Namespace) -> None:
     """Draw from the runs that did finish, and say what did not."""
-    from formerlab.plan.status import report
+    from formerlab.plan.show import report
     from formerlab.report.drawings import draw_each, failure_of
 
     plan = load_plan(arguments)

@@ -16,7 +16,7 @@ from formerlab.errors import UserError
 from formerlab.files import write_json
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import ensure_plan, read_plan
-from formerlab.plan.status import failed_syncs
+from formerlab.plan.show import failed_syncs
 from formerlab.results.notes import noted
 from formerlab.results.schema import CLAIMS
 from formerlab.results.write import hashes_of_rows

@@ -20,7 +20,7 @@ from formerlab.plan.judge import RECORDS, made_runs, maker
 from formerlab.plan.measure import measure_jobs, timing_jobs
 from formerlab.plan.memory import crowded, loader_of, processes_of
 from formerlab.plan.public_data import check_public_data
-from formerlab.plan.resolve import match_times, own_gpus, resolve_released, resolve_study
+from formerlab.plan.resolve import match_times, resolve_released, resolve_study
 from formerlab.plan.schema import Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources
 from formerlab.plan.tokenizers import chain
@@ -51,22 +51,21 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     runs, equal = match_times(runs, timed["speed"], sources)
     hardware = find_hardware(sources.config_tree, scale.hardware)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
-    own = {name: own_gpus(name, sources) for name in config.studies}
     train = {}
     for run in runs:
-        processes = processes_of(run, scale, hardware, own[run.study].get(run.name))
+        processes = processes_of(run, scale, hardware)
         gpus = processes["gpus"]
         cost = run_cost(run, scale, hardware, gpus, gpus if processes["sharded"] else 1)
         more = device == "cuda" and config.threads is None
         loader = loader_of(run, scale.data[run.data], cost["hours"], gpus, threads=threads, may_have_more=more)
-        given = scale.studies.get(run.study, StudyScale()).given
+        weights_given = scale.studies.get(run.study, StudyScale()).given
         train[run.id] = _run_job(run, data, "formerlab.training.stage") | {
             "init": run.init_id,
             "keep_optimizer": run.id in parents,
             "cost": cost,
             **processes,
             **loader,
-            "given": any(fnmatchcase(run.name, pattern) for pattern in given),
+            "given": any(fnmatchcase(run.name, pattern) for pattern in weights_given),
             "equal_time": equal[run.id].to_dict() if run.id in equal else None,
         }
     _set_priorities(train)

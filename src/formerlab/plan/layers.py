@@ -133,11 +133,11 @@ def parse(kind: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "re
         errors = caught.errors()
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{tree.file}: {error}; write plain keys and values") from None
-    error = min(errors, key=lambda error: error["type"].endswith("_type"))  # rather what is wrong beside the type
-    path = _path_in_tree(error, tree)
-    file = tree.files_of(*path) if error["type"] == "value_error" else tree.file_of(*path)
+    worst = min(errors, key=lambda error: error["type"].endswith("_type"))  # rather what is wrong beside the type
+    path = _path_in_tree(worst, tree)
+    file = tree.files_of(*path) if worst["type"] == "value_error" else tree.file_of(*path)
     key = ".".join(str(part) for part in (subject, *path) if part != "")
-    raise UserError(": ".join(part for part in (file, key, _reason(error, kind, remedy)) if part))
+    raise UserError(": ".join(part for part in (file, key, _reason(worst, kind, remedy)) if part))
 
 
 def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
@@ -160,7 +160,7 @@ def _reason(error: ErrorDetails, spec: type[Spec], remedy: str) -> str:
     if kind == "extra_forbidden":
         schema = spec.model_json_schema()
         known = {name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", ())}
-        near = difflib.get_close_matches(str(error["loc"][-1]), sorted(known), n=1)
+        near = difflib.get_close_matches(str(error["loc"][-1]), sorted(known), n=1, cutoff=0.7)
         return f"unknown key (value {shown(value)}); " + (f"did you mean {near[0]}?" if near else remedy)
     if kind == "union_tag_invalid":
         kinds = [tag.strip("'") for tag in error["ctx"]["expected_tags"].split(", ")]

@@ -7,7 +7,7 @@ from formerlab.data.dataset import DataSpec
 from formerlab.errors import UserError
 from formerlab.models.vision import VisionTransformer
 from formerlab.plan.hardware import Hardware
-from formerlab.plan.schema import Scale, StudyScale
+from formerlab.plan.schema import Scale
 from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import TimmAugmentation
 from formerlab.training.processes import unsplittable
@@ -51,30 +51,20 @@ def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
     return int(hardware.memory_base_mb * 2**20 + hardware.memory_factor * (state + activations))
 
 
-def processes_of(run: Run, scale: Scale, hardware: Hardware, own: int | None = None) -> dict[str, Any]:
+def processes_of(run: Run, scale: Scale, hardware: Hardware) -> dict[str, Any]:
     """Return `gpus`, `nodes` and `sharded` of a run: the number of its processes, on how many machines, tensors split.
 
-    `own` is the number that the run itself names, and must do. Of the scale's as many are taken as the run's parts can
-    be shared out to evenly, on all machines where that is possible, else on one. Tensors of a run that does not fit
-    on one of several are split. Raises UserError where processes cannot share its parts, or its tensors.
+    Of the scale's GPUs as many are taken as the run's parts can be shared out to evenly, on all machines where that is
+    possible, else on one. Tensors of a run that does not fit on one of several are split. Raises UserError where they
+    are to be split and cannot.
     """
-    at_scale = scale.studies.get(run.study, StudyScale())
-    most, nodes = at_scale.gpus or scale.gpus, at_scale.nodes or scale.nodes
-    parts: int = getattr(run.task, "accumulate", most)
-    gpus = own or max((gpus for gpus in range(nodes, most + 1, nodes) if parts % gpus == 0), default=0)
+    nodes, parts = scale.nodes, getattr(run.task, "accumulate", scale.gpus)
+    gpus = max((gpus for gpus in range(nodes, scale.gpus + 1, nodes) if parts % gpus == 0), default=0)
     if gpus == 0:
-        gpus, nodes = max(gpus for gpus in range(1, most + 1) if parts % gpus == 0), 1
-    if parts % gpus:
-        raise UserError(
-            f"{run.id}: gpus={own} cannot share out task.accumulate={parts} parts of a step evenly; "
-            "make task.accumulate a multiple of gpus"
-        )
-    if gpus % nodes:
-        raise UserError(f"{run.id}: gpus={own} are not spread evenly over nodes={nodes}; make gpus a multiple of it")
-    sharded = scale.sharded if at_scale.sharded is None else at_scale.sharded
-    reason = unsplittable(run)
+        gpus, nodes = max(gpus for gpus in range(1, scale.gpus + 1) if parts % gpus == 0), 1
+    sharded, reason = scale.sharded, unsplittable(run)
     if sharded and reason:
-        raise UserError(f"{run.id}: sharded=true, but {reason} needs whole tensors; leave sharded out for its study")
+        raise UserError(f"{run.id}: scale.sharded=true, but {reason} needs whole tensors; leave sharded out")
     if sharded is None:
         sharded = reason is None and memory_bytes(run, hardware) > hardware.memory_gb * 1e9
     return {"gpus": gpus, "nodes": nodes, "sharded": sharded and gpus > 1}

@@ -22,7 +22,9 @@ RELEASED = "released"
 """The key of a run that names a released model in place of training."""
 EQUAL = "equal_time"
 """The key of a run that trains for the time of another: the steps follow from it."""
-PATTERNS = tuple(("measure", stage, key) for stage in (*MEASURED, *TIMED) for key in ("runs", "by_run"))
+PATTERNS: tuple[tuple[str, ...], ...] = tuple(
+    ("measure", stage, key) for stage in (*MEASURED, *TIMED) for key in ("runs", "by_run")
+)
 """Where studies and scales name runs by patterns."""
 
 
@@ -107,7 +109,8 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
     seeds: dict[str, tuple[int, ...]] = {}
     found = []
     for run in _grown(_with_parents_first(runs, trees), trees, sources.scale):
-        seeds[run.name] = sources.config.seeds or _beside_spec(name, run.name, trees[run.name]).seeds or of_study
+        own = parse(BesideSpec, trees[run.name].only(BesideSpec.model_fields), f"{name}.runs.{run.name}")
+        seeds[run.name] = sources.config.seeds or own.seeds or of_study
         if run.init is not None and (orphans := sorted({*seeds[run.name]} - {*seeds[run.init]})):
             raise UserError(
                 f"{trees[run.name].file_of('seeds')}: {name}.runs.{run.name}: seed {orphans[0]} has no parent, "
@@ -115,17 +118,6 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
             )
         found += [run.model_copy(update={"seed": seed}) for seed in seeds[run.name]]
     return found
-
-
-def _beside_spec(study: str, run: str, tree: Tree) -> BesideSpec:
-    """Return what the tree of a run says beside its spec."""
-    return parse(BesideSpec, tree.only(BesideSpec.model_fields), f"{study}.runs.{run}")
-
-
-def own_gpus(name: str, sources: Sources) -> dict[str, int]:
-    """Return the runs of a study that name their number of GPUs, with it."""
-    found = {run: _beside_spec(name, run, tree).gpus for run, tree in run_trees(name, sources).items()}
-    return {run: gpus for run, gpus in found.items() if gpus is not None}
 
 
 def match_times(runs: list[Run], jobs: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
