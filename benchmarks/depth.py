@@ -12,12 +12,11 @@ each storage once.
 
 import argparse
 import os
-import statistics
 from collections.abc import Callable
 from functools import partial
 
 import torch
-from rounds import Bar, ratio, rounds_of, saved_bytes, setting
+from rounds import Bar, report, rounds_of, saved_bytes, setting
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -120,22 +119,6 @@ def yardstick(part: str, name: str) -> str:
     return f"{name.split()[0]} loop" if part == "alone" else "plain"
 
 
-def report(part: str, numbers: dict[str, list[float]]) -> None:
-    """Print a table, and which bars are met."""
-    in_bytes = part == "saved"
-    unit, factor = ("MB", 1e-6) if in_bytes else ("ms", 1e3)
-    print(f"\n### {part}\n\n| variant | {unit} | ratio | 95 % interval | to |\n|---|---|---|---|---|")
-    for name, own in numbers.items():
-        base = yardstick(part, name)
-        middle, low, high = ratio(own, numbers[base])
-        spread = "" if in_bytes else f"{low:.3f} to {high:.3f}"
-        print(f"| {name} | {factor * statistics.median(own):.2f} | {middle:.3f} | {spread} | {base} |")
-    print()
-    for bar in BARS.get(part, []):
-        if bar.variant in numbers:
-            print(bar.verdict(ratio(numbers[bar.variant], numbers[bar.yardstick])))
-
-
 def main() -> None:
     """Measure and print."""
     keep_memory()
@@ -154,7 +137,8 @@ def main() -> None:
     print(f"{options.blocks} blocks, width {WIDTH}, {BATCH} x {CONTEXT} tokens, float32; path of `ours`: {kernel}")
     print(f"{options.rounds} rounds")
     for part in options.only or PARTS:
-        report(part, measured(part, options))
+        unit = "MB" if part == "saved" else "ms"
+        report(part, measured(part, options), partial(yardstick, part), BARS[part], unit)
     print(f"\nload at the end {os.getloadavg()[0]:.2f}")
 
 

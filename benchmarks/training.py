@@ -15,13 +15,12 @@ which other programs on the machine disturb less; on one thread of an idle machi
 
 import argparse
 import os
-import statistics
 import time
 
 import numpy as np
 import torch
 from loops import Gpt, Loop, OurLoop, TorchTransformer, windows
-from rounds import Bar, ratio, rounds_of, setting
+from rounds import Bar, report, rounds_of, setting
 from torch.nn import functional as F
 
 from formerlab.cache import KVCache
@@ -203,18 +202,6 @@ PARTS = {
 """What is measured, by title, and the bounds that it is held to. The first word is the name of `--only`."""
 
 
-def report(title, seconds, bars):
-    """Print a table against its first row, and which bars are met."""
-    yardstick = next(iter(seconds))
-    print(f"\n### {title}\n\n| variant | ms | ratio | 95 % interval |\n|---|---|---|---|")
-    for name, own in seconds.items():
-        middle, low, high = ratio(own, seconds[yardstick])
-        print(f"| {name} | {1e3 * statistics.median(own):.1f} | {middle:.3f} | {low:.3f} to {high:.3f} |")
-    print()
-    for bar in bars:
-        print(bar.verdict(ratio(seconds[bar.variant], seconds[bar.yardstick])))
-
-
 def main():
     """Measure and print."""
     keep_memory()
@@ -229,7 +216,8 @@ def main():
     print(f"{setting(options.threads)}\n{options.rounds} rounds")
     for title, (steps, bars) in PARTS.items():
         if title.split()[0] in (options.only or names):
-            report(title, rounds_of(steps(), options.rounds, clock=time.process_time), bars)
+            seconds = rounds_of(steps(), options.rounds, clock=time.process_time)
+            report(title, seconds, dict.fromkeys(seconds, next(iter(seconds))).__getitem__, bars)
     print(f"\nload at the end {os.getloadavg()[0]:.2f}")
 
 

@@ -30,14 +30,13 @@ def test_a_kernel_is_compiled_once(cache, monkeypatch):
 
 
 @needs_compiler
-@pytest.mark.parametrize("size", [0, 31, 4096])
-def test_a_damaged_kernel_is_compiled_again(cache, caplog, size):
+def test_a_damaged_kernel_is_compiled_again(cache, caplog):
     cache.mkdir(parents=True)
     native.compiled("twice", SOURCE)
     (kept,) = cache.iterdir()
     whole = kept.read_bytes()
     kept.unlink()  # this process has it mapped
-    kept.write_bytes(whole[:size])
+    kept.write_bytes(whole[:4096])
     assert native.compiled("twice", SOURCE).twice(4) == 8
     assert f"{kept}: damaged, compiled again" in caplog.text
     assert len(kept.read_bytes()) == len(whole)
