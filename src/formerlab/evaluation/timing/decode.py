@@ -10,7 +10,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Annotated, ClassVar, NamedTuple, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import torch
 from pydantic import Field, model_validator
@@ -86,13 +86,9 @@ class Cache(Attend, Protocol):
         ...
 
 
-class Variant(NamedTuple):
-    """A way to keep keys and values."""
-
-    cells: tuple[Cell, ...]
-    """What the rows say of it: policy, alpha, recent share, budget."""
-    make: Callable[[DecoderModel, int], Cache]
-    """Return an empty cache for a model, for a prompt of so many tokens."""
+Variant = tuple[tuple[Cell, ...], Callable[[DecoderModel, int], Cache]]
+"""What the rows say of a way to keep keys and values (policy, alpha, recent share, budget), and what makes an empty
+cache of it for a model and a prompt of so many tokens."""
 
 
 def measure(
@@ -118,14 +114,14 @@ def measure(
             for sequences, length in points:
                 tokens = random_tokens(model, sequences, length + settings.tokens, run.seed)
                 with torch.no_grad(), precision(run, device):
-                    for repetition, place, variant in turns(variants, settings.repetitions):
-                        cache = variant.make(model, length)
+                    for repetition, place, (cells, make) in turns(variants, settings.repetitions):
+                        cache = make(model, length)
                         read = seconds(partial(model, tokens[:, :length], attend=cache, last=1), device)
                         step = seconds(partial(take_in, model, cache, tokens, length), device) / settings.tokens
                         metadata = cache.metadata_bytes() if isinstance(cache, PrunedCache) else 0
                         if repetition:
                             where = [length, sequences, repetition, place]
-                            rows.append([run.name, *variant.cells, *where, step, cache.bytes(), metadata, read])
+                            rows.append([run.name, *cells, *where, step, cache.bytes(), metadata, read])
                         progress.advance()
     write_rows(path, TABLES["decode.csv"].names, rows)
     return {}
@@ -134,15 +130,15 @@ def measure(
 def variants_of(settings: DecodeSettings) -> list[Variant]:
     """Return the whole cache, transformers' where it is installed, and each policy under each budget."""
     whole = Configuration(Full(), 1.0).cells()
-    found = [Variant(whole, lambda model, length: KVCache(capacity=length + settings.tokens))]
+    found: list[Variant] = [(whole, lambda model, length: KVCache(capacity=length + settings.tokens))]
     if find_spec("transformers") is not None:
-        found.append(Variant(("dynamic_cache", *whole[1:]), lambda model, length: DynamicAttend()))
+        found.append((("dynamic_cache", *whole[1:]), lambda model, length: DynamicAttend()))
     pruned = [Configuration(policy, budget) for policy, budget in product(settings.policies, settings.budgets)]
 
     def evicting(policy: Policy, budget: Budget) -> Callable[[DecoderModel, int], Cache]:
         return lambda model, length: PrunedCache(policy, budget, model.position, length=length)
 
-    return found + [Variant(each.cells(), evicting(*each)) for each in pruned]
+    return found + [(each.cells(), evicting(*each)) for each in pruned]
 
 
 def model_of(

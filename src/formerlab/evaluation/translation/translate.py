@@ -17,8 +17,6 @@ from formerlab.files import write_text
 from formerlab.layers.attention import MultiHead
 from formerlab.models.translator import TranslatorModel
 from formerlab.progress import Progress
-from formerlab.results.stages import TABLES
-from formerlab.results.write import write_rows
 from formerlab.spec import AnyCount, Count, Size
 from formerlab.tasks.translation import SentenceBatch, sentence_batch
 
@@ -49,22 +47,14 @@ class Decoding(Measurement):
 
 
 def measure(run: Measured, settings: Decoding) -> None:
-    """Write what the stage writes."""
+    """Write translations, a row per sentence, what it contributes to BLEU, and attention maps."""
     run.notes["signatures"] = {metric: signature(metric) for metric in METRICS}
-    translate(run.model, run.data, load_tokenizer(run.data), settings, run.folder, run.label)
-
-
-def translate(
-    model: TranslatorModel, data: Path, tokenizer: "Tokenizer", decoding: Decoding, out: Path, label: str
-) -> None:
-    """Write translations, a row per sentence, what it contributes to BLEU, and attention maps into the folder `out`."""
+    tokenizer, lines = load_tokenizer(run.data), list[str]()
     sentences: list[Sequence[Any]] = []
     scored: list[Sequence[Any]] = []
-    lines: list[str] = []
-    for split in decoding.splits:
-        pairs = load_pairs(data, split)
-        found = decode(model, pairs, decoding, f"{label} {split}")
-        for number, hypothesis in enumerate(found):
+    for split in settings.splits:
+        pairs = load_pairs(run.data, split)
+        for number, hypothesis in enumerate(decode(run.model, pairs, settings, f"{run.label} {split}")):
             reference = pairs.sentence(number, 1)[:-1].tolist()
             sizes = (int(pairs.source_lengths[number]), len(reference) + 1, len(hypothesis.tokens) + 1)
             exact = int(hypothesis.tokens == reference)
@@ -73,10 +63,10 @@ def translate(
             for metric in METRICS:
                 scored.append((split, number, metric, *statistics(metric, text, wanted)))
             lines.append(f"{split}\t{number}\t{' '.join(text.split())}\n")
-    write_rows(out / "translate.csv", TABLES["translate.csv"].names, sentences)
-    write_rows(out / "bleu.csv", TABLES["bleu.csv"].names, scored)
-    write_rows(out / "attention.csv", TABLES["attention.csv"].names, _attention(model, data, tokenizer, decoding))
-    write_text(out / "translations.tsv", "".join(lines))
+    run.write("translate.csv", sentences)
+    run.write("bleu.csv", scored)
+    run.write("attention.csv", _attention(run.model, run.data, tokenizer, settings))
+    write_text(run.folder / "translations.tsv", "".join(lines))
 
 
 def decode(model: TranslatorModel, pairs: PairStream, decoding: Decoding, label: str) -> list[Hypothesis]:

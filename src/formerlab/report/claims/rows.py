@@ -12,7 +12,6 @@ from pandas import DataFrame, Series
 from formerlab.evaluation.translation.bleu import STATISTICS, corpus_bleu
 from formerlab.report.claims.envelope import flops_at_loss, of_seed
 from formerlab.report.claims.quantity import (
-    Agreement,
     Examples,
     Level,
     MissingRowsError,
@@ -155,11 +154,11 @@ class Rows:
         rows = self.rows("prune_questions.csv" if metric == "accuracy" else "prune.csv", self.run(arm))
         return float(np.mean([self.policy(rows, one)["realised_budget"].mean() for one in _each_alpha(arm)]))
 
-    def agreement(self, arm: Arm) -> Agreement:
-        """Return how far seeds agree about the mixing weights at the last step, those of a block on itself left out."""
+    def mixing_weights(self, arm: Arm) -> Float[np.ndarray, "seeds entries"]:
+        """Return the mixing weights at the last step, those of a block on itself left out."""
         rows = _last_step(self.rows("depth.csv", self.run(arm)))
         rows = rows[rows["destination"] != rows["source"]]
-        return Agreement(rows.pivot(index="seed", columns=["destination", "source"], values="weight").to_numpy())
+        return rows.pivot(index="seed", columns=["destination", "source"], values="weight").to_numpy()
 
     def run(self, arm: Arm) -> str:
         """Return the name of the run that stands for an arm."""

@@ -162,7 +162,7 @@ class Item:
 
     def _agreement(self, arm: str, metric: str) -> Agreement:
         del metric  # the one that is registered
-        found = self.rows.agreement(self._arm(arm))
+        found = Agreement(self.rows.mixing_weights(self._arm(arm)))
         self._fewest_seeds = min(self._fewest_seeds, len(found.of_seeds))
         return found
 
