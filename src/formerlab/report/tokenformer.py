@@ -8,43 +8,34 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.claims.envelope import on_envelope
-from formerlab.report.runs import GROWN as GREW
-from formerlab.report.runs import by_run, chain, ends_over_seeds, held_out, held_out_losses, minus, parent, summary
+from formerlab.report.runs import (
+    GROWN,
+    by_run,
+    chain,
+    ends_over_seeds,
+    held_out,
+    held_out_losses,
+    minus,
+    parent,
+    summary,
+)
 from formerlab.report.scaling import FROM_SCRATCH
 from formerlab.results.read import Results
 from formerlab.statistics import weighted_means
 
 STUDY = "tokenformer"
 SIZES = (1, 2, 3, 4)
-
-
-class Series(NamedTuple):
-    """Runs of growing size that a figure joins by a line."""
-
-    name: str
-    pattern: str
-    """Run of a size, whose number stands for {size}."""
-    grows: bool = False
-    """Whether its line begins at the run that its first one started from."""
-
-    def runs(self) -> list[str]:
-        """Return the names of the runs, by size."""
-        return [self.pattern.format(size=size) for size in SIZES]
-
-
-FULL, SHORT = "Transformer, full budget", "Transformer, tokens of a stage"
-SCRATCH, GROWN = "Tokenformer, FLOPs of the chain", "grown (as published)"
-
-SERIES = (
-    Series(FULL, "transformer-{size}"),
-    Series(SHORT, "transformer-short-{size}"),
-    Series(SCRATCH, "tokenformer-scratch-{size}"),
-    Series("grown, half the tokens", "grown-half-{size}", grows=True),
-    Series(GROWN, "grown-random-sqrt-{size}", grows=True),
-    Series("grown, twice the tokens", "grown-double-{size}", grows=True),
-    Series("parent trained on, equal FLOPs", "trained-on-{size}"),
-    Series("parent trained on, equal tokens", "trained-on-tokens-{size}"),
-)
+SERIES = {
+    "Transformer, full budget": "transformer-{size}",
+    "Transformer, tokens of a stage": "transformer-short-{size}",
+    "Tokenformer, FLOPs of the chain": "tokenformer-scratch-{size}",
+    "grown, half the tokens": "grown-half-{size}",
+    "grown (as published)": "grown-random-sqrt-{size}",
+    "grown, twice the tokens": "grown-double-{size}",
+    "parent trained on, equal FLOPs": "trained-on-{size}",
+    "parent trained on, equal tokens": "trained-on-tokens-{size}",
+}
+"""Runs of growing size that a figure joins by a line: what it is called, and the run of a size."""
 WAYS = ("grown-random-*-2", "grown-zero-*-2")
 """Ways to grow in the first stage."""
 
@@ -93,23 +84,22 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
         return DataFrame()
     points = costs(losses)
     frames = []
-    for series in SERIES:
-        names = [run for run in series.runs() if run in points.index]
-        if series.grows and chains and names:
+    for series, pattern in SERIES.items():
+        names = [run for run in (pattern.format(size=size) for size in SIZES) if run in points.index]
+        if series.startswith(GROWN) and chains and names:
             names = list(dict.fromkeys([(parent(losses, names[0]) or names[0]), *names]))
-        frames.append(points.loc[names].assign(series=series.name))
+        frames.append(points.loc[names].assign(series=series))
     others = points[~points["run"].str.startswith((*FAMILIES, *ELSEWHERE))]  # runs of one's own
     frames += [
         rows.sort_values("parameters").assign(series=variant) for variant, rows in others.groupby("variant", sort=False)
     ]
     if chains:
-        known = {run for series in SERIES for run in series.runs()}
+        known = {pattern.format(size=size) for pattern in SERIES.values() for size in SIZES}
         ways = points[[run not in known and any(fnmatchcase(run, way) for way in WAYS) for run in points["run"]]]
         frames += [rows.assign(series=variant) for variant, rows in ways.groupby("variant", sort=False)]
         scratch = points[points["run"].str.startswith(FROM_SCRATCH)]
-        frames.append(
-            scratch.iloc[on_envelope(scratch["flops_cumulative"], scratch["loss_nats"])].assign(series=ENVELOPE)
-        )
+        lowest = on_envelope(scratch["flops_cumulative"], scratch["loss_nats"])
+        frames.append(scratch.iloc[lowest].assign(series=ENVELOPE))
     means = pd.concat(frames, ignore_index=True).assign(part="mean")
     shared = [name for name in means if not str(name).startswith(_OF_SEEDS)]
     seeds = losses[["run", "seed", "loss_nats"]].merge(means[shared], on="run")
@@ -126,7 +116,7 @@ def equal_to_grown(points: DataFrame, run: str) -> str:
 
     `points` has a row per run, by run: `parent`, `variant`, `tokens` and `flops`.
     """
-    grown = points[(points["parent"] == points["parent"][run]) & points["variant"].str.startswith(GREW)].index
+    grown = points[(points["parent"] == points["parent"][run]) & points["variant"].str.startswith(GROWN)].index
     for word, column in (("tokens", "tokens"), ("FLOPs", "flops")):
         counts = points[column].astype(float)
         if ((counts[grown] / counts[run] - 1).abs() < 0.05).any():

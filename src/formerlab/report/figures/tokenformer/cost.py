@@ -59,7 +59,7 @@ def _values(rows: DataFrame) -> dict[tuple[str, str], float]:
 
 def draw_costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]:
     """Return what draws our points against a column, and the published ones against theirs."""
-    joined = [series.name for series in SERIES if series.grows or not series.name.startswith("parent")]
+    joined = [name for name in SERIES if not name.startswith("parent")]
 
     def draw(data: DataFrame) -> Figure:
         alone = data["source"].eq("ours") & data["parent"].notna() & ~data["series"].isin(joined)
