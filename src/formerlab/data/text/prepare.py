@@ -119,13 +119,11 @@ class TextData(DataSpec):
 
     def _no_documents(self, split: str, documents: int) -> UserError:
         if split == "train":
-            return UserError(
-                "no document is left for training: all are held out or repeat held-out ones; name more text"
-            )
-        share = getattr(self, f"{split}_share")
-        return UserError(
-            f"none of {documents} documents is left for '{split}': raise {split}_share={share:g} or name source.{split}"
-        )
+            words = "no document is left for training: all are held out or repeat held-out ones; name more text"
+        else:
+            remedy = f"raise {split}_share={getattr(self, f'{split}_share'):g} or name source.{split}"
+            words = f"none of {documents} documents is left for '{split}': {remedy}"
+        return UserError(words)
 
     def _write_tokenizer(self, out: Path, corpus: Corpus) -> dict[str, Any]:
         spec, path = self.tokenizer, out / "tokenizer.json"
