@@ -32,15 +32,11 @@ def metric_of(task: str) -> str:
     return "acc_norm" if task.startswith("hellaswag") else "acc"
 
 
-def counted(rows: DataFrame) -> DataFrame:
-    """Return the rows of each task's own metric."""
-    metrics = {task: metric_of(task) for task in rows["task"].unique()}  # millions of rows have a dozen tasks
-    return rows[rows["metric"] == rows["task"].map(metrics)]
-
-
 def answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return the answers of all runs by each task's own metric."""
-    return counted(results.rows("prune_questions.csv", study, runs))
+    rows = results.rows("prune_questions.csv", study, runs)
+    metrics = {task: metric_of(task) for task in rows["task"].unique()}  # millions of rows have a dozen tasks
+    return rows[rows["metric"] == rows["task"].map(metrics)]
 
 
 def grids(rows: DataFrame) -> tuple[DataFrame, dict[str, Grid], dict[str, list[str]]]:
