@@ -236,22 +236,19 @@ def test_asking_goes_on_where_a_journal_ends(model, tokenizer, suites, tmp_path)
     assert len(path.read_text().splitlines()) == 7 + len(lines) - 6, "the third batch was asked as a whole"
 
 
-def rows_of(form):
-    """Return the rows of a format without blank lines, which part solved examples."""
-    return [row for row in ROWS[form] if "\n\n" not in json.dumps(row, indent=0).replace("\\n", "\n")]
-
-
 @pytest.mark.parametrize("form", ["choices", "contexts", "cloze"])
 def test_solved_examples_stand_in_front(model, tokenizer, tmp_path, form):
-    rows = [row | {"id": f"{form}-{place}"} for place, row in enumerate(rows_of(form) * 4)]
-    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[: len(rows_of(form))]))
-    (tmp_path / "solved.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[len(rows_of(form)) :]))
+    own = [row for row in ROWS[form] if "\n\n" not in row.get("text", "")]  # blank lines part solved examples
+    rows = [json.dumps(row | {"id": f"{form}-{place}"}) + "\n" for place, row in enumerate(own * 4)]
+    (tmp_path / "asked.jsonl").write_text("".join(rows[: len(own)]))
+    (tmp_path / "solved.jsonl").write_text("".join(rows[len(own) :]))
     plain = LocalSuite(paths=(str(tmp_path / "asked.jsonl"),), format=form, prompt="{goal}")
     shots = plain.model_copy(update={"shots": 2, "shots_from": (str(tmp_path / "solved.jsonl"),)})
-    asked = [request for request, *_ in Questions(load_suites({"a_local": plain}), tokenizer).encoded]
-    found = [request for request, *_ in Questions(load_suites({"a_local": shots}), tokenizer).encoded]
-    assert len(found) == len(asked)
-    for (context, ending), (before, same) in zip(asked, found, strict=True):
+
+    def requests(suite):
+        return [request for request, *_ in Questions(load_suites({"a_local": suite}), tokenizer).encoded]
+
+    for (context, ending), (before, same) in zip(asked := requests(plain), requests(shots), strict=True):
         assert same == ending
         assert "  " not in before
         if context:  # of mutual information one request has none
@@ -263,8 +260,7 @@ def test_solved_examples_stand_in_front(model, tokenizer, tmp_path, form):
         with pytest.raises(UserError, match=r"suites.a_local.shots: 1 examples need more than 1 in its own questions"):
             load_suites({"a_local": others})
         return
-    requests = [request for request, *_ in Questions(load_suites({"a_local": others}), tokenizer).encoded]
-    for context in {context for context, _ in requests if context}:
+    for context in {context for context, _ in requests(others) if context}:
         first, second = context.split("\n\n")
         assert not first.startswith(second), "a question is no example of its own answer"
 

@@ -104,13 +104,6 @@ def test_what_exceeds_the_context_is_cut_from_the_left(model, given):
     assert answer.log_prob == pytest.approx(naive_log_prob(model, ids[11:kept], ids[kept:])[0], abs=1e-4)
 
 
-def test_few_shot_prompts_are_the_same_every_time(tokenizer, configs):
-    few = {**configs[0], "num_fewshot": 2, "fewshot_split": "test"}
-    first, second = (Questions(load_tasks([few]), tokenizer, limit=3).encoded for _ in range(2))
-    assert first == second
-    assert all(context.count("\n\n") == 2 for (context, _), *_ in first if context)
-
-
 def test_missing_questions_are_named(configs):
     with pytest.raises(UserError, match=r"x\.jsonl"):
         load_tasks([{**configs[0], "dataset_kwargs": {"data_files": {"test": "/nowhere/x.jsonl"}}}])
