@@ -42,12 +42,6 @@ def test_foreign_torchvision_imports_only_with_the_shim(foreign_torchvision: Pat
     assert done.stdout == "True True\n", done.stderr
 
 
-def test_operator_that_is_declared_already_is_left_alone(foreign_torchvision: Path) -> None:
-    declared = "import torch; torch.library.define('torchvision::nms', '(Tensor x, Tensor y, float z) -> Tensor')\n"
-    done = python(declared + ENSURE + "import torchvision\n" + DECLARED, foreign_torchvision)
-    assert done.stdout == "True True\n", done.stderr
-
-
 def test_extension_that_loads_is_left_to_declare_its_operators(foreign_torchvision: Path) -> None:
     extension = foreign_torchvision / "torchvision" / "_C.so"
     extension.unlink()

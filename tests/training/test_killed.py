@@ -234,11 +234,3 @@ def test_where_both_are_damaged_nothing_is_trained_silently_anew(data, tmp_path,
         path.write_bytes(b"?")
     with pytest.raises(UserError, match=r"previous\.pt: broken .*delete it to train from the start"):
         trained(RUN, data, tmp_path)
-
-
-def test_training_writes_nothing_where_its_data_are(data, tmp_path, whole):
-    """So they may lie where it may only read."""
-    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in (data, *data.rglob("*"))}
-    trained(RUN, data, tmp_path)
-    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in (data, *data.rglob("*"))} == before
-    assert bits(tmp_path) == whole

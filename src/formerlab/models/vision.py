@@ -102,13 +102,8 @@ class VisionTransformer(Spec):
             count += self.position.params(self.context, self.width) + (self.width + 1) * self.classes
         return count
 
-    def flops(self, time: int | None = None) -> int:
-        """FLOPs of matrix products and attention in the forward pass of one image, 2 per multiply-add.
-
-        The number of tokens follows from the image; `time`, where it is given, must be it.
-        """
-        if time not in (None, self.context):
-            raise ValueError(f"an image has {self.context} tokens, not {time}")
+    def flops(self) -> int:
+        """FLOPs of matrix products and attention in the forward pass of one image, 2 per multiply-add."""
         block = 4 * self.projection.flops(self.width, self.width) + self.feedforward.flops(self.width, self.width)
         tokens = self.layers * block + self.depth.products(self.layers, self.width)
         patches = 2 * self.patches * self.channels * self.patch**2 * self.width

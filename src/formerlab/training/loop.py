@@ -73,11 +73,7 @@ def train(
     row is due. That step leaves no row, and weights that are not finite are never saved.
     Every step is pure in (run, start, step): its batch, learning rate and dropout depend on nothing else, so a run that
     was interrupted and goes on from a checkpoint ends with the same bits. `start` is where its ancestors ended.
-
-    Raises
-    ------
-    StoppedEarly
-        When `hooks.stop` gave a reason; the state is saved.
+    Raises StoppedEarly when `hooks.stop` gave a reason; the state is saved.
     """
     steps, valid = Steps(run, state, train_data, start), run.task.valid_batches(valid_data)
     if not state.rows["eval"] and not _validate(run, steps.model, state, valid):
@@ -116,10 +112,7 @@ def train(
 def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | None) -> None:
     """Measure the test split of prepared data, and of those that lend them their tokenizer; guess for a diverged run.
 
-    Raises
-    ------
-    StoppedEarly
-        When `hooks.stop` gave a reason; the state is saved, and what is measured is not measured again.
+    Raises StoppedEarly when `hooks.stop` gave a reason; the state is saved, and what is measured is not measured again.
     """
     other = lender(data) if run.task.reads == "text" else None
     narrow = state.device.type != "cpu" or processes.sharded()  # a CPU gains nothing

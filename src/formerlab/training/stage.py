@@ -47,12 +47,8 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
 
     Where `out` holds this very run, finished, nothing is done.
 
-    Raises
-    ------
-    UserError
-        Where data, parent, or the results or checkpoint found in `out` do not fit the run.
-    StoppedEarly
-        When a signal came or the time limit is near; the work is saved and the same call continues.
+    Raises UserError where data, parent, or the results or checkpoint found in `out` do not fit the run; StoppedEarly
+    when a signal came or the time limit is near: the work is saved and the same call continues.
     """
     with StopRequest(runtime.time_limit_s, runtime.margin_s) as stop, processes.joined(runtime.device) as device:
         # Check.
