@@ -12,9 +12,9 @@ from pandas.testing import assert_frame_equal
 from formerlab.errors import UserError
 from formerlab.files import beside, read_json
 from formerlab.plan.judge import UNPLANNED
-from formerlab.report.drawings import draw
 from formerlab.report.ledger import ledger
 from formerlab.report.runs import by_run, held_out_losses
+from formerlab.report.write import draw
 from formerlab.results import export as exporting
 from formerlab.results.export import export
 from formerlab.results.read import Results

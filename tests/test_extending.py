@@ -31,10 +31,9 @@ from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 import torch
-from fixtures.rows import make_run
+from fixtures.rows import draw_one, make_run
 
 from formerlab.cache import Peak, PrunedCache, Simulation
-from formerlab.report.drawings import draw_one
 from formerlab.layers.depth.anchor import Anchor
 from formerlab.models import Decoder
 from formerlab.plan.build import build_plan

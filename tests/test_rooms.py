@@ -64,16 +64,10 @@ def test_no_import_runs_back_up():
     assert not back
 
 
-LATE = {("formerlab.report.drawings", "formerlab.report.write")}
-"""Pairs of which one is needed when something is drawn alone: the catalogue imports nothing heavy before."""
-
-
 def test_no_two_files_need_each_other_imports_inside_functions_included():
     trees = modules()
     known = set(trees)
     needs = {module: imported(tree, known) - {module} for module, tree in trees.items() if module != "formerlab"}
-    for one, other in LATE:
-        needs[one].discard(other)
     done: set[str] = set()
 
     def visit(module, above):

@@ -13,8 +13,8 @@ from fixtures.rows import make_decay
 from formerlab.errors import UserError
 from formerlab.report import pages
 from formerlab.report.claims.render import pipes
-from formerlab.report.drawings import draw
 from formerlab.report.ledger import write_ledger
+from formerlab.report.write import draw
 from formerlab.results.read import Results
 from formerlab.tracking.rows import seed_entry
 

@@ -6,9 +6,9 @@ import pytest
 from fixtures.rows import make_run, write_csv
 
 from formerlab.report.figures.decay import accuracy
-from formerlab.report.figures.decay.alpha import alpha_data, draw_alpha, level_with_h2o
-from formerlab.report.figures.decay.budget import budget_data, draw_budget
-from formerlab.report.figures.decay.decode import binomial_ends, draw_passkey, passkey_data
+from formerlab.report.figures.decay.alpha import decay_alpha, draw_alpha, level_with_h2o
+from formerlab.report.figures.decay.budget import decay_budget, draw_budget
+from formerlab.report.figures.decay.decode import binomial_ends, decay_passkey, draw_passkey
 from formerlab.report.names import data_set
 from formerlab.report.pruning import decoding, minus_h2o
 from formerlab.report.questions import MEAN, SUITES, accuracies
@@ -144,7 +144,7 @@ def test_numbers_are_counted_by_length_and_place(tmp_path):
         for number in range(2)
     ]
     write_csv(make_run(tmp_path, "decay", "long-small") / "passkey.csv", TABLES["passkey.csv"].required, rows)
-    data = passkey_data(Results(tmp_path), ("long-*",)).set_index("depth")
+    data = decay_passkey.data(Results(tmp_path), ("long-*",)).set_index("depth")
     assert data["found"].to_dict() == {0.1: 0.5, 0.5: 1.0}
     assert (data["numbers"] == 2).all()
     assert (data[["all_found", "all_numbers"]] == [3, 4]).all(axis=None)
@@ -192,7 +192,7 @@ def test_decay_is_told_from_h2o_on_the_same_windows(tmp_path):
     table = minus_h2o(results, "decay").set_index("alpha")
     assert table["minus_h2o_nats"].to_dict() == pytest.approx({0.1: 0.0, 0.2: 0.02, 1.0: 0.8})
     assert level_with_h2o(table, "minus_h2o_nats").to_dict() == {0.1: True, 0.2: False, 1.0: False}
-    data = alpha_data(results, ("*",))
+    data = decay_alpha.data(results, ("*",))
     assert len(data) == 5
     assert data.loc[data["policy"] != "decay", "minus_h2o_nats"].isna().all()
     panel = draw_alpha(data).axes[0]
@@ -205,13 +205,13 @@ def test_without_h2o_nothing_is_minus_it(tmp_path):
     rows = {arm: losses for arm, losses in PRUNED.items() if not arm[0].startswith("h2o")}
     write_csv(make_run(tmp_path, "decay", "decoder") / "prune.csv", TABLES["prune.csv"].required, windows(rows))
     assert minus_h2o(Results(tmp_path), "decay").empty
-    data = alpha_data(Results(tmp_path), ("*",))
+    data = decay_alpha.data(Results(tmp_path), ("*",))
     assert data["minus_h2o_nats"].isna().all()
     assert "Hollow" not in draw_alpha(data).get_label()
 
 
 def test_panels_of_budgets_name_their_text_and_show_every_policy(tmp_path):
-    data = budget_data(pruned_runs(tmp_path, "released-small", "wikitext-small"), ("*",))
+    data = decay_budget.data(pruned_runs(tmp_path, "released-small", "wikitext-small"), ("*",))
     assert (data["window_tokens"] == 512).all()
     for axes in draw_budget(data).axes:
         assert "5 windows of 512 tokens" in axes.get_title()

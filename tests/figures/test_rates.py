@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 from fixtures.rows import grown, make_run, model, pattention, write_csv
 
-from formerlab.report.drawings import catalogue, draw_all
+from formerlab.report.drawings import catalogue
 from formerlab.report.families import families
 from formerlab.report.rates import at_the_edge, searches
+from formerlab.report.write import draw_all
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 

@@ -9,8 +9,9 @@ import pytest
 from fixtures.rows import NOVELS, make_denseformer_study, make_run, make_tokenformer, make_transformer, tokenformer
 from fixtures.rows import grown as grown_from
 
-from formerlab.report.drawings import catalogue, declaration, shown_rows
+from formerlab.report.drawings import catalogue, declaration
 from formerlab.report.families import regime
+from formerlab.report.write import shown_rows
 from formerlab.results.read import Results
 
 pytestmark = pytest.mark.xdist_group("drawings")

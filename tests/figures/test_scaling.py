@@ -3,11 +3,11 @@
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures.rows import dwa, grown, make_run, make_tokenformer, model, tokenformer, transformer, write_csv
+from fixtures.rows import draw_one, dwa, grown, make_run, make_tokenformer, model, tokenformer, transformer, write_csv
 
 from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import Rows
-from formerlab.report.drawings import declaration, draw_one
+from formerlab.report.drawings import declaration
 from formerlab.report.scaling import against_envelope, power_law, scaling_laws
 from formerlab.report.tables.denseformer import gains
 from formerlab.results.read import Results

@@ -3,9 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures.rows import grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
+from fixtures.rows import draw_one, grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
 
-from formerlab.report.drawings import draw_one
 from formerlab.report.runs import minus
 from formerlab.report.tables.tokenformer import (
     tokenformer_ablation,

@@ -72,7 +72,8 @@ def _leave_the_future(plan: dict[str, Any]) -> None:
 def rescue(arguments: argparse.Namespace) -> None:
     """Draw from the runs that did finish, and say what did not."""
     from formerlab.plan.show import report
-    from formerlab.report.drawings import draw_each, failure_of
+    from formerlab.report.drawings import failure_of
+    from formerlab.report.write import draw_each
 
     plan = load_plan(arguments)
     drawings = {name: drawing for job in plan["draw"].values() for name, drawing in job["drawings"].items()}

@@ -59,7 +59,7 @@ def add_parsers(verbs: Any) -> None:
 
 def draw(arguments: argparse.Namespace) -> None:
     """Draw some figures and tables of the plan's scale."""
-    from formerlab.report.drawings import draw_each
+    from formerlab.report.write import draw_each
 
     plan = load_plan(arguments)
     failed = draw_each(arguments.names, Path(plan["results"]), Path(plan["figures"]), Judge(plan).objection)
@@ -69,7 +69,7 @@ def draw(arguments: argparse.Namespace) -> None:
 
 def figures(arguments: argparse.Namespace) -> None:
     """Draw everything that has rows, at every scale."""
-    from formerlab.report.drawings import draw_all
+    from formerlab.report.write import draw_all
     from formerlab.results.read import has_runs
 
     rows, out = arguments.results / arguments.tree, arguments.figures / arguments.tree

@@ -7,20 +7,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.tables.combined import PRUNED, cells, contrasts, levels
 from formerlab.results.read import Results
-
-
-def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per cell and per contrast, then the same of every `seed`."""
-    by_seed = cells(results, runs)
-    if not by_seed:
-        return DataFrame()
-    parts = [(by_seed, np.nan), *(({seed: found}, float(seed)) for seed, found in by_seed.items())]
-    frames = [frame.assign(seed=seed) for some, seed in parts for frame in (levels(some), contrasts(some))]
-    return pd.concat(frames, ignore_index=True).assign(source="ours")
 
 
 def draw(data: DataFrame) -> Figure:
@@ -43,17 +33,22 @@ def draw(data: DataFrame) -> Figure:
     return sheet(*panels)(data.assign(family=family, part=part))
 
 
-combined_effects = Plot(
+@plot(
     reads=("prune.csv", "run.json"),
     runs=("*",),
-    caption=(
-        "Parameters as tokens, averages over depth and a pruned cache together. Linear or Pattention x plain or DWA x "
-        "Full, H2O or Decay (alpha 0.2, no recent part) at 40 % of the tokens, at equal tokens and about equal "
-        "parameters. Above: held-out loss with the whole cache. Below: what each policy costs each model. Right: the "
-        "factorial contrasts, paired by seed, below zero is better. To see: an interaction whose bar crosses zero "
-        "gives no sign that one idea changes what another brings, at this precision. Eleven intervals are not "
-        "corrected for their number. No paper combines the three; nothing is published."
-    ),
-    data=data,
     draw=draw,
 )
+def combined_effects(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Parameters as tokens, averages over depth and a pruned cache together. Linear or Pattention x plain or DWA x
+    Full, H2O or Decay (alpha 0.2, no recent part) at 40 % of the tokens, at equal tokens and about equal parameters.
+    Above: held-out loss with the whole cache. Below: what each policy costs each model. Right: the factorial contrasts,
+    paired by seed, below zero is better. To see: an interaction whose bar crosses zero gives no sign that one idea
+    changes what another brings, at this precision. Eleven intervals are not corrected for their number. No paper
+    combines the three; nothing is published.
+    """
+    by_seed = cells(results, runs)
+    if not by_seed:
+        return DataFrame()
+    parts = [(by_seed, np.nan), *(({seed: found}, float(seed)) for seed, found in by_seed.items())]
+    frames = [frame.assign(seed=seed) for some, seed in parts for frame in (levels(some), contrasts(some))]
+    return pd.concat(frames, ignore_index=True).assign(source="ours")

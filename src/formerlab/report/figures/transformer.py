@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, setting, sheet
 from formerlab.report.style import LETTER, heat, one_large
 from formerlab.report.tables.transformer import complexity
@@ -17,16 +17,6 @@ STUDY = "transformer"
 _PARTS = ("encoder", "decoder", "cross")
 _END = "<|endoftext|>"
 _MOST_HEADS = 4
-
-
-def attention_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return the weights of the last layer of one seed on its first sentence, of at most four heads."""
-    rows = results.rows("attention.csv", STUDY, runs)
-    first = rows.iloc[0]
-    rows = rows[(rows["seed"] == first["seed"]) & (rows["sentence"] == first["sentence"])]
-    rows = rows[(rows["layer"] == rows["layer"].max()) & (rows["head"] < _MOST_HEADS)]
-    shown: DataFrame = rows.assign(source="ours").reset_index(drop=True)
-    return shown
 
 
 def draw_attention(data: DataFrame) -> Figure:
@@ -67,24 +57,24 @@ def _shown(token: str) -> str:
     return "</s>" if token == _END else token.replace(" ", "\u2423")
 
 
-transformer_attention = Plot(
+@plot(
     reads=("attention.csv", "run.json"),
     runs=("base",),
-    caption=(
-        "Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762. "
-        "Large: of the heads from decoder to encoder in the last layer the one that chooses most sharply; a row is "
-        "the piece that is written from what was looked at, a column a piece looked at. Small: heads of the same "
-        "layer, in the encoder, in the decoder and from decoder to encoder (cross). To see: a trace of which source "
-        "piece each target piece is written from, across the different word orders of the two languages."
-    ),
-    data=attention_data,
     draw=draw_attention,
 )
-
-
-def complexity_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return one row per layer type, length and width."""
-    return complexity(results, runs).assign(source="ours")
+def transformer_attention(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762. Large:
+    of the heads from decoder to encoder in the last layer the one that chooses most sharply; a row is the piece that is
+    written from what was looked at, a column a piece looked at. Small: heads of the same layer, in the encoder, in the
+    decoder and from decoder to encoder (cross). To see: a trace of which source piece each target piece is written
+    from, across the different word orders of the two languages.
+    """
+    rows = results.rows("attention.csv", STUDY, runs)
+    first = rows.iloc[0]
+    rows = rows[(rows["seed"] == first["seed"]) & (rows["sentence"] == first["sentence"])]
+    rows = rows[(rows["layer"] == rows["layer"].max()) & (rows["head"] < _MOST_HEADS)]
+    shown: DataFrame = rows.assign(source="ours").reset_index(drop=True)
+    return shown
 
 
 def draw_complexity(data: DataFrame) -> Figure:
@@ -104,16 +94,16 @@ def draw_complexity(data: DataFrame) -> Figure:
     return sheet(*panels, notes=notes)(data.assign(operation=data["operation"].str.replace("_", "-"), data_set=None))
 
 
-transformer_complexity = Plot(
+@plot(
     reads=("complexity.csv", "run.json"),
     runs=("*",),
-    caption=(
-        "Self-attention, recurrence, convolution and self-attention restricted to a neighbourhood, after Table 1 of "
-        "arXiv:1706.03762: counted multiply-adds of the mixing operation and measured time of one call, against "
-        "length n and width d. Points are measured, both axes are logarithmic, so a slope is an exponent; the table "
-        "transformer_layers has the fitted slopes beside the published ones. To see: self-attention steepest in n, "
-        "recurrence and convolution in d, and times that follow the counts only where these are large."
-    ),
-    data=complexity_data,
     draw=draw_complexity,
 )
+def transformer_complexity(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Self-attention, recurrence, convolution and self-attention restricted to a neighbourhood, after Table 1 of
+    arXiv:1706.03762: counted multiply-adds of the mixing operation and measured time of one call, against length n and
+    width d. Points are measured, both axes are logarithmic, so a slope is an exponent; the table transformer_layers has
+    the fitted slopes beside the published ones. To see: self-attention steepest in n, recurrence and convolution in d,
+    and times that follow the counts only where these are large.
+    """
+    return complexity(results, runs).assign(source="ours")

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot, shown_columns
+from formerlab.report.drawings import plot, shown_columns
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.tables.vision import (
     COMPARED,
@@ -33,19 +33,6 @@ PUBLISHED = {"sizes": "Table 2", "scores": "Table 4", "norms": "Table 5"}
 _COLUMNS = shown_columns("source part group run seed model top1_percent[] seeds diverged")
 
 
-def accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run and a row per published value, by group; `part` is `mean`, or `seed` for a row per seed."""
-    measured = accuracies(results, runs)
-    groups = {run: name for name, names in GROUPS.items() for run in names.split()}
-    ours = models(measured).assign(part="mean")
-    seeds = measured[["run", "seed", "top1_percent"]].merge(ours[["source", "run", "model"]], on="run")
-    ours = pd.concat([ours, seeds.assign(part="seed")], ignore_index=True)
-    ours = ours.assign(group=ours["run"].map(groups).fillna("other"))
-    lowest = image_floors(results, runs).assign(group="floor", part="mean")
-    theirs = [published_accuracies(table).assign(source="published", group=name) for name, table in PUBLISHED.items()]
-    return pd.concat([ours, lowest, *theirs], ignore_index=True).reindex(columns=_COLUMNS)
-
-
 def draw_accuracy(data: DataFrame) -> Figure:
     """Draw a line per run, ours left and the published right."""
     own = data["model"].str.replace(r" \(.*", "", regex=True)
@@ -63,20 +50,28 @@ def draw_accuracy(data: DataFrame) -> Figure:
     return sheet(ours, theirs)(rows.sort_values(["rank", "order"], kind="stable"))
 
 
-vision_accuracy = Plot(
+@plot(
     reads=("test.csv", "floors.csv", "run.json"),
     runs=("*",),
-    caption=(
-        "Top-1 accuracy on test images of every run, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168). "
-        "Parameter-matched is a Tokenformer with as many parameters as the ViT; the linear probe is a classifier of "
-        "the pixels without any depth. Black: models; blue: scores and their norm; green: norms of blocks; orange: "
-        "growth; purple: averages over depth; grey: a model without depth. To see: whether the parameter-matched "
-        "Tokenformer reaches the ViT, whether exp is worse than GeLU, and whether parameters of the norms matter. "
-        "Right: the published values on ImageNet-1K, single runs: compare differences, never levels."
-    ),
-    data=accuracy_data,
     draw=draw_accuracy,
 )
+def vision_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Top-1 accuracy on test images of every run, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168).
+    Parameter-matched is a Tokenformer with as many parameters as the ViT; the linear probe is a classifier of the
+    pixels without any depth. Black: models; blue: scores and their norm; green: norms of blocks; orange: growth;
+    purple: averages over depth; grey: a model without depth. To see: whether the parameter-matched Tokenformer reaches
+    the ViT, whether exp is worse than GeLU, and whether parameters of the norms matter. Right: the published values on
+    ImageNet-1K, single runs: compare differences, never levels.
+    """
+    measured = accuracies(results, runs)
+    groups = {run: name for name, names in GROUPS.items() for run in names.split()}
+    ours = models(measured).assign(part="mean")
+    seeds = measured[["run", "seed", "top1_percent"]].merge(ours[["source", "run", "model"]], on="run")
+    ours = pd.concat([ours, seeds.assign(part="seed")], ignore_index=True)
+    ours = ours.assign(group=ours["run"].map(groups).fillna("other"))
+    lowest = image_floors(results, runs).assign(group="floor", part="mean")
+    theirs = [published_accuracies(table).assign(source="published", group=name) for name, table in PUBLISHED.items()]
+    return pd.concat([ours, lowest, *theirs], ignore_index=True).reindex(columns=_COLUMNS)
 
 
 _PARENT = "tokenformer-small"
@@ -87,23 +82,6 @@ GROWTH = {
     "tokenformer-short": "from scratch,\nsteps of the stage alone",
     "tokenformer": "from scratch, full steps",
 }
-
-
-def growth_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return how many points of top-1 each run is above the parent; `part` is `mean`, or `seed` for a row per seed."""
-    measured = accuracies(results, runs)
-    if _PARENT not in set(measured["run"]):
-        return DataFrame()
-    level = measured[measured["run"] == _PARENT].set_index("seed")["top1_percent"]
-    rows = []
-    for run in [run for run in GROWTH if run in set(measured["run"])]:
-        shared = {"source": "ours", "run": run, "model": GROWTH[run], "parent": _PARENT}
-        own = measured[measured["run"] == run]
-        cost = {"part": "mean", "flops_cumulative": float(own["flops_cumulative"].mean()), "seeds": len(own)}
-        rows.append(shared | against(results, measured, run, _PARENT) | cost)
-        above = own.assign(above=own["top1_percent"] - own["seed"].map(level)).dropna(subset="above")
-        rows += [shared | {"part": "seed", "seed": one.seed, COMPARED: one.above} for one in above.itertuples()]
-    return DataFrame(rows)
 
 
 def draw_growth(data: DataFrame) -> Figure:
@@ -120,17 +98,29 @@ def draw_growth(data: DataFrame) -> Figure:
     return sheet(panel)(rows)
 
 
-vision_growth = Plot(
+@plot(
     reads=("test.csv", "run.json"),
     runs=("tokenformer-small", "tokenformer-short", "tokenformer", "grown-*", "trained-on"),
     needs=("grown-*",),
-    caption=(
-        "Accuracy on test images of Tokenformers that grew, minus that of the model they grew from, paired by seed; "
-        "beside them that model trained on for the FLOPs of the stage, and Tokenformers of the grown size from "
-        "scratch. TFLOP count all training behind a model, its parent's included. To see: growing has helped where a "
-        "grown model is right of the parent trained on. Nobody has published this for images; the method is that of "
-        "Tokenformer (arXiv:2410.23168, section 3.3)."
-    ),
-    data=growth_data,
     draw=draw_growth,
 )
+def vision_growth(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Accuracy on test images of Tokenformers that grew, minus that of the model they grew from, paired by seed; beside
+    them that model trained on for the FLOPs of the stage, and Tokenformers of the grown size from scratch. TFLOP count
+    all training behind a model, its parent's included. To see: growing has helped where a grown model is right of the
+    parent trained on. Nobody has published this for images; the method is that of Tokenformer (arXiv:2410.23168,
+    section 3.3).
+    """
+    measured = accuracies(results, runs)
+    if _PARENT not in set(measured["run"]):
+        return DataFrame()
+    level = measured[measured["run"] == _PARENT].set_index("seed")["top1_percent"]
+    rows = []
+    for run in [run for run in GROWTH if run in set(measured["run"])]:
+        shared = {"source": "ours", "run": run, "model": GROWTH[run], "parent": _PARENT}
+        own = measured[measured["run"] == run]
+        cost = {"part": "mean", "flops_cumulative": float(own["flops_cumulative"].mean()), "seeds": len(own)}
+        rows.append(shared | against(results, measured, run, _PARENT) | cost)
+        above = own.assign(above=own["top1_percent"] - own["seed"].map(level)).dropna(subset="above")
+        rows += [shared | {"part": "seed", "seed": one.seed, COMPARED: one.above} for one in above.itertuples()]
+    return DataFrame(rows)

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.names import RELEASED
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.pruning import PUBLISHED_ALPHA, model_of
@@ -17,20 +17,6 @@ from formerlab.report.questions import MEAN, SUITES, accuracies, answers, chance
 from formerlab.results.read import Results
 
 STUDY = "decay"
-
-
-def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return the accuracies of four configurations by task, and the published ones."""
-    rows = answers(results, STUDY, runs)
-    budgets = [budget for budget in rows["budget"].unique() if budget != 1]
-    budget = min(budgets, key=lambda each: abs(each - 0.4), default=0.4)
-    policy, alpha, recent = rows["policy"], rows["alpha"], rows["recent"]
-    half, plain = policy.eq("h2o") & recent.eq(0.5), policy.eq("decay") & recent.eq(0) & alpha.eq(PUBLISHED_ALPHA)
-    wanted = rows["budget"].eq(budget) & (half | plain | policy.eq("local"))
-    table = accuracies(rows[wanted | policy.eq("full")])
-    names = {"full": "Full", "h2o": "H2O", "decay": "Decay", "local": "Local"}
-    table = table.assign(series=table["policy"].map(names), chance=table["task"].map(chance(rows)))
-    return pd.concat([table, published_accuracies()], ignore_index=True)
 
 
 def published_accuracies() -> DataFrame:
@@ -87,19 +73,28 @@ def _titles(data: DataFrame) -> dict[str, str]:
     return found
 
 
-decay_accuracy = Plot(
+@plot(
     reads=("prune_questions.csv", "run.json"),
     runs=("decoder*", "released-*"),
-    caption=(
-        "Zero-shot accuracy of a pruned cache minus that of the whole one, after Fig. 4a and Table 2 of the Decay "
-        "article, whose values stand in panels of their own, on the same axis: other models, other questions. H2O "
-        "(half recent), Decay (alpha 0.2, no recent part) and Local keep 40 % of the tokens, or the budget nearest to "
-        "it. The suites are asked from local files with prompts of their own; embedded questions count by mutual "
-        "information. To see: how much H2O loses against Full, and how much of that Decay wins back; models near "
-        "chance lose nothing by pruning, and then tell nothing. Beside each suite stands the accuracy of the whole "
-        "cache, and whether that is no better than guessing. Bars are 95 % intervals of the difference, paired by "
-        "question, over seeds where there are several; none were published, nor the alpha of LLaMA-2-7B-chat."
-    ),
-    data=data,
     draw=draw,
 )
+def decay_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Zero-shot accuracy of a pruned cache minus that of the whole one, after Fig. 4a and Table 2 of the Decay article,
+    whose values stand in panels of their own, on the same axis: other models, other questions. H2O (half recent), Decay
+    (alpha 0.2, no recent part) and Local keep 40 % of the tokens, or the budget nearest to it. The suites are asked
+    from local files with prompts of their own; embedded questions count by mutual information. To see: how much H2O
+    loses against Full, and how much of that Decay wins back; models near chance lose nothing by pruning, and then tell
+    nothing. Beside each suite stands the accuracy of the whole cache, and whether that is no better than guessing. Bars
+    are 95 % intervals of the difference, paired by question, over seeds where there are several; none were published,
+    nor the alpha of LLaMA-2-7B-chat.
+    """
+    rows = answers(results, STUDY, runs)
+    budgets = [budget for budget in rows["budget"].unique() if budget != 1]
+    budget = min(budgets, key=lambda each: abs(each - 0.4), default=0.4)
+    policy, alpha, recent = rows["policy"], rows["alpha"], rows["recent"]
+    half, plain = policy.eq("h2o") & recent.eq(0.5), policy.eq("decay") & recent.eq(0) & alpha.eq(PUBLISHED_ALPHA)
+    wanted = rows["budget"].eq(budget) & (half | plain | policy.eq("local"))
+    table = accuracies(rows[wanted | policy.eq("full")])
+    names = {"full": "Full", "h2o": "H2O", "decay": "Decay", "local": "Local"}
+    table = table.assign(series=table["policy"].map(names), chance=table["task"].map(chance(rows)))
+    return pd.concat([table, published_accuracies()], ignore_index=True)

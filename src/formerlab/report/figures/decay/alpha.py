@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.pruning import (
     CONFIGURATION,
@@ -42,22 +42,6 @@ def level_with_h2o(rows: DataFrame, name: str) -> "Series[bool]":
     return (rows[f"{name}_low"] <= 0) & (rows[f"{name}_high"] >= 0)
 
 
-def alpha_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return Decay at every alpha, without a recent window, and H2O and Full at the same budgets."""
-    table = configurations(results, STUDY, runs)
-    decay = table[table["policy"] == "decay"]
-    least = decay.groupby(["run", "budget"])["recent"].transform("min")
-    decay = decay[(decay["recent"] == least) | decay["recent"].isna()]
-    decay = decay[decay.groupby(["run", "budget"])["alpha"].transform("nunique") > 1]
-    if decay.empty:
-        return decay
-    others = main_configurations(table[table["policy"].isin(["full", "h2o"])])
-    others = others[(others["policy"] == "full") | others["budget"].isin(decay["budget"])]
-    table, differences = pd.concat([others, decay], ignore_index=True), minus_h2o(results, STUDY, runs)
-    empty = table.assign(**dict.fromkeys(MINUS_H2O, np.nan))
-    return table.merge(differences, on=CONFIGURATION, how="left") if len(differences) else empty
-
-
 def draw_alpha(data: DataFrame) -> Figure:
     """Draw a panel per run and budget."""
     cells = data.loc[data["policy"] == "decay", ["run", "budget"]].drop_duplicates()
@@ -71,40 +55,32 @@ def draw_alpha(data: DataFrame) -> Figure:
     return sheet(panel, notes=interval_notes(data), wanted=("Full", "H2O"))(rows.drop(columns="seeds"))
 
 
-decay_alpha = Plot(
+@plot(
     reads=("prune.csv", "run.json"),
     runs=("decoder*", "released-*"),
-    caption=(
-        "Held-out perplexity against the forgetting factor alpha of Decay without a recent part, for each budget, "
-        "with the whole cache and H2O (half recent) at the same budget as lines, H2O in the band of its interval; "
-        "after Fig. 4b and 4c of the Decay article, which show accuracies. alpha 0 keeps what the last query attended "
-        "to, alpha 1 is the plain sum; dotted is 0.2, the published choice. A point is filled where the 95 % interval "
-        "of the difference of Decay and H2O on the same windows does not include 0, each alpha taken by itself. To "
-        "see: where the curve is lowest, and where its points are filled; bars are of the difference to the whole "
-        "cache, and whether they meet says nothing of that. Far worse alphas leave the panel, with their values at "
-        "its edge."
-    ),
-    data=alpha_data,
     draw=draw_alpha,
 )
-
-
-def alpha_accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return Decay at every alpha, H2O and Full, by task, at the budget with most alphas.
-
-    `minus_h2o` is accuracy minus H2O's, paired by question.
+def decay_alpha(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out perplexity against the forgetting factor alpha of Decay without a recent part, for each budget, with the
+    whole cache and H2O (half recent) at the same budget as lines, H2O in the band of its interval; after Fig. 4b and 4c
+    of the Decay article, which show accuracies. alpha 0 keeps what the last query attended to, alpha 1 is the plain
+    sum; dotted is 0.2, the published choice. A point is filled where the 95 % interval of the difference of Decay and
+    H2O on the same windows does not include 0, each alpha taken by itself. To see: where the curve is lowest, and where
+    its points are filled; bars are of the difference to the whole cache, and whether they meet says nothing of that.
+    Far worse alphas leave the panel, with their values at its edge.
     """
-    rows = one_model(answers(results, STUDY, runs))
-    plain = rows["policy"].eq("decay") & rows["recent"].eq(0)
-    counts = rows[plain].groupby("budget")["alpha"].nunique()
-    if counts.empty or counts.max() < 2:
-        return DataFrame()
-    half = rows["policy"].eq("h2o") & rows["recent"].eq(0.5)
-    chosen = rows[(plain | half) & rows["budget"].eq(float(str(counts.idxmax()))) | rows["policy"].eq("full")]
-    beside_h2o = accuracies(chosen, against="h2o").rename(columns=lambda name: name.replace("difference", "minus_h2o"))
-    beside_h2o = beside_h2o[[*CONFIGURATION, "task", "minus_h2o", "minus_h2o_low", "minus_h2o_high"]]
-    table = accuracies(chosen).merge(beside_h2o, on=[*CONFIGURATION, "task"])
-    return table.assign(chance=table["task"].map(chance(rows)))
+    table = configurations(results, STUDY, runs)
+    decay = table[table["policy"] == "decay"]
+    least = decay.groupby(["run", "budget"])["recent"].transform("min")
+    decay = decay[(decay["recent"] == least) | decay["recent"].isna()]
+    decay = decay[decay.groupby(["run", "budget"])["alpha"].transform("nunique") > 1]
+    if decay.empty:
+        return decay
+    others = main_configurations(table[table["policy"].isin(["full", "h2o"])])
+    others = others[(others["policy"] == "full") | others["budget"].isin(decay["budget"])]
+    table, differences = pd.concat([others, decay], ignore_index=True), minus_h2o(results, STUDY, runs)
+    empty = table.assign(**dict.fromkeys(MINUS_H2O, np.nan))
+    return table.merge(differences, on=CONFIGURATION, how="left") if len(differences) else empty
 
 
 def draw_alpha_accuracy(data: DataFrame) -> Figure:
@@ -130,19 +106,28 @@ def _one_axis(axes: Axes, rows: DataFrame, *, ends: tuple[float, float]) -> None
     axes.set_ylim(ends)
 
 
-decay_alpha_accuracy = Plot(
+@plot(
     reads=("prune_questions.csv", "run.json"),
     runs=("decoder", "released-*"),
-    caption=(
-        "Accuracy against the forgetting factor alpha, minus that with the whole cache; after Fig. 4b and 4c of the "
-        "Decay article, whose points exist only as an image. Decay has no recent part; H2O (half recent) at the same "
-        "budget is a line in the band of its interval; one panel per data set of which some question was answered. "
-        "Bars: 95 % interval of the difference, paired by question. A point is filled where that of the difference of "
-        "Decay and H2O does not include 0, each alpha taken by itself; dotted is 0.2, the published choice. To see: "
-        "where points are filled, and whether the best alpha differs between data sets by more than the bars. The "
-        "best point of a curve is no fair estimate; decay_tasks_table chooses on one half of the questions and judges "
-        "on the other."
-    ),
-    data=alpha_accuracy_data,
     draw=draw_alpha_accuracy,
 )
+def decay_alpha_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Accuracy against the forgetting factor alpha, minus that with the whole cache; after Fig. 4b and 4c of the Decay
+    article, whose points exist only as an image. Decay has no recent part; H2O (half recent) at the same budget is a
+    line in the band of its interval; one panel per data set of which some question was answered. Bars: 95 % interval of
+    the difference, paired by question. A point is filled where that of the difference of Decay and H2O does not include
+    0, each alpha taken by itself; dotted is 0.2, the published choice. To see: where points are filled, and whether the
+    best alpha differs between data sets by more than the bars. The best point of a curve is no fair estimate;
+    decay_tasks_table chooses on one half of the questions and judges on the other.
+    """
+    rows = one_model(answers(results, STUDY, runs))
+    plain = rows["policy"].eq("decay") & rows["recent"].eq(0)
+    counts = rows[plain].groupby("budget")["alpha"].nunique()
+    if counts.empty or counts.max() < 2:
+        return DataFrame()
+    half = rows["policy"].eq("h2o") & rows["recent"].eq(0.5)
+    chosen = rows[(plain | half) & rows["budget"].eq(float(str(counts.idxmax()))) | rows["policy"].eq("full")]
+    beside_h2o = accuracies(chosen, against="h2o").rename(columns=lambda name: name.replace("difference", "minus_h2o"))
+    beside_h2o = beside_h2o[[*CONFIGURATION, "task", "minus_h2o", "minus_h2o_low", "minus_h2o_high"]]
+    table = accuracies(chosen).merge(beside_h2o, on=[*CONFIGURATION, "task"])
+    return table.assign(chance=table["task"].map(chance(rows)))

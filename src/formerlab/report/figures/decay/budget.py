@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.names import data_set
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.pruning import (
@@ -25,21 +25,6 @@ STUDY = "decay"
 ARTICLE = ("local", "h2o", "spatten", "decay")
 """Policies of the article; decay_budget shows StreamingLLM too, decay_baselines all others but ARTICLE_ALONE."""
 ARTICLE_ALONE = ("local", "spatten")
-
-
-def budget_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return one configuration per policy of the article at every budget, and Decay with half of it recent.
-
-    `part` is mean, or seed.
-    """
-    table = configurations(results, STUDY, runs)
-    table = with_half_recent(results, table[table["policy"].isin(["full", "streaming_llm", *ARTICLE])])
-    texts = {
-        record["run"]: data_set(record["data.name"], record.get("spec.released"), results.scale)
-        for record in results.runs(STUDY, runs).to_dict("records")
-    }
-    sizes = results.rows("prune.csv", STUDY, runs).groupby("run")["tokens"].max()
-    return table.assign(text=table["run"].map(texts), window_tokens=table["run"].map(sizes))
 
 
 def with_half_recent(results: Results, table: DataFrame) -> DataFrame:
@@ -73,30 +58,27 @@ def draw_budget(data: DataFrame) -> Figure:
     )
 
 
-decay_budget = Plot(
+@plot(
     reads=("prune.csv", "run.json"),
     runs=("decoder*", "released-*", "wikitext-*", "long-*"),
-    caption=(
-        "Held-out loss of a decoder above that with the whole cache, against the share of tokens that its cache "
-        "keeps, for each eviction policy, on a logarithmic axis. Each text and length of windows has a panel; budgets "
-        "are the realised ones, moved sideways where a bar would hide another; the query's own key comes on top. To "
-        "see: which policy stays lowest as the budget shrinks, and whether the bars of two policies part. Decay is "
-        "drawn at the published alpha of 0.2 where that was run, as published and with half of the budget for recent "
-        "tokens, as H2O divides it. SpAtten's rule sees later queries, which no real decoder cache can. No "
-        "perplexities were published."
-    ),
-    data=budget_data,
     draw=draw_budget,
 )
-
-
-def baselines_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return one configuration per policy at every budget, and Decay with half of it recent.
-
-    `part` is mean, or seed.
+def decay_budget(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss of a decoder above that with the whole cache, against the share of tokens that its cache keeps, for
+    each eviction policy, on a logarithmic axis. Each text and length of windows has a panel; budgets are the realised
+    ones, moved sideways where a bar would hide another; the query's own key comes on top. To see: which policy stays
+    lowest as the budget shrinks, and whether the bars of two policies part. Decay is drawn at the published alpha of
+    0.2 where that was run, as published and with half of the budget for recent tokens, as H2O divides it. SpAtten's
+    rule sees later queries, which no real decoder cache can. No perplexities were published.
     """
     table = configurations(results, STUDY, runs)
-    return with_half_recent(results, table[~table["policy"].isin(ARTICLE_ALONE)])
+    table = with_half_recent(results, table[table["policy"].isin(["full", "streaming_llm", *ARTICLE])])
+    texts = {
+        record["run"]: data_set(record["data.name"], record.get("spec.released"), results.scale)
+        for record in results.runs(STUDY, runs).to_dict("records")
+    }
+    sizes = results.rows("prune.csv", STUDY, runs).groupby("run")["tokens"].max()
+    return table.assign(text=table["run"].map(texts), window_tokens=table["run"].map(sizes))
 
 
 def draw_baselines(data: DataFrame) -> Figure:
@@ -112,18 +94,19 @@ def draw_baselines(data: DataFrame) -> Figure:
     return sheet(panel, notes=interval_notes(data))(rows)
 
 
-decay_baselines = Plot(
+@plot(
     reads=("prune.csv", "run.json"),
     runs=("decoder", "released-*"),
-    caption=(
-        "Held-out loss above that with the whole cache (line), for what is used today and for the other algorithms "
-        "called H2O, all evicting step by step; a panel per budget. Random is the floor; Ideal, which takes the best "
-        "keys of each row anew and so is no cache, the bound. Decay is drawn as published and, like H2O, with half of "
-        "the budget for recent tokens. To see: which rules that need no accumulated score come near Decay. The "
-        "official mask with global statistics sees later queries, so no cache has its loss. StreamingLLM is run with "
-        "the positions of the text and with those within the cache. Bars: 95 % interval of the paired difference; a "
-        "number with an arrow is a loss to the right of the panel."
-    ),
-    data=baselines_data,
     draw=draw_baselines,
 )
+def decay_baselines(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss above that with the whole cache (line), for what is used today and for the other algorithms called
+    H2O, all evicting step by step; a panel per budget. Random is the floor; Ideal, which takes the best keys of each
+    row anew and so is no cache, the bound. Decay is drawn as published and, like H2O, with half of the budget for
+    recent tokens. To see: which rules that need no accumulated score come near Decay. The official mask with global
+    statistics sees later queries, so no cache has its loss. StreamingLLM is run with the positions of the text and with
+    those within the cache. Bars: 95 % interval of the paired difference; a number with an arrow is a loss to the right
+    of the panel.
+    """
+    table = configurations(results, STUDY, runs)
+    return with_half_recent(results, table[~table["policy"].isin(ARTICLE_ALONE)])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 from scipy import special
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.figures.decay.budget import looks
 from formerlab.report.names import RELEASED
 from formerlab.report.panel import Panel, sheet
@@ -18,12 +18,6 @@ from formerlab.results.read import Results
 
 STUDY = "decay"
 _LINES = ("--", ":", "-.")
-
-
-def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run, number of sequences, cache and length, with the machine where the stage noted it."""
-    rows, record = decoding(results, STUDY, runs), results.stage_record(STUDY, "decode")
-    return rows if rows.empty else rows.assign(device=record.get("device"), threads=record.get("threads"))
 
 
 def draw(data: DataFrame) -> Figure:
@@ -58,41 +52,26 @@ def draw(data: DataFrame) -> Figure:
     return sheet(*panels, notes=notes, columns=rows["case"].nunique(), height=1.7)(rows)
 
 
-decay_decode = Plot(
+@plot(
     reads=("decode.csv", "run.json"),
     runs=("*",),
-    caption=(
-        "Decoding with whole and pruned caches: tokens per second, bytes of the keys and values held, and the time in "
-        "which the prompt was read, against the tokens that were read before. Full is our whole cache, DynamicCache "
-        "that of transformers in the same model. A pruned cache holds a share of the length. To see: where pruning "
-        "pays for its own work; its bytes are its budget, whichever policy chooses. Measured alone on the machine, in "
-        "turns, on an untrained model of the run's shape, or a released one: nothing learned matters to speed. Points "
-        "are medians, bars quartiles of the repetitions, moved sideways where one would hide another. Bytes are "
-        "without the scores and positions of a pruned cache, which stand in decay_decode_table. No speeds were "
-        "published."
-    ),
-    data=data,
     draw=draw,
 )
+def decay_decode(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Decoding with whole and pruned caches: tokens per second, bytes of the keys and values held, and the time in
+    which the prompt was read, against the tokens that were read before. Full is our whole cache, DynamicCache that of
+    transformers in the same model. A pruned cache holds a share of the length. To see: where pruning pays for its own
+    work; its bytes are its budget, whichever policy chooses. Measured alone on the machine, in turns, on an untrained
+    model of the run's shape, or a released one: nothing learned matters to speed. Points are medians, bars quartiles of
+    the repetitions, moved sideways where one would hide another. Bytes are without the scores and positions of a pruned
+    cache, which stand in decay_decode_table. No speeds were published.
+    """
+    rows, record = decoding(results, STUDY, runs), results.stage_record(STUDY, "decode")
+    return rows if rows.empty else rows.assign(device=record.get("device"), threads=record.get("threads"))
 
 
 Counts: TypeAlias = NDArray[np.int64]
 Shares: TypeAlias = NDArray[np.float64]
-
-
-def passkey_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per configuration, length and depth: the share of the numbers that were found.
-
-    `log_prob` is the mean log-probability of the number in nats. `all_found` of `all_numbers` were found at all lengths
-    and depths together, with the exact 95 % interval of that share.
-    """
-    rows = one_model(results.rows("passkey.csv", STUDY, runs))
-    cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)
-    found = cells.agg(found=("found", "mean"), numbers=("found", "size"), log_prob=("log_prob", "mean")).reset_index()
-    totals = rows.groupby(CONFIGURATION, sort=False, dropna=False)["found"].agg(all_found="sum", all_numbers="size")
-    low, high = binomial_ends(totals["all_found"].to_numpy(), totals["all_numbers"].to_numpy())
-    totals = totals.assign(all_low=low, all_high=high).reset_index()
-    return ordered(found.merge(totals, on=CONFIGURATION)).assign(source="ours")
 
 
 def binomial_ends(found: Counts, numbers: Counts) -> tuple[Shares, Shares]:
@@ -117,19 +96,24 @@ def draw_passkey(data: DataFrame) -> Figure:
     return sheet(panel, notes=notes, columns=1)(rows.sort_values("depth", kind="stable"))
 
 
-decay_passkey = Plot(
+@plot(
     reads=("passkey.csv", "run.json"),
     runs=("long-*",),
-    caption=(
-        "Which policy still finds a number that stands once in a long and dull text and is asked for at its end "
-        "(passkey retrieval, arXiv:2305.16300): log-probability of the number against the length of the text, a panel "
-        "for each place of the number; beside each policy how many numbers it found of all, every token as the most "
-        "probable one. Pruning acts from the first token on, so a policy has to keep the number before it knows that "
-        "it will be asked for. To see: which lines stay near that of the whole cache, which is the bound; and whether "
-        "a number that stands in a window of recent tokens is found for that. Exact intervals of the shares found are "
-        "among the numbers."
-    ),
-    data=passkey_data,
     draw=draw_passkey,
     needs=("long-*",),
 )
+def decay_passkey(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Which policy still finds a number that stands once in a long and dull text and is asked for at its end (passkey
+    retrieval, arXiv:2305.16300): log-probability of the number against the length of the text, a panel for each place
+    of the number; beside each policy how many numbers it found of all, every token as the most probable one. Pruning
+    acts from the first token on, so a policy has to keep the number before it knows that it will be asked for. To see:
+    which lines stay near that of the whole cache, which is the bound; and whether a number that stands in a window of
+    recent tokens is found for that. Exact intervals of the shares found are among the numbers.
+    """
+    rows = one_model(results.rows("passkey.csv", STUDY, runs))
+    cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)
+    found = cells.agg(found=("found", "mean"), numbers=("found", "size"), log_prob=("log_prob", "mean")).reset_index()
+    totals = rows.groupby(CONFIGURATION, sort=False, dropna=False)["found"].agg(all_found="sum", all_numbers="size")
+    low, high = binomial_ends(totals["all_found"].to_numpy(), totals["all_numbers"].to_numpy())
+    totals = totals.assign(all_low=low, all_high=high).reset_index()
+    return ordered(found.merge(totals, on=CONFIGURATION)).assign(source="ours")

@@ -10,7 +10,7 @@ from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.figures.decay.alpha import mark_alpha
 from formerlab.report.panel import Panel, setting, sheet
 from formerlab.report.pruning import PANELS, measured, one_model, ordered
@@ -21,13 +21,6 @@ from formerlab.results.read import Results
 
 STUDY = "decay"
 WANTED = ("Ideal", "Local", "H2O", "Decay, alpha 0.2", "Decay, alpha 0.8")
-
-
-def masks_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return the masks of the first seed, a row per policy and query."""
-    rows = one_model(results.rows("prune_mask_dumps.csv", STUDY, runs))
-    rows = rows[rows["seed"] == rows["seed"].min()]
-    return ordered(rows).sort_values(["budget", "query"], kind="stable").assign(source="ours")
 
 
 def draw_masks(data: DataFrame) -> Figure:
@@ -56,31 +49,24 @@ def draw_masks(data: DataFrame) -> Figure:
     return figure
 
 
-decay_masks = Plot(
+@plot(
     reads=("prune_mask_dumps.csv", "run.json"),
     runs=("decoder", "released-*"),
-    caption=(
-        "Which keys (across) each query (down) sees in one head of one trained decoder, at equal budgets; after Fig. "
-        "3 of the Decay article. All policies choose from the attention of the same unpruned pass. Ideal takes the "
-        "best keys of each row and may take a dropped one back, which no cache can. To see: vertical lines are keys "
-        "kept for long, the diagonal are recent ones; H2O keeps early keys once it has them, a small alpha lets them "
-        "go."
-    ),
-    data=masks_data,
     draw=draw_masks,
 )
+def decay_masks(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Which keys (across) each query (down) sees in one head of one trained decoder, at equal budgets; after Fig. 3 of
+    the Decay article. All policies choose from the attention of the same unpruned pass. Ideal takes the best keys of
+    each row and may take a dropped one back, which no cache can. To see: vertical lines are keys kept for long, the
+    diagonal are recent ones; H2O keeps early keys once it has them, a small alpha lets them go.
+    """
+    rows = one_model(results.rows("prune_mask_dumps.csv", STUDY, runs))
+    rows = rows[rows["seed"] == rows["seed"].min()]
+    return ordered(rows).sort_values(["budget", "query"], kind="stable").assign(source="ours")
 
 
 LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova": "TOVA", "decay": "Decay"}
 """Policies that are compared, by kind; a published one is found by the first word of its name."""
-
-
-def bias_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return the mean of every measure for every configuration, with its interval over windows and seeds."""
-    rows = measured(one_model(results.rows("prune_masks.csv", STUDY, runs)), list(PANELS))
-    theirs = published_cosines()
-    theirs = theirs.assign(source="published", metric="distance_to_ideal", value=1 - theirs["cosine"])
-    return rows if rows.empty else pd.concat([rows, theirs], ignore_index=True)
 
 
 def draw_bias(data: DataFrame) -> Figure:
@@ -109,37 +95,29 @@ def _mark_even(axes: Axes, rows: DataFrame) -> None:
         axes.axhline(even, color=GREY, linestyle=":", linewidth=1)
 
 
-decay_bias = Plot(
+@plot(
     reads=("prune_masks.csv", "run.json"),
     runs=("decoder", "released-*"),
-    caption=(
-        "Which keys a cache of 20 % (or the budget nearest to it) keeps, against the forgetting factor alpha of Decay "
-        "without a recent part; what has no alpha is a level at the same budget. Share of the kept keys among the "
-        "first 40 % and 10 % of the positions, their mean position (0 the first, 1 the last), and 1 - cosine between "
-        "the attention rows and the ideal ones, with and without position 0, an attention sink that decides the "
-        "cosine alone. Dotted: upright, alpha 0.2, the published choice; level, what an even choice of keys would "
-        "give. Bars: 95 % interval over windows, and seeds where there are several. Last, published: A2SF "
-        "(arXiv:2407.20485), Table 2, LLaMA-2-7B at 20 %, mean of four suites: another model, so compare the order, "
-        "not the heights. To see: whether the plain sum (alpha 1) keeps the beginning and small alphas do not, and "
-        "which lie nearest to the ideal."
-    ),
-    data=bias_data,
     draw=draw_bias,
 )
+def decay_bias(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Which keys a cache of 20 % (or the budget nearest to it) keeps, against the forgetting factor alpha of Decay
+    without a recent part; what has no alpha is a level at the same budget. Share of the kept keys among the first 40 %
+    and 10 % of the positions, their mean position (0 the first, 1 the last), and 1 - cosine between the attention rows
+    and the ideal ones, with and without position 0, an attention sink that decides the cosine alone. Dotted: upright,
+    alpha 0.2, the published choice; level, what an even choice of keys would give. Bars: 95 % interval over windows,
+    and seeds where there are several. Last, published: A2SF (arXiv:2407.20485), Table 2, LLaMA-2-7B at 20 %, mean of
+    four suites: another model, so compare the order, not the heights. To see: whether the plain sum (alpha 1) keeps the
+    beginning and small alphas do not, and which lie nearest to the ideal.
+    """
+    rows = measured(one_model(results.rows("prune_masks.csv", STUDY, runs)), list(PANELS))
+    theirs = published_cosines()
+    theirs = theirs.assign(source="published", metric="distance_to_ideal", value=1 - theirs["cosine"])
+    return rows if rows.empty else pd.concat([rows, theirs], ignore_index=True)
 
 
 LOWEST = 1e-5
 """Scores below it leave the panels, whose axis is logarithmic."""
-
-
-def scores_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return the mean over seeds of every group, alpha and query."""
-    rows = one_model(results.rows("prune_score_trajectories.csv", STUDY, runs))
-    keys = ["run", "group", "alpha", "query"]
-    means = rows.groupby(keys, as_index=False)[["mean", "low", "high", "missed"]].mean()
-    record = results.stage_record(f"{STUDY}/{rows['run'].iloc[0]}/seed{rows['seed'].iloc[0]}", "prune")
-    windows = record.get("settings", {}).get("score_windows")
-    return means.assign(seeds=rows["seed"].nunique(), windows=windows, source="ours")
 
 
 def draw_scores(data: DataFrame) -> Figure:
@@ -168,18 +146,22 @@ def draw_scores(data: DataFrame) -> Figure:
     return sheet(*panels, notes=notes, height=1.6)(pd.concat([rows, missed]).drop(columns="seeds"))
 
 
-decay_scores = Plot(
+@plot(
     reads=("prune_score_trajectories.csv", "run.json"),
     runs=("decoder", "released-*"),
-    caption=(
-        "Attention to important and unimportant tokens, query by query, after Fig. 5 of the Decay article (an image "
-        "without values), of unpruned attention over layers and heads. First, scores as each alpha remembers them, on "
-        "a logarithmic axis (mean, and the middle 80 % of tokens as a band, cut at 0.00001). Important are the tenth "
-        "of the tokens in the first half that the second half attends to most. Last: how often such a token is, at "
-        "the moment, not among the best 40 % of all tokens so far, and would be dropped, as the mean over 5 queries. "
-        "To see: whether attention alone (alpha 0) misses important tokens in passing dips, and whether remembering a "
-        "little bridges these."
-    ),
-    data=scores_data,
     draw=draw_scores,
 )
+def decay_scores(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Attention to important and unimportant tokens, query by query, after Fig. 5 of the Decay article (an image
+    without values), of unpruned attention over layers and heads. First, scores as each alpha remembers them, on a
+    logarithmic axis (mean, and the middle 80 % of tokens as a band, cut at 0.00001). Important are the tenth of the
+    tokens in the first half that the second half attends to most. Last: how often such a token is, at the moment, not
+    among the best 40 % of all tokens so far, and would be dropped, as the mean over 5 queries. To see: whether
+    attention alone (alpha 0) misses important tokens in passing dips, and whether remembering a little bridges these.
+    """
+    rows = one_model(results.rows("prune_score_trajectories.csv", STUDY, runs))
+    keys = ["run", "group", "alpha", "query"]
+    means = rows.groupby(keys, as_index=False)[["mean", "low", "high", "missed"]].mean()
+    record = results.stage_record(f"{STUDY}/{rows['run'].iloc[0]}/seed{rows['seed'].iloc[0]}", "prune")
+    windows = record.get("settings", {}).get("score_windows")
+    return means.assign(seeds=rows["seed"].nunique(), windows=windows, source="ours")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.pruning import PUBLISHED_ALPHA
 from formerlab.report.style import BLUE, GREY, ORANGE, VERMILION, Label, canvas, heat, label_at_edge
 from formerlab.results.read import Results
@@ -66,26 +66,6 @@ def pruned(logits: Square, alpha: float, budget: int) -> NDArray[np.bool_]:
     return seen
 
 
-def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per alpha, query and key of the example: attention and score with a whole cache, and what is seen.
-
-    They are no measurement; the runs say only that the study was run.
-    """
-    logits, rows = example(), []
-    for alpha in ALPHAS:
-        seen = pruned(logits, alpha, BUDGET)
-        scores: Row = np.zeros(TOKENS)
-        for query in range(TOKENS):
-            weights = attention(logits, range(query + 1), query)
-            scores = rescored(scores, weights, alpha)
-            shared = {"source": "ours", "alpha": alpha, "budget": BUDGET, "query": query}
-            rows += [
-                shared | {"key": key, "attention": weights[key], "score": scores[key], "seen": int(seen[query, key])}
-                for key in range(query + 1)
-            ]
-    return DataFrame(rows)
-
-
 RULE = f"""1. The query attends to the
     tokens kept and to itself,
     with weights p.
@@ -139,18 +119,29 @@ def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
     label_at_edge(axes, labels)
 
 
-decay_rule = Plot(
+@plot(
     reads=("run.json",),
     runs=("decoder", "released-*"),
-    caption=(
-        "How Decay decides which tokens a cache keeps, with forgetting and without it, after Fig. 1 and 2 of the "
-        "Decay article, drawn by the rule itself on an example of 16 tokens. The topic changes after half of them; "
-        "one token, a name, stays of use to the end. Left: the attention with a whole cache. Middle: the scores of "
-        "three tokens, query by query. Right: the tokens that each query finds in a cache of six, and its own. To "
-        "see: without forgetting (above) the first topic has gathered so much that no token of the second can replace "
-        "it; with it (below) the first topic goes, the second comes in, and the name stays. A real model's masks are "
-        "in decay_masks."
-    ),
-    data=data,
     draw=draw,
 )
+def decay_rule(results: Results, runs: Sequence[str]) -> DataFrame:
+    """How Decay decides which tokens a cache keeps, with forgetting and without it, after Fig. 1 and 2 of the Decay
+    article, drawn by the rule itself on an example of 16 tokens. The topic changes after half of them; one token, a
+    name, stays of use to the end. Left: the attention with a whole cache. Middle: the scores of three tokens, query by
+    query. Right: the tokens that each query finds in a cache of six, and its own. To see: without forgetting (above)
+    the first topic has gathered so much that no token of the second can replace it; with it (below) the first topic
+    goes, the second comes in, and the name stays. A real model's masks are in decay_masks.
+    """
+    logits, rows = example(), []
+    for alpha in ALPHAS:
+        seen = pruned(logits, alpha, BUDGET)
+        scores: Row = np.zeros(TOKENS)
+        for query in range(TOKENS):
+            weights = attention(logits, range(query + 1), query)
+            scores = rescored(scores, weights, alpha)
+            shared = {"source": "ours", "alpha": alpha, "budget": BUDGET, "query": query}
+            rows += [
+                shared | {"key": key, "attention": weights[key], "score": scores[key], "seen": int(seen[query, key])}
+                for key in range(query + 1)
+            ]
+    return DataFrame(rows)

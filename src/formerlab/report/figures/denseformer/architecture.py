@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.runs import variant
 from formerlab.report.style import GREY, arrow, box, canvas, look
 from formerlab.results.read import Results
@@ -23,23 +23,6 @@ def averages(layers: int, dilation: int, period: int) -> dict[int, list[int]]:
     Blocks count from 1; source 0 are the embedded tokens. A test holds it equal to the mixer's own table.
     """
     return {i: list(range(i % dilation, i + 1, dilation)) for i in range(period, layers + 1, period)}
-
-
-def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per average and source, for each dilation and period at the depth that has most of them."""
-    records = results.runs("denseformer", runs)
-    records = records[records["spec.model.depth.kind"] == "dwa"]
-    keys = ["spec.model.layers", "spec.model.depth.dilation", "spec.model.depth.period"]
-    kinds = records.drop_duplicates(keys).sort_values(keys)
-    counts = kinds["spec.model.layers"].value_counts()
-    depth = counts.index[counts == counts.max()].max()
-    rows = []
-    for record in kinds[kinds["spec.model.layers"] == depth].head(MOST).to_dict("records"):
-        layers, dilation, period = (int(record[key]) for key in keys)
-        shared = {"source": "ours", "variant": variant(record), "layers": layers, "dilation": dilation}
-        found = averages(layers, dilation, period).items()
-        rows += [shared | {"period": period, "after_block": i, "reads": j} for i, reads in found for j in reads]
-    return DataFrame(rows)
 
 
 def draw(data: DataFrame) -> Figure:
@@ -71,17 +54,29 @@ def _draw(axes: Axes, rows: DataFrame, layers: int, colour: str) -> None:
     axes.set_axis_off()
 
 
-denseformer_architecture = Plot(
+@plot(
     reads=("run.json",),
     runs=("depth.kind=dwa",),
-    caption=(
-        "Where DenseFormer averages over depth and what each average reads, after Fig. 1 of DenseFormer "
-        "(arXiv:2402.02622), drawn from the settings of the runs. Boxes are the embedding X0 and the raw outputs of "
-        "the blocks, circles the averages that the next block reads: after every p-th block (period p) a weighted sum "
-        "of that block's output and of every k-th earlier one (dilation k). To see: with dilation 1 and period 1 each "
-        "average reads all earlier outputs, so arcs grow with the square of the depth; dilation and period thin them "
-        "out, and with a dilation above 1 the embedding enters only some of the averages."
-    ),
-    data=data,
     draw=draw,
 )
+def denseformer_architecture(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Where DenseFormer averages over depth and what each average reads, after Fig. 1 of DenseFormer
+    (arXiv:2402.02622), drawn from the settings of the runs. Boxes are the embedding X0 and the raw outputs of the
+    blocks, circles the averages that the next block reads: after every p-th block (period p) a weighted sum of that
+    block's output and of every k-th earlier one (dilation k). To see: with dilation 1 and period 1 each average reads
+    all earlier outputs, so arcs grow with the square of the depth; dilation and period thin them out, and with a
+    dilation above 1 the embedding enters only some of the averages.
+    """
+    records = results.runs("denseformer", runs)
+    records = records[records["spec.model.depth.kind"] == "dwa"]
+    keys = ["spec.model.layers", "spec.model.depth.dilation", "spec.model.depth.period"]
+    kinds = records.drop_duplicates(keys).sort_values(keys)
+    counts = kinds["spec.model.layers"].value_counts()
+    depth = counts.index[counts == counts.max()].max()
+    rows = []
+    for record in kinds[kinds["spec.model.layers"] == depth].head(MOST).to_dict("records"):
+        layers, dilation, period = (int(record[key]) for key in keys)
+        shared = {"source": "ours", "variant": variant(record), "layers": layers, "dilation": dilation}
+        found = averages(layers, dilation, period).items()
+        rows += [shared | {"period": period, "after_block": i, "reads": j} for i, reads in found for j in reads]
+    return DataFrame(rows)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame, Series
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.panel import setting
 from formerlab.report.runs import DENSEFORMER, n_seeds, variant
 from formerlab.report.style import WIDEST, canvas, heat, one_large
@@ -18,23 +18,6 @@ from formerlab.results.read import Results
 STUDY = "denseformer"
 _LINEAR = 0.05
 """Weights below this are drawn on a linear scale, as in the paper."""
-
-
-def weights_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return mean and spread over seeds of every weight of the deepest run of each dilation and period."""
-    rows = results.rows("depth.csv", STUDY, runs)
-    if "step" in rows:
-        last = rows.groupby(["run", "seed"])["step"].transform("max")
-        rows = rows[rows["step"].isna() | (rows["step"] == last)]
-    records = results.runs(STUDY, runs).drop_duplicates("run")
-    records = records[records["run"].isin(rows["run"])]
-    records = records.assign(variant=[variant(record) for record in records.to_dict("records")])
-    deepest = records.sort_values("spec.model.layers").groupby("variant").tail(1)
-    chosen = rows.merge(deepest[["run", "variant", "spec.model.layers"]], on="run")
-    keys = ["variant", "run", "spec.model.layers", "destination", "source"]
-    means = chosen.groupby(keys)["weight"].agg(weight="mean", weight_sd="std", seeds="count").reset_index()
-    means = means.rename(columns={"source": "source_block", "spec.model.layers": "layers"})
-    return means.assign(source="ours").sort_values(["variant", "destination", "source_block"], ignore_index=True)
 
 
 def draw_weights(data: DataFrame) -> Figure:
@@ -74,43 +57,36 @@ def _draw_map(axes: Axes, rows: DataFrame, data: DataFrame, title: str, *, bar: 
         beside.minorticks_off()
 
 
-denseformer_weights = Plot(
+@plot(
     reads=("depth.csv", "run.json"),
     runs=("depth.kind=dwa",),
-    caption=(
-        "Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken "
-        "after block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest "
-        "model is shown, as the mean over seeds. At the start of training the diagonal is 1 and all else 0. To see: "
-        "whether the pattern of the paper appears, with weight on the diagonal and just beside it, a column at X_0 "
-        "that is positive early and negative late, and a triangle of large weights over the last blocks. Colours are "
-        "linear between -0.05 and 0.05, logarithmic beyond."
-    ),
-    data=weights_data,
     draw=draw_weights,
 )
+def denseformer_weights(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken after
+    block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest model is shown, as
+    the mean over seeds. At the start of training the diagonal is 1 and all else 0. To see: whether the pattern of the
+    paper appears, with weight on the diagonal and just beside it, a column at X_0 that is positive early and negative
+    late, and a triangle of large weights over the last blocks. Colours are linear between -0.05 and 0.05, logarithmic
+    beyond.
+    """
+    rows = results.rows("depth.csv", STUDY, runs)
+    if "step" in rows:
+        last = rows.groupby(["run", "seed"])["step"].transform("max")
+        rows = rows[rows["step"].isna() | (rows["step"] == last)]
+    records = results.runs(STUDY, runs).drop_duplicates("run")
+    records = records[records["run"].isin(rows["run"])]
+    records = records.assign(variant=[variant(record) for record in records.to_dict("records")])
+    deepest = records.sort_values("spec.model.layers").groupby("variant").tail(1)
+    chosen = rows.merge(deepest[["run", "variant", "spec.model.layers"]], on="run")
+    keys = ["variant", "run", "spec.model.layers", "destination", "source"]
+    means = chosen.groupby(keys)["weight"].agg(weight="mean", weight_sd="std", seeds="count").reset_index()
+    means = means.rename(columns={"source": "source_block", "spec.model.layers": "layers"})
+    return means.assign(source="ours").sort_values(["variant", "destination", "source_block"], ignore_index=True)
 
 
 PANELS = 6
 """Times that are shown, of all evaluations."""
-
-
-def evolution_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return the mean over seeds of every weight at some evaluations of the deepest run, the last one included."""
-    rows = results.rows("depth.csv", STUDY, runs)
-    if "step" not in rows or rows["step"].isna().all():
-        return DataFrame()
-    depths = rows.dropna(subset="step").groupby("run")["destination"].max()
-    rows = rows[rows["run"] == depths.idxmax()]
-    grouped = rows.groupby(["run", "step", "destination", "source"])["weight"]
-    means = grouped.agg(weight="mean", seeds="count").reset_index().rename(columns={"source": "source_block"})
-    steps = np.array(sorted(means["step"].unique()))
-    steps = steps[1:] if len(steps) > PANELS else steps  # the identity at the start needs no panel
-    chosen = steps[np.unique(np.linspace(0, len(steps) - 1, PANELS).round().astype(int))]
-    means = means[means["step"].isin(chosen)]
-    beside = means[means["destination"] != means["source_block"]]
-    table = beside.pivot(index="step", columns=["destination", "source_block"], values="weight")
-    likeness = {step: _correlation(row, table.loc[steps[-1]]) for step, row in table.iterrows()}
-    return means.assign(layers=float(depths.max()), correlation_with_end=means["step"].map(likeness), source="ours")
 
 
 def _correlation(a: "Series[float]", b: "Series[float]") -> float:
@@ -130,15 +106,29 @@ def draw_evolution(data: DataFrame) -> Figure:
     return figure
 
 
-denseformer_evolution = Plot(
+@plot(
     reads=("depth.csv", "run.json"),
     runs=("depth.kind=dwa depth.dilation=1 depth.period=1",),
-    caption=(
-        "Mixing weights of the deepest DenseFormer 1x1 at several times of training, after Fig. 10 of "
-        "arXiv:2402.02622: row i is the average after block i, column j the source X_j, X_0 the embedding; the mean "
-        "over seeds. To see: when the pattern of the end appears. In the paper it is there after 5000 of 40,000 "
-        "steps; the number over each panel is the correlation of its weights off the diagonal with those at the end."
-    ),
-    data=evolution_data,
     draw=draw_evolution,
 )
+def denseformer_evolution(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Mixing weights of the deepest DenseFormer 1x1 at several times of training, after Fig. 10 of arXiv:2402.02622:
+    row i is the average after block i, column j the source X_j, X_0 the embedding; the mean over seeds. To see: when
+    the pattern of the end appears. In the paper it is there after 5000 of 40,000 steps; the number over each panel is
+    the correlation of its weights off the diagonal with those at the end.
+    """
+    rows = results.rows("depth.csv", STUDY, runs)
+    if "step" not in rows or rows["step"].isna().all():
+        return DataFrame()
+    depths = rows.dropna(subset="step").groupby("run")["destination"].max()
+    rows = rows[rows["run"] == depths.idxmax()]
+    grouped = rows.groupby(["run", "step", "destination", "source"])["weight"]
+    means = grouped.agg(weight="mean", seeds="count").reset_index().rename(columns={"source": "source_block"})
+    steps = np.array(sorted(means["step"].unique()))
+    steps = steps[1:] if len(steps) > PANELS else steps  # the identity at the start needs no panel
+    chosen = steps[np.unique(np.linspace(0, len(steps) - 1, PANELS).round().astype(int))]
+    means = means[means["step"].isin(chosen)]
+    beside = means[means["destination"] != means["source_block"]]
+    table = beside.pivot(index="step", columns=["destination", "source_block"], values="weight")
+    likeness = {step: _correlation(row, table.loc[steps[-1]]) for step, row in table.iterrows()}
+    return means.assign(layers=float(depths.max()), correlation_with_end=means["step"].map(likeness), source="ours")

@@ -6,14 +6,13 @@ The published costs are TPU hours read from the figures, the published perplexit
 import math
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
@@ -75,77 +74,53 @@ def draw_costs(column: str, label: str, title: str) -> Callable[[DataFrame], Fig
     return draw
 
 
-tokenformer_cost = Plot(
+@plot(
     reads=("test.csv", "run.json"),
     runs=("*",),
-    caption=(
-        "Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of "
-        "matrix products and attention. A grown model pays for all its ancestors; Tokenformers from scratch have the "
-        "FLOPs of the chain. Points are finished models; lines join the sizes of a chain. To see: growing is worth it "
-        "where its point lies below and to the left of models trained from scratch, and below the parent trained on "
-        "at equal FLOPs; the envelope of Transformers from scratch stands in tokenformer_scaling. Below: the "
-        "published points, for models a thousand times larger and single Transformers, so only the shape compares."
-    ),
-    data=partial(
-        cost_points,
-        curves=(
-            ("Transformer", "300B", "Fig 3", "Transformer, 300B tokens"),
-            ("Transformer", "30B", "Fig 4", "Transformer, 30B tokens"),
-            ("TokenFormer", "60B", "Fig 3", "grown, 60B a stage"),
-            ("TokenFormer", "30B", "Fig 3", "grown, 30B a stage"),
-            ("TokenFormer", "15B", "Fig 3", "grown, 15B a stage"),
-        ),
-        chains=True,
-    ),
     draw=draw_costs("flops_cumulative", "cumulative FLOPs", "{setting}: whole chains"),
 )
+def tokenformer_cost(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of matrix
+    products and attention. A grown model pays for all its ancestors; Tokenformers from scratch have the FLOPs of the
+    chain. Points are finished models; lines join the sizes of a chain. To see: growing is worth it where its point lies
+    below and to the left of models trained from scratch, and below the parent trained on at equal FLOPs; the envelope
+    of Transformers from scratch stands in tokenformer_scaling. Below: the published points, for models a thousand times
+    larger and single Transformers, so only the shape compares.
+    """
+    curves = (
+        ("Transformer", "300B", "Fig 3", "Transformer, 300B tokens"),
+        ("Transformer", "30B", "Fig 4", "Transformer, 30B tokens"),
+        ("TokenFormer", "60B", "Fig 3", "grown, 60B a stage"),
+        ("TokenFormer", "30B", "Fig 3", "grown, 30B a stage"),
+        ("TokenFormer", "15B", "Fig 3", "grown, 15B a stage"),
+    )
+    return cost_points(results, runs, curves=curves, chains=True)
 
 
-tokenformer_stages = Plot(
+@plot(
     reads=("test.csv", "run.json"),
     runs=("*",),
     needs=("transformer-short-*", "grown-random-sqrt-3"),
-    caption=(
-        "Held-out loss against the cost of the last stage alone, after Fig. 4 of Tokenformer (arXiv:2410.23168): what "
-        "a size costs once the smaller one is there. To see: a grown model against the Transformer on the tokens of a "
-        "stage, which has seen nothing before. This is a claim about the stage; what the ancestors cost is in the "
-        "figure of cumulative cost. Below: the published points, in TPU hours read from the figure."
-    ),
-    data=partial(
-        cost_points,
-        curves=(
-            ("Transformer", "300B", "Fig 4", "Transformer, 300B tokens"),
-            ("Transformer", "30B", "Fig 4", "Transformer, 30B tokens"),
-            ("TokenFormer", "30B", "Fig 4", "grown, 30B a stage"),
-        ),
-        chains=False,
-    ),
     draw=draw_costs("flops", "FLOPs of the stage", "{setting}: one stage"),
 )
+def tokenformer_stages(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss against the cost of the last stage alone, after Fig. 4 of Tokenformer (arXiv:2410.23168): what a
+    size costs once the smaller one is there. To see: a grown model against the Transformer on the tokens of a stage,
+    which has seen nothing before. This is a claim about the stage; what the ancestors cost is in the figure of
+    cumulative cost. Below: the published points, in TPU hours read from the figure.
+    """
+    curves = (
+        ("Transformer", "300B", "Fig 4", "Transformer, 300B tokens"),
+        ("Transformer", "30B", "Fig 4", "Transformer, 30B tokens"),
+        ("TokenFormer", "30B", "Fig 4", "grown, 30B a stage"),
+    )
+    return cost_points(results, runs, curves=curves, chains=False)
 
 
 LENGTHS = tuple(2**power for power in range(7, 18))
 _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
 """Size, width of the Transformer, tokens of the Tokenformer of width 768 (Tables 8 and 9 of the paper)."""
 _VOCABULARY = 50304
-
-
-def length_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per model and length."""
-    found = []
-    for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
-        family = "Tokenformer" if record["spec.model.projection.kind"] == "pattention" else "Transformer"
-        found.append(("ours", family, short(record["parameters_non_embedding"]), record["run"], shape_of(record)))
-    for name, width, tokens in _WIDTHS:
-        wide, grown = Shape(12, width, _VOCABULARY, hidden=4 * width), Shape(12, 768, _VOCABULARY, tokens, 4 * tokens)
-        found.append(("published", "Transformer", name, f"Transformer {name}, d = {width}", wide))
-        found.append(("published", "Tokenformer", name, f"TokenFormer {name}, d = 768", grown))
-    return DataFrame(
-        {"source": source, "family": family, "size": size, "run": run, "width": shape.width, "length": length}
-        | {"flops": shape.flops(length), "token_token_flops": shape.token_token_flops(length)}
-        for source, family, size, run, shape in found
-        for length in LENGTHS
-    )
 
 
 def draw_length(data: DataFrame) -> Figure:
@@ -167,17 +142,30 @@ def draw_length(data: DataFrame) -> Figure:
     )(rows)  # fmt: skip
 
 
-tokenformer_length = Plot(
+@plot(
     reads=("run.json",),
     runs=("transformer-[1-4]", "classic-chosen", "tokenformer-1", "long-matched-chosen", "grown-random-sqrt-[2-4]"),
-    caption=(
-        "FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer "
-        "(arXiv:2410.23168), drawn per token so that the lines part: computed, not measured, without the logits, and "
-        "with the whole square of attention, half of it masked. To see: at equal parameters a Transformer that grows "
-        "in width pays for its width in the token-token term, which a Tokenformer of fixed width does not; the two "
-        "part where that term takes over. A Transformer that grew its feed-forward layer alone would keep the term "
-        "too. Right: the same for the sizes of Table 8, of 12 layers, whose widths follow from its printed FLOPs."
-    ),
-    data=length_data,
     draw=draw_length,
 )
+def tokenformer_length(results: Results, runs: Sequence[str]) -> DataFrame:
+    """FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer
+    (arXiv:2410.23168), drawn per token so that the lines part: computed, not measured, without the logits, and with the
+    whole square of attention, half of it masked. To see: at equal parameters a Transformer that grows in width pays for
+    its width in the token-token term, which a Tokenformer of fixed width does not; the two part where that term takes
+    over. A Transformer that grew its feed-forward layer alone would keep the term too. Right: the same for the sizes of
+    Table 8, of 12 layers, whose widths follow from its printed FLOPs.
+    """
+    found = []
+    for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
+        family = "Tokenformer" if record["spec.model.projection.kind"] == "pattention" else "Transformer"
+        found.append(("ours", family, short(record["parameters_non_embedding"]), record["run"], shape_of(record)))
+    for name, width, tokens in _WIDTHS:
+        wide, grown = Shape(12, width, _VOCABULARY, hidden=4 * width), Shape(12, 768, _VOCABULARY, tokens, 4 * tokens)
+        found.append(("published", "Transformer", name, f"Transformer {name}, d = {width}", wide))
+        found.append(("published", "Tokenformer", name, f"TokenFormer {name}, d = 768", grown))
+    return DataFrame(
+        {"source": source, "family": family, "size": size, "run": run, "width": shape.width, "length": length}
+        | {"flops": shape.flops(length), "token_token_flops": shape.token_token_flops(length)}
+        for source, family, size, run, shape in found
+        for length in LENGTHS
+    )

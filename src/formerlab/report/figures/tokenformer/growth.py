@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import GROWN, TRAINED_ON, held_out_losses, parent, summary
 from formerlab.report.tokenformer import at_step, by_step, equal_to_grown, means
@@ -19,39 +19,6 @@ _SAID = {
     f"{GROWN}: zero keys, tau kept": "keeps the function",
 }
 _LOSS = "loss_minus_parent_nats"
-
-
-def growth_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return losses minus the parent's, paired by seed, of what grew from a run and of that run trained on.
-
-    `part` is `curve` for a row per run and evaluated step (validation), `end` for one per run and `seed` for one per
-    run and seed (held-out text, after the last step); `end_valid` and `seed_valid` are the same of the validation text.
-    """
-    losses = held_out_losses(results, STUDY, runs)
-    found = [(run, parent(losses, run)) for run in losses["run"].unique()]
-    started = {run: start for run, start in found if start is not None}
-    if not losses[losses["run"].isin(started)]["variant"].str.startswith(GROWN).any():
-        return DataFrame()
-    curves, parts = by_step(results, runs), []
-    lasts = curves[curves["step"] == curves.groupby(["run", "seed"])["step"].transform("max")]
-    for run, start in started.items():
-        level, curve = at_step(curves, start, None), curves[curves["run"] == run]
-        curve = means(curve.assign(loss_nats=curve["loss_nats"] - curve["seed"].map(level)).dropna())
-        parts.append(curve.rename(columns=lambda name: name.replace("loss_nats", _LOSS)).assign(part="curve"))
-        for rows, text in ((losses, ""), (lasts, "_valid")):
-            ended = summary(rows[rows["run"].isin((run, start))], "loss_nats", ["run"], {run: start}, _LOSS)
-            parts.append(ended.assign(part=ended["part"].replace("mean", "end") + text))
-    rows = pd.concat(parts, ignore_index=True).assign(source="ours")
-    first = losses.drop_duplicates("run").set_index("run")
-    first["parent"] = first.index.map(started)
-    equal = {run: equal_to_grown(first, run) for run in started if str(first.loc[run, "variant"]).endswith(TRAINED_ON)}
-    share = rows["step"] / rows["run"].map(first["spec.steps"])
-    rows["flops_of_stage"] = share * rows["run"].map(first["flops"])
-    rows["variant"] = rows["run"].map(first["variant"])
-    rows["parent"] = rows["run"].map(started)
-    rows["equal"] = rows["run"].map(equal)
-    rows["label"] = [_label(str(name), equal.get(run)) for run, name in zip(rows["run"], rows["variant"], strict=True)]
-    return rows
 
 
 def _label(variant: str, equal: str | None) -> str:
@@ -87,23 +54,46 @@ def draw_growth(data: DataFrame) -> Figure:
     )(rows.sort_values(["rank", "step"], kind="stable"))  # fmt: skip
 
 
-tokenformer_growth = Plot(
+@plot(
     reads=("eval.csv", "test.csv", "run.json"),
     runs=("tokenformer-1", "long-matched-chosen", "grown-random-*-2", "grown-zero-*-2", "trained-on-*2"),
     needs=("grown-random-*-2", "grown-zero-*-2"),
-    caption=(
-        "The first stage after growth: loss minus that of the parent (line at zero) at the end of its own training, "
-        "by how the new keys start, whether tau keeps its value, whether the optimizer's moments are carried over and "
-        "whether old tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). The control is "
-        "the parent trained on, without growth. Above: both held-out texts at the end; below: the validation text "
-        "from growth on, where far values are given in words; the line at zero is the parent. Differences are paired "
-        "by seed. To see: of the grown models only zero keys with tau kept start on the line, because only they keep "
-        "the function. Growing has helped where a model ends left of the parent trained on. Small models; the paper "
-        "prints no values for its curves."
-    ),
-    data=growth_data,
     draw=draw_growth,
 )
+def tokenformer_growth(results: Results, runs: Sequence[str]) -> DataFrame:
+    """The first stage after growth: loss minus that of the parent (line at zero) at the end of its own training, by how
+    the new keys start, whether tau keeps its value, whether the optimizer's moments are carried over and whether old
+    tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). The control is the parent trained
+    on, without growth. Above: both held-out texts at the end; below: the validation text from growth on, where far
+    values are given in words; the line at zero is the parent. Differences are paired by seed. To see: of the grown
+    models only zero keys with tau kept start on the line, because only they keep the function. Growing has helped where
+    a model ends left of the parent trained on. Small models; the paper prints no values for its curves.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    found = [(run, parent(losses, run)) for run in losses["run"].unique()]
+    started = {run: start for run, start in found if start is not None}
+    if not losses[losses["run"].isin(started)]["variant"].str.startswith(GROWN).any():
+        return DataFrame()
+    curves, parts = by_step(results, runs), []
+    lasts = curves[curves["step"] == curves.groupby(["run", "seed"])["step"].transform("max")]
+    for run, start in started.items():
+        level, curve = at_step(curves, start, None), curves[curves["run"] == run]
+        curve = means(curve.assign(loss_nats=curve["loss_nats"] - curve["seed"].map(level)).dropna())
+        parts.append(curve.rename(columns=lambda name: name.replace("loss_nats", _LOSS)).assign(part="curve"))
+        for rows, text in ((losses, ""), (lasts, "_valid")):
+            ended = summary(rows[rows["run"].isin((run, start))], "loss_nats", ["run"], {run: start}, _LOSS)
+            parts.append(ended.assign(part=ended["part"].replace("mean", "end") + text))
+    rows = pd.concat(parts, ignore_index=True).assign(source="ours")
+    first = losses.drop_duplicates("run").set_index("run")
+    first["parent"] = first.index.map(started)
+    equal = {run: equal_to_grown(first, run) for run in started if str(first.loc[run, "variant"]).endswith(TRAINED_ON)}
+    share = rows["step"] / rows["run"].map(first["spec.steps"])
+    rows["flops_of_stage"] = share * rows["run"].map(first["flops"])
+    rows["variant"] = rows["run"].map(first["variant"])
+    rows["parent"] = rows["run"].map(started)
+    rows["equal"] = rows["run"].map(equal)
+    rows["label"] = [_label(str(name), equal.get(run)) for run, name in zip(rows["run"], rows["variant"], strict=True)]
+    return rows
 
 
 UNGROWN = {"tokenformer": "continued-tokenformer-ungrown", "transformer": "continued-transformer-ungrown"}
@@ -119,31 +109,9 @@ ARMS = {
 """Name for readers, and the ungrown run of its family, of every arm."""
 
 
-def continued_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run and step; `part` is `loss`, or `relative` to the ungrown model, paired by seed and step."""
-    curves = by_step(results, runs)
-    curves = curves[curves["run"].isin(ARMS)]
-    levels = curves.set_index(["run", "seed", "step"])["loss_nats"]
-    grown = curves[[bool(ARMS[run][1]) for run in curves["run"]]]
-    places = [(ARMS[run][1], seed, step) for run, seed, step in grown[["run", "seed", "step"]].itertuples(index=False)]
-    relative = grown.assign(loss_nats=grown["loss_nats"] - levels.reindex(places).to_numpy()).dropna()
-    rows = pd.concat([means(curves).assign(part="loss"), means(relative).assign(part="relative")], ignore_index=True)
-    return rows.assign(variant=[ARMS[run][0] for run in rows["run"]])
-
-
-tokenformer_continued = Plot(
+@plot(
     reads=("eval.csv", "run.json"),
     runs=("continued-*",),
-    caption=(
-        "Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer "
-        "(arXiv:2410.23168): models grown one size, and models not grown. Above: validation loss on the new domain "
-        "from before the first step. Below: minus the loss of the ungrown model of the same family after as many "
-        "steps, paired by seed. To see: a line below zero is a model that growing has helped; one that keeps its "
-        "function starts on zero; padding with new blocks, the paper's form of Net2Net, does not, and copies (the "
-        "Net2Net of 2015, HyperCloning) do by construction. Far values are given in words. The paper prints no "
-        "values."
-    ),
-    data=continued_data,
     draw=sheet(
         *(
             Panel("step", "loss_nats", kind="band", where={"part": part}, zero=zero, far=2.5, title=title,
@@ -156,3 +124,19 @@ tokenformer_continued = Plot(
         wanted=[name for name, _ in ARMS.values()], columns=1, height=2.3,
     ),
 )  # fmt: skip
+def tokenformer_continued(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer
+    (arXiv:2410.23168): models grown one size, and models not grown. Above: validation loss on the new domain from
+    before the first step. Below: minus the loss of the ungrown model of the same family after as many steps, paired by
+    seed. To see: a line below zero is a model that growing has helped; one that keeps its function starts on zero;
+    padding with new blocks, the paper's form of Net2Net, does not, and copies (the Net2Net of 2015, HyperCloning) do by
+    construction. Far values are given in words. The paper prints no values.
+    """
+    curves = by_step(results, runs)
+    curves = curves[curves["run"].isin(ARMS)]
+    levels = curves.set_index(["run", "seed", "step"])["loss_nats"]
+    grown = curves[[bool(ARMS[run][1]) for run in curves["run"]]]
+    places = [(ARMS[run][1], seed, step) for run, seed, step in grown[["run", "seed", "step"]].itertuples(index=False)]
+    relative = grown.assign(loss_nats=grown["loss_nats"] - levels.reindex(places).to_numpy()).dropna()
+    rows = pd.concat([means(curves).assign(part="loss"), means(relative).assign(part="relative")], ignore_index=True)
+    return rows.assign(variant=[ARMS[run][0] for run in rows["run"]])

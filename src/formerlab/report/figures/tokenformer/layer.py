@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.runs import quantity
 from formerlab.report.style import BLACK, BLUE, GREEN, PURPLE, VERMILION, arrow, box, canvas
 from formerlab.results.read import Results
@@ -22,29 +22,6 @@ _PATTENTION = {"facecolor": "#d9d9d9"}
 _PLAIN = {"facecolor": "white"}
 _ROWS = 4
 """Rows that stand for the tokens of a stage where the formula is drawn."""
-
-
-def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per stage and projection of a block: its tokens, and how many of them the stage added."""
-    records = results.runs(STUDY, runs)
-    if "spec.model.projection.tokens" not in records:
-        return DataFrame()
-    records = records.drop_duplicates("run").set_index("run", drop=False)
-    grown = [run for run in STAGES if run in records.index]
-    parents = [str(records.loc[run, "init.id"]).split("/")[1] for run in grown[:1]]
-    first = [run for run in (*parents, *records.index) if run in records.index and run not in STAGES]
-    rows, before = [], dict.fromkeys((*PROJECTIONS, "feed-forward"), 0)
-    for stage, run in enumerate([*first[:1], *grown], start=1):
-        record = records.loc[run]
-        counts = dict.fromkeys(PROJECTIONS, int(record["spec.model.projection.tokens"]))
-        if pd.notna(wide := record.get("spec.model.feedforward.tokens")):
-            counts["feed-forward"] = int(wide)
-        shared = {"source": "ours", "stage": stage, "run": run, "width": record["spec.model.width"]}
-        shared |= {"score": record.get("spec.model.projection.score", "l2_gelu")}
-        shared |= {"parameters_non_embedding": record["parameters_non_embedding"]}
-        rows += [shared | {"part": part, "tokens": n, "added": n - before[part]} for part, n in counts.items()]
-        before = counts
-    return DataFrame(rows)
 
 
 def draw(data: DataFrame) -> Figure:
@@ -117,17 +94,34 @@ def _draw_counts(axes: Axes, data: DataFrame) -> None:
         axes.legend(loc="upper left")
 
 
-tokenformer_layer = Plot(
+@plot(
     reads=("run.json",),
     runs=("tokenformer-1", "long-matched-chosen", "matched-chosen", "grown-random-sqrt-[2-4]"),
-    caption=(
-        "What a Tokenformer has in place of its matrices, and how it grows, after Fig. 2 of Tokenformer "
-        "(arXiv:2410.23168), drawn from the settings of the runs. Left: a block, whose attention among the tokens of "
-        "the text is that of a Transformer. Middle: a projection scores its input against n key tokens and sums n "
-        "value tokens by these scores. Right: the tokens of each projection of a block; those that a stage of growth "
-        "adds lie on top of the old ones. To see: growth adds rows to keys and values and leaves the width of every "
-        "input and output as it was."
-    ),
-    data=data,
     draw=draw,
 )
+def tokenformer_layer(results: Results, runs: Sequence[str]) -> DataFrame:
+    """What a Tokenformer has in place of its matrices, and how it grows, after Fig. 2 of Tokenformer
+    (arXiv:2410.23168), drawn from the settings of the runs. Left: a block, whose attention among the tokens of the text
+    is that of a Transformer. Middle: a projection scores its input against n key tokens and sums n value tokens by
+    these scores. Right: the tokens of each projection of a block; those that a stage of growth adds lie on top of the
+    old ones. To see: growth adds rows to keys and values and leaves the width of every input and output as it was.
+    """
+    records = results.runs(STUDY, runs)
+    if "spec.model.projection.tokens" not in records:
+        return DataFrame()
+    records = records.drop_duplicates("run").set_index("run", drop=False)
+    grown = [run for run in STAGES if run in records.index]
+    parents = [str(records.loc[run, "init.id"]).split("/")[1] for run in grown[:1]]
+    first = [run for run in (*parents, *records.index) if run in records.index and run not in STAGES]
+    rows, before = [], dict.fromkeys((*PROJECTIONS, "feed-forward"), 0)
+    for stage, run in enumerate([*first[:1], *grown], start=1):
+        record = records.loc[run]
+        counts = dict.fromkeys(PROJECTIONS, int(record["spec.model.projection.tokens"]))
+        if pd.notna(wide := record.get("spec.model.feedforward.tokens")):
+            counts["feed-forward"] = int(wide)
+        shared = {"source": "ours", "stage": stage, "run": run, "width": record["spec.model.width"]}
+        shared |= {"score": record.get("spec.model.projection.score", "l2_gelu")}
+        shared |= {"parameters_non_embedding": record["parameters_non_embedding"]}
+        rows += [shared | {"part": part, "tokens": n, "added": n - before[part]} for part, n in counts.items()]
+        before = counts
+    return DataFrame(rows)

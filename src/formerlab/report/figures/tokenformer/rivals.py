@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.figures.denseformer.gain import forest_of_differences
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
@@ -20,21 +20,6 @@ from formerlab.results.read import Results
 
 STUDY = "tokenformer"
 OURS, RIVALS = "matched", ("modern", "classic")
-
-
-def gap_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return rows of Tokenformer minus each rival, by budget, both at their best rate by the validation loss."""
-    losses = held_out_losses(results, STUDY, runs)
-    best, rows = _best(losses, last_losses(results, STUDY, runs)), []
-    for (arm, tokens), run in best.items():
-        if arm in RIVALS and (OURS, tokens) in best:
-            ours = best[OURS, tokens]
-            shared = {"series": f"minus {arm} Transformer", "tokens": tokens, "run": ours, "rival": run}
-            rows += differences(held_out(losses, ours), held_out(losses, run), **shared)
-    theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
-    gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
-    rows += [published_difference(gap, "third party, 124M parameters")] * bool(rows)
-    return DataFrame(rows)
 
 
 def _best(losses: DataFrame, validation: dict[str, float]) -> dict[tuple[str, float], str]:
@@ -49,20 +34,30 @@ def _best(losses: DataFrame, validation: dict[str, float]) -> dict[tuple[str, fl
     return {key: min(runs, key=lambda run: runs[run]) for key, runs in sorted(found.items())}
 
 
-tokenformer_gap = Plot(
+@plot(
     reads=("eval.csv", "test.csv", "run.json"),
     runs=("matched-*", "modern-*", "classic-*", "long-matched-*", "long-modern-*", "long-classic-*"),
     needs=("long-matched-*",),
-    caption=(
-        "Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of "
-        "tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic one. "
-        "Each model has the rate, of those run, with the lowest validation loss. Differences are paired by seed; "
-        "above zero the Tokenformer is worse. To see: whether the gap shrinks, stays or changes its sign as both "
-        "train longer. The published line is a third party's, against a modern Transformer at 124M parameters."
-    ),
-    data=gap_data,
     draw=forest_of_differences("Tokenformer minus Transformer (nats per token)"),
 )
+def tokenformer_gap(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of
+    tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic one. Each
+    model has the rate, of those run, with the lowest validation loss. Differences are paired by seed; above zero the
+    Tokenformer is worse. To see: whether the gap shrinks, stays or changes its sign as both train longer. The published
+    line is a third party's, against a modern Transformer at 124M parameters.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    best, rows = _best(losses, last_losses(results, STUDY, runs)), []
+    for (arm, tokens), run in best.items():
+        if arm in RIVALS and (OURS, tokens) in best:
+            ours = best[OURS, tokens]
+            shared = {"series": f"minus {arm} Transformer", "tokens": tokens, "run": ours, "rival": run}
+            rows += differences(held_out(losses, ours), held_out(losses, run), **shared)
+    theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
+    gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
+    rows += [published_difference(gap, "third party, 124M parameters")] * bool(rows)
+    return DataFrame(rows)
 
 
 _PRINTED = {
@@ -70,16 +65,6 @@ _PRINTED = {
     "Net2Net (Transformer)": "Net2Net by padding",
     "HyperCloning (Transformer)": "HyperCloning",
 }
-
-
-def rivals_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return rows: `curve` by step, `gain` by stage with that of every `seed`, and the published `gain`s."""
-    losses = held_out_losses(results, STUDY, runs)
-    curves = means(by_step(results, runs))
-    first = {pattern.format(size=2): method for method, (_, pattern) in METHODS.items()}
-    curves = curves[curves["run"].isin(first)].assign(part="curve")
-    curves["method"] = curves["run"].map(first)
-    return pd.concat([curves, gains(losses), published_gains()], ignore_index=True)
 
 
 def gains(losses: DataFrame) -> DataFrame:
@@ -115,19 +100,11 @@ def published_gains() -> DataFrame:
 _stage = partial(Panel, "size", "gain_nats", by="method", zero=0.0, xlabel="stage", ticks="{:.0f}".format,
                  name="legend")  # fmt: skip
 
-tokenformer_rivals = Plot(
+
+@plot(
     reads=("eval.csv", "test.csv", "run.json"),
     runs=("tokenformer-1", "transformer-1", "long-*-chosen", "grown-random-sqrt-[23]", "net2net-*", "hypercloning-*"),
     needs=("net2net-*", "hypercloning-*"),
-    caption=(
-        "Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of "
-        "Tokenformer (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. "
-        "Middle: what the held-out loss has gained on the family's own model before growth, after each stage, because "
-        "the starts differ. To see: whose line lies highest has gained most from growing. Right: the same gains out "
-        "of the published perplexities. Padding is the form of Net2Net that the paper used; Net2Net (2015) and "
-        "HyperCloning copy units and keep the function where the factor is whole."
-    ),
-    data=rivals_data,
     draw=sheet(
         Panel("step", "loss_nats", by="method", kind="band", where={"part": "curve"}, title="First stage",
               name="legend", xlabel="step of the stage", ylabel="validation loss (nats)"),
@@ -137,3 +114,17 @@ tokenformer_rivals = Plot(
         wanted=list(METHODS), columns=3,
     ),
 )  # fmt: skip
+def tokenformer_rivals(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of Tokenformer
+    (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. Middle: what the held-out
+    loss has gained on the family's own model before growth, after each stage, because the starts differ. To see: whose
+    line lies highest has gained most from growing. Right: the same gains out of the published perplexities. Padding is
+    the form of Net2Net that the paper used; Net2Net (2015) and HyperCloning copy units and keep the function where the
+    factor is whole.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    curves = means(by_step(results, runs))
+    first = {pattern.format(size=2): method for method, (_, pattern) in METHODS.items()}
+    curves = curves[curves["run"].isin(first)].assign(part="curve")
+    curves["method"] = curves["run"].map(first)
+    return pd.concat([curves, gains(losses), published_gains()], ignore_index=True)

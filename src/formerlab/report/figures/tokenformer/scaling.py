@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, short
 from formerlab.report.scaling import FLOPS, PARAMETERS, STUDY, TOKENS, scaling
@@ -25,19 +25,6 @@ SHOWN = {
     f"{TOKENFORMER}, {TRAINED_ON}": "parent trained on",
 }
 """The runs of chains that are drawn, and their labels; the table has the others."""
-
-
-def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return the rows of `scaling` with each run's peak rate, and what a parent trained on shares with what grew."""
-    rows = scaling(results, runs)
-    if rows.empty:
-        return rows
-    rows = rows.dropna(axis=1, how="all")
-    records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
-    chain = rows[rows["part"] == "chain"].set_index("run")
-    trained = [run for run in chain.index if str(chain.loc[run, "variant"]).endswith(TRAINED_ON)]
-    rows["equal"] = rows["run"].map({run: equal_to_grown(chain, run) for run in trained})
-    return rows.assign(lr=rows["run"].map(records["spec.optimizer.lr"]))
 
 
 def named(data: DataFrame) -> DataFrame:
@@ -89,18 +76,26 @@ def _envelope(axes: Axes, rows: DataFrame, *, data: DataFrame) -> None:
         axes.plot(*at.loc[[parent, run]].to_numpy(float).T, color=look(variant).colour, linewidth=1)
 
 
-tokenformer_scaling = Plot(
+@plot(
     reads=("test.csv", "run.json"),
     runs=("*",),
     needs=("envelope-*",),
-    caption=(
-        "Tokenformers that grow or train on beside Transformers from scratch (arXiv:2410.23168). Those are of three "
-        "sizes and three lengths, every one with its own full schedule, against FLOPs and tokens; these pay for all "
-        "their ancestors. To see: growing saves cost where a grown model lies below and to the left of the grey "
-        "envelope; how much, at equal loss, is in the table tokenformer_envelope. The parent that was trained on is "
-        "the other control: growing helps where the grown model is lower at equal FLOPs. Small models and few tokens: "
-        "the slopes are those of this range."
-    ),
-    data=data,
     draw=draw,
 )
+def tokenformer_scaling(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Tokenformers that grow or train on beside Transformers from scratch (arXiv:2410.23168). Those are of three sizes
+    and three lengths, every one with its own full schedule, against FLOPs and tokens; these pay for all their
+    ancestors. To see: growing saves cost where a grown model lies below and to the left of the grey envelope; how much,
+    at equal loss, is in the table tokenformer_envelope. The parent that was trained on is the other control: growing
+    helps where the grown model is lower at equal FLOPs. Small models and few tokens: the slopes are those of this
+    range.
+    """
+    rows = scaling(results, runs)
+    if rows.empty:
+        return rows
+    rows = rows.dropna(axis=1, how="all")
+    records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
+    chain = rows[rows["part"] == "chain"].set_index("run")
+    trained = [run for run in chain.index if str(chain.loc[run, "variant"]).endswith(TRAINED_ON)]
+    rows["equal"] = rows["run"].map({run: equal_to_grown(chain, run) for run in trained})
+    return rows.assign(lr=rows["run"].map(records["spec.optimizer.lr"]))
