@@ -87,11 +87,10 @@ def text(results: Results) -> str:
 
 def _readable(rows: DataFrame) -> DataFrame:
     changed = rows["git.dirty_hash"].notna().map({True: " + changes", False: ""})
-    codes = [rows["git.commit"].str[:10] + changed, rows["code_hash"], rows["spec_hash"]]
-    first, *others = (code.fillna("") for code in codes)
+    commits, code, spec = (rows[name].fillna("") for name in ("git.commit", "code_hash", "spec_hash"))
     shown = rows.assign(
         data=rows["data.name"] + " " + rows["data.fingerprint"].astype(str).str[:10],
-        commit_code_spec=first.str.cat(others, sep="\n"),
+        commit_code_spec=commits.str[:10] + changed + "\n" + code + "\n" + spec,
         torch=rows["versions.torch"],
         peak_memory_megabytes=rows["peak_memory_bytes"] / 1e6,
         finished_UTC=rows["finished"].str[:19],

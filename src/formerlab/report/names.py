@@ -51,7 +51,7 @@ def names(part: str) -> dict[str, Name]:
 
 def _said(path: Path, name: str) -> dict[str, Any]:
     """Return kind, label and look in the body of a class."""
-    said = {}
+    said: dict[str, Any] = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         for field in node.body if isinstance(node, ast.ClassDef) and node.name == name else ():
             match field:
