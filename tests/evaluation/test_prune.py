@@ -17,9 +17,7 @@ from formerlab.cache import (
     distance_to_ideal,
     simulate,
 )
-from formerlab.cache.measures import means_over_kept, place_weights
 from formerlab.commands.measures import _write_nothing
-from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import Questions, load_tasks
 from formerlab.evaluation.pruning.calibration import calibrated, head_distances
 from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures
@@ -58,14 +56,6 @@ def out(model, streams, tokenizer, configs, tmp_path_factory):
     return folder
 
 
-def test_configurations_are_full_and_every_policy_at_every_budget_once():
-    sweep = PruneSweep(policies=(Full(), Decay(), Local()), alphas=(0.2, 0.9))
-    configurations = sweep.configurations((0.2, 8))
-    assert configurations[0] == Configuration(Full(), 1.0)
-    policies = (Decay(), Local(), Decay(alpha=0.9))
-    assert configurations[1:] == [Configuration(policy, budget) for budget in (0.2, 8) for policy in policies]
-
-
 @pytest.mark.parametrize(
     ("policy", "cells"),
     [
@@ -80,18 +70,6 @@ def test_cells_tell_policies_apart(policy, cells):
     assert Configuration(policy, 0.4).cells() == (*cells, 0.4)
 
 
-def test_every_arm_sees_the_same_windows(out):
-    rows = read(out / "prune.csv")
-    configurations = {}
-    for row in rows:
-        configurations.setdefault((row["policy"], row["alpha"], row["recent"], row["budget"]), []).append(row)
-    assert len(configurations) == 1 + 2 * 6
-    windows = [row["window"] for row in rows[:5]]
-    for group in configurations.values():
-        assert [row["window"] for row in group] == windows
-        assert {row["tokens"] for row in group} == {"20"}
-
-
 def test_losses_are_those_of_each_policy_alone(out, model, stream):
     rows = read(out / "prune.csv")
     configuration = Configuration(Decay(alpha=0.0), 4)
@@ -100,14 +78,6 @@ def test_losses_are_those_of_each_policy_alone(out, model, stream):
     found = [row for row in rows if (row["policy"], row["alpha"], row["budget"]) == ("decay", "0.0", "4")]
     assert [float(row["loss_nats"]) for row in found] == pytest.approx([row.loss_nats for row in expected], abs=1e-5)
     assert [float(row["realised_budget"]) for row in found] == [0.2] * 5
-
-
-def test_budgets_are_realised_equally(out):
-    held = {(row["policy"], row["alpha"], row["budget"]): row["realised_budget"] for row in read(out / "prune.csv")}
-    assert held["full", "", "1.0"] == "1.0"
-    for policy, alpha in (("local", ""), ("h2o", ""), ("decay", "0.0"), ("decay", "0.2")):
-        assert held[policy, alpha, "0.4"] == "0.4"
-        assert held[policy, alpha, "4"] == "0.2"
 
 
 def test_pruned_losses_equal_those_of_a_cache_that_evicts(out, model, stream):
@@ -140,23 +110,6 @@ def test_questions_are_answered_under_every_policy(out, model, tokenizer, config
     assert all(0.3 < budget < 0.7 for budget in held)  # answers of a few tokens round far
 
 
-def test_measures_of_masks(out):
-    rows = read(out / "prune_masks.csv")
-    assert len(rows) == 12 * 2 * 6
-    assert {row["metric"] for row in rows} == {
-        "early_share",
-        "early_share_10",
-        "mean_position",
-        "recent_share",
-        "distance_to_ideal",
-        "distance_to_ideal_without_first",
-    }
-    local = [row for row in rows if row["policy"] == "local" and row["budget"] == "4"]
-    assert {float(row["value"]) for row in local if row["metric"] == "early_share"} == {0.0}
-    assert {float(row["value"]) for row in local if row["metric"] == "recent_share"} == {1.0}
-    assert all(0 <= float(row["value"]) <= 1 for row in rows)
-
-
 def test_measures_are_those_of_each_configuration_alone(model, stream):
     layers = []
     windows = Windows(model, stream, 20, [0, 3])
@@ -180,14 +133,6 @@ def test_a_diverged_run_has_the_same_files_without_rows(out, tmp_path):
     assert set(empty) == set(FILES)
 
 
-def test_what_is_not_asked_for_has_no_rows(model, streams, tmp_path, capfd):
-    sweep = PruneSweep(policies=(Local(),), budgets=(2,), windows=2, context=8, mask_windows=0, questions=False)
-    prune(model, streams, None, sweep, tmp_path, label="prune s/r/seed0")
-    rows = {path.name: len(read(path)) for path in tmp_path.iterdir()}
-    assert rows == dict.fromkeys(FILES, 0) | {"prune.csv": 4}
-    assert "prune s/r/seed0  window 4/4" in capfd.readouterr().err
-
-
 def test_every_part_says_how_far_it_is(model, streams, tmp_path, capfd):
     once = SWEEP.model_copy(update={
         "questions": False, "windows": 3, "alphas": (0.2,), "calibration_windows": 2, "calibration_budgets": (0.2,),
@@ -197,21 +142,6 @@ def test_every_part_says_how_far_it_is(model, streams, tmp_path, capfd):
     lines = capfd.readouterr().err
     for part, total in (("masks", 2), ("alpha per head", 2 * 2 + 3 * 3), ("scores", 1), ("one shot", 3)):
         assert re.search(rf"prune it, {part}  .* {total}/{total} ", lines), part
-
-
-def test_windows_longer_than_the_context_are_refused(model, streams, tmp_path):
-    with pytest.raises(UserError, match="context=64"):
-        prune(model, streams, None, PruneSweep(context=64), tmp_path)
-
-
-def test_the_mean_position_of_an_even_choice_is_the_middle():
-    def mean_position(visible):
-        return means_over_kept(visible, place_weights(9, visible.device).unsqueeze(-1)).item()
-
-    square = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
-    assert mean_position(square) == pytest.approx(0.5)
-    assert mean_position(square & (torch.arange(9) < 1)) < 0.15
-    assert mean_position(square & (torch.arange(9)[:, None] - torch.arange(9) <= 1)) > 0.85
 
 
 def test_alpha_of_each_head_is_the_best_for_it(model, streams):

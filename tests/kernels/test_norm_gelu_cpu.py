@@ -48,17 +48,6 @@ def test_they_are_the_formula_and_its_gradient(dtype, tokens, spread):
 
 
 @needs_kernel
-@pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_stays_none_in_its_row(special):
-    products, upstream = drawn(torch.float32, 40)
-    products[2, 3] = special
-    _, _, scores, again, gradient = both(products, upstream, 6.0)
-    for tensor in (scores, again, gradient):
-        assert tensor[[0, 1, 3]].isfinite().all()
-        assert not tensor[2, 3].isfinite()
-
-
-@needs_kernel
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_results_do_not_depend_on_the_number_of_threads(dtype):
     products, upstream = drawn(dtype, 300, rows=50)

@@ -24,7 +24,7 @@ def add_parsers(verbs: Any) -> None:
 
     text = "write a released Tokenformer checkpoint as our model"
     parser = add_verb(verbs, "import-tokenformer", import_tokenformer, text, configured=False)
-    parser.add_argument("checkpoint", type=Path, help="folder with pytorch_model.bin (or its like) and tokenizer.json")
+    parser.add_argument("checkpoint", type=Path, help="folder with pytorch_model.bin and tokenizer.json")
     parser.add_argument("--out", type=Path, required=True, help="Hugging Face folder to write")
     parser.add_argument("--config", type=Path, help="the official code's .yml; default: the one in the folder, if any")
     parser.add_argument("--tokenizer", type=Path, help="GPT-NeoX-20B's tokenizer.json; default: the one in the folder")
@@ -102,7 +102,7 @@ def zeroshot(arguments: argparse.Namespace) -> None:
         options: dict[str, Any] = {"batch": sweep.batch, "batch_tokens": sweep.batch_tokens, "progress": progress}
         rows = [row[: len(COLUMNS)] for row in questions.answers(loaded.model, **options)]
     write_rows(arguments.out / "zeroshot.csv", COLUMNS, rows)
-    for name, mean in task_means(rows):
+    for name, mean in task_means(rows).items():
         print(f"{name:<40} {mean:.4f}")
     for task, count in questions.cut(loaded.model.spec.context).items():
         print(f"{task}: {count} requests are longer than the model's context and lost their beginning", file=sys.stderr)

@@ -55,8 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
     import torch
 
     from formerlab.integrations.huggingface.load import computes_in_bfloat16, identity_of, load_any
-    from formerlab.integrations.huggingface.sample import write_sample
-    from formerlab.integrations.huggingface.sweep import read_sweep, run_sweep
+    from formerlab.integrations.huggingface.sweep import read_sweep, run_sweep, write_sample
     from formerlab.released import parse_released
     from formerlab.report.released import picture, summarised, table
 

@@ -28,8 +28,6 @@ NAMES = {
 }
 """timm's names, and ours."""
 
-TIMM_FIELDS = {"in_chans": "channels", "drop_path_rate": "drop_path"}
-
 default_cfgs = generate_default_cfgs(
     {
         name: {
@@ -65,22 +63,18 @@ for _name in NAMES:
 
 def _build(cfg: VisionTransformer, *, num_classes: int, global_pool: str | None = None, **given: Any) -> Any:
     """Build the model with what timm and its user ask for; initial values follow torch's global generator."""
-    fields = {TIMM_FIELDS.get(key, key): value for key, value in given.items() if value is not None}
+    ours = {"in_chans": "channels", "drop_path_rate": "drop_path"}
+    fields = {ours.get(key, key): value for key, value in given.items() if value is not None}
     size = fields.pop("img_size", cfg.image)
     height, width = size if isinstance(size, tuple | list) else (size, size)
     if height != width:
         raise ValueError(f"img_size={size}: these models take square images")
-    spec = VisionTransformer.model_validate(
-        cfg.model_dump() | fields | {"image": height, "classes": max(1, num_classes)} | _pool(global_pool)
-    )
+    fields |= {"image": height, "classes": max(1, num_classes)} | ({"pool": POOLS[global_pool]} if global_pool else {})
+    spec = VisionTransformer.model_validate(cfg.model_dump() | fields)
     model: VisionTransformerModel = spec.build(int(torch.randint(2**31, (), device="cpu")))
     if num_classes == 0 or global_pool == "":
         model.reset_classifier(num_classes, global_pool)
     return model
-
-
-def _pool(global_pool: str | None) -> dict[str, str]:
-    return {"pool": POOLS[global_pool]} if global_pool else {}
 
 
 WHOLE = {

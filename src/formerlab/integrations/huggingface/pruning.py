@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from formerlab.cache import Budget, CompressedCache, Full, KVCache, PrunedCache, resolve_budget
+from formerlab.cache.compressed import OneShot
 from formerlab.cache.policies.policy import Policy
-from formerlab.cache.prefill import OneShot
 from formerlab.errors import UserError
 from formerlab.integrations.huggingface.attention import attending, current_attend
 from formerlab.integrations.huggingface.causal_lm import CausalLM

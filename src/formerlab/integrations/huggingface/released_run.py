@@ -131,25 +131,20 @@ def _is_finished(path: Path, run: ReleasedRun, manifest: dict[str, Any], code_ha
     """Say whether run.json is that of this very run on these data and weights."""
     if not path.exists() or not (path.parent / "test.csv").exists():
         return False
-    record, rows = read_json(path), hashes_of_rows(path.parent, STAGES["load"].tables)
-    if record.get("rows_sha256", rows) != rows:
-        return False
-    found = [record.get("spec_hash"), record.get("code_hash"), record["data"]["fingerprint"], record["weights_sha256"]]
-    known = [run.fingerprint(), code_hash, manifest["fingerprint"]]
-    return bool(found == [*known, files_state(run.model.source, path.parent / HASHES)])
+    record = read_json(path)
+    found = [record.get(name) for name in ("spec_hash", "code_hash", "weights_sha256", "rows_sha256")]
+    rows = hashes_of_rows(path.parent, STAGES["load"].tables)
+    known = [run.fingerprint(), code_hash, files_state(run.model.source, path.parent / HASHES), rows]
+    return bool(found == known and record["data"]["fingerprint"] == manifest["fingerprint"])
 
 
 def _check_sizes(run: ReleasedRun, model: CausalLM) -> None:
     """Refuse a model of other sizes than those that were stated; a shorter context is a choice."""
     real = sizes_of(model.model, run.model.context).to_dict()
     stated = {name: getattr(run.model, name) for name in Sizes.model_fields}
-    wrong = {
-        name: (value, real[name])
-        for name, value in stated.items()
-        if value != real[name] and not (name == "context" and value < real[name])
-    }
-    if wrong:
-        differing = ", ".join(f"{name} is {there}, not {said}" for name, (said, there) in wrong.items())
+    shorter = {"context"} if stated["context"] < real["context"] else set()
+    if wrong := [name for name in stated if stated[name] != real[name] and name not in shorter]:
+        differing = ", ".join(f"{name} is {real[name]}, not {stated[name]}" for name in wrong)
         raise UserError(
             f"released.{run.released}.sizes: {differing}; correct them or leave them out ({json.dumps(real)})"
         )

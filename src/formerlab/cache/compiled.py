@@ -5,32 +5,25 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from torch import Tensor
 
-from formerlab.cache.eviction import Eviction, Pruned, coefficients, decides_by_score
+from formerlab.cache.eviction import Eviction, Pruned, Scores, coefficients
 from formerlab.cache.policies.policy import Prompt
 from formerlab.cache.store import Store
 from formerlab.kernels import pruned_attention_cpu
-from formerlab.kernels.cache_state import Scores
 from formerlab.layers.attention import Heads, KeyHeads
 
 Array = NDArray[Any]
+DTYPES = (torch.float32, torch.float64)
 LARGE = 2**19  # numbers in a layer's buffers, from which on a second thread pays for its start
-
-
-def supports(policy: Eviction, k: KeyHeads) -> bool:
-    """Say whether the kernel can run a policy: its score must be decay S + gain p and decide alone."""
-    return k.dtype in (torch.float32, torch.float64) and decides_by_score(policy)
 
 
 def run(policy: Eviction, prompt: Prompt) -> Pruned:
     """Simulate eviction over whole sequences."""
-    q, k, v = (x.detach() for x in (prompt.q, prompt.k, prompt.v))
-    batch, heads, time, d_head = q.shape
+    q, k, v = (x.detach().contiguous() for x in (prompt.q, prompt.k, prompt.v))  # numba compiles for each layout anew
+    batch, _, time, d_head = q.shape
     head_groups = 1 if policy.scope == "layer" else k.shape[1]
-    out = v.new_empty(batch, time, heads, d_head).transpose(1, 2)
+    out = torch.empty_like(q)
     last = torch.full((batch, head_groups, time), time, dtype=torch.int32)
     scores = v.new_zeros(batch, head_groups, time)
     initial = policy.entering(k, head_groups, prompt.layer, v)
@@ -40,7 +33,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     pruned_attention_cpu.whole_sequences(
         _threads(batch * head_groups), _rule(policy, d_head), np.array(policy.bounds(prompt.budgets)),
         np.array(prompt.lengths), most,
-        *(x.numpy() for x in (q, k, v, out)), *(_flat(x) for x in (initial, last, scores)),
+        *(x.numpy() for x in (q, k, v, out)), *(x.flatten(0, 1).numpy() for x in (initial, last, scores)),
     )  # fmt: skip
     return Pruned(out, last, scores)
 
@@ -55,8 +48,8 @@ class Step:
         self._held = (
             store.keys.view(self._units, -1, capacity, d_head).numpy(),
             store.values.view(self._units, -1, d_head, capacity).numpy(),
-            _flat(store.state.positions),
-            _flat(store.state.scores),
+            store.state.positions.flatten(0, 1).numpy(),
+            store.state.scores.flatten(0, 1).numpy(),
         )
         self._rule, self._bounds = _rule(policy, d_head), np.array(policy.bounds(budgets))
         self._none = np.empty((self._units, 0), self._held[3].dtype)
@@ -64,9 +57,9 @@ class Step:
 
     def __call__(self, q: Heads, k: KeyHeads, v: KeyHeads, now: int, initial: Scores | None) -> Heads:
         """Take in the token at position `now`; return what it finds."""
-        out = q.new_empty(q.shape)
-        first = self._none if initial is None else _flat(initial.contiguous())
-        tensors = (x.numpy() for x in (q, k, v, out))
+        out = torch.empty(q.shape, dtype=q.dtype)
+        first = self._none if initial is None else initial.contiguous().flatten(0, 1).numpy()
+        tensors = (x.contiguous().numpy() for x in (q, k, v, out))
         parts = _threads(self._units if self._large else 1)
         pruned_attention_cpu.one_token(parts, self._rule, self._bounds, *tensors, first, *self._held, now)
         return out
@@ -74,12 +67,6 @@ class Step:
 
 def _rule(policy: Eviction, d_head: int) -> Array:
     return np.array([*(coefficients(policy) or (0.0, 0.0)), d_head**-0.5])
-
-
-def _flat(x: Float[Tensor, "batch head_groups time"] | Int[Tensor, "batch head_groups time"]) -> Array:
-    """Return the rows of all head groups, on the same memory."""
-    rows: Array = x.flatten(0, 1).numpy()
-    return rows
 
 
 def _threads(units: int) -> int:
@@ -90,11 +77,7 @@ def _threads(units: int) -> int:
     return threads
 
 
-def _start_threads() -> None:
-    """Start numba's threads, which may be torch's own OpenMP threads; their start must not change torch's number."""
-    threads = torch.get_num_threads()
-    numba.set_num_threads(1)
-    torch.set_num_threads(threads)
-
-
-_start_threads()
+# numba's threads may be torch's own OpenMP threads; their start must not change torch's number.
+_before = torch.get_num_threads()
+numba.set_num_threads(1)
+torch.set_num_threads(_before)

@@ -2,15 +2,11 @@
 
 import torch
 
-from formerlab.cache.eviction import Eviction, Pruned, coefficients, decides_by_score
+from formerlab.cache.eviction import Eviction, Pruned, coefficients
 from formerlab.cache.policies.policy import Prompt
 from formerlab.kernels import pruned_attention
-from formerlab.layers.attention import KeyHeads
 
-
-def supports(policy: Eviction, k: KeyHeads) -> bool:
-    """Say whether the kernel can run a policy: its score must be decay S + gain p and decide alone."""
-    return k.dtype in (torch.float32, torch.bfloat16, torch.float16) and decides_by_score(policy)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def run(policy: Eviction, prompt: Prompt) -> Pruned:
