@@ -151,7 +151,7 @@ def test_answers_of_a_foreign_model_are_those_of_the_harness_itself(folders, tas
         (["opt", "--dtype", "int8"], "dtype 'int8': Input should be 'float32', 'float16', 'bfloat16' or 'float64'"),
         (["opt", "--context", "100"], "context 100 exceeds the model's 64 positions"),
         (["ours", "--context", "16"], "context 16: only models of transformers take one"),
-        (["opt", "--tasks", "missing.yaml"], "missing.yaml: no such task file"),
+        (["opt", "--tasks", "missing.yaml"], "missing.yaml: no such file"),
         (["opt", "--batch", "0"], "command line: batch: Input should be greater than 0"),
         (["strange"], "strange: no causal model of transformers"),
     ],
