@@ -17,14 +17,12 @@ from formerlab.cache import (
     distance_to_ideal,
     simulate,
 )
-from formerlab.commands.measures import _write_nothing
 from formerlab.evaluation.language.questions import Questions, load_tasks
 from formerlab.evaluation.pruning.calibration import calibrated, head_distances
 from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures
-from formerlab.evaluation.pruning.prune import FILES, PruneSweep, one_shot_losses, prune
+from formerlab.evaluation.pruning.prune import PruneSweep, one_shot_losses, prune
 from formerlab.evaluation.pruning.score_trajectories import ALPHAS, follow, score_trajectories
 from formerlab.evaluation.pruning.windows import Configuration, Windows
-from formerlab.results.stages import STAGES
 from formerlab.tasks.window_losses import mean_loss, window_losses
 
 SWEEP = PruneSweep(
@@ -124,13 +122,6 @@ def test_measures_are_those_of_each_configuration_alone(model, stream):
         cells = (*Configuration(policy, budget).cells(), "distance_to_ideal")
         found = [row[-1] for row in rows if (*row[:4], row[5]) == cells]
         assert found == torch.stack(alone).mean(0).tolist()
-
-
-def test_a_diverged_run_has_the_same_files_without_rows(out, tmp_path):
-    _write_nothing(STAGES["prune"], tmp_path)
-    empty = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert empty == {path.name: path.read_text().splitlines()[0] + "\n" for path in out.iterdir()}
-    assert set(empty) == set(FILES)
 
 
 def test_every_part_says_how_far_it_is(model, streams, tmp_path, capfd):

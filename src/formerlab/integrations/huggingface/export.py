@@ -141,11 +141,6 @@ class _NoKernel:
         return False
 
 
-def lean_pattention(x, keys, values, tau):
-    """Return gelu(tau A / ||A||_2) V with A = x K^T (arXiv:2410.23168, eq. 4)."""
-    return SCORES["l2_gelu"](x @ keys.T, tau) @ values
-
-
 def current_attend():
     """Attention is that of the model."""
 
@@ -163,7 +158,16 @@ rotary_cpu = _NoKernel
 # None of what a model that runs does not use
 '''
 UNUSED = "# None of what a model that runs does not use"
-AFTER = {"formerlab.layers.depth.dwa": "DepthWeightedAverageLayer.fused = False\n"}
+LEAN = '''
+
+def lean_pattention(x, keys, values, tau):
+    """Return gelu(tau A / ||A||_2) V with A = x K^T (arXiv:2410.23168, eq. 4)."""
+    return SCORES["l2_gelu"](x @ keys.T, tau) @ values
+'''
+AFTER = {
+    "formerlab.layers.depth.dwa": "DepthWeightedAverageLayer.fused = False\n",
+    "formerlab.layers.pattention": LEAN,
+}
 """What is said behind a module."""
 
 
