@@ -122,17 +122,6 @@ def test_edited_code_runs_exactly_what_uses_it(acted):
         acted.edit("src/formerlab/layers/depth/dwa.py", "CHANGED = 1\n\n\n", "")
 
 
-def test_a_mistake_stops_before_any_job(acted):
-    """Which line answers which mistake: plan/test_mistakes.py."""
-    answer = "decay.runs.decoder.optimizer.lr: '1e-3' is text, not a number; write it without quotes"
-    plans = set((acted.root / ".formerlab/plans").iterdir())
-    done = acted.snakemake("--cores", "1", "--forceall", config={"set": {"decay.optimizer.lr": "1e-3"}})
-    assert done.returncode != 0
-    assert len([line for line in done.stderr.splitlines() if answer in line]) == 1
-    assert jobs(done.stdout + done.stderr) == set()
-    assert set((acted.root / ".formerlab/plans").iterdir()) == plans
-
-
 @pytest.mark.parametrize(("scale", "rule"), [("overnight", "train"), ("pretrained", "load")])
 def test_every_other_scale_has_a_dag(acted, scale, rule):
     found = acted.to_do(config={"scale": scale})

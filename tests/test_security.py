@@ -56,11 +56,6 @@ def test_a_name_cannot_lead_out_of_the_results(name, project):
     assert project.mistake()
 
 
-def test_a_template_cannot_either(project):
-    project.lay_over(project.study, "runs: {'x-{data}': {data: '{data}', grid: {data: ['../../elsewhere']}}}")
-    assert project.mistake()
-
-
 @pytest.mark.parametrize("uri", ["https://someone:s3cret@host/", "https://host/?token=s3cret"])
 def test_credentials_have_no_place_in_the_configuration(uri, project):
     message = project.mistake(tracking_uri=uri)

@@ -51,13 +51,6 @@ def test_parents_come_first_and_with_higher_priority(plan):
         assert job["priority"] == max(children, default=0) + max(1, round(3600 * job["cost"]["hours"]))
 
 
-def test_the_vocabulary_is_that_of_the_tokenizer(plan):
-    read_tokens = [job for job in plan["train"].values() if job["spec"]["model"]["kind"] != "vision_transformer"]
-    for job in read_tokens:
-        assert job["spec"]["model"]["vocabulary"] == plan["data"][job["data"]]["spec"]["tokenizer"]["vocabulary"]
-        assert job["spec"]["task"].get("context", 0) <= job["spec"]["model"]["context"]
-
-
 def test_released_models_are_read_in_their_own_tokens(plan):
     assert bool(plan["load"]) == (plan["scale"] in ("pretrained", "paper"))
     if plan["scale"] == "pretrained":  # no shape of ours: the released model itself decodes
@@ -129,26 +122,6 @@ def test_seeds_are_those_of_config_then_run_then_study_then_scale_and_those_of_a
     project.lay_over(project.scale, "studies: {small: {runs: {child: {seeds: [5, 4]}}}}")
     refused = "small.runs.child: seed 4 has no parent, since 'parent' has seeds 5, 6, 7; give both the same"
     assert project.mistake() == f"{project.scale}: {refused}"
-
-
-WIDE = """
-runs:
-  child:
-    init: plain
-    model: {width: 32, heads: 4, tied: false, projection: {kind: linear}, feedforward: {kind: mlp}}
-    growth: {keys: null, tau: null, method: hypercloning, noise: 0.3}
-"""
-
-
-def test_a_run_may_grow_in_width(project):
-    project.lay_over(project.scale, "studies: {small: {runs: {child: null}}}")
-    project.lay_over(project.study, WIDE)
-    job = project.plan()["train"]["small/child/seed0"]
-    assert job["init"] == "small/plain/seed0"
-    assert (job["spec"]["growth"]["method"], job["spec"]["growth"]["noise"]) == ("hypercloning", 0.3)
-    assert job["spec"]["model"]["width"] == 32
-    project.lay_over(project.study, WIDE.replace("width: 32", "width: 40"))
-    assert "cannot grow width=16, heads=2 into width=40, heads=4: a head keeps its 8 channels" in project.mistake()
 
 
 def test_a_child_keeps_or_recomputes_tau(project):

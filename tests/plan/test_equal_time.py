@@ -34,11 +34,6 @@ def test_the_timed_runs_are_those_of_the_patterns(project):
     assert plan["train"]["small/deep-3/seed0"]["equal_time"] is None
 
 
-def test_the_plan_estimates_the_steps_of_the_arm(project):
-    plan = project.plan(set={"small.runs.deep-4.steps": 33})
-    assert plan["train"]["small/matched/seed0"]["spec"]["steps"] == 33
-
-
 def test_only_what_decides_speed_is_timed_again(project):
     def configuration(**given):
         return project.plan(set=given)["speed"]["small"]["configuration"]

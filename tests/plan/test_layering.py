@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formerlab.plan.build import build_plan
-from formerlab.plan.layers import Tree, fill, grid_points, merge
+from formerlab.plan.layers import Tree, fill, merge
 
 LAYERS = {
     "scale": ("workflow/scales/smoke.yaml", "defaults: {{steps: {}}}"),
@@ -123,18 +123,6 @@ def test_overlay_set_command_line_and_an_edited_file_say_the_same(project, key, 
     project.lay_over("config.yaml", "set: null")
     project.lay_over(file, text)
     assert project.plan() == on_command_line
-
-
-@pytest.mark.parametrize(
-    ("grid", "points"),
-    [
-        ({"a": [1, 2], "b": ["x"]}, [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]),
-        ({"a": 1, "b": [True, False]}, [{"a": 1, "b": True}, {"a": 1, "b": False}]),
-        ([{"a": 1, "b": 2}, {"b": 3, "a": 4}], [{"a": 1, "b": 2}, {"b": 3, "a": 4}]),
-    ],
-)
-def test_a_grid_is_all_combinations_or_exactly_the_points(grid, points):
-    assert grid_points("file", "run-{a}-{b}", grid) == points
 
 
 def test_a_field_keeps_its_type_where_it_stands_alone():
