@@ -14,9 +14,8 @@ from formerlab.commands.as_planned import as_planned
 from formerlab.commands.context import add_verb, load_plan
 from formerlab.errors import UserError
 from formerlab.files import write_json
-from formerlab.plan.judge import Judge
+from formerlab.plan.judge import Judge, failed_syncs
 from formerlab.plan.locate import ensure_plan, read_plan
-from formerlab.plan.show import failed_syncs
 from formerlab.results.notes import noted
 from formerlab.results.schema import CLAIMS
 from formerlab.results.write import hashes_of_rows

@@ -22,8 +22,7 @@ from formerlab.plan.memory import crowded, loader_of, processes_of
 from formerlab.plan.public_data import check_public_data
 from formerlab.plan.resolve import match_times, resolve_released, resolve_study
 from formerlab.plan.schema import Study, StudyScale
-from formerlab.plan.sources import Sources, read_sources
-from formerlab.plan.tokenizers import chain
+from formerlab.plan.sources import Sources, chain, read_sources
 from formerlab.report.drawings import Drawing, catalogue
 from formerlab.report.names import UNIONS, names
 from formerlab.results.schema import CLAIMS

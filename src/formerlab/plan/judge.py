@@ -194,6 +194,15 @@ class Judge:
         return self._read[path]
 
 
+def failed_syncs(results: Path) -> int:
+    """Return how many syncs with MLflow have failed so far. The DAG tracks anew whenever this is more than before."""
+    try:
+        failures = read_json(results / "mlflow.json")["failures"]
+    except (UserError, OSError, KeyError, TypeError):
+        return 0
+    return failures if isinstance(failures, int) else 0
+
+
 def _fingerprint(spec: Any) -> str:
     """Return what `formerlab.spec.fingerprint` does, which cannot be imported without pydantic."""
     return hashlib.sha256(json.dumps(spec, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]

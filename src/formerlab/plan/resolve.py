@@ -12,8 +12,7 @@ from formerlab.growth.tokens import continued_spec, growable, grown_spec
 from formerlab.plan.layers import Tree, at, fields, fill, grid_points, laid, may_fit, merge, named, parse, pattern_of
 from formerlab.plan.measure import deciding
 from formerlab.plan.schema import BesideSpec, Scale, StudyScale
-from formerlab.plan.sources import RUN_KEYS, Sources, study_file
-from formerlab.plan.tokenizers import same_tokenizer, sizes_of
+from formerlab.plan.sources import RUN_KEYS, Sources, same_tokenizer, sizes_of, study_file
 from formerlab.results.stages import MEASURED, TIMED
 from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run

@@ -6,8 +6,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from formerlab.errors import MOST_NAMED, UserError
-from formerlab.files import read_json
+from formerlab.errors import MOST_NAMED
 from formerlab.plan.judge import RECORDS, Judge, made_runs
 from formerlab.progress import duration, short
 from formerlab.report.drawings import failure_of
@@ -36,7 +35,10 @@ def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
     lines += ["", *_hardware(plan), ""]
     others = ", ".join(f"{len(plan[stage])} {stage}" for stage in BESIDES if plan[stage])
     lines.append(f"Jobs beside training: {others}. The memory of a total is that of its largest run.")
-    lines += [f"{stage} reads {text}" for stage in MEASURED if (text := _measuring(plan[stage]))]
+    for stage in MEASURED:
+        if costs := [job["cost"] for job in plan[stage].values() if "cost" in job]:
+            tokens, flops, hours = (sum(cost[key] for cost in costs) for key in ("tokens", "flops", "hours"))
+            lines.append(f"{stage} reads {short(tokens)} tokens with {flops:.2e} FLOPs: {duration(hours)}")
     lines += [line for job in plan["data"].values() if (line := job["lacks"])]
     return "\n".join(lines)
 
@@ -52,13 +54,6 @@ def _rows(jobs: dict[str, Any], seeds: bool) -> list[tuple[str, ...]]:
         name = f"{run} x {1 + len(others)}" if others else run
         rows.append((name, *_cells(jobs[first]["cost"]), init if seeds else init.rpartition("/")[0]))
     return rows
-
-
-def _measuring(jobs: dict[str, Any]) -> str:
-    """Return the predicted cost of the jobs of a stage that measures, as far as anybody can say."""
-    costs = [job["cost"] for job in jobs.values() if "cost" in job]
-    tokens, flops, hours = (sum(cost[key] for cost in costs) for key in ("tokens", "flops", "hours"))
-    return f"{short(tokens)} tokens with {flops:.2e} FLOPs: {duration(hours)}" if costs else ""
 
 
 def _hardware(plan: dict[str, Any]) -> list[str]:
@@ -174,12 +169,3 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
     return "\n".join(
         [*lines, "", f"scale {plan['scale']}: " + ", ".join(f"{n} {state}" for state, n in counts.items())]
     )
-
-
-def failed_syncs(results: Path) -> int:
-    """Return how many syncs with MLflow have failed so far. The DAG tracks anew whenever this is more than before."""
-    try:
-        failures = read_json(results / "mlflow.json")["failures"]
-    except (UserError, OSError, KeyError, TypeError):
-        return 0
-    return failures if isinstance(failures, int) else 0
