@@ -182,7 +182,7 @@ READ = {
 }
 COMPUTED = {
     "value": lambda text: text.replace("alpha[-1] = self.own", "alpha[-1] = 2.0"),
-    "index": lambda text: text.replace("destination + 1, self.dilation", "destination, self.dilation"),
+    "index": lambda text: text.replace("i + 1, self.dilation", "i, self.dilation"),
     "default": lambda text: text.replace("dilation: Layers = 1", "dilation: Layers = 2"),
     "name": lambda text: text.replace("from torch import Tensor, nn", "from torch import nn, Tensor as T\nTensor = T"),
 }
