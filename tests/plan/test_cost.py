@@ -99,6 +99,15 @@ def test_a_scale_s_gpus_are_taken_as_far_as_a_run_can_share_its_parts_out(projec
         assert job["spec"]["task"]["accumulate"] % job["gpus"] == job["gpus"] % job["nodes"] == 0
 
 
+def test_a_run_names_gpus_of_its_own_that_share_out_its_parts(project):
+    wanted = {"small.runs.plain.gpus": 2}
+    train = project.plan(set=wanted | {"small.task.accumulate": 2})["train"]
+    assert (train["small/plain/seed0"]["gpus"], train["small/deep-3/seed0"]["gpus"]) == (2, 1)
+    assert "gpus=2 cannot share out task.accumulate=1 parts evenly" in project.mistake(set=wanted)
+    uneven = wanted | {"scale.nodes": 3, "small.task.accumulate": 2}
+    assert "gpus=2 cannot share out task.accumulate=2 parts evenly on nodes=3" in project.mistake(set=uneven)
+
+
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_the_published_runs_can_be_planned_with_several_gpus(gpus):
     train = build_plan(ROOT, {"scale": "paper", "set": {"scale.gpus": gpus}})["train"]

@@ -51,17 +51,20 @@ def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
     return int(hardware.memory_base_mb * 2**20 + hardware.memory_factor * (state + activations))
 
 
-def processes_of(run: Run, scale: Scale, hardware: Hardware) -> dict[str, Any]:
+def processes_of(run: Run, scale: Scale, hardware: Hardware, own: int | None = None) -> dict[str, Any]:
     """Return `gpus`, `nodes` and `sharded` of a run: the number of its processes, on how many machines, tensors split.
 
-    Of the scale's GPUs as many are taken as the run's parts can be shared out to evenly, on all machines where that is
-    possible, else on one. Tensors of a run that does not fit on one of several are split. Raises UserError where they
-    are to be split and cannot.
+    Where the run has no number of its `own`, as many of the scale's GPUs are taken as its parts can be shared out to
+    evenly, on all machines where that is possible, else on one. Tensors of a run that does not fit on one of several
+    are split. Raises UserError where parts or machines do not share evenly, or tensors cannot be split.
     """
     nodes, parts = scale.nodes, getattr(run.task, "accumulate", scale.gpus)
-    gpus = max((gpus for gpus in range(nodes, scale.gpus + 1, nodes) if parts % gpus == 0), default=0)
+    gpus = own or max((gpus for gpus in range(nodes, scale.gpus + 1, nodes) if parts % gpus == 0), default=0)
     if gpus == 0:
         gpus, nodes = max(gpus for gpus in range(1, scale.gpus + 1) if parts % gpus == 0), 1
+    if parts % gpus or gpus % nodes:
+        evenly = f"share out task.accumulate={parts} parts evenly on nodes={nodes}"
+        raise UserError(f"{run.id}: gpus={own} cannot {evenly}; give a divisor of the parts, a multiple of the nodes")
     sharded, reason = scale.sharded, unsplittable(run)
     if sharded and reason:
         raise UserError(f"{run.id}: scale.sharded=true, but {reason} needs whole tensors; leave sharded out")

@@ -119,6 +119,13 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
     return found
 
 
+def own_gpus(name: str, sources: Sources) -> dict[str, int]:
+    """Return, of the runs of a study that name their number of GPUs, that number."""
+    trees = run_trees(name, sources).items()
+    own = {run: parse(BesideSpec, tree.only(BesideSpec.model_fields), f"{name}.runs.{run}").gpus for run, tree in trees}
+    return {run: gpus for run, gpus in own.items() if gpus is not None}
+
+
 def match_times(runs: list[Run], jobs: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
     """Return the runs, those of equal time with the arm's steps as an estimate, and by id whose time they match.
 

@@ -102,6 +102,8 @@ class BesideSpec(Spec):
 
     seeds: Seeds | None = None
     """Seeds of the run, where they differ from its study's."""
+    gpus: Processors | None = None
+    """GPUs of the run, where they differ from the scale's; they share out its task.accumulate parts evenly."""
 
 
 class Which(Spec):
