@@ -132,7 +132,7 @@ def test_plan_follows_scale_set_and_overlay(project, capsys):
         (["--set", "small.steps"], "--set small.steps: expected KEY=VALUE"),
         (["--set", "small.steps=[3"], "--set small.steps=[3: '[3' is no YAML value; put it in quotes"),
         (["--overlay", "mine.yaml"], "mine.yaml: no such file; did you mean config.yaml?"),
-        (["--plan", "missing.json"], "missing.json: no such plan; leave --plan and $FORMERLAB_PLAN out and it is"),
+        (["--plan", "missing.json"], "missing.json: no plan ([Errno 2]"),
     ],
 )
 def test_mistakes_are_one_line(project, capsys, words, line):

@@ -211,5 +211,5 @@ assert all(0 < value <= math.log(vocabulary) for value in rows["entropy_nats"])
 
 def test_a_figure_of_an_existing_shape_is_one_declaration_of_under_25_lines():
     (block,) = [text for path, text in BLOCKS if "/report/figures/" in path]
-    assert block.count("Plot(") == 1
+    assert block.count("@plot(") == 1
     assert len(block.splitlines()) < 25

@@ -15,6 +15,7 @@ from formerlab.errors import StoppedEarly, UserError
 from formerlab.results.notes import noted
 from formerlab.results.read import Results, flatten
 from formerlab.results.stages import TABLES
+from formerlab.results.write import hashes_of_rows
 from formerlab.tracking.mlflow import VIEW, landing, sync
 from formerlab.tracking.rows import MOST_POINTS, seed_entry
 
@@ -201,7 +202,9 @@ def test_another_folder_of_results_leaves_the_runs_of_the_first(place):
 def test_damaged_rows_are_refused_and_the_others_tracked(tmp_path):
     root = tmp_path / "results/live/laptop"
     for run in ("plain", "other"):
-        make_run(root, "denseformer", run)
+        folder = make_run(root, "denseformer", run)
+        hashes = hashes_of_rows(folder, ["test.csv"])
+        change(folder / "run.json", lambda record, hashes=hashes: record.update(rows_sha256=hashes))
     (root / "denseformer/plain/seed0/test.csv").unlink()
     (make_run(root, "denseformer", "damaged") / "run.json").write_text("[]")
     outcome = synced(tmp_path)

@@ -80,6 +80,7 @@ def rescue(arguments: argparse.Namespace) -> None:
     figures = Path(plan["figures"])
     missing = [name for name, drawing in drawings.items() if not all(map(os.path.exists, drawing["outputs"]))]
     missing += [name for name in drawings if failure_of(figures, name).exists()]
-    draw_each(missing, Path(plan["results"]), figures, Judge(plan).objection)
+    if Path(plan["results"]).is_dir():
+        draw_each(missing, Path(plan["results"]), figures, Judge(plan).objection)
     print(report(plan, problems_only=True))
     print(SAFE)

@@ -41,6 +41,7 @@ SETTINGS: dict[Any, Any] = {
     "lines.markersize": 4.5,
     "legend.frameon": False,
     "figure.dpi": 100,
+    "pdf.fonttype": 42,  # conferences refuse Type 3 fonts
 }
 
 WIDEST = 7.0
