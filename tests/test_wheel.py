@@ -49,7 +49,6 @@ def test_from_an_empty_folder_a_project_begins_whose_jobs_snakemake_plans(instal
     )
     run(installed / "formerlab", "init", "mine", **here)
     here["cwd"] = tmp_path / "mine"
-    words = ("-n", "--quiet", "rules", "--cores", "1", "--config", "scale=smoke", "studies=[transformer]")
+    words = ("-n", "--cores", "1", "--config", "scale=smoke", "studies=[transformer]")
     said = run(installed / "python", "-m", "snakemake", *words, **here)
-    assert "train" in said
-    assert "draw_" in said
+    assert {"train", "draw"} <= set(said.split())

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import tempfile
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -18,7 +19,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from tqdm import tqdm
 
-from formerlab.errors import UserError
+from formerlab.errors import EXIT_USER_ERROR, UserError, near_misses
 from formerlab.plan.locate import VARIABLE, read_plan
 from formerlab.progress import Lines
 from formerlab.results.stages import STAGES
@@ -29,6 +30,8 @@ SAID_TWICE = ("RuleException", "WorkflowError: At least one job", "Exception in 
 """Beginnings of what it says of a failed job beside the event of its failure, which names job and log."""
 REFUSED = re.compile(r"sbatch failed\. The error message was '(.*?)'\.\n|submission failed with exception: (.*)", re.S)
 """What the Slurm executor says of a job that could not be submitted, with Slurm's own words."""
+UNKNOWN = re.compile(r"No rule to produce (\S+)")
+"""What it says of a target that it does not know."""
 SHOWN = {*STAGES, "draw", "claims", "runs", "track"}
 """The stages of the DAG; a rule of no stage only asks for others."""
 SECONDS_OF_A_JOB = 4.0
@@ -36,16 +39,18 @@ SECONDS_OF_A_JOB = 4.0
 
 
 class LogHandler(LogHandlerBase):
-    """Show a run of the DAG in few lines; a dry run, and whatever else Snakemake is asked for, as it would itself."""
+    """Show a run of the DAG in few lines, a dry run too; with --verbose or -p, all that Snakemake says."""
 
     needs_rulegraph = writes_to_file = has_formatter = False
     writes_to_stream = has_filter = True
 
     def __post_init__(self) -> None:
+        _check_cache()
         asked = self.common_settings
         quiet = {str(about) for about in asked.quiet or ()}
-        self.has_filter = not (asked.verbose or asked.printshellcmds or asked.debug_dag or asked.dryrun)
+        self.has_filter = not (asked.verbose or asked.printshellcmds or asked.debug_dag)
         self._silent, self._bar_wanted = "all" in quiet and not asked.dryrun, "progress" not in quiet
+        self._dry = asked.dryrun
         self._file = sys.stdout if asked.dryrun else sys.stderr
         self._all, self._done, self._seconds = Counter[str](), Counter[str](), dict[str, float]()
         self._running: dict[int, tuple[str, str, str]] = {}  # stage, label and log of a job
@@ -111,15 +116,18 @@ class LogHandler(LogHandlerBase):
             self._not_finished(said["jobid"], REFUSED.search(said["rule_msg"] or ""))
 
     def _begin(self, counts: dict[str, int]) -> None:
-        plan: dict[str, Any] = {}
-        with suppress(KeyError, UserError):  # another workflow than ours, say
-            plan = read_plan(Path(os.environ[VARIABLE]))
+        plan = _plan()
         for rule, count in counts.items():
             if (stage := _stage(rule)) in SHOWN:
                 self._all[stage] += count
                 jobs = plan.get(stage, {}).values() if stage in STAGES else ()
                 hours = [job["cost"]["hours"] for job in jobs if "cost" in job]
                 self._seconds[stage] = max(SECONDS_OF_A_JOB, 3600 * sum(hours) / max(len(hours), 1))
+        if self._dry:
+            lines = [f"{stage:<11} {count:>5} jobs" for stage, count in self._all.items()]
+            print(*lines, f"{'in all':<11} {self._all.total():>5} jobs; -p names each", sep="\n", file=self._file)
+            self._silent = True
+            return
         wanted, terminal, scale = self._bar_wanted and bool(self._all), self._file.isatty(), plan.get("scale", "")
         if wanted:
             self._say(f"scale {scale}: {self._all.total()} jobs to do; details in logs/{scale}/")
@@ -176,9 +184,32 @@ class LogHandler(LogHandlerBase):
         tqdm.write(text, file=self._file)
 
     def _write(self, record: logging.LogRecord) -> None:
-        if (text := self.format(record)) and text != "None":
+        text = self.format(record) or "None"
+        if unknown := UNKNOWN.search(text):
+            plan = _plan()
+            files = [file for job in plan.get("draw", {}).values() for file in job["outputs"]]
+            known = files if "/" in unknown[1] else [*plan.get("studies", {}), *SHOWN, "all"]
+            text = f"no target {unknown[1]!r}{near_misses(unknown[1], known)}"
+        if text != "None":
             self._file.write(f"{text}\n")
             self._file.flush()
+
+
+def _check_cache() -> None:
+    """Stop in one line where Snakemake's cache folder may not be written: it would stop with a traceback."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snakemake"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=cache).close()
+    except OSError as error:
+        print(f"error: {cache}: {error.strerror}; set XDG_CACHE_HOME to a folder that can be written", file=sys.stderr)
+        raise SystemExit(EXIT_USER_ERROR) from None
+
+
+def _plan() -> dict[str, Any]:
+    with suppress(KeyError, UserError):  # another workflow than ours, say
+        return read_plan(Path(os.environ[VARIABLE]))
+    return {}
 
 
 def _stage(rule: str) -> str:

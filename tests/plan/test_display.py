@@ -12,7 +12,12 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from formerlab.plan.locate import VARIABLE
 from snakemake_logger_plugin_formerlab import LogHandler
 
-PLAN = {"scale": "tiny", "train": {f"a/b/seed{i}": {"cost": {"hours": 1.0}} for i in range(3)}}
+PLAN = {
+    "scale": "tiny",
+    "studies": {"vision": {}},
+    "train": {f"a/b/seed{i}": {"cost": {"hours": 1.0}} for i in range(3)},
+    "draw": {"one": {"outputs": ["figures/live/tiny/one.pdf"]}},
+}
 COUNTS = {"train": 3, "draw_one": 1, "draw_two": 1, "claims": 1, "all": 1}
 JOBS = [("train", f"a/b/seed{i}") for i in range(3)] + [("draw_one", ""), ("draw_two", ""), ("claims", ""), ("all", "")]
 FAILURE = "Exiting because a job execution failed. Look below for error messages"
@@ -50,14 +55,15 @@ def show(monkeypatch, tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     monkeypatch.setattr("snakemake_logger_plugin_formerlab.read_plan", lambda path: json.loads(path.read_text()))
     monkeypatch.setenv(VARIABLE, str(tmp_path / "plan.json"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def shown(events, counts=COUNTS, quiet=(), file=None):
+    def shown(events, counts=COUNTS, quiet=(), file=None, dry=False):
         file = file or io.StringIO()
-        monkeypatch.setattr(sys, "stderr", file)
-        asked = {"quiet": quiet, "verbose": False, "printshellcmds": False, "debug_dag": False, "dryrun": False}
+        monkeypatch.setattr(sys, "stdout" if dry else "stderr", file)
+        asked = {"quiet": quiet, "verbose": False, "printshellcmds": False, "debug_dag": False, "dryrun": dry}
         handler = LogHandler(SimpleNamespace(**asked), None)
-        begun = {"event": LogEvent.RUN_INFO, "stats": counts | {"total": 9}}
-        for event in (begun, *events):
+        begun = [{"event": LogEvent.RUN_INFO, "stats": counts | {"total": 9}}] if counts else []
+        for event in (*begun, *events):
             record = {"msg": event, "levelno": logging.ERROR} if isinstance(event, str) else event
             handler.emit(logging.makeLogRecord({"levelno": logging.INFO} | record))
         handler.close()
@@ -128,3 +134,25 @@ def test_what_is_tried_again_and_succeeds_is_no_failure(show, tmp_path):
 def test_what_nobody_asked_to_see_is_not_shown(show):
     assert show(EVERYTHING, quiet=("progress",)) == []
     assert show([started(0, "all"), finished(0)], {"all": 1}) == []
+
+
+def test_a_dry_run_is_a_line_per_stage(show):
+    lines = [line.split()[:2] for line in show(EVERYTHING, dry=True)]
+    assert lines == [["train", "3"], ["draw", "2"], ["claims", "1"], ["in", "all"]]
+
+
+@pytest.mark.parametrize(
+    ("target", "meant"), [("visoin", "vision"), ("figurs/tiny/one.pdf", PLAN["draw"]["one"]["outputs"][0])]
+)
+def test_an_unknown_target_is_one_line_with_what_it_may_mean(show, target, meant):
+    said = f"MissingRuleException:\nNo rule to produce {target} (if you use input functions make sure that they work)."
+    assert show([said], counts={}) == [f"no target '{target}'; did you mean {meant}?"]
+
+
+def test_an_unwritable_cache_ends_in_one_line_and_status_2(show, tmp_path):
+    (tmp_path / "cache").touch()
+    file = io.StringIO()
+    with pytest.raises(SystemExit, match=r"^2$"):
+        show([], file=file)
+    assert file.getvalue().count("\n") == 1
+    assert "set XDG_CACHE_HOME" in file.getvalue()
