@@ -79,6 +79,7 @@ def test_the_verb_measures_draws_and_continues(tokenizer, tmp_path, monkeypatch,
     out = tmp_path / "results/released/tiny"
     printed = capsys.readouterr().out
     assert "full cache" in printed
+    assert "tokens too few are left to tell a policy by its text" in printed, "a short prompt warns"
     assert "MB of keys and values" in printed
     table = (out / "table.txt").read_text()
     assert table in printed

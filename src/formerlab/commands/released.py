@@ -20,6 +20,8 @@ KINDS, CHOICES = 3, 4
 """Of questions in the sample, and of answers to each."""
 COLUMN = 58
 """Characters of each of two texts side by side."""
+SHORT = 64
+"""Tokens of a prompt, below which a share of them is too few to tell a policy by its text."""
 PROMPT = """\
 The village of Harrow lay between the river and the hills, and everyone in it knew the old clockmaker, Anna Brandt. \
 She had a small shop beside the bridge, a grey cat called Tobias, and a habit of telling visitors that every clock has \
@@ -106,5 +108,10 @@ def _side_by_side(loaded: "Loaded", prompt: str, tokens: int) -> str:
         speed = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else float("nan")
         lines = textwrap.wrap(" ".join(loaded.tokenizer.decode(new).split()), COLUMN)
         columns.append([title, f"{speed:.1f} tokens/s, {cache.bytes() / 1e6:.2f} MB of keys and values", "", *lines])
+    story = textwrap.fill(prompt.strip(), 2 * COLUMN + 3)
+    if len(ids) < SHORT:
+        story += (
+            f"\nOf a prompt of {len(ids)} tokens too few are left to tell a policy by its text; give {SHORT} or more."
+        )
     rows = [f"{left:<{COLUMN}} | {right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")]
-    return "\n".join(["", textwrap.fill(prompt.strip(), 2 * COLUMN + 3), "", *rows])
+    return "\n".join(["", story, "", *rows])
