@@ -99,7 +99,8 @@ def test_seeds_hang_below_their_configuration_which_has_their_means(place):
     children = [runs[f"{PLAIN}/seed{seed}"] for seed in (0, 1)]
     assert all(child.data.tags["mlflow.parentRunId"] == middle.info.run_id for child in children)
     assert not {"mlflow.parentRunId"} & (middle.data.tags.keys() | top.data.tags.keys())
-    assert [file.path for file in client.list_artifacts(top.info.run_id)] == ["denseformer_depth.png"]
+    for run in (top, middle):
+        assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["denseformer_depth.png"]
     losses = [child.data.metrics["test/loss_nats"] for child in children]
     assert middle.data.metrics["test/loss_nats"] == pytest.approx(sum(losses) / 2, rel=1e-3)
     curves = [client.get_metric_history(run.info.run_id, "train/loss_nats") for run in (middle, *children)]
@@ -119,7 +120,11 @@ def test_the_link_opens_the_first_study_that_was_tracked_sorted_by_loss_without_
     assert landing(f"sqlite:///{place}/mlflow.db", "smoke", ["denseformer"]) == ""
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{VIEW}"])
     shown = {column.partition("`")[2].rstrip("`") for column in view["selectedColumns"]}
+    charts = [chart["metricKey"] for chart in view["compareRunCharts"]]
+    assert {chart["metricSectionId"] for chart in view["compareRunCharts"]} == {view["compareRunSections"][0]["uuid"]}
     assert "test/loss_nats" in shown <= set(runs[PLAIN].data.metrics)
+    assert charts == ["valid/loss_nats", "train/loss_nats"]
+    assert all(len(client.get_metric_history(runs[PLAIN].info.run_id, chart)) > 1 for chart in charts)
     listed = client.search_runs([experiment.experiment_id], filter_string=view["searchFilter"])
     assert {run.data.tags["formerlab.level"] for run in listed} == {"configuration", "study"}
 
@@ -166,7 +171,16 @@ def test_verdicts_can_be_searched(place):
     assert not [tag for tag in active(place)[1]["live/laptop/denseformer"].data.tags if tag.startswith("claim.")]
 
 
+def everything(place):
+    """Count what the database holds, deleted or not, and the artifacts."""
+    with sqlite3.connect(place / "mlflow.db") as connection:
+        tables = ("runs", "metrics", "latest_metrics", "params", "tags")
+        found = [connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables]
+    return [*found, len(list(place.glob("mlartifacts/**/*.*")))]
+
+
 def test_a_changed_run_stands_there_once_with_its_new_numbers(place):
+    held = everything(place)
     folder = place / "results/live/laptop/denseformer/plain-8/seed0"
     for loss, layers in ((1.0, 6), (2.0, 8)):
         write_csv(folder / "test.csv", TABLES["test.csv"].required, [(0, 64, loss)])
@@ -176,6 +190,7 @@ def test_a_changed_run_stands_there_once_with_its_new_numbers(place):
         assert after[f"{PLAIN}/seed0"].data.metrics["test/loss_nats"] == loss
         assert after[f"{PLAIN}/seed0"].data.params["model.layers"] == str(layers)
         assert after[f"{PLAIN}/seed1"].data.tags["mlflow.parentRunId"] == after[PLAIN].info.run_id
+    assert everything(place) == held
 
 
 def test_what_was_deleted_or_left_half_done_comes_back(place):
@@ -186,6 +201,10 @@ def test_what_was_deleted_or_left_half_done_comes_back(place):
     assert outcome["created"] == [f"{PLAIN}/seed1"]
     assert outcome["updated"] == ["live/laptop/denseformer/plain-16/seed0"]
     assert set(active(place)[1]) == set(before)
+    client.delete_experiment(before[PLAIN].info.experiment_id)
+    for _ in range(2):
+        assert synced(place)["status"] == "ok"
+        assert set(active(place)[1]) == set(before)
 
 
 def test_another_folder_of_results_leaves_the_runs_of_the_first(place):
@@ -221,9 +240,10 @@ def test_a_run_that_still_trains_is_running_and_goes_on_where_it_stands(tmp_path
     for name in ("run.json", "test.csv"):
         (folder / name).unlink()
     (folder / "train.csv").write_text("".join(rows["train.csv"].splitlines(keepends=True)[:11]))
-    (folder / "run.yaml").write_text(json.dumps(json.loads(rows["run.json"])["spec"] | {"data": "text"}))
-    (root / "data/text").mkdir(parents=True)
-    (root / "data/text/manifest.json").write_text('{"fingerprint": "00112233445566778899aabbccddeeff", "splits": {}}')
+    (folder / "run.yaml").write_text(json.dumps(json.loads(rows["run.json"])["spec"]))
+    data = root / "data" / json.loads(rows["run.json"])["data"]["name"]
+    data.mkdir(parents=True, exist_ok=True)
+    (data / "manifest.json").write_text('{"fingerprint": "00112233445566778899aabbccddeeff", "splits": {}}')
 
     def seen():
         synced(tmp_path)
@@ -237,11 +257,23 @@ def test_a_run_that_still_trains_is_running_and_goes_on_where_it_stands(tmp_path
         raise StoppedEarly("time limit")
     *stopped, runs = seen()
     assert stopped == ["KILLED", list(range(10, 101, 10))]
-    change(folder / "run.yaml", lambda spec: spec.pop("data"))  # as the record that follows has it
+    with suppress(StoppedEarly), noted("train", folder):  # whose start is another one
+        assert seen() == ("RUNNING", list(range(10, 101, 10)), runs)
+        raise StoppedEarly("time limit")
     for name, text in rows.items():
         (folder / name).write_text(text)
-    status, steps, after = seen()
-    assert (status, steps, len(after)) == ("FINISHED", list(range(10, 201, 10)), len(runs))
+    assert seen() == ("FINISHED", list(range(10, 201, 10)), runs)
+
+
+def test_weights_are_logged_once_on_request(tmp_path):
+    root = tmp_path / "results/live/laptop"
+    folder = make_run(root, "denseformer", "plain")
+    (folder / "weights.safetensors").write_bytes(b"weights")
+    for asked, logged in ((False, 0), (True, 1), (True, 1), (False, 1)):
+        sync(root, f"sqlite:///{tmp_path}/mlflow.db", tmp_path, weights=asked)
+        found = list(tmp_path.glob("mlartifacts/**/weights.safetensors"))
+        assert [path.read_bytes() for path in found] == [b"weights"] * logged
+    assert active(tmp_path)[1]["live/laptop/denseformer/plain/seed0"].data.tags["formerlab.weights"] == "1" * 64
 
 
 def test_while_the_ui_is_open_runs_are_brought_in(tmp_path, monkeypatch):
@@ -266,7 +298,7 @@ def test_points_are_thinned_and_stamped_by_the_files_alone(tmp_path):
     )
     results = Results(tmp_path)
     entry = seed_entry(results, results.records()[0])
-    points = [point for point in entry.points if point[0] == "train/loss_nats"]
+    points = [point for point in entry.thinned() if point[0] == "train/loss_nats"]
     assert MOST_POINTS / 2 < len(points) <= MOST_POINTS
     assert (points[0][3], points[-1][3]) == (1, 5000)
     assert [point[2] for point in points] == sorted(point[2] for point in points)

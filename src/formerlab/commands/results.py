@@ -47,6 +47,7 @@ def add_parsers(verbs: Any) -> None:
     add_verb(verbs, "headline", headline, "print the headline table of every study")
     text = "bring all runs into MLflow, also those that train; running it again duplicates nothing"
     parser = add_verb(verbs, "track", track, text)
+    parser.add_argument("--weights", action="store_true", help="log the weights of finished runs as artifacts too")
     parser.add_argument("--failures", type=int, help=argparse.SUPPRESS)
     parser = add_verb(verbs, "export", export, "copy the rows of finished live runs to results/cached, checked")
     parser.add_argument("--to", type=Path, help="another folder in place of results/cached, as of another checkout")
@@ -194,7 +195,7 @@ def track(arguments: argparse.Namespace) -> None:
         try:
             from formerlab.tracking.mlflow import sync
 
-            outcome = sync(root, uri, Path(plan["figures"]))
+            outcome = sync(root, uri, Path(plan["figures"]), weights=arguments.weights)
             for line in outcome["refused"]:
                 print(f"warning: not tracked: {line}", file=sys.stderr)
         except Exception as error:  # also what nobody thought of

@@ -23,7 +23,7 @@ from formerlab.files import locked
 from formerlab.progress import Progress
 from formerlab.results.read import Results, read_run
 from formerlab.results.stages import MAKING
-from formerlab.tracking.rows import Entry, configuration_entry, content_of, seed_entry, study_entry, unfinished
+from formerlab.tracking.rows import Entry, configuration_entry, content_of, picture, seed_entry, study_entry, unfinished
 
 METRICS_PER_CALL, ITEMS_PER_CALL = 1000, 100
 """The limits of MLflow's REST interface."""
@@ -35,12 +35,15 @@ _ENVIRONMENT = {
 VIEW = "formerlab"
 """Name of the view that each of our experiments has: configurations by held-out loss, and what a run costs."""
 _SHOWN = ("test/loss_nats", "size/million_parameters", "cost/TFLOP_with_ancestors", "cost/training_minutes")
+_CURVES = ("valid/loss_nats", "train/loss_nats")
+"""The charts that stand first; MLflow adds one for every other metric below them."""
 
 
-def sync(root: Path, uri: str, figures: Path) -> dict[str, Any]:
+def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[str, Any]:
     """Bring MLflow at `uri` up to date with the runs in `root` (results/<tree>/<scale>), those that train included.
 
-    Repeating it changes nothing. `figures` is the folder with the drawn figures and tables.
+    Repeating it changes nothing. `figures` is the folder with the drawn figures and tables. With `weights` those of
+    finished runs become artifacts too.
     Returns what was done, with the URI free of credentials, and under `refused` which runs have damaged rows. Raises
     UserError where anything else goes wrong, without credentials too; whoever calls turns that into a warning.
     """
@@ -60,7 +63,8 @@ def sync(root: Path, uri: str, figures: Path) -> dict[str, Any]:
     results = Results(root, unreadable)
     with locked(lock, lambda: f"{lock}: another sync of these results is running; wait for it and sync again"):
         try:
-            return {"status": "ok", "uri": _redacted(uri)} | _sync(results, training, _Store(uri, root), figures)
+            store = _Store(uri, root, weights=weights)
+            return {"status": "ok", "uri": _redacted(uri)} | _sync(results, training, store, figures)
         except UserError:
             raise
         except Exception as error:  # whatever MLflow, its database or the network throws
@@ -84,24 +88,28 @@ def _sync(results: Results, training: list[dict[str, Any]], store: "_Store", fig
             for _, of_run in groupby(of_study, itemgetter("run")):
                 seeds = list(of_run)
                 try:
-                    _configuration(results, store, seeds)
+                    _configuration(results, store, seeds, picture(figures, seeds[0]))
                 except UserError as error:  # rows of one run are damaged; the others are wanted
                     refused.append(str(error))
                 progress.advance(len(seeds))
     return {"runs": len(records), **store.done, "refused": refused}
 
 
-def _configuration(results: Results, store: "_Store", records: Sequence[dict[str, Any]]) -> None:
+def _configuration(
+    results: Results, store: "_Store", records: Sequence[dict[str, Any]], figure: Sequence[Path]
+) -> None:
     """Upsert a configuration and its seeds; their rows are read only where something changed."""
     files = [sorted((results.root / record["id"]).glob("[!.]*.json")) for record in records]
     contents = list(map(content_of, records, files))
     seeds = [cache(partial(seed_entry, results, record)) for record in records]
     study, run = records[0]["study"], records[0]["run"]
     parent = store.upsert(
-        [study, run], content_of(contents), lambda: configuration_entry(run, [one() for one in seeds])
+        [study, run], content_of(contents, figure), lambda: configuration_entry(run, [one() for one in seeds], figure)
     )
     for record, content, seed in zip(records, contents, seeds, strict=True):
-        store.upsert([record["id"]], content, seed, parent)
+        identity = store.upsert([record["id"]], content, seed, parent)
+        if "weights_sha256" in record:
+            store.log_weights(identity, results.root / record["id"] / "weights.safetensors", record["weights_sha256"])
 
 
 def client_of(uri: str) -> tuple[Any, Path | None]:
@@ -128,18 +136,35 @@ def landing(uri: str, scale: str, studies: Sequence[str]) -> str:
     return ""
 
 
+def _view() -> dict[str, Any]:
+    """Return what the page of an experiment shows, as MLflow's own page writes it: sorting, columns and charts."""
+    card = {"type": "LINE", "metricSectionId": "loss", "runsCountToCompare": 10, "deleted": False, "isGenerated": True}
+    card |= {"xAxisKey": "step", "xAxisScaleType": "linear", "scaleType": "linear", "yAxisKey": "metric", "range": {}}
+    card |= {"yAxisExpressions": [], "lineSmoothness": 0, "useGlobalXaxisKey": True, "useGlobalLineSmoothing": True}
+    section = {"uuid": "loss", "name": "loss", "display": True, "isReordered": True, "columns": len(_CURVES)}
+    return {
+        "orderByKey": "metrics.`test/loss_nats`",
+        "orderByAsc": True,
+        "searchFilter": "tags.`formerlab.level` != 'run'",  # sorted by a metric, MLflow lists all runs flat
+        "selectedColumns": [f"metrics.`{name}`" for name in _SHOWN],
+        "compareRunCharts": [card | {"uuid": name, "metricKey": name, "displayName": name} for name in _CURVES],
+        "compareRunSections": [section],
+        "isAccordionReordered": True,
+    }
+
+
 class _Store:
     """MLflow, as far as it is needed."""
 
-    def __init__(self, uri: str, root: Path) -> None:
+    def __init__(self, uri: str, root: Path, *, weights: bool) -> None:
         self._client, self._database = client_of(uri)
-        self._experiment, self._known = "", dict[str, Any]()
+        self._experiment, self._known, self._weights = "", dict[str, Any](), weights
         place = os.path.relpath(root.resolve(), self._database.parent.resolve() if self._database else Path.cwd())
         self._prefix = place.removeprefix("results/")
         self.done: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}
 
     def open(self, scale: str, study: str) -> None:
-        """Turn to the experiment of a study, made where it is not there; describe it, and read what it holds."""
+        """Turn to the experiment of a study, made or restored; describe it, and read what it holds."""
         name = f"formerlab/{scale}/{study}"
         # A server stores artifacts itself; beside a file they lie in a folder, whatever the working directory is.
         folder = (self._database.parent / "mlartifacts" / name).as_uri() if self._database else None
@@ -150,30 +175,35 @@ class _Store:
             self._experiment = str(found.experiment_id)
         else:
             raise UserError(f"{self._database}: was written in another folder; delete it and sync again")
+        if found is not None and found.lifecycle_stage != "active":
+            self._client.restore_experiment(self._experiment)
         note = (
             f"Study {study} at scale {scale}. A row is a configuration, with means over its seeds. Clear the search "
             f"field to see every seed. The row *{study}: figures, tables, claims* has the pictures as artifacts."
         )
-        view = {
-            "orderByKey": "metrics.`test/loss_nats`",
-            "orderByAsc": True,
-            "searchFilter": "tags.`formerlab.level` != 'run'",  # sorted by a metric, MLflow lists all runs flat
-            "selectedColumns": [f"metrics.`{name}`" for name in _SHOWN],
-        }
         tags = {"mlflow.experimentKind": "custom_model_development", "mlflow.note.content": note}
-        for key, value in (tags | {f"mlflow.sharedViewState.{VIEW}": json.dumps(view)}).items():
+        for key, value in (tags | {f"mlflow.sharedViewState.{VIEW}": json.dumps(_view())}).items():
             if found is None or found.tags.get(key) != value:
                 self._client.set_experiment_tag(self._experiment, key, value)
+        self._read()
+
+    def _read(self) -> None:
+        """Read which runs of ours the experiment holds."""
         self._known, token = {}, None
         while token != "":
             page = self._client.search_runs([self._experiment], max_results=1000, page_token=token)
-            self._known |= {run.data.tags.get("formerlab.key", ""): run for run in page}
+            for run in page:
+                key = run.data.tags.get("formerlab.key", "")
+                if key and key in self._known:  # an experiment is restored with all that was ever deleted in it
+                    self._remove(run)
+                self._known.setdefault(key, run)
             token = page.token or ""
 
     def upsert(self, names: Sequence[str], content: str, build: Callable[[], Entry], parent: str = "") -> str:
         """Make sure that an entry is there, once and with its present content; return the id of its MLflow run.
 
-        MLflow does not take back metrics and parameters: a run that has others than the entry is moved to the trash.
+        A run that has grown is updated. MLflow does not take back metrics and parameters: one that has others than the
+        entry is removed and written anew.
         """
         key = "/".join([self._prefix, *names])
         found = self._known.get(key)
@@ -186,10 +216,9 @@ class _Store:
         self.done["created" if found is None else "updated"].append(key)
         values = {(name, _rounded(value)) for name, value, *_ in entry.points}
         if found is not None:
-            same = not entry.points or found.info.start_time == entry.started_ms  # by which curves are stamped
-            same = same and found.data.params.items() <= entry.params.items()
-            if not (same and found.data.metrics.items() <= values):
-                self._client.delete_run(found.info.run_id)
+            same = found.data.params.items() <= entry.params.items() and found.data.metrics.items() <= values
+            if not same:
+                self._remove(found)
                 found = None
         run = found or self._client.create_run(self._experiment, start_time=entry.started_ms)
         identity = str(run.info.run_id)
@@ -199,17 +228,39 @@ class _Store:
         for name in run.data.tags.keys() - tags.keys():
             if name.startswith("claim."):
                 self._client.delete_tag(identity, name)
-        self._write(identity, entry, tags)
+        # Each attempt at training has a start of its own; curves go on from the one that MLflow has.
+        self._write(identity, entry, tags, run.info.start_time - entry.started_ms)
         self._client.set_tag(identity, "formerlab.content", content)
         return identity
 
-    def _write(self, identity: str, entry: Entry, tags: dict[str, str]) -> None:
+    def log_weights(self, identity: str, path: Path, digest: str) -> None:
+        """Log the weights of a run once, if they are wanted and there."""
+        if not self._weights or not path.exists():
+            return
+        if self._client.get_run(identity).data.tags.get("formerlab.weights") != digest:
+            self._client.log_artifact(identity, str(path))
+            self._client.set_tag(identity, "formerlab.weights", digest)
+
+    def _remove(self, run: Any) -> None:
+        """Delete an MLflow run: for good with its artifacts in a database of our own, into the trash of a server.
+
+        The command `mlflow gc` does the same, but takes the experiments that somebody deleted too.
+        """
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        self._client.delete_run(run.info.run_id)
+        if self._database:
+            get_artifact_repository(run.info.artifact_uri).delete_artifacts()
+            self._client._tracking_client.store._hard_delete_run(run.info.run_id)
+
+    def _write(self, identity: str, entry: Entry, tags: dict[str, str], later_ms: int) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
+        points = [Metric(name, _rounded(value), at + later_ms, step) for name, value, at, step in entry.thinned()]
         batches: dict[str, tuple[int, list[Any]]] = {
             "tags": (ITEMS_PER_CALL, [RunTag(*item) for item in tags.items()]),
             "params": (ITEMS_PER_CALL, [Param(*item) for item in entry.params.items()]),
-            "metrics": (METRICS_PER_CALL, [Metric(p[0], _rounded(p[1]), p[2], p[3]) for p in entry.points]),
+            "metrics": (METRICS_PER_CALL, points),
         }
         for kind, (size, items) in batches.items():
             for first in range(0, len(items), size):

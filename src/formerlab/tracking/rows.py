@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +64,14 @@ class Entry:
     params: dict[str, str] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
+
+    def thinned(self) -> Iterator[Point]:
+        """Yield every 2nd, 4th, 8th, ... point of each curve and its last: one that has grown shows what it had."""
+        for _, points in groupby(self.points, itemgetter(0)):
+            curve, stride = list(points), 1
+            while len(curve) > stride * (MOST_POINTS - 1):
+                stride *= 2
+            yield from (*curve[:-1:stride], curve[-1])
 
 
 def unfinished(root: Path) -> list[dict[str, Any]]:
@@ -127,8 +137,18 @@ def study_entry(scale: str, study: str, figures: Path) -> Entry:
     )
 
 
-def configuration_entry(run: str, seeds: Sequence[Entry]) -> Entry:
-    """Return the MLflow run of a configuration: its params, and the means over seeds of what all of them have."""
+def picture(figures: Path, record: Mapping[str, Any]) -> list[Path]:
+    """Return the first picture of its study that shows a run; nothing before it is drawn."""
+    from formerlab.report.drawings import catalogue
+    from formerlab.report.families import is_of
+
+    drawings = [one for one in catalogue().values() if (one.kind, one.study) == ("figure", record["study"])]
+    shown = (figures / f"{one.name}.png" for one in drawings if is_of(record["run"], record["spec"], one.runs))
+    return [path for path in shown if path.exists()][:1]
+
+
+def configuration_entry(run: str, seeds: Sequence[Entry], figure: Sequence[Path]) -> Entry:
+    """Return the MLflow run of a configuration: its params, the means over seeds of what all have, and a picture."""
     states = {entry.status for entry in seeds}
     ends = [entry.finished_ms for entry in seeds if entry.finished_ms is not None]
     values: dict[tuple[str, int], list[float]] = {}
@@ -140,7 +160,7 @@ def configuration_entry(run: str, seeds: Sequence[Entry]) -> Entry:
         name=run,
         level="configuration",
         note=f"{run}, {count}. Metrics are means over its seeds, the runs below it.",
-        started_ms=min(entry.started_ms for entry in seeds),
+        started_ms=seeds[0].started_ms,
         finished_ms=max(ends) if len(ends) == len(seeds) else None,
         status=next((status for status in ("RUNNING", "KILLED") if status in states), "FINISHED"),
         tags={name: tag for name, tag in seeds[0].tags.items() if name.startswith(("mlflow.source", "formerlab.data"))},
@@ -150,6 +170,7 @@ def configuration_entry(run: str, seeds: Sequence[Entry]) -> Entry:
             for name, _, time, step in seeds[0].points
             if len(found := values[name, step]) == len(seeds)
         ],
+        files=[*figure],
     )
 
 
@@ -191,10 +212,6 @@ def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> Iterator[Poin
     """Yield curves, stamped with the time of their step, and final values, stamped with the end."""
     start, timing, train = _milliseconds(record["started"]), rows.get("timing.csv"), rows.get("train.csv")
     for metric, values in _curves(rows):
-        stride = 1
-        while len(values) > stride * (MOST_POINTS - 1):  # a curve that has grown shows most of the points that it had
-            stride *= 2
-        values = values.iloc[sorted({*range(0, len(values), stride), *range(len(values))[-1:]})]
         times = np.full(len(values), float(start))
         if timing is not None and len(timing):  # the measured training time: the same for the same files
             times += 1000 * np.interp(values.index, timing["step"], timing["time_s"])
