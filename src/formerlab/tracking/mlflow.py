@@ -250,7 +250,7 @@ class _Store:
 
         self._client.delete_run(run.info.run_id)
         if self._database:
-            get_artifact_repository(run.info.artifact_uri).delete_artifacts()
+            get_artifact_repository(run.info.artifact_uri).delete_artifacts()  # type: ignore[no-untyped-call]
             self._client._tracking_client.store._hard_delete_run(run.info.run_id)
 
     def _write(self, identity: str, entry: Entry, tags: dict[str, str], later_ms: int) -> None:
