@@ -190,6 +190,8 @@ class LogHandler(LogHandlerBase):
             files = [file for job in plan.get("draw", {}).values() for file in job["outputs"]]
             known = files if "/" in unknown[1] else [*plan.get("studies", {}), *SHOWN, "all"]
             text = f"no target {unknown[1]!r}{near_misses(unknown[1], known)}"
+        if text.startswith("LockException"):
+            text = "this folder is locked: another Snakemake is at work; wait for it, or `make unlock` where none is"
         if text != "None":
             self._file.write(f"{text}\n")
             self._file.flush()

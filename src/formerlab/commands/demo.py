@@ -14,7 +14,7 @@ import yaml
 
 from formerlab.commands.context import given_values
 from formerlab.commands.report import write_report
-from formerlab.errors import EXIT_STOPPED_EARLY, UserError
+from formerlab.errors import EXIT_STOPPED_EARLY, EXIT_USER_ERROR
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import ensure_plan, read_plan
 from formerlab.results.notes import SAFE, interrupt
@@ -48,9 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
     plan = read_plan(ensure_plan(Path.cwd(), given))
     status = _snakemake(given, "--cores", str(arguments.cores), "--keep-going")
     if status and any(LOCKS.glob("*.lock")):
-        raise UserError(
-            "another Snakemake is at work in this folder: wait for it; where none is, call `snakemake --unlock`"
-        )
+        return EXIT_USER_ERROR  # Snakemake said so
     results, whole = Path(plan["results"]), f"python -m formerlab status --scale {plan['scale']}"
     report = results / "report.html"
     if results.is_dir():
