@@ -9,6 +9,7 @@ PORT ?= 5000
 TEST_WORKERS ?= 2
 
 BIN := $(VENV)/bin
+DOCS := .venv-docs
 READY := $(VENV)/.ready
 FORMERLAB = $(BIN)/python -m formerlab
 SCALE_OPTION = $(if $(SCALE),--scale $(SCALE))
@@ -21,7 +22,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 unexport TOKENIZERS_PARALLELISM
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo released evidence figures readme plan status ui test test-fast test-cluster test-newest lint format lock results-export unlock clean distclean
+.PHONY: help setup demo released evidence figures readme docs plan status ui test test-fast test-cluster test-newest lint format lock results-export unlock clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -56,6 +57,17 @@ figures: $(READY) ## redraw every figure and table from the cached results, trai
 
 readme: $(READY) ## after new rows: write what they say into README.md, docs and figures, which are committed
 	@$(FORMERLAB) readme
+	@$(BIN)/python scripts/draw_overview.py
+
+# What builds the site has an environment of its own, so that requirements.lock does not grow.
+$(DOCS)/.ready: requirements-docs.lock
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
+	@touch $@
+
+docs: $(READY) $(DOCS)/.ready ## the site, in build/site: guides, API, every verb; a broken link fails it
+	@$(BIN)/python scripts/stage_docs.py
+	@PYTHONPATH=scripts $(DOCS)/bin/zensical build --strict --clean
 
 plan: $(READY) ## every job with its cost, before anything runs
 	@$(FORMERLAB) plan $(SCALE_OPTION)
@@ -117,5 +129,5 @@ clean: ## show what the runs of SCALE=<scale> left behind; with FORCE=1 delete i
 	else du -sh "$$@"; echo "nothing deleted yet; make clean SCALE=$(SCALE) FORCE=1 deletes the above"; fi
 
 distclean: ## delete .venv and the tools' caches, no results
-	rm -rf .venv .venv-newest build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-newest .venv-docs build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find benchmarks scripts src tests workflow -name __pycache__ -type d -prune -exec rm -rf {} +

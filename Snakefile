@@ -2,6 +2,7 @@
 # the plan asks for, and the rules run the others.
 import os
 import signal
+import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -12,6 +13,11 @@ from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
 from formerlab.plan.judge import Judge, made_runs
 from formerlab.plan.lock import take_away_stale
 from formerlab.plan.locate import VARIABLE, ensure_plan, given_beyond_file, read_plan
+
+# The rules call python by its plain name; where no environment is active, it is the one beside Snakemake's.
+BESIDE = str(Path(sys.executable).parent)
+if BESIDE not in os.get_exec_path():
+    os.environ.update(PATH=os.pathsep.join([BESIDE, *os.get_exec_path()]))
 
 # Jobs work from the very plan that they were submitted with, however long they wait and whatever is edited meanwhile:
 # the environment hands it on, also to the Snakemake that runs inside a cluster job, which reads no configuration.

@@ -4,7 +4,7 @@
     python examples/own_mixer.py [TEXT] [--steps 300]
 
 All three models start from the same weights and read the same batches (those of one_decoder.py). A mixer that should
-also be chosen by name in a configuration is one more file of the package: docs/extending/mixer.md.
+also be chosen by name in a configuration is one more file of the package: CONTRIBUTING.md.
 """
 
 import torch

@@ -17,18 +17,12 @@ import yaml
 from fixtures.project import Project, finish
 
 from formerlab import __main__, errors
-from formerlab.__main__ import main
+from formerlab.__main__ import build_parser, main
 from formerlab.commands.context import VARIABLE
 from formerlab.plan import locate
+from formerlab.plan.build import build_plan
 from formerlab.plan.locate import ensure_plan, plan_path
-
-VERBS = (
-    *("plan", "status", "data", "speed", "train", "zeroshot", "prune", "flow", "draw", "figures", "exact"),
-    *("claims", "headline", "track", "export", "check", "rescue", "demo", "generate", "ui"),
-    *("export-huggingface", "import-tokenformer", "zeroshot-folder", "prune-folder", "released"),
-    *("translate", "complexity", "classify", "decode", "runs", "readme"),
-    *("load", "passkey", "reproduce", "floors", "report"),
-)
+from formerlab.results.stages import MAKING, MEASURED, TIMED
 
 
 def run_here(words, *, cwd, **_):
@@ -63,22 +57,34 @@ def refused(capsys, *words):
     return captured.err.removeprefix("error: ").rstrip("\n")
 
 
+VERBS = next(action for action in build_parser()._actions if action.dest != "help").choices
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself(verb, capsys):
     with pytest.raises(SystemExit) as caught:
         main([verb, "--help"])
     assert caught.value.code == 0
-    text = capsys.readouterr().out
-    assert text.startswith(f"usage: formerlab {verb}")
+    assert capsys.readouterr().out.startswith(f"usage: formerlab {verb}")
 
 
-def test_the_overview_lists_every_verb_with_a_line(capsys):
+def test_the_overview_groups_at_most_20_verbs_with_a_line_and_names_what_the_dag_calls(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
-    lines = dict(re.findall(r"^    (\S+)\s+(\S.*)$", capsys.readouterr().out, re.MULTILINE))
-    wrapped = {verb: lines.get(verb, "") for verb in VERBS}
-    assert set(lines) == set(VERBS)
-    assert all(wrapped.values())
+    listed, _, of_the_dag = capsys.readouterr().out.partition("called by Snakemake")
+    lines = dict(re.findall(r"^  ([a-z][a-z-]+) +(\S.*)$", listed, re.MULTILINE))
+    assert len(lines) <= 20
+    assert all(VERBS[verb].description == line for verb, line in lines.items())
+    assert set(of_the_dag.partition(":\n")[2].split()) == set(VERBS) - set(lines) > {*MAKING, *MEASURED, *TIMED}
+
+
+def test_a_project_of_ones_own_begins_with_the_checkouts_plan(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "it's mine"
+    assert main(["init", str(folder)]) == 0
+    capsys.readouterr()
+    assert refused(capsys, "init", str(folder)).endswith("exists and is not empty; name a new folder")
+    ours, theirs = (build_plan(root, {"scale": "smoke"}) for root in (Path(__file__).parents[1], folder))
+    assert ours["train"] == theirs["train"]
 
 
 @pytest.mark.parametrize("words", [[], ["trian"], ["train"], ["plan", "--nonsense"]])

@@ -85,7 +85,7 @@ def test_a_run_is_a_line_per_stage_and_names_what_failed(acted):
     assert len(lines) < 40  # for over a hundred jobs
     named = lines.index(f"train {failing} did not finish; log logs/smoke/train/{failing}.log")
     assert lines[named + 1] == "    this one fails"
-    assert any(re.fullmatch(r"data +\d+ data sets +[\d:]+", line) for line in lines)
+    assert any(re.fullmatch(r"data +\d+ jobs done after +[\d:]+", line) for line in lines)
     assert acted.snakemake("--cores", "1", "--forcerun", "exact", "--quiet", "all").stderr.count("\n") <= 1
 
 
@@ -159,7 +159,7 @@ def test_what_changes_no_number_runs_nothing(acted):
 
 def test_a_mistake_stops_before_any_job(acted):
     """Which line answers which mistake: plan/test_mistakes.py."""
-    answer = "decay.runs.decoder.optimizer.lr: '1e-3' is text, not a number; write 1.0e-3"
+    answer = "decay.runs.decoder.optimizer.lr: '1e-3' is text, not a number; write it without quotes"
     plans = set((acted.root / ".formerlab/plans").iterdir())
     done = acted.snakemake("--cores", "1", "--forceall", config={"set": {"decay.optimizer.lr": "1e-3"}})
     assert done.returncode != 0

@@ -62,14 +62,6 @@ def test_whoever_reads_rows_need_not_know_in_which_form_they_are(live, cached):
     assert drawn[0] == drawn[1]
 
 
-def test_new_rows_are_not_withdrawn_for_what_was_wrong_with_the_old(live, cached):
-    export(live, cached)
-    withdrawn = cached / "denseformer/withdrawn.yaml"
-    withdrawn.write_text("denseformer-better-at-equal-depth: taken at full moon\n")
-    export(live, cached)
-    assert not withdrawn.exists()
-
-
 def test_runs_of_two_machines_are_brought_together(live, cached, tmp_path):
     """What two machines made of a study, exported one after the other, is what one machine would have exported."""
     add_decode(live / "denseformer", ("plain-4",))
@@ -91,6 +83,7 @@ def test_runs_of_two_machines_are_brought_together(live, cached, tmp_path):
     assert b"full moon" in withdrawn, "the rows it is about are still there"
     records = [json.loads(one.pop("denseformer/provenance.json")) | {"exported": None} for one in (found, wanted)]
     assert records[0] == records[1]
+    assert records[0]["stages"] == {"denseformer/plain-4/seed0": {"zeroshot": {"code_hash": "0123"}}}
     assert found == wanted
 
 
@@ -107,44 +100,12 @@ def test_a_run_that_is_new_takes_the_place_of_the_kept_one_with_all_its_seeds(li
     assert kept.runs(runs=["dwa-1x1-4"])["seed"].tolist() == [0, 1]
 
 
-def test_kept_runs_on_other_data_are_refused(live, cached):
-    export(live, cached)
-    before = files(cached)
-    shutil.rmtree(live / "denseformer/plain-4")
-    for path in live.glob("denseformer/*/*/run.json"):
-        record = read_json(path)
-        record["data"]["fingerprint"] = "0" * 16
-        path.write_text(json.dumps(record))
-    with pytest.raises(UserError, match="runs read different states of data"):
-        export(live, cached, keep=True)
-    assert files(cached) == before
-
-
 def test_what_a_killed_export_left_is_removed(live, cached):
     for ending in ("new", "old"):
         left = beside(cached / "denseformer", ending)
         left.with_name(left.name.replace(str(os.getpid()), "999999999")).mkdir(parents=True)
     export(live, cached)
     assert [path.name for path in cached.iterdir()] == ["denseformer"]
-
-
-def test_provenance_has_the_records_of_measures(live, cached):
-    folder = live / "denseformer" / "plain-4" / "seed0"
-    write_csv(folder / "zeroshot.csv", TABLES["zeroshot.csv"].required, [])
-    (folder / "zeroshot.json").write_text('{"code_hash": "0123"}')
-    export(live, cached)
-    provenance = read_json(cached / "denseformer" / "provenance.json")
-    assert provenance["stages"] == {"denseformer/plain-4/seed0": {"zeroshot": {"code_hash": "0123"}}}
-    assert Results(cached).rows("zeroshot.csv").empty
-
-
-def test_exporting_again_changes_no_byte_of_the_rows(live, cached):
-    export(live, cached)
-    before = files(cached)
-    export(live, cached)
-    after = files(cached)
-    assert {name for name in before | after if before.get(name) != after.get(name)} <= {"denseformer/provenance.json"}
-    assert not [path for path in cached.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize("when", ["write_study", "os.replace"])
@@ -178,26 +139,18 @@ def test_runs_without_all_seeds_are_listed_and_left_out(live, cached):
     assert len(report["exported"]) == 4
 
 
-def test_diverged_runs_are_exported_and_listed(live, cached):
+def test_other_studies_stay_old_runs_go_with_their_withdrawals_and_diverged_ones_are_listed(live, cached):
+    make_tokenformer(cached, (0,))
+    make_run(cached, "denseformer", "old", 0)
+    (cached / "denseformer/withdrawn.yaml").write_text("denseformer-better-at-equal-depth: taken at full moon\n")
     for seed in (0, 1):
         make_run(live, "denseformer", "hot", seed, status="diverged", diverged_at_step=3)
     report = export(live, cached)
+    assert set(Results(cached).runs()["study"]) == {"denseformer", "tokenformer"}
+    assert "old" not in set(Results(cached).runs("denseformer")["run"])
+    assert not (cached / "denseformer/withdrawn.yaml").exists()
     assert report["diverged"] == ["denseformer/hot/seed0", "denseformer/hot/seed1"]
     assert set(report["diverged"]) <= set(report["exported"])
-
-
-def test_other_studies_stay_and_old_runs_go(live, cached):
-    make_tokenformer(cached, (0,))
-    make_run(cached, "denseformer", "old", 0)
-    export(live, cached)
-    studies = set(Results(cached).runs()["study"])
-    assert studies == {"denseformer", "tokenformer"}
-    assert "old" not in set(Results(cached).runs("denseformer")["run"])
-
-
-def test_scales_do_not_mix(live, tmp_path):
-    with pytest.raises(UserError, match="scale 'paper' is not that of"):
-        export(live, tmp_path / "cached" / "paper")
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "{"])
@@ -206,26 +159,6 @@ def test_a_damaged_record_keeps_its_run_alone_behind(live, cached, content):
     report = export(live, cached, lambda stage, name: "no record" * (name == "denseformer/plain-4/seed1"))
     assert report["unfinished"]["denseformer/plain-4/seed1"] == "no record"
     assert len(report["exported"]) == 4
-
-
-def test_states_of_the_data_do_not_mix(live, cached):
-    path = live / "denseformer" / "plain-4" / "seed1" / "run.json"
-    record = json.loads(path.read_text())
-    record["data"]["fingerprint"] = "another"
-    path.write_text(json.dumps(record))
-    with pytest.raises(UserError, match="different states of data 'text'"):
-        export(live, cached)
-    assert not cached.exists()
-
-
-@pytest.mark.parametrize("name", ["train.csv", "test.csv"])
-def test_damage_stops_the_export_before_anything_changes(live, cached, name):
-    export(live, cached)
-    before = files(cached)
-    (live / "denseformer" / "plain-4" / "seed1" / name).write_text("step,tok")
-    with pytest.raises(UserError, match=f"plain-4/seed1/{name}"):
-        export(live, cached)
-    assert files(cached) == before
 
 
 def objecting(**wrong):
@@ -258,20 +191,6 @@ def test_what_is_not_as_planned_stays_behind_and_is_listed(live, cached):
     assert not any(word in kept for word in ("zeroshot", "speed", "exact", "seed7", "1x1"))
 
 
-def test_where_nothing_is_as_planned_the_cache_stays_as_it_is(live, cached):
-    export(live, cached)
-    before = files(cached)
-    with pytest.raises(UserError, match=r"no complete run to export \(denseformer/.*: changed since: configuration\)"):
-        export(live, cached, objecting(train="changed since: configuration"))
-    assert files(cached) == before
-
-
-def test_nothing_to_export_is_said(tmp_path):
-    (tmp_path / "live" / "laptop" / "denseformer" / "plain" / "seed0").mkdir(parents=True)
-    with pytest.raises(UserError, match="no complete run"):
-        export(tmp_path / "live" / "laptop", tmp_path / "cached" / "laptop")
-
-
 def test_bytes_of_a_token_are_known_live_and_cached_but_of_that_state_alone(live, cached):
     fingerprint = "00112233445566778899aabbccddeeff"
     splits = {"test": {"file": "test.npy", "documents": 3, "bytes": 300, "tokens": 100, "sha256": "0"}}
@@ -286,3 +205,44 @@ def test_bytes_of_a_token_are_known_live_and_cached_but_of_that_state_alone(live
         points = by_run(held_out_losses(results, "denseformer"))
         assert points["bits_per_byte"].tolist() == pytest.approx((points["loss_nats"] / math.log(2) / 3).tolist())
     assert "file" not in json.loads((cached / "data.json").read_text())["text"]["splits"]["test"]
+
+
+def other_data(live, cached):
+    path = live / "denseformer/plain-4/seed1/run.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"data": record["data"] | {"fingerprint": "another"}}))
+    return {}
+
+
+def kept_data(live, cached):
+    shutil.rmtree(live / "denseformer/plain-4")
+    for path in live.glob("denseformer/*/*/run.json"):
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps(record | {"data": record["data"] | {"fingerprint": "0" * 16}}))
+    return {"keep": True}
+
+
+def damaged(live, cached):
+    (live / "denseformer/plain-4/seed1/test.csv").write_text("step,tok")
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_data, "different states of data 'text'"),
+        (kept_data, "different states of data 'text'"),
+        (damaged, "plain-4/seed1/test.csv"),
+        (
+            lambda *_: {"objection": objecting(train="no code")},
+            r"no complete run to export \(denseformer/.*: no code\)",
+        ),
+        (lambda live, cached: {"cached_root": cached.parent / "paper"}, "scale 'paper' is not that of"),
+    ],
+)
+def test_what_is_refused_changes_nothing(live, cached, change, message):
+    export(live, cached)
+    before = files(cached)
+    with pytest.raises(UserError, match=message):
+        export(live, **{"cached_root": cached} | change(live, cached))
+    assert files(cached) == before

@@ -1,4 +1,4 @@
-"""docs/extending.md and the pages it lists are right: their blocks, put into a copy of the repository's files, work."""
+"""CONTRIBUTING.md and docs/extending.md are right: their blocks, put into a copy of the repository's files, work."""
 
 import json
 import os
@@ -17,9 +17,8 @@ from formerlab.plan.build import build_plan
 from formerlab.results.stages import MEASURED
 
 ROOT = Path(__file__).parents[1]
-INDEX = ROOT / "docs/extending.md"
-PAGES = [INDEX.parent / name for name in re.findall(r"\]\((extending/[^)]+)\)", INDEX.read_text())]
-TEXT = "".join(page.read_text() for page in [INDEX, *PAGES])
+TEXT = "".join((ROOT / name).read_text() for name in ("CONTRIBUTING.md", "docs/extending.md"))
+UNIONS = re.findall(r"union `(\w+)` in `(src/\S+\.py)`", TEXT)
 BLOCKS = re.findall(r"^```python\n# (\S+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 YAML = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)]
 RUNS = [block["runs"] for block in YAML if "runs" in block]
@@ -35,21 +34,18 @@ import torch
 from fixtures.rows import make_run
 
 from formerlab.cache import Peak, PrunedCache, Simulation
-from formerlab.data import TextData, load_stream, prepare
-from formerlab.data.text.sums import Sums
 from formerlab.report.drawings import draw_one
 from formerlab.layers.depth.anchor import Anchor
-from formerlab.layers.low_rank import LowRank
 from formerlab.models import Decoder
 from formerlab.plan.build import build_plan
 from formerlab.training.run import Run
 
-plan = build_plan(Path.cwd(), {"scale": "smoke", "data": {"text": {"source": {"kind": "sums"}, "questions": 0}}})
+plan = build_plan(Path.cwd(), {"scale": "smoke"})
 for name in ("transformer-swiglu", "swiglu-1", "swiglu-2"):
     run = Run.model_validate(plan["train"][f"tokenformer/{name}/seed0"]["spec"])
     assert run.model.feedforward.activation == "swiglu", name
 
-spec = Decoder(layers=2, width=16, heads=2, vocabulary=20, projection=LowRank(rank=4), depth=Anchor())
+spec = Decoder(layers=2, width=16, heads=2, vocabulary=20, depth=Anchor())
 model = spec.build(seed=1).eval()
 assert sum(parameter.numel() for parameter in model.parameters()) == spec.params()
 tokens = torch.randint(20, (1, 12), generator=torch.Generator().manual_seed(0))
@@ -63,9 +59,6 @@ with torch.no_grad():
     stepped = torch.cat([model(tokens[:, [i]], attend=cache, start=i) for i in range(12)], dim=1)
 torch.testing.assert_close(simulated, stepped)
 
-prepare("text", TextData.model_validate(plan["data"]["text"]["spec"]), Path("data"), processes=1)
-assert len(load_stream(Path("data"), "train")) > 1000
-
 root = Path("results/live/smoke")
 for layers in (2, 4):
     make_run(root, "denseformer", f"plain-{layers}")
@@ -75,38 +68,29 @@ assert any("denseformer_pace" in job["drawings"] for job in plan["draw"].values(
 
 
 def put(root, name, code):
-    """Write a new file, or into an existing one the block's imports and, over that of the same name, its union.
-
-    An entry of the table of stages is put in front of the last one.
-    """
+    """Write a new file, or put an entry of the table of stages in front of the last one."""
     path = root / name
-    if not path.exists():
-        path.write_text(code)
-        return
-    text = path.read_text()
     if code.startswith("Stage("):
-        path.write_text(text.replace(LAST_STAGE, textwrap.indent(f"{code.strip()},\n", 8 * " ") + LAST_STAGE, 1))
-        return
-    imported, assigned = code.strip().split("\n\n")
-    (present,) = re.findall(rf"^{assigned.split(' = ')[0]} = (?:Annotated\[\n(?:.*\n)*?\]|.*)$", text, re.MULTILINE)
-    assert set(re.findall(r"\w+", assigned)) - set(re.findall(r"\w+", present)) == {imported.split()[-1]}
-    assert len(assigned.split("|")) == len(present.split("|")) + 1
-    path.write_text(text.replace(present, assigned).replace("from formerlab.", f"{imported}\nfrom formerlab.", 1))
+        entry = textwrap.indent(f"{code.strip()},\n", 8 * " ")
+        code = path.read_text().replace(LAST_STAGE, entry + LAST_STAGE, 1)
+    path.write_text(code)
 
 
-def test_the_index_lists_every_page_once():
-    assert sorted(PAGES) == sorted((ROOT / "docs/extending").rglob("*.md"))
+PARTS = ("formerlab.layers.depth.anchor", "Anchor"), ("formerlab.cache.policies.peak", "Peak")
 
 
-def test_the_pages_say_for_every_kind_of_part_what_to_write():
-    assert len(BLOCKS) == 11
-    assert [name for name, _ in BLOCKS if (ROOT / name).exists()] == [
-        "src/formerlab/layers/projection.py",
-        "src/formerlab/layers/depth/union.py",
-        "src/formerlab/cache/__init__.py",
-        "src/formerlab/results/stages.py",
-        "src/formerlab/data/text/spec.py",
-    ]
+def put_names(root):
+    """Put the mixer and the policy into their unions, with their imports."""
+    for (union, file), (module, name) in zip(UNIONS, PARTS, strict=True):
+        put_name(root, union, file, module, name)
+
+
+def put_name(root, union, file, module, name):
+    """Put a name into a union, and its import into the file."""
+    text = (root / file).read_text()
+    text, count = re.subn(rf"^({union} = Annotated\[\s*)", rf"\g<1>{name}\n    | ", text, flags=re.MULTILINE)
+    assert count == 1
+    (root / file).write_text(text.replace("from formerlab.", f"from {module} import {name}\nfrom formerlab.", 1))
 
 
 @pytest.mark.slow
@@ -116,6 +100,7 @@ def test_their_blocks_work(tmp_path):
     shutil.copy(ROOT / "config.yaml", tmp_path)
     for name, code in BLOCKS:
         put(tmp_path, name, code)
+    put_names(tmp_path)
     study = tmp_path / "workflow/studies/tokenformer.yaml"
     tree = yaml.safe_load(study.read_text())
     for runs in RUNS:
@@ -131,6 +116,38 @@ def test_their_blocks_work(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "figures/denseformer_pace.png").stat().st_size > 1000
+
+
+LISTED = (
+    *("tests/cache/test_policies.py", "tests/cache/test_caches.py", "tests/cache/test_compressed.py"),
+    *("tests/layers/test_depth.py", "tests/test_formulas.py", "tests/figures/test_names.py"),
+)
+"""Tests that go through the mixers and the policies that there are."""
+
+
+@pytest.mark.slow
+def test_a_mixer_and_a_policy_of_ones_own_leave_the_tests_that_list_them_green(tmp_path):
+    """As their pages say: the blocks, sorted imports, the page of formulas."""
+    for name in ("src", "tests", "docs", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name, code in BLOCKS:
+        if "/depth/" in name or "/cache/" in name:
+            put(tmp_path, name, code)
+    put_names(tmp_path)
+    chosen = "Peak or peak or Anchor or anchor or registry or the_page or names_are"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
+    for words in (
+        ("-m", "ruff", "check", "--fix", "src"),
+        ("-m", "ruff", "format", "--check", "src"),
+        ("scripts/write_formulas.py",),
+        ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *LISTED),
+    ):
+        words = [sys.executable, *words]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "Anchor" in (tmp_path / "docs/formulas.md").read_text()
 
 
 RUN = "decay/decoder/seed0"
@@ -191,3 +208,9 @@ assert len(rows) == 8
 vocabulary = plan["train"]["decay/decoder/seed0"]["spec"]["model"]["vocabulary"]
 assert all(0 < value <= math.log(vocabulary) for value in rows["entropy_nats"])
 """
+
+
+def test_a_figure_of_an_existing_shape_is_one_declaration_of_under_25_lines():
+    (block,) = [text for path, text in BLOCKS if "/report/figures/" in path]
+    assert block.count("Plot(") == 1
+    assert len(block.splitlines()) < 25

@@ -14,7 +14,6 @@ import formerlab
 from formerlab.cache import Decay
 from formerlab.errors import UserError
 from tests.huggingface.foreign import build, tokens
-from tests.test_finished import MODELS, write_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -72,13 +71,9 @@ def names():
     }
 
 
-def test_the_examples_of_the_readme_run_and_are_short(names, tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "results/live/laptop/denseformer/dwa-1x1-8/seed0"
-    folder.mkdir(parents=True)
-    write_run(folder, MODELS["mixed"])
-    monkeypatch.chdir(tmp_path)
+def test_the_examples_of_the_readme_run_and_are_short(names):
     blocks = examples("README.md")
-    assert len(blocks) == 4
+    assert len(blocks) == 3
     for block in blocks:
         assert len([line for line in block.splitlines() if line and not line.startswith("#")]) <= 6
         exec(block, names)
@@ -87,14 +82,9 @@ def test_the_examples_of_the_readme_run_and_are_short(names, tmp_path, monkeypat
     assert names["larger"][0].keys.shape == (96, 32)
     assert [len(rows) for rows in names["mixer"].alphas.values()] == [2, 3, 4, 5, 6, 7]
     assert names["ids"].shape == (2, 40)
-    assert "tokenformer-1.5b" in capsys.readouterr().out
-    assert (names["small"].spec.layers, names["small"].spec.projection.tokens) == (2, 768)
-    assert not names["trained"].training
 
 
 def test_the_page_on_pruning_begins_with_three_lines_and_runs(names, capsys):
-    page = (ROOT / "docs/pruning.md").read_text()
-    assert page.partition("<details>")[0].count("\n") < 10, "the first screen has the example and nothing else"
     for block in examples("docs/pruning.md"):
         exec(block.replace("max_new_tokens=200", "max_new_tokens=20"), names)
     full, pruned = (int(line.split()[-6]) for line in capsys.readouterr().out.splitlines())
@@ -111,7 +101,7 @@ def test_a_missing_package_is_one_line_that_names_its_extra(tmp_path):
     done = without("transformers", "import formerlab; formerlab.prune")
     assert done.stderr.splitlines()[-1] == (
         "ImportError: formerlab.prune needs the package transformers, which is not installed; "
-        "pip install 'formerlab[pipeline]' brings it"
+        "pip install 'formerlab[huggingface]' brings it"
     )
     verb = "from formerlab.__main__ import main; sys.exit(main(['classify', 'vit', '.']))"
     done = without("timm", verb)

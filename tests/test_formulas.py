@@ -11,10 +11,9 @@ import write_formulas  # noqa: E402
 
 from formerlab.cache import CachePolicy  # noqa: E402
 from formerlab.layers.depth.union import DepthMixer  # noqa: E402
-from formerlab.layers.feedforward import FeedForward  # noqa: E402
 from formerlab.layers.norm import Norm  # noqa: E402
 from formerlab.layers.position import Position  # noqa: E402
-from formerlab.layers.projection import Projection  # noqa: E402
+from formerlab.layers.projection import FeedForward, Projection  # noqa: E402
 from formerlab.layers.score import SCORES  # noqa: E402
 from formerlab.spec import variants  # noqa: E402
 from formerlab.training.optimizer import Optimizer  # noqa: E402

@@ -1,12 +1,14 @@
 """Distinct GPUs for jobs side by side on one machine."""
 
+import argparse
 import os
 import subprocess
 import sys
 
 import pytest
+from torch.distributed.launcher.api import LaunchConfig
 
-from formerlab.commands.gpus import LOCKS, VISIBLE, own_gpus
+from formerlab.commands.gpus import LOCKS, VISIBLE, on_several, own_gpus
 from formerlab.errors import UserError
 
 HOLDER = f"""
@@ -115,3 +117,26 @@ def test_the_folder_is_the_users_alone_and_a_gpu_may_have_any_name(here, monkeyp
         assert os.environ[VISIBLE] == "MIG-GPU-5c1/1/0,3"
     assert here.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in here.iterdir()} == {0o600}
+
+
+def test_torchrun_leaves_its_processes_the_time_to_save(monkeypatch, tmp_path):
+    """A signal is handed on, and a process that saves for minutes is not killed meanwhile."""
+    seen = {}
+
+    class Started:
+        def __init__(self, words, env):
+            seen.update(words=words, env=env)
+
+        def wait(self):
+            return 0
+
+    plan = {"train": {"a": {"threads": 1}}}
+    for name, value in {"find_plan": lambda _: tmp_path, "read_plan": lambda _: plan}.items():
+        monkeypatch.setattr(f"formerlab.commands.gpus.{name}", value)
+    monkeypatch.setattr("subprocess.Popen", Started)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    given = {"id": "a", "margin": 30.0, "checkpoint_seconds": 60.0, "on_mismatch": "refuse", "time_limit": None}
+    on_several(argparse.Namespace(**given, deterministic=True), 2, tmp_path)
+    assert "--deterministic" in seen["words"]
+    monkeypatch.setattr(os, "environ", seen["env"])
+    assert LaunchConfig(1, 1, 1).shutdown_timeout == 3600

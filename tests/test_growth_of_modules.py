@@ -69,23 +69,6 @@ def grow_counts(model):
     return [len(layer.keys) for layer in model.modules() if isinstance(layer, PattentionLayer)]
 
 
-def test_new_rows_start_as_in_a_layer_of_that_size():
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        Pattention(tokens=4).build(100, 50), Pattention(tokens=4, init="neox").build(50, 64, layers=2)
-    )
-    grown = grow(model, factor=500, init="random", tau="sqrt")
-    for layer, (key_std, value_std) in zip(grown, [(0.1, 2000**-0.5), (0.02, 1 / 8)], strict=True):
-        assert layer.tau == math.sqrt(2000)
-        assert layer.keys[4:].std().item() == pytest.approx(key_std, rel=0.03)
-        assert layer.values[4:].std().item() == pytest.approx(value_std, rel=0.03)
-        layer.reset_parameters()
-        assert layer.values.std().item() == pytest.approx(value_std, rel=0.03)
-    one, again, other = (grow(model, init="random", seed=seed)[0].keys for seed in (1, 1, 2))
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
-
-
 def test_only_the_layers_that_are_named_grow():
     grown = grow(net(), tokens={"rest.2": 11})
     assert grow_counts(grown) == [12, 11]

@@ -16,23 +16,6 @@ def spec(**changes):
     return Decoder.model_validate({**dict(PARENT), **changes})
 
 
-def test_the_defaults_of_a_plan_are_the_papers():
-    """Random keys, tau from the new count and a fresh optimizer (section 4.1)."""
-    child = spec(projection=Pattention(tokens=12), feedforward=Pattention(tokens=20))
-    assert Growth() == Growth(keys="random", tau="sqrt", optimizer="fresh")
-    assert grown_spec(PARENT, child, Growth()) == child
-    assert grown_spec(PARENT, child, Growth(tau="keep")) == spec(
-        projection=Pattention(tokens=12, tau=math.sqrt(6)), feedforward=Pattention(tokens=20, tau=math.sqrt(10))
-    )
-
-
-@pytest.mark.parametrize("tau", ["keep", "sqrt"])
-def test_a_resolved_spec_stays_as_it_is(tau):
-    growth = Growth(tau=tau)
-    child = grown_spec(PARENT, spec(projection=Pattention(tokens=12)), growth)
-    assert grown_spec(PARENT, child, growth) == child
-
-
 def test_what_only_draws_initial_values_may_differ():
     child = spec(projection=Pattention(tokens=12, init="neox"), embedding_std=1.0)
     assert grown_spec(PARENT, child, Growth()) == child

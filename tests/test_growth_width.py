@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
 from variation import counted_params, label, settings
 
 from formerlab.errors import UserError
@@ -32,7 +31,6 @@ PARENT = Decoder(
 )
 TOKENS = torch.arange(24).reshape(3, 8) % 11
 KEEPING = ("net2net", "hypercloning")
-WIDTHS = ("channels", "hidden")
 
 
 def spec(parent=PARENT, **changes):
@@ -121,26 +119,6 @@ def test_fixed_channels_are_no_copies(method):
         grown(model, wider(model.spec, 2), method=method)
 
 
-def test_hidden_units_may_be_copied_unequally():
-    """No norm reads them, so any count keeps the function, as Net2Net's authors have it."""
-    model = drawn(PARENT)
-    for noise in (0.0, 0.5):
-        child = wider(PARENT, 1, hidden=33)
-        assert distance(grown(model, child, method="net2net", noise=noise), model) < 1e-10
-
-
-def test_channels_may_not():
-    """Some channels twice and some once have another mean and variance, which norms see."""
-    model = drawn(PARENT)
-    assert distance(grown(model, wider(PARENT, 1.5), method="net2net"), model) > 1e-3
-
-
-@pytest.mark.parametrize("factor", [1.5, 2])
-def test_padding_changes_the_function(factor):
-    model = drawn(PARENT)
-    assert distance(grown(model, wider(PARENT, factor), method="net2net_pad"), model) > 1e-2
-
-
 def test_padding_puts_the_old_matrix_top_left_and_draws_the_rest():
     """Eq. 13 of arXiv:2410.23168; the heads that lead are the old ones."""
     model, child = drawn(PARENT), wider(PARENT, 1.5)
@@ -153,13 +131,6 @@ def test_padding_puts_the_old_matrix_top_left_and_draws_the_rest():
         assert torch.equal(new[name][rest], fresh[name].double()[rest])
         old += weight.numel()
     assert old < counted_params(child.build())
-
-
-def test_nothing_is_added_where_nothing_grows():
-    model = drawn(PARENT)
-    for method in ("net2net_pad", *KEEPING):
-        state = grown(model, PARENT, method=method).state_dict()
-        assert all(torch.equal(state[name], weight) for name, weight in model.state_dict().items())
 
 
 def test_hypercloning_is_its_papers_block_matrix():
@@ -199,24 +170,6 @@ def test_noise_leaves_the_sum_over_copies_alone():
     torch.testing.assert_close(noisy.unflatten(1, (3, 12)).sum(1), plain.unflatten(1, (3, 12)).sum(1))
     spread = (noisy - plain).square().mean().sqrt() / plain.square().mean().sqrt()
     assert spread.item() == pytest.approx(0.4 * (2 / 3) ** 0.5, rel=0.15)
-
-
-@pytest.mark.parametrize("method", KEEPING)
-def test_copies_stay_copies_unless_noise_tells_them_apart(method):
-    model = drawn(PARENT)
-    for noise in (0.0, 0.3):
-        new = grown(model, wider(PARENT, 2, hidden=20), method=method, noise=noise)
-        F.cross_entropy(new(TOKENS)[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()).backward()
-        same = (new.embedding.detach()[:, :, None] == new.embedding.detach()[:, None, :]).all(0)
-        first, second = same.triu(1).nonzero(as_tuple=True)
-        assert len(first) == 12
-        gradient = new.embedding.grad
-        assert torch.allclose(gradient[:, first], gradient[:, second], atol=1e-12, rtol=1e-9) == (noise == 0.0)
-
-
-def test_a_grown_spec_is_the_wanted_one():
-    child = spec(wider(PARENT, 2), projection=Linear(bias=True, std=0.5), embedding_std=1.0)
-    assert grown_spec(PARENT, child, Growth(method="hypercloning")) == child
 
 
 @pytest.mark.parametrize(

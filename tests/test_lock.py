@@ -15,6 +15,7 @@ ASKED = [
     Requirement(line)
     for group in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
     for line in group
+    if not line.startswith("formerlab[")  # an extra of another's packages
 ]
 LOCKED = [
     Requirement(line.split("#")[0].strip())

@@ -98,7 +98,7 @@ def test_what_was_interrupted_goes_on(project, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("formerlab.training.stage.write_results", interrupted)
+        patch.setattr("formerlab.training.stage.finish", interrupted)
         assert main(["reproduce", "small/parent/seed0"]) == errors.EXIT_STOPPED_EARLY
     assert "run the same command again" in capsys.readouterr().err
     assert main(["reproduce", "small/parent/seed0"]) == 0

@@ -1,5 +1,6 @@
 """Rows of finished runs."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -10,10 +11,9 @@ from fixtures.rows import make_denseformer, make_run, write_csv
 
 from formerlab.errors import UserError
 from formerlab.plan.judge import RECORDS
-from formerlab.results.read import Results, read_rows
-from formerlab.results.records import flatten
+from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
-from formerlab.results.write import hashes_of_rows
+from formerlab.results.write import hashes_of_rows, write_rows
 
 
 @pytest.fixture
@@ -52,40 +52,57 @@ def test_rows_come_back_bit_for_bit(root):
     assert rows["loss_nats"].tolist() == values
 
 
-def test_a_file_that_not_every_run_has_is_skipped(tmp_path):
+def test_files_that_not_every_run_has_and_headers_alone_give_no_rows(tmp_path):
     make_denseformer(tmp_path, seeds=(0,), depths=(4,))
-    rows = Results(tmp_path).rows("depth.csv")
-    assert set(rows["run"]) == {"dwa-1x1-4", "dwa-2x3-4"}
-    nothing = Results(tmp_path).rows("prune.csv")
+    write_csv(tmp_path / "denseformer/plain-4/seed0/eval.csv", TABLES["eval.csv"].required, [])
+    results = Results(tmp_path)
+    for name in ("depth.csv", "eval.csv"):
+        assert set(results.rows(name)["run"]) == {"dwa-1x1-4", "dwa-2x3-4"}
+    assert results.rows("eval.csv")["loss_nats"].dtype == float
+    nothing = results.rows("prune.csv")
     assert nothing.empty
     assert list(nothing.columns) == ["study", "run", "seed", *TABLES["prune.csv"].required]
 
 
-def test_a_header_alone_is_a_file_without_rows(root):
-    write_csv(root / "study" / "b" / "seed0" / "eval.csv", TABLES["eval.csv"].required, [])
-    rows = Results(root).rows("eval.csv", "study")
-    assert set(rows["run"]) == {"a"}
-    assert rows["loss_nats"].dtype == float
-
-
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("content", "message"),
     [
-        ("window,tokens,loss_nats\n0,64,3.5\n1,64,3.", "cut short"),
-        ("window,tokens,loss_nats\n0,64,3.5\n1,64\n", "last row is cut short"),
-        ("window,tokens\n0,64\n", "lacks the column 'loss_nats'"),
-        ("window,tokens,loss_nats\n0,64,much\n", "column 'loss_nats' holds text"),
-        ("window,tokens,loss_nats\n0,64,3.5,7\n1,64,3.5,8,9\n0,64,3.5\n", "cannot be read"),
-        ("", "cut short"),
+        (b"window,tokens,loss_nats\n0,64,3.5\n1,64,3.", "cut short"),
+        (b"window,tokens,loss_nats\n0,64,3.5\n1,64\n", "last row is cut short"),
+        (b"window,tokens\n0,64\n", "lacks the column 'loss_nats'"),
+        (b"window,tokens,loss_nats\n0,64,much\n", "column 'loss_nats' holds text"),
+        (b"window,tokens,loss_nats\n0,64,3.5,7\n1,64,3.5,8,9\n0,64,3.5\n", "cannot be read"),
+        (b"\xff\xfe\x00\n", "cannot be read"),
+        (b"", "cut short"),
+        (None, "missing"),
     ],
 )
-def test_damaged_rows_are_named(root, text, message):
+def test_damaged_rows_are_named(root, content, message):
     path = root / "study" / "b" / "seed0" / "test.csv"
-    path.write_text(text)
+    path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
         Results(root).rows("test.csv")
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda record: json.dumps(record | {"schema": 2}), "schema 2, but this version reads schema 1"),
+        (lambda record: json.dumps(record | {"id": "study/z/seed0"}), "not its folder's name"),
+        (lambda record: json.dumps({key: record[key] for key in record if key != "status"}), "lacks status"),
+        (lambda record: '{"schema": 1,', r"b/seed0/run\.json: not valid JSON"),
+    ],
+)
+def test_damaged_records_are_named_or_left_out_where_somebody_objects(root, damage, message):
+    path = root / "study" / "b" / "seed0" / "run.json"
+    path.write_text(damage(json.loads(path.read_text())))
+    with pytest.raises(UserError, match=message):
+        Results(root).runs()
+    judged = Results(root, lambda stage, name: "damaged" if "/b/" in name else "")
+    assert set(judged.runs()["run"]) == {"a"}
+    assert judged.left_out() == ["train study/b/seed0: damaged"]
 
 
 @pytest.mark.parametrize("measured", [False, True])
@@ -108,60 +125,6 @@ def test_rows_that_their_record_does_not_describe_are_refused_by_name(root, meas
         Results(root).rows(name, "study")
     (folder / name).write_bytes(before)
     assert len(Results(root).rows(name, "study"))
-
-
-def test_bytes_that_are_no_text_are_named(root):
-    path = root / "study" / "b" / "seed0" / "test.csv"
-    path.write_bytes(b"\xff\xfe\x00\n")
-    with pytest.raises(UserError, match=r"test\.csv: cannot be read"):
-        read_rows(path)
-
-
-def test_a_file_that_training_writes_must_be_there(root):
-    (root / "study" / "b" / "seed0" / "test.csv").unlink()
-    with pytest.raises(UserError, match=r"b/seed0/test\.csv: missing"):
-        Results(root).rows("test.csv")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"schema": 2}, "schema 2, but this version reads schema 1"),
-        ({"id": "study/z/seed0"}, "not its folder's name"),
-        ({"status": None}, None),
-    ],
-)
-def test_run_json_is_checked(root, change, message):
-    path = root / "study" / "b" / "seed0" / "run.json"
-    record = json.loads(path.read_text()) | change
-    if message is None:
-        del record["status"]
-        message = "lacks status"
-    path.write_text(json.dumps(record))
-    with pytest.raises(UserError, match=message):
-        Results(root).runs()
-
-
-def test_broken_json_is_named(root):
-    (root / "study" / "b" / "seed0" / "run.json").write_text('{"schema": 1,')
-    with pytest.raises(UserError, match=r"b/seed0/run\.json: not valid JSON"):
-        Results(root).runs()
-    judged = Results(root, lambda stage, name: "not valid JSON" if "/b/" in name else "")
-    assert set(judged.runs()["run"]) == {"a"}
-    assert judged.left_out() == ["train study/b/seed0: not valid JSON"]
-    write_csv(root / "study/a/seed0/floors.csv", TABLES["floors.csv"].required, [])
-    (root / "study/a/seed0/floors.json").write_text("[1]")
-    with pytest.raises(UserError, match=r"a/seed0/floors\.json: is not a JSON object"):
-        judged.rows("floors.csv")
-
-
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(UserError, match="nowhere: no such folder"):
-        Results(tmp_path / "nowhere")
-
-
-def test_flatten_joins_keys_and_keeps_lists_as_text():
-    assert flatten({"a": {"b": 1, "c": {"d": None}}, "e": [1, 2]}) == {"a.b": 1, "a.c.d": None, "e": "[1, 2]"}
 
 
 def test_commands_start_without_what_only_readers_of_rows_need():
@@ -215,3 +178,25 @@ def test_every_file_belongs_to_a_stage_of_the_plan(root, file):
     asked = []
     Results(root, lambda stage, name: asked.append(stage) or "").leaves_out(file, "study/a/seed0")
     assert set(asked) <= RECORDS.keys()
+
+
+def test_floats_come_back_bit_for_bit_and_none_is_empty(tmp_path):
+    path = tmp_path / "rows.csv"
+    values = [0.1, 1 / 3, 1e-300, float("inf"), np.float64(2 / 3), np.nextafter(1, 2)]
+    write_rows(path, ("name", "value", "missing"), [(f"a,{i}\n", value, None) for i, value in enumerate(values)])
+    assert path.read_bytes().startswith(b"name,value,missing\n")
+    assert b"\r" not in path.read_bytes()
+    with open(path, newline="") as file:
+        read = list(csv.DictReader(file))
+    assert [float(row["value"]) for row in read] == values
+    assert [row["name"] for row in read] == [f"a,{i}\n" for i in range(len(values))]
+    assert {row["missing"] for row in read} == {""}
+
+
+def test_a_row_of_another_length_leaves_the_old_file(tmp_path):
+    path = tmp_path / "rows.csv"
+    write_rows(path, ("a", "b"), [(1, 2)])
+    with pytest.raises(ValueError, match="1 cells under 2 columns"):
+        write_rows(path, ("a", "b"), [(3, 4), (5,)])
+    assert path.read_text() == "a,b\n1,2\n"
+    assert list(tmp_path.iterdir()) == [path]

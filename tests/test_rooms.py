@@ -31,11 +31,10 @@ def modules():
     return trees
 
 
-def imported(tree, known, *, when_imported=False):
-    """Return the modules of this package that one imports, or those that it imports when it is imported itself."""
-    nodes = tree.body if when_imported else ast.walk(tree)
+def imported(tree, known):
+    """Return the modules of this package that one imports, anywhere in it."""
     found = set()
-    for node in nodes:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -75,16 +74,22 @@ def test_no_import_runs_back_up():
     assert not back
 
 
-def test_no_two_files_need_each_other():
+LATE = {("formerlab.report.drawings", "formerlab.report.write")}
+"""Pairs of which one is needed when something is drawn alone: the catalogue imports nothing heavy before."""
+
+
+def test_no_two_files_need_each_other_imports_inside_functions_included():
     trees = modules()
     known = set(trees)
-    needs = {module: imported(tree, known, when_imported=True) - {module} for module, tree in trees.items()}
+    needs = {module: imported(tree, known) - {module} for module, tree in trees.items() if module != "formerlab"}
+    for one, other in LATE:
+        needs[one].discard(other)
     done: set[str] = set()
 
     def visit(module, above):
         assert module not in above, " -> ".join([*above[above.index(module) :], module])
         if module not in done:
-            for target in sorted(needs[module]):
+            for target in sorted(needs.get(module, ())):
                 visit(target, [*above, module])
             done.add(module)
 

@@ -4,13 +4,15 @@ import fcntl
 import json
 import shutil
 import sqlite3
-from dataclasses import replace
+from contextlib import suppress
 
 import pytest
+from fixtures.ports import free_ports
 from fixtures.rows import make_decay, make_run, make_tokenformer, model, write_csv
 
 from formerlab.__main__ import main
-from formerlab.errors import UserError
+from formerlab.errors import StoppedEarly, UserError
+from formerlab.results.notes import noted
 from formerlab.results.read import Results
 from formerlab.results.records import flatten
 from formerlab.results.stages import TABLES
@@ -85,7 +87,8 @@ def test_seeds_hang_below_their_configuration_which_has_their_means(place):
     children = [runs[f"live/laptop/denseformer/plain-8/seed{seed}"] for seed in (0, 1)]
     assert all(child.data.tags["mlflow.parentRunId"] == middle.info.run_id for child in children)
     assert not {"mlflow.parentRunId"} & (middle.data.tags.keys() | top.data.tags.keys())
-    assert [file.path for file in client.list_artifacts(top.info.run_id)] == ["denseformer_depth.png"]
+    for run in (top, middle):
+        assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["denseformer_depth.png"]
     losses = [child.data.metrics["test/loss_nats"] for child in children]
     assert middle.data.metrics["test/loss_nats"] == pytest.approx(sum(losses) / 2, rel=1e-3)
     assert {"test/loss_nats_low", "test/loss_nats_high"} <= set(middle.data.metrics)
@@ -244,26 +247,57 @@ def test_rows_that_changed_by_hand_are_refused_and_the_others_tracked(tmp_path):
     assert "plain/seed0/test.csv: changed since its stage wrote it" in changed
 
 
-def test_a_run_that_still_trains_is_running_and_goes_on_where_it_stands(tmp_path, monkeypatch):
+def test_a_run_that_still_trains_is_running_and_goes_on_where_it_stands(tmp_path):
+    root = tmp_path / "results/live/laptop"
+    folder, key = make_run(root, "denseformer", "plain"), "live/laptop/denseformer/plain"
+    rows = {name: (folder / name).read_text() for name in ("run.json", "test.csv", "train.csv")}
+    for name in ("run.json", "test.csv"):
+        (folder / name).unlink()
+    (folder / "train.csv").write_text("".join(rows["train.csv"].splitlines(keepends=True)[:11]))
+    (folder / "run.yaml").write_text(json.dumps(json.loads(rows["run.json"])["spec"] | {"data": "text"}))
+    (root / "data/text").mkdir(parents=True)
+    (root / "data/text/manifest.json").write_text('{"fingerprint": "00112233445566778899aabbccddeeff", "splits": {}}')
+
+    def seen():
+        synced(tmp_path)
+        client, runs = active(tmp_path)
+        curve = client.get_metric_history(runs[key].info.run_id, "train/loss_nats")
+        (status,) = {runs[name].info.status for name in (key, f"{key}/seed0")}
+        return status, [point.step for point in curve], [run.info.run_id for run in runs.values()]
+
+    with suppress(StoppedEarly), noted("train", folder):
+        assert seen()[:2] == ("RUNNING", list(range(10, 101, 10)))
+        raise StoppedEarly("time limit")
+    *stopped, runs = seen()
+    assert stopped == ["KILLED", list(range(10, 101, 10))]
+    for name, text in rows.items():
+        (folder / name).write_text(text)
+    assert seen() == ("FINISHED", list(range(10, 201, 10)), runs)
+
+
+def test_while_the_ui_is_open_runs_are_brought_in(tmp_path, monkeypatch):
+    results, server = tmp_path / "results/live/laptop", tmp_path / "server"
+    make_run(results, "denseformer", "plain")
+    server.write_text(f"#!/bin/sh\nwhile ! [ -e '{tmp_path}/mlartifacts' ]; do sleep 0.1; done\n")
+    server.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(server))
+    monkeypatch.setattr("formerlab.commands.tools.SECONDS_BETWEEN_SYNCS", 0.2)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    plan = {"results": str(results), "figures": str(tmp_path), "tracking_uri": uri, "scale": "laptop", "studies": {}}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert main(["ui", "--plan", str(tmp_path / "plan.json"), "--port", str(free_ports(1)[0])]) == 0
+    assert "live/laptop/denseformer/plain/seed0" in active(tmp_path)[1]
+
+
+def test_weights_are_logged_on_request(tmp_path):
     folder = make_run(tmp_path / "results/live/laptop", "denseformer", "plain")
-    key = "live/laptop/denseformer/plain"
-
-    def so_far(results, record):
-        entry = seed_entry(results, record)
-        return replace(entry, finished_ms=None, status="RUNNING", points=[p for p in entry.points if p[3] <= 100])
-
-    monkeypatch.setattr("formerlab.tracking.mlflow.seed_entry", so_far)
-    synced(tmp_path)
-    client, before = active(tmp_path)
-    assert {before[name].info.status for name in (key, f"{key}/seed0")} == {"RUNNING"}
-    monkeypatch.undo()
-    change(folder / "run.json", lambda record: record.update(host="another"))
-    synced(tmp_path)
-    after = active(tmp_path)[1]
-    assert {after[name].info.status for name in (key, f"{key}/seed0")} == {"FINISHED"}
-    assert [after[name].info.run_id for name in before] == [run.info.run_id for run in before.values()]
-    curve = client.get_metric_history(after[key].info.run_id, "train/loss_nats")
-    assert [point.step for point in curve] == list(range(10, 201, 10))
+    (folder / "weights.safetensors").write_bytes(b"weights")
+    for asked in (False, True, True, False):
+        sync(tmp_path / "results/live/laptop", f"sqlite:///{tmp_path}/mlflow.db", weights=asked)
+    runs = active(tmp_path)[1]
+    (logged,) = tmp_path.glob("mlartifacts/**/weights.safetensors")
+    assert logged.read_bytes() == b"weights"
+    assert runs["live/laptop/denseformer/plain/seed0"].data.tags["formerlab.weights"] == "1" * 64
 
 
 def test_where_nothing_changed_no_rows_are_read(place, monkeypatch):

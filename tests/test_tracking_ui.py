@@ -16,7 +16,6 @@ from fixtures.rows import make_run, model, write_csv
 from formerlab.results.stages import TABLES
 from formerlab.tracking.address import landing
 from formerlab.tracking.mlflow import sync
-from formerlab.tracking.rows import MOST_POINTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mlflow")]
 SECONDS = 300
@@ -96,16 +95,18 @@ def see(page, *words):
         page.wait(f"document.body && document.body.innerText.includes({json.dumps(word)})")
 
 
-def test_the_experiment_is_listed(page, address):
-    page.open(f"{address}/#/experiments")
-    see(page, "formerlab/laptop/denseformer")
-
-
 def test_the_link_lands_on_configurations_sorted_by_held_out_loss(page, address, place):
     page.open(address + landing(f"sqlite:///{place}/mlflow.db", "laptop", ["denseformer"]))
     see(page, "plain-8", "plain-16", "Sort: test/loss_nats")
     names = page.evaluate(f"{CELLS}.map(cell => cell.innerText.trim())")
     assert not [name for name in names if "seed" in name]
+
+
+def test_the_chart_view_opens_on_curves(page, address, place):
+    page.open(address + landing(f"sqlite:///{place}/mlflow.db", "laptop", ["denseformer"]) + "&compareRunsMode=CHART")
+    page.wait("document.querySelectorAll('.js-plotly-plot .scatterlayer .trace path').length > 1")
+    charts = page.evaluate("document.querySelector('[data-testid=experiment-view-compare-runs-chart-area]').innerText")
+    assert charts.index("valid/loss_nats") < charts.index("train/loss_nats") < charts.index("cost")
 
 
 def test_seeds_fold_out_below_their_configuration(page, address, runs):
@@ -129,25 +130,3 @@ def test_a_run_has_its_curve_and_artefacts_open(page, address, runs):
     see(page, "run.json", "test.csv")
     page.open(f"{address}/#/experiments/{experiment}/runs/{ids['denseformer']}/artifacts")
     see(page, "denseformer_table.md", "claims.csv")
-
-
-def test_a_verdict_is_seen_among_the_tags(page, address, runs):
-    experiment, ids = runs
-    page.open(f"{address}/#/experiments/{experiment}/runs/{ids['denseformer']}")
-    see(page, "claim.denseformer-a")
-
-
-def test_seeds_are_compared(page, address, runs):
-    experiment, ids = runs
-    pair = json.dumps([ids[f"denseformer/plain-8/seed{seed}"] for seed in (0, 1)])
-    page.open(f"{address}/#/compare-runs?runs={pair}&experiments=[%22{experiment}%22]")
-    see(page, "plain-8 seed0", "plain-8 seed1", "train/loss_nats")
-
-
-def test_no_curve_has_more_points_than_the_page_can_draw(place, runs):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{place}/mlflow.db")
-    history = client.get_metric_history(runs[1]["denseformer/plain-8/seed0"], "train/loss_nats")
-    assert len(history) <= MOST_POINTS <= 1000
-    assert (history[0].step, history[-1].step) == (1, 5000)

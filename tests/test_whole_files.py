@@ -1,7 +1,5 @@
 """Files are written whole or not at all."""
 
-import hashlib
-import json
 import os
 import socket
 import subprocess
@@ -10,7 +8,7 @@ import sys
 import pytest
 
 from formerlab.errors import UserError
-from formerlab.files import read_json, replacing, sha256, write_json, write_text
+from formerlab.files import read_json, replacing, write_json, write_text
 
 
 @pytest.fixture
@@ -38,31 +36,17 @@ def write_half(path, error):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_a_failure_in_the_middle_leaves_the_old_file_and_nothing_else(error, path):
-    with pytest.raises(error):
-        write_half(path, error)
+    for goal in (path, path.parent / "new"):
+        with pytest.raises(error):
+            write_half(goal, error)
     assert path.read_text() == "old"
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_failure_leaves_no_file_where_there_was_none(tmp_path):
-    with pytest.raises(ValueError, match="no"):
-        write_half(tmp_path / "new", ValueError("no"))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_block_that_writes_nothing_fails_and_keeps_the_old_file(path):
     with pytest.raises(FileNotFoundError), replacing(path):
         pass
     assert path.read_text() == "old"
-
-
-def test_the_temporary_file_is_hidden_beside_its_goal_and_its_owners(path):
-    """Beside it, since a rename is atomic within one file system only."""
-    with replacing(path) as temporary:
-        assert temporary.parent == path.parent
-        assert temporary.name.startswith(".file.txt.")
-        assert temporary.suffix == ".tmp"
-        temporary.write_text("new")
 
 
 def test_the_next_writer_of_a_file_removes_what_a_killed_one_left_of_it(path):
@@ -76,12 +60,7 @@ def test_the_next_writer_of_a_file_removes_what_a_killed_one_left_of_it(path):
     assert {file.name for file in path.parent.iterdir()} == {path.name, working, elsewhere, other}
 
 
-def test_folders_are_made(tmp_path):
-    write_text(tmp_path / "a" / "b" / "c.txt", "text")
-    assert (tmp_path / "a" / "b" / "c.txt").read_text() == "text"
-
-
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600), (0o002, 0o664)])
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
 @pytest.mark.parametrize("made", [0o600, 0o666])
 def test_who_may_read_what_was_written_is_for_the_umask_to_say(umask, mode, made, tmp_path):
     """Whatever the library that wrote it thinks: safetensors makes files that nobody else may read."""
@@ -109,27 +88,11 @@ def test_what_is_no_json_leaves_the_old_file(path):
     assert path.read_text() == "old"
 
 
-def test_a_missing_json_file_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"nothing.json: no such file"):
-        read_json(tmp_path / "nothing.json")
-
-
 @pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\xff\xfe"])
 def test_a_broken_json_file_is_one_line_with_a_remedy(content, tmp_path):
+    with pytest.raises(UserError, match=r"broken.json: no such file"):
+        read_json(tmp_path / "broken.json")
     (tmp_path / "broken.json").write_bytes(content)
     with pytest.raises(UserError, match=r"broken.json: not valid JSON \(.+\); delete it and run the stage") as caught:
         read_json(tmp_path / "broken.json")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
-def test_a_hash_in_blocks_is_the_hash_of_the_whole(size, tmp_path):
-    content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    (tmp_path / "file").write_bytes(content)
-    assert sha256(tmp_path / "file") == hashlib.sha256(content).hexdigest()
-
-
-def test_json_numbers_keep_every_bit(tmp_path):
-    numbers = [1e-300, 2**0.5, 1 / 3, float(2**53 - 1)]
-    write_json(tmp_path / "numbers.json", numbers)
-    assert json.loads((tmp_path / "numbers.json").read_text()) == numbers

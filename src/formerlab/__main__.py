@@ -1,8 +1,9 @@
-"""`python -m formerlab <verb>`: every stage of the pipeline, and what one wants to ask it, by hand."""
+"""`formerlab <verb>`, or `python -m formerlab <verb>`: start a project, run it, and ask it what it found."""
 
 import argparse
 import errno
 import sys
+import textwrap
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -29,16 +30,33 @@ from formerlab.errors import (
 )
 from formerlab.files import NoRoom, found_no_room
 
+GROUPS = {
+    "a project": ("init", "demo", "plan", "status", "ui"),
+    "its results": ("report", "headline", "claims", "runs", "figures", "export", "readme", "reproduce"),
+    "models": ("generate", "classify", "released", "prune-folder", "zeroshot-folder"),
+    "other people's formats": ("export-huggingface", "import-tokenformer"),
+}
+"""The verbs for people, by what they are about. What Snakemake calls is known by its name and not listed."""
+
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Another user's file or folder, or one on a read-only disk."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser with all verbs."""
-    parser = argparse.ArgumentParser(prog="formerlab", description=__doc__)
-    verbs = parser.add_subparsers(required=True, metavar="<verb>")
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="formerlab", usage="%(prog)s <verb> ...", description=__doc__, formatter_class=layout
+    )
+    verbs = parser.add_subparsers(prog="formerlab", required=True, metavar="<verb>", help=argparse.SUPPRESS)
     for module in (plan, stages, measures, results, report, check, tools, huggingface, released, reproduce):
         module.add_parsers(verbs)
+    listed = {name for names in GROUPS.values() for name in names}
+    lines = []
+    for title, names in GROUPS.items():
+        lines += [f"\n{title}:", *(f"  {name:<20}{verbs.choices[name].description}" for name in names)]
+    stages_of_dag = textwrap.fill(" ".join(name for name in verbs.choices if name not in listed), 100)
+    parser.epilog = "\n".join([*lines, f"\ncalled by Snakemake, `formerlab plan --shell` shows how:\n{stages_of_dag}"])
     return parser
 
 

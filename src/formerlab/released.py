@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from formerlab.errors import UserError, near_misses, shown
+from formerlab.errors import UserError, near_misses, reason, shown
 from formerlab.file_search import expanded
 from formerlab.files import sha256
 from formerlab.spec import Layers, Size, Spec
@@ -98,7 +98,7 @@ class Folder(_Released):
 
     def place(self) -> Path:
         """Return the folder. Raises UserError where there is none."""
-        place = Path(expanded(self.path))
+        place = expanded(self.path)
         if not place.is_dir():
             hint = near_misses(self.path, list(RELEASED)) if "/" not in self.path else ""
             raise UserError(f"{self.path}: no such folder{hint}")
@@ -137,7 +137,7 @@ class Gguf(_Released):
 
     def place(self) -> Path:
         """Return the file. Raises UserError where there is none, or no package to read it."""
-        place = self._in_package(self.package) if self.package is not None else Path(expanded(self.path or ""))
+        place = self._in_package(self.package) if self.package is not None else expanded(self.path or "")
         if not place.is_file():
             raise UserError(f"{place}: no such file")
         if find_spec("gguf") is None:
@@ -232,11 +232,6 @@ def sizes_of(model: Any, context: int | None = None) -> Sizes:
 def shown_place(arguments: dict[str, Any]) -> str:
     """Return for people what `from_pretrained` is given."""
     return str(Path(arguments["pretrained_model_name_or_path"], arguments.get("gguf_file", "")))
-
-
-def reason(error: Exception) -> str:
-    """Return the first line of an error, or its kind where it says nothing."""
-    return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
 HUB = "hub:"

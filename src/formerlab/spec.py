@@ -32,6 +32,11 @@ Epsilon = Annotated[float, Field(gt=0, le=1)]
 """A small number that keeps a divisor from zero."""
 
 
+def is_none(value: object) -> bool:
+    """Say whether a later field is empty: then a spec is written, and has the fingerprint, as before there was one."""
+    return value is None
+
+
 class Spec(BaseModel):
     """A frozen, hashable description; unknown keys are refused."""
 

@@ -60,7 +60,7 @@ def read_yaml(root: Path, place: str) -> dict[str, Any]:
     except FileNotFoundError:
         if place == "config.yaml":
             here = f"config.yaml: not in {root.resolve()}"
-            raise UserError(f"{here}; run this in the folder of formerlab's checkout") from None
+            raise UserError(f"{here}; run this in a project's folder; `formerlab init FOLDER` makes one") from None
         near = near_misses(path.name, [file.name for file in path.parent.glob("*.yaml")])
         raise UserError(f"{place}: no such file{near}") from None
     except yaml.MarkedYAMLError as error:

@@ -1,7 +1,6 @@
 """Snakemake's logger plugin `formerlab`: in place of a paragraph per job, a line per stage and a bar for the whole.
 
-Snakemake finds it by the name of this package; profiles/default asks for it. What is shown is decided in
-`formerlab.plan.run_display`; here Snakemake's records are only read. The interface is that of the package
+Snakemake finds it by the name of this package; profiles/default asks for it. The interface is that of the package
 snakemake-interface-logger-plugins; the fields of each event are those that Snakemake 9 sends.
 """
 
@@ -19,7 +18,8 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from formerlab.errors import EXIT_USER_ERROR, UserError, near_misses
 from formerlab.plan.locate import VARIABLE, read_plan
-from formerlab.plan.run_display import UNITS, RunDisplay, job_counts
+from formerlab.results.stages import STAGES
+from snakemake_logger_plugin_formerlab.display import Display, by_stage
 
 CHATTER = ("Assuming unrestricted shared filesystem", "host: ", "Building DAG", "Using shell", "None")
 """Beginnings of what Snakemake says before a run that tells a reader nothing."""
@@ -29,8 +29,6 @@ REFUSED = re.compile(
     r"sbatch failed\. The error message was '(.*?)'\.\n|submission failed with exception: (.*)", re.DOTALL
 )
 """What the Slurm executor says of a job that could not be submitted, with Slurm's own words."""
-
-
 UNKNOWN = re.compile(r"No rule to produce (\w+)\b")
 """What Snakemake says of a target that it does not know."""
 
@@ -38,44 +36,32 @@ UNKNOWN = re.compile(r"No rule to produce (\w+)\b")
 class LogHandler(LogHandlerBase):
     """Show a run of the DAG in few lines; whatever else Snakemake is asked for, show as it would itself."""
 
-    needs_rulegraph = False
+    needs_rulegraph = writes_to_file = has_formatter = False
     writes_to_stream = True
-    writes_to_file = False
 
     def __post_init__(self) -> None:
         _check_cache()
         asked = self.common_settings
         quiet = {str(about) for about in asked.quiet or ()}
         self._details = asked.verbose or asked.printshellcmds or asked.debug_dag
-        self._dry = asked.dryrun
         self._silent = "all" in quiet and not asked.dryrun
         self._no_progress = "progress" in quiet
         self._stream = sys.stdout if asked.dryrun else sys.stderr
-        self._display: RunDisplay | None = None
-        self._cores: int | None = None
-        self._counted = False
+        self._dry, self._counted = asked.dryrun, False
+        self._display: Display | None = None
 
     @property
     def has_filter(self) -> bool:
         """Return whether records are chosen here; else Snakemake gives this handler its own filter."""
         return not self._details
 
-    @property
-    def has_formatter(self) -> bool:
-        """Return False: records that are shown whole are written as Snakemake writes them."""
-        return False
-
     def emit(self, record: logging.LogRecord) -> None:
         """Show a record, or what it changes."""
         try:
-            if self._silent:
-                pass
-            elif self._details:
+            if self._details:
                 self._write(record)
-            elif self._dry and (self._counted or vars(record).get("event") == LogEvent.RUN_INFO):
-                self._count(record)
-            else:
-                self._read(record, vars(record))
+            elif not self._silent:
+                self._read(record, vars(record), str(record.msg).replace("\n", " "))
         except BrokenPipeError:  # nobody reads any more, as behind `| head`
             self._silent = True
         except Exception:  # a display must not end the work
@@ -88,31 +74,22 @@ class LogHandler(LogHandlerBase):
                 self._display.close()
         super().close()
 
-    def _read(self, record: logging.LogRecord, said: dict[str, Any]) -> None:
-        event = said.get("event")
-        if event == LogEvent.RESOURCES_INFO:
-            self._cores = said.get("cores", self._cores)
-        elif event == LogEvent.RUN_INFO:
-            self._begin(said["stats"])
-        elif self._display is None:
-            spoken = event is None and not self._no_progress and not str(record.msg).startswith(CHATTER)
-            if spoken or record.levelno >= logging.WARNING:
+    def _read(self, record: logging.LogRecord, said: dict[str, Any], text: str) -> None:
+        event, warned = said.get("event"), record.levelno >= logging.WARNING
+        if event == LogEvent.RUN_INFO:
+            self._begin({rule: count for rule, count in said["stats"].items() if rule != "total"})
+        elif self._counted:
+            if text.startswith("This was a dry-run"):
                 self._write(record)
-        elif event is None or event == LogEvent.ERROR:
-            self._pass_on(self._display, record)
-        else:
+        elif self._display is None:
+            if warned or (event is None and not self._no_progress and not text.startswith(CHATTER)):
+                self._write(record)
+        elif event not in (None, LogEvent.ERROR):
             _tell(self._display, event, said)
+        else:
+            self._pass_on(self._display, record, text)
 
-    def _count(self, record: logging.LogRecord) -> None:
-        """Show how many jobs of each stage a dry run lists, and below that only that it was one."""
-        if not self._counted:
-            self._stream.write(f"{job_counts(vars(record)['stats'])}\n")
-        elif str(record.msg).startswith("This was a dry-run"):
-            self._write(record)
-        self._counted = True
-
-    def _pass_on(self, display: RunDisplay, record: logging.LogRecord) -> None:
-        text = str(record.msg).replace("\n", " ")
+    def _pass_on(self, display: Display, record: logging.LogRecord, text: str) -> None:
         if text.startswith("Trying to restart job "):
             display.tried_again(int(text.removesuffix(".").rpartition(" ")[2]))
         elif text.startswith("Exiting because a job"):
@@ -120,14 +97,21 @@ class LogHandler(LogHandlerBase):
         elif record.levelno >= logging.WARNING and not text.startswith(SAID_TWICE):
             display.say(self.format(record))
 
-    def _begin(self, stats: dict[str, int]) -> None:
-        counts = {rule: count for rule, count in stats.items() if rule != "total"}
-        self._display = RunDisplay(_plan(), counts, self._cores, self._stream, bar=not self._no_progress)
+    def _begin(self, counts: dict[str, int]) -> None:
+        """Show the bar; of a dry run, how many jobs of each stage it lists."""
+        if not self._dry:
+            self._display = Display(_plan(), counts, self._stream, bar=not self._no_progress)
+            return
+        found = by_stage(counts)
+        lines = [f"{stage:<11} {count:>5} jobs" for stage, count in found.items()]
+        self._stream.write("\n".join([*lines, f"{'in all':<11} {found.total():>5} jobs; -p names each\n"]))
+        self._counted = True
 
     def _write(self, record: logging.LogRecord) -> None:
         text = self.format(record)
         if unknown := UNKNOWN.search(text or ""):
-            text = f"no target {unknown[1]!r}{near_misses(unknown[1], [*_plan().get('studies', {}), *UNITS, 'all'])}"
+            known = [*_plan().get("studies", {}), *STAGES, "draw", "claims", "runs", "track", "all"]
+            text = f"no target {unknown[1]!r}{near_misses(unknown[1], known)}"
         if text and text != "None":
             self._stream.write(f"{text}\n")
             self._stream.flush()
@@ -152,7 +136,7 @@ def _plan() -> dict[str, Any]:
         return {}
 
 
-def _tell(display: RunDisplay, event: LogEvent, said: dict[str, Any]) -> None:
+def _tell(display: Display, event: LogEvent, said: dict[str, Any]) -> None:
     """Tell the display of a job."""
     if event == LogEvent.JOB_INFO:
         name = " ".join(map(str, said["wildcards"].values()))
@@ -161,4 +145,4 @@ def _tell(display: RunDisplay, event: LogEvent, said: dict[str, Any]) -> None:
         display.finished(said["job_id"])
     elif event == LogEvent.JOB_ERROR:
         refused = REFUSED.search(said["rule_msg"] or "")
-        display.failed(said["jobid"], refused=next(filter(None, refused.groups())) if refused else "")
+        display.failed(said["jobid"], next(filter(None, refused.groups())) if refused else "")

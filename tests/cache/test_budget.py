@@ -45,10 +45,6 @@ def test_half_a_budget_leaves_the_odd_entry_to_the_scores(total):
     assert H2O().protected(total) == (0, total // 2)
 
 
-def test_part_is_decimal():
-    assert part(0.29, 100) == 29
-
-
 def test_what_is_protected_always_fits():
     assert Decay(recent=0.5, sink=4).protected(3) == (3, 0)
     assert Decay(recent=0.8, sink=4).protected(10) == (4, 6)

@@ -46,8 +46,7 @@ def full_attention(logits):
 
 
 def test_the_union_is_the_registry():
-    kinds = "full local streaming_llm h2o spatten decay tova keydiff knorm snapkv expected_attention random ideal"
-    assert [policy.kind for policy in VARIANTS] == kinds.split()
+    assert len({policy.kind for policy in VARIANTS}) == len(VARIANTS) >= 13
     adapter = TypeAdapter(CachePolicy)
     for policy in VARIANTS + OFFICIAL:
         assert adapter.validate_python(policy.to_dict()) == policy
@@ -208,15 +207,6 @@ def test_of_equal_scores_the_older_key_loses():
     assert torch.equal(simulate(Decay(alpha=0.0), uniform, 6)[1], simulate(Local(), uniform, 6)[1])
     scores, counts = torch.tensor([[1.0, 2.0, 1.0, 2.0, 1.0]]), torch.tensor([3])
     assert largest(scores, counts).tolist() == [[False, True, False, True, True]]
-
-
-def test_scaling_the_scores_changes_no_choice():
-    class Scaled(Decay):
-        def score(self, past, attention):
-            return self.alpha * past + 8 * attention
-
-    logits = random_logits()
-    assert torch.equal(simulate(Scaled(), logits, 5)[1], simulate(Decay(), logits, 5)[1])
 
 
 def test_age_bias():

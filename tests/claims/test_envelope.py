@@ -8,10 +8,9 @@ from fixtures.rows import make_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formerlab.report.claims.arms import Arm, ClaimArms
 from formerlab.report.claims.envelope import SAME_BUDGET, flops_at_loss, on_envelope
-from formerlab.report.claims.evidence import Evidence
-from formerlab.report.claims.registry import read_claims
+from formerlab.report.claims.judgement import Evidence
+from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.rows import Rows
 from formerlab.report.claims.verdict import judge
 from formerlab.results.read import Results

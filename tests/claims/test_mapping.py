@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from formerlab.errors import UserError
-from formerlab.plan.claim_arms import read_arms
-from formerlab.plan.claim_coverage import missing_arms
+from formerlab.plan.claim_arms import missing_arms, read_arms
 from formerlab.report.claims.registry import read_claims
 
 ROOT = Path(__file__).parents[2]

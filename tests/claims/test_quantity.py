@@ -9,8 +9,16 @@ from scipy import stats
 
 from formerlab.evaluation.translation.bleu import corpus_bleu
 from formerlab.report.claims.bootstrap import BATCHES, Chosen, Examples
-from formerlab.report.claims.pool import alike, residual_variance
-from formerlab.report.claims.quantity import GUARD, Agreement, Level, Linear, MissingRowsError, Pooled
+from formerlab.report.claims.quantity import (
+    GUARD,
+    Agreement,
+    Level,
+    Linear,
+    MissingRowsError,
+    Pooled,
+    residual_variance,
+)
+from formerlab.report.claims.rows import alike
 from formerlab.report.two_fold import two_fold_selection
 from formerlab.statistics import resampled
 

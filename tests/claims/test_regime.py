@@ -1,15 +1,16 @@
 """The quantities of `regime`, each on runs that are made up."""
 
 import json
+import math
 
 import pandas as pd
 import pytest
 from fixtures.rows import dwa, make_run, model
 
-from formerlab.report.claims.arms import Arm, ClaimArms
-from formerlab.report.claims.evidence import Evidence
-from formerlab.report.claims.regime import QUANTITIES, arms_of, unmet
-from formerlab.report.claims.registry import Condition, read_claims
+from formerlab.report.claims.judgement import Evidence, Judgement
+from formerlab.report.claims.quantities import QUANTITIES
+from formerlab.report.claims.regime import arms_of, unmet
+from formerlab.report.claims.registry import Arm, ClaimArms, Condition, read_claims
 from formerlab.report.claims.rows import Rows, shots
 from formerlab.results.read import Results
 
@@ -17,20 +18,20 @@ BOOK = read_claims()
 ANY = next(claim for claim in BOOK.claims if claim.id == "denseformer-better-at-equal-time")
 
 
-def evidence(root, *conditions, **arms):
+def judgement(root, *conditions, **arms):
     """Arms that stand for the claim's arms, under conditions of our own."""
     given = {name: arm if isinstance(arm, Arm) else Arm(run=arm) for name, arm in arms.items()}
     conditions = tuple(Condition(published="", why="", **condition) for condition in conditions)
     claim = ANY.model_copy(update={"regime": conditions, "arms": dict.fromkeys(given, "")})
-    return Evidence(claim, BOOK.protocol, Rows(Results(root), "study", ClaimArms(arms=given)), {})
+    return Judgement(Evidence(claim, BOOK.protocol, Rows(Results(root), "study", ClaimArms(arms=given)), {}))
 
 
 def value(root, quantity, arm):
-    return QUANTITIES[quantity](arms_of(evidence(root, arm=arm), None)["arm"])
+    return QUANTITIES[quantity](arms_of(judgement(root, arm=arm))["arm"])
 
 
 def holds(root, quantity, limits, **arms):
-    return not unmet(evidence(root, {"quantity": quantity, "of": tuple(arms), **limits}, **arms), None)
+    return not unmet(judgement(root, {"quantity": quantity, "of": tuple(arms), **limits}, **arms))
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_growth_is_measured_by_new_parameters_and_by_what_the_parent_read(root):
     make_run(root, "study", "grown", init="parent")
     assert value(root, "tokens_per_new_parameter", "grown") == pytest.approx(102_400 / 200_000)
     assert value(root, "start_tokens_per_parameter", "grown") == pytest.approx(50)
-    lines = unmet(evidence(root, {"quantity": "tokens_per_new_parameter", "of": "a", "at_least": 1}, a="parent"), None)
+    lines = unmet(judgement(root, {"quantity": "tokens_per_new_parameter", "of": "a", "at_least": 1}, a="parent"))
     assert lines == ["tokens_per_new_parameter (a): parent starts from no run of this scale"]
 
 
@@ -84,8 +85,6 @@ def test_curves_say_how_far_a_run_has_come(root):
 
 def test_overfitting_is_measured_without_the_smoothing_of_the_training_loss(root):
     """A model of 4000 words whose smoothed training loss would be 0.1 ln V for a perfect fit."""
-    import math
-
     folder = make_run(root, "study", "a", spec=model() | {"vocabulary": 4000})
     record = json.loads((folder / "run.json").read_text())
     record["spec"]["task"] = {"kind": "translation", "label_smoothing": 0.1}
@@ -142,7 +141,7 @@ def test_arms_are_compared_by_their_largest_and_smallest(root):
     assert not holds(root, "parameters_non_embedding_apart", {"at_most": 0.5}, one="a", other="b")
     assert holds(root, "tokens_ratio", {"at_least": 8}, one="b", other="a")
     assert holds(root, "rotary_apart", {"at_most": 0}, one="a", other="b"), "none in either"
-    line = unmet(evidence(root, {"quantity": "depth", "of": "a", "at_least": 24}, a="a"), None)
+    line = unmet(judgement(root, {"quantity": "depth", "of": "a", "at_least": 24}, a="a"))
     assert line == ["depth (a) 4, needed at least 24"]
 
 

@@ -7,14 +7,23 @@ import pytest
 from fixtures.checkout import ROOT
 from fixtures.rows import make_decay, make_tokenformer
 
-from formerlab.commands.readme import BEGIN, END, PAGES, outdated, written
+from formerlab.commands.readme import BEGIN, END, outdated, written
 from formerlab.errors import UserError
-from formerlab.plan.claim_arms import read_arms
-from formerlab.plan.claim_coverage import missing_arms
-from formerlab.report.claims.arms import Arm, ClaimArms
-from formerlab.report.claims.registry import read_claims
-from formerlab.report.claims.render import FIRST_SCREEN, all_block, best, counts, first_screen, markdown
-from formerlab.report.claims.table import frame, read_withdrawn, verdicts, write_claims
+from formerlab.plan.claim_arms import missing_arms, read_arms
+from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
+from formerlab.report.claims.render import (
+    ABSENT,
+    FIRST_SCREEN,
+    all_block,
+    best,
+    changes,
+    counts,
+    first_screen,
+    markdown,
+    read_verdicts,
+    write_claims,
+)
+from formerlab.report.claims.table import frame, read_withdrawn, verdicts
 from formerlab.results.read import Results
 
 WITHDRAWN, REASON = "tokenformer-growth-equal-total-flops", "the rows were taken at full moon"
@@ -132,7 +141,6 @@ def test_the_block_is_put_between_its_marks_and_only_there(tmp_path):
 
 def test_readme_and_docs_say_what_rows_and_scales_say():
     """After new rows, a changed scale or a changed evaluation: `make readme`."""
-    assert len(PAGES) == 3
     assert list(outdated(ROOT)) == []
 
 
@@ -140,3 +148,21 @@ def test_every_claim_judged_at_laptop_has_its_arms_there():
     missing = missing_arms(ROOT, "laptop")
     judged = [claim for claim in read_claims().claims if claim.kind == "measured" and "laptop" in claim.scales.judged]
     assert {claim.id: missing[claim.id] for claim in judged if missing[claim.id]} == {}
+
+
+def test_only_verdicts_that_changed_are_listed(tmp_path):
+    columns, path = ["claim", "item", "kind", "verdict", "ours"], tmp_path / "claims.csv"
+    same = [("a", None, "measured", "agrees", "x = 1"), ("e", None, "exact", "holds", "d = 0")]
+    then = pd.DataFrame([*same, ("b", None, "measured", "not tested", "")], columns=columns)
+    others = [("b", None, "measured", "contradicts", ""), ("b", "stage_3", "measured", "contradicts", "x = 4")]
+    now = pd.DataFrame([*same, *others], columns=columns)
+    then.to_csv(path, index=False)
+    assert changes(read_verdicts(path), now)[["claim", "item", "then", "now"]].to_numpy().tolist() == [
+        ["b", "", "not tested", "contradicts"],
+        ["b", "stage_3", ABSENT, "contradicts"],
+    ]
+    assert changes(now, now).empty
+    then.drop(columns="verdict").to_csv(path, index=False)
+    for file in (path, tmp_path / "none.csv"):
+        with pytest.raises(UserError, match="cannot be read"):
+            read_verdicts(file)

@@ -5,11 +5,11 @@ import pytest
 from scipy import stats
 
 from formerlab.errors import UserError
-from formerlab.report.claims.arms import Arm, ClaimArms
+from formerlab.evaluation.exact import CHECKS
 from formerlab.report.claims.bootstrap import Examples
-from formerlab.report.claims.evidence import Evidence
+from formerlab.report.claims.judgement import Evidence, evaluate
 from formerlab.report.claims.quantity import Level, MissingRowsError
-from formerlab.report.claims.registry import Claim, read_claims
+from formerlab.report.claims.registry import Arm, Claim, ClaimArms, read_claims
 from formerlab.report.claims.verdict import combined, holm, judge, judge_all, p_value
 
 BOOK = read_claims()
@@ -47,8 +47,8 @@ def evidence(claim, rows, numbers=None):
 
 @pytest.fixture(autouse=True)
 def without_sizes(monkeypatch):
-    monkeypatch.setattr("formerlab.report.claims.verdict.sizes", lambda evidence, item: "")
-    monkeypatch.setattr("formerlab.report.claims.verdict.unmet", lambda evidence, item: [])
+    monkeypatch.setattr("formerlab.report.claims.verdict.sizes", lambda judgement: "")
+    monkeypatch.setattr("formerlab.report.claims.verdict.unmet", lambda judgement: [])
 
 
 def judged(name, numbers=None, examples=None, scale="workstation"):
@@ -90,7 +90,7 @@ def test_what_a_claim_requires_is_not_met():
 
 
 def test_conditions_off_the_regime_are_the_reason(monkeypatch):
-    monkeypatch.setattr("formerlab.report.claims.verdict.unmet", lambda evidence, item: ["heads 4", "tokens 3"])
+    monkeypatch.setattr("formerlab.report.claims.verdict.unmet", lambda judgement: ["heads 4", "tokens 3"])
     (item,) = judged(MATCHES, grown(3.2, 3.21, 3.2)).items
     assert (item.outcome, item.reason) == ("not_tested", "heads 4; tokens 3")
 
@@ -174,7 +174,7 @@ def test_the_family_of_holm_is_the_headline_claims_with_a_verdict():
     def found(withdrawn):
         numbers, examples = grown(3.001, 3.0, 3.002), policies(kept(0.6, 1), kept(0.85, 2))
         rows = {claim.id: Planted(claim, numbers, examples) for claim in claims}
-        return judge_all(claims, BOOK.protocol, "workstation", lambda c: rows[c.id], lambda _: {}, withdrawn)
+        return judge_all(claims, BOOK.protocol, "workstation", lambda c: rows[c.id], {}, withdrawn)
 
     both, one = found({}), found({names[0]: "its rows are not what they seemed"})
     assert [verdict.outcome for verdict in both] == ["agrees", "agrees", "not_tested"]
@@ -194,3 +194,56 @@ def test_unknown_arms_and_metrics_name_the_claim():
         broken = claim.model_copy(update={"criterion": criterion})
         with pytest.raises(UserError, match=f"{claim.id}: .*{message}"):
             judge(evidence(broken, Planted(claim, grown(3, 3, 3))), "workstation")
+
+
+def computed(expression, **names):
+    return evaluate(expression, names, {"abs": abs, "max": max}, "some-claim")
+
+
+def test_arithmetic_and_logic_are_those_of_python():
+    assert computed("8 * 12 * 3600 * 9.5e12") == 8 * 12 * 3600 * 9.5e12
+    assert computed("abs(a / 3 - 1) <= 0.5 and not b > 2", a=4.0, b=1.0)
+    assert not computed("0 < a < 1 or max(a, b) == 0", a=2.0, b=-1.0)
+    assert computed("-a + 1", a=3) == -2
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("gap", "'gap' is not defined"),
+        ("open('x')", "Function 'open' not defined"),
+        ("a.real", "Attribute"),
+        ("[a]", "List"),
+        ("(lambda: 1)()", "Lambda"),
+        ("a if a else a", "IfExp"),
+        ("a ** a", "Pow"),
+        ("abs(x=1)", "keyword is not available"),
+        ("a <", "invalid syntax"),
+    ],
+)
+def test_all_else_is_refused_with_the_id_of_the_claim(expression, message):
+    with pytest.raises(UserError, match=r"^some-claim: ") as error:
+        computed(expression, a=1.0)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("transformer-complexity-table1", "holds"),
+        ("tokenformer-flops-formula", "holds"),
+        ("tokenformer-zero-keys-kept-tau", "holds"),
+        ("tokenformer-zero-keys-default-tau", "fails"),
+    ],
+)
+def test_a_check_gives_what_its_criterion_needs(name, outcome):
+    claim = next(claim for claim in BOOK.claims if claim.id == name)
+    verdict = judge(evidence(claim, None, CHECKS[name]()), "smoke")
+    assert verdict.outcome == outcome, verdict.items
+
+
+def test_the_traps_of_table_1_are_counted_too():
+    numbers = CHECKS["transformer-complexity-table1"]()
+    assert numbers["slope:self_attention_with_projections:n"] == pytest.approx(1, abs=0.15)
+    assert numbers["path_contiguous_kernels_times_k_over_n"] == pytest.approx(1.5, abs=0.05)
+    assert numbers["path_centred_neighbourhood_times_r_over_n"] == pytest.approx(2, abs=0.05)

@@ -1,6 +1,5 @@
 """Small corpora for the tests: text that looks real, the same on every run."""
 
-from pathlib import Path
 from random import Random
 
 from formerlab.data import BytePairs, Embedded, Files, TextData
@@ -15,20 +14,20 @@ don't it's
 WORDS = COMMON_WORDS.split()
 
 
-def sentence(random: Random) -> str:
+def sentence(random):
     """Return a sentence of five to fifteen words, some never seen before."""
     words = [random.choice(WORDS) for _ in range(random.randint(5, 15))]
     words.append(f"w{random.randrange(10**6)}")
     return " ".join(words).capitalize() + random.choice(".!?")
 
 
-def document(seed: object, sentences: int = 12) -> str:
+def document(seed, sentences=12):
     """Return a document of paragraphs."""
     random = Random(str(seed))
     return "\n\n".join(" ".join(sentence(random) for _ in range(4)) for _ in range(sentences // 4))
 
 
-def folder(path: Path, documents: int = 60) -> Path:
+def folder(path, documents=60):
     """Write a folder of text files and return it."""
     path.mkdir(parents=True)
     for number in range(documents):
@@ -36,7 +35,7 @@ def folder(path: Path, documents: int = 60) -> Path:
     return path
 
 
-def folder_data(path: Path, **changes: object) -> TextData:
+def folder_data(path, **changes):
     """Return the spec of a corpus of such a folder, divided by content."""
     settings: dict[str, object] = {
         "source": Files(paths=(str(path),)),
@@ -47,7 +46,7 @@ def folder_data(path: Path, **changes: object) -> TextData:
     return TextData.model_validate(settings | changes)
 
 
-def embedded_data(**changes: object) -> TextData:
+def embedded_data(**changes):
     """Return the spec of a small corpus of embedded text."""
     settings: dict[str, object] = {
         "source": Embedded(packages=("networkx",), standard_library=False),

@@ -1,6 +1,5 @@
 """Embedded text: what is read out of Python sources, and that splits share nothing."""
 
-from collections.abc import Callable
 from importlib import metadata
 
 import pytest
@@ -9,8 +8,8 @@ from corpora import embedded_data
 from formerlab.data import Embedded
 from formerlab.data.splitting import SPLITS, Shares
 from formerlab.data.text.deduplicator import Deduplicator
-from formerlab.data.text.docstrings import Module, read_code, read_module
-from formerlab.data.text.embedded import PACKAGES, REPEATABLE_CHARACTERS, collection_paused
+from formerlab.data.text.docstrings import read_code, read_module
+from formerlab.data.text.embedded import PACKAGES, REPEATABLE_CHARACTERS
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 
@@ -61,7 +60,7 @@ def fetch():
 Fetch \\d."""
 
 
-def test_signatures_and_docstrings_in_source_order() -> None:
+def test_signatures_and_docstrings_in_source_order():
     assert read_module("package.module", SOURCE.encode()).render() == RENDERED
 
 
@@ -85,11 +84,11 @@ if True:
         pass"""
 
 
-def test_code_without_docstrings_and_comments() -> None:
+def test_code_without_docstrings_and_comments():
     assert read_code("package.module", SOURCE.encode().replace(b"raise", b"# why\nraise")).render() == CODE
 
 
-def test_code_is_another_text_than_docstrings() -> None:
+def test_code_is_another_text_than_docstrings():
     documents = divided(("networkx",), "code")
     assert all(documents.values())
     assert "import networkx as nx" in "".join(documents["train"])
@@ -100,21 +99,17 @@ def test_code_is_another_text_than_docstrings() -> None:
 
 @pytest.mark.parametrize("read", [read_module, read_code])
 @pytest.mark.parametrize("source", [b"def broken(:", b"\xff\xfe", b'"""  """', b"a\0b"])
-def test_sources_without_anything_to_read_are_passed_over(source: bytes, read: Callable[..., Module]) -> None:
+def test_sources_without_anything_to_read_are_passed_over(source, read):
     assert read("x", source).entries == ()
 
 
-def test_code_without_documentation_is_passed_over() -> None:
-    assert read_module("x", b"x = 1").entries == ()
-
-
-def test_filtering_drops_paragraphs_and_empty_entries() -> None:
+def test_filtering_drops_paragraphs_and_empty_entries():
     module = read_module("m", SOURCE.encode()).filtered(lambda text: "summary" not in text and "Fit" not in text)
     assert [entry.signature for entry in module.entries] == ["m", "class Ridge(Base):", "def fetch():"]
     assert [entry.summary for entry in module.entries] == [False, True, True]
 
 
-def divided(data_packages: tuple[str, ...], content: str = "docstrings") -> dict[str, list[str]]:
+def divided(data_packages, content="docstrings"):
     source = {"kind": "embedded", "packages": data_packages, "standard_library": False, "content": content}
     data = embedded_data(source=source, max_bytes=None, max_held_out_bytes=None, questions=0)
     documents: dict[str, list[str]] = {split: [] for split in SPLITS}
@@ -124,7 +119,7 @@ def divided(data_packages: tuple[str, ...], content: str = "docstrings") -> dict
     return documents
 
 
-def test_no_longer_paragraph_occurs_twice() -> None:
+def test_no_longer_paragraph_occurs_twice():
     documents = divided(("networkx",))
     assert all(documents.values())
     paragraphs = [
@@ -139,7 +134,7 @@ def test_no_longer_paragraph_occurs_twice() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 50_000])
-def test_streams_do_not_depend_on_whether_questions_are_asked(limit: int) -> None:
+def test_streams_do_not_depend_on_whether_questions_are_asked(limit):
     data = embedded_data(max_bytes=None, max_held_out_bytes=limit)
     with Workers(1) as workers:
         plain, asked = (data.source.open(data.shares, workers) for _ in range(2))
@@ -148,7 +143,7 @@ def test_streams_do_not_depend_on_whether_questions_are_asked(limit: int) -> Non
         assert list(plain.test_modules) == modules
 
 
-def test_tests_of_packages_are_not_read() -> None:
+def test_tests_of_packages_are_not_read():
     names = [name for name, _ in Embedded(packages=("networkx",), standard_library=True).located()]
     assert "networkx.algorithms.dag" in names
     assert "asyncio.events" in names
@@ -156,7 +151,7 @@ def test_tests_of_packages_are_not_read() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_state_and_notice_name_versions_and_licences() -> None:
+def test_state_and_notice_name_versions_and_licences():
     source = Embedded(packages=("networkx", "no-such-package"), standard_library=False)
     assert source.versions() == {"networkx": metadata.version("networkx")}
     assert "networkx" in source.licence_notice()
@@ -166,15 +161,7 @@ def test_state_and_notice_name_versions_and_licences() -> None:
     assert all("not stated" not in notice for notice in Embedded(packages=PACKAGES).licence_notice().split(";"))
 
 
-def test_nothing_installed_is_an_error() -> None:
+def test_nothing_installed_is_an_error():
     source = Embedded(packages=("no-such-package",), standard_library=False)
     with pytest.raises(UserError, match="none of the packages no-such-package is installed"), Workers(1) as workers:
         source.open(Shares(0.1, 0.1), workers)
-
-
-def test_the_collector_runs_again_after_a_pause() -> None:
-    import gc
-
-    with collection_paused():
-        assert not gc.isenabled()
-    assert gc.isenabled()

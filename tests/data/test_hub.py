@@ -17,7 +17,7 @@ TEXTS = {"train": [document(number) for number in range(20)], "validation": [doc
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hub(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     path = tmp_path / "corpus"
     path.mkdir()
@@ -27,14 +27,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def read(source: Hub) -> list[tuple[tuple[str, ...], list[str]]]:
+def read(source):
     return [
         (shard.splits, list(shard.documents())) for shard in source.open(Shares(valid=0.1, test=0.1), Workers(1)).shards
     ]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_named_splits_are_read_held_out_first(hub: Path, streaming: bool) -> None:
+def test_named_splits_are_read_held_out_first(hub, streaming):
     source = Hub(name=str(hub), valid="validation", test="test", streaming=streaming)
     assert read(source) == [
         (("test",), TEXTS["test"]),
@@ -43,11 +43,11 @@ def test_named_splits_are_read_held_out_first(hub: Path, streaming: bool) -> Non
     ]
 
 
-def test_missing_splits_are_taken_from_training_text(hub: Path) -> None:
+def test_missing_splits_are_taken_from_training_text(hub):
     assert [splits for splits, _ in read(Hub(name=str(hub), valid="validation"))] == [("valid",), ("train", "test")]
 
 
-def test_wrong_column_split_and_name_are_named(hub: Path, tmp_path: Path) -> None:
+def test_wrong_column_split_and_name_are_named(hub, tmp_path):
     name = str(hub)
     for source, message in [
         (Hub(name=name, column="body"), "no column 'body' among text, id"),
@@ -60,7 +60,7 @@ def test_wrong_column_split_and_name_are_named(hub: Path, tmp_path: Path) -> Non
         assert "\n" not in str(caught.value)
 
 
-def test_offline_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_offline_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
@@ -68,7 +68,7 @@ def test_offline_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         read(Hub(name="nobody/nothing"))
 
 
-def test_fingerprint_is_of_name_and_revision_and_needs_no_network() -> None:
+def test_fingerprint_is_of_name_and_revision_and_needs_no_network():
     first = source_fingerprint(folder_data(Path("x"), source=Hub(name="a/b")))
     assert first == source_fingerprint(folder_data(Path("x"), source=Hub(name="a/b", column="body")))
     assert first != source_fingerprint(folder_data(Path("x"), source=Hub(name="a/b", revision="1")))

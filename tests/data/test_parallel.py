@@ -7,10 +7,9 @@ import lzma
 import pyarrow
 import pytest
 
-from formerlab.data import Files
 from formerlab.data.pairs.phrases import Phrases
 from formerlab.data.pairs.prepare import prepare
-from formerlab.data.pairs.sources import HubPairs, read_pairs
+from formerlab.data.pairs.sources import read_pairs
 from formerlab.data.pairs.streams import load_pairs
 from formerlab.data.registry import data_spec
 from formerlab.data.splitting import SPLITS, Shares
@@ -114,29 +113,6 @@ def test_packed_files_are_read_and_damaged_ones_named(tmp_path, ending):
     right.write_bytes(b"not packed")
     with pytest.raises(UserError, match=rf"b\.{ending}: cannot be read"):
         list(read_pairs(left, str(right)))
-
-
-SOURCES = {
-    "documents": (
-        Files(train=("a",), valid=("b",)),
-        "test by document: BLAKE2b of its content, 0.1; valid: the files named",
-    ),
-    "files": (
-        Files(paths=("a",), split_by="file"),
-        "test by file: BLAKE2b of its name, 0.1; valid by file: BLAKE2b of its name, 0.2",
-    ),
-    "hub": (
-        HubPairs(name="a/b", source="de", target="en", valid=None),
-        "test: the data set's split 'test'; valid by a hash of the source sentence, 0.2",
-    ),
-    "phrases": (Phrases(), "by pair: BLAKE2b of the source phrase, test 0.1, valid 0.2"),
-}
-
-
-@pytest.mark.parametrize("kind", SOURCES)
-def test_a_source_says_how_its_items_are_divided(kind):
-    source, rule = SOURCES[kind]
-    assert source.split_rule(Shares(valid=0.2, test=0.1)) == rule
 
 
 def test_a_long_test_sentence_is_refused_and_not_left_out(tmp_path):

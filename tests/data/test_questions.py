@@ -18,13 +18,13 @@ NAMES = ["embedded_summary", "embedded_next_sentence", "embedded_last_word"]
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(tmp_path_factory):
     out = tmp_path_factory.mktemp("embedded")
     prepare("embedded", embedded_data(), out, processes=1)
     return out
 
 
-def questions(out: Path, task: str) -> list[dict]:
+def questions(out, task):
     return [json.loads(line) for line in (out / f"questions/{task}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
@@ -40,7 +40,7 @@ ENTRY = Entry(
 )
 
 
-def test_what_entries_yield() -> None:
+def test_what_entries_yield():
     assert list(summaries(ENTRY)) == [("def fit(X, y):", "Fit the linear model to the training data by least squares.")]
     assert list(next_sentences(ENTRY)) == []
     longer = Entry("m", ("The data are centred and scaled first. Then the equations are solved by factorisation.",))
@@ -51,12 +51,12 @@ def test_what_entries_yield() -> None:
     assert list(summaries(longer)) == []
 
 
-def test_a_docstring_that_lost_its_summary_has_none() -> None:
+def test_a_docstring_that_lost_its_summary_has_none():
     assert list(summaries(ENTRY.filtered(lambda text: not text.startswith("Fit")))) == []
 
 
 @pytest.mark.parametrize("task", NAMES)
-def test_questions_are_well_formed_and_balanced(out: Path, task: str) -> None:
+def test_questions_are_well_formed_and_balanced(out, task):
     asked = questions(out, task)
     assert len(asked) == 8
     assert len({question["id"] for question in asked}) == len({question["query"] for question in asked}) == 8
@@ -67,14 +67,14 @@ def test_questions_are_well_formed_and_balanced(out: Path, task: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["embedded_next_sentence", "embedded_last_word"])
-def test_questions_are_held_out(out: Path, task: str) -> None:
+def test_questions_are_held_out(out, task):
     tokenizer = load_tokenizer(out)
     trained = " ".join(tokenizer.decode(load_stream(out, "train").tolist()).split())
     for question in questions(out, task):
         assert question["query"] not in trained
 
 
-def test_wrong_choices_are_of_other_modules_and_drawn_like_the_right_one() -> None:
+def test_wrong_choices_are_of_other_modules_and_drawn_like_the_right_one():
     modules = [Module(f"m{m}", tuple(entry(m, n) for n in range(20))) for m in range(20)]
     asked = make_questions(TASKS[0], modules, 400)
     assert asked == make_questions(TASKS[0], modules, 400)
@@ -87,17 +87,17 @@ def test_wrong_choices_are_of_other_modules_and_drawn_like_the_right_one() -> No
     assert min(lengths[rank] for rank in range(CHOICES)) > 60, "the length of a choice tells nothing"
 
 
-def test_no_query_is_asked_twice() -> None:
+def test_no_query_is_asked_twice():
     same = [Module(f"m{m}", (Entry("def forward(x):", entry(m, m).paragraphs), entry(m, 0))) for m in range(9)]
     asked = make_questions(TASKS[0], same, 50)
     assert len({question["query"] for question in asked}) == len(asked) == 10
 
 
-def entry(module: int, number: int) -> Entry:
+def entry(module, number):
     return Entry(f"def f{module}_{number}():", (f"Module{module:02} does {'very ' * (5 + number)}much {number}.",))
 
 
-def test_fewer_than_asked_are_taken_and_none_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fewer_than_asked_are_taken_and_none_is_an_error(capsys):
     modules = [Module(f"m{m}", (entry(m, m),)) for m in range(5)]
     assert len(make_questions(TASKS[0], modules, 9)) == 5
     assert "5 questions" in capsys.readouterr().err
@@ -106,7 +106,7 @@ def test_fewer_than_asked_are_taken_and_none_is_an_error(capsys: pytest.CaptureF
 
 
 @pytest.fixture
-def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _offline(monkeypatch, tmp_path):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
@@ -114,7 +114,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_offline")
-def test_the_harness_loads_the_tasks_without_network(out: Path) -> None:
+def test_the_harness_loads_the_tasks_without_network(out):
     tasks = pytest.importorskip("lm_eval.tasks")
     configs = task_configs(out)
     assert [config["task"] for config in configs] == NAMES
@@ -128,7 +128,7 @@ def test_the_harness_loads_the_tasks_without_network(out: Path) -> None:
 
 
 @pytest.mark.usefixtures("_offline")
-def test_the_yaml_files_work_from_their_folder(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_yaml_files_work_from_their_folder(out, monkeypatch):
     tasks = pytest.importorskip("lm_eval.tasks")
     monkeypatch.chdir(out / "questions")
     manager = tasks.TaskManager(include_path=".", include_defaults=False)

@@ -5,7 +5,6 @@ import gzip
 import json
 import lzma
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
@@ -26,7 +25,7 @@ TEXT = "First line, café.\nsecond line\n\n\nSecond paragraph.\n"
         ("line", ["First line, café.", "second line", "", "", "Second paragraph."]),
     ],
 )
-def test_what_a_document_of_a_text_file_is(tmp_path: Path, documents: readers.Documents, expected: list[str]) -> None:
+def test_what_a_document_of_a_text_file_is(tmp_path, documents, expected):
     path = tmp_path / "a.txt"
     path.write_text(TEXT, encoding="utf-8")
     assert list(read_text(path, "utf-8", documents)) == expected
@@ -35,7 +34,7 @@ def test_what_a_document_of_a_text_file_is(tmp_path: Path, documents: readers.Do
 @pytest.mark.parametrize(
     ("ending", "opener"), [(".gz", gzip.open), (".GZ", gzip.open), (".bz2", bz2.open), (".XZ", lzma.open)]
 )
-def test_compressed_files_read_as_plain_ones(tmp_path: Path, ending: str, opener: Callable) -> None:
+def test_compressed_files_read_as_plain_ones(tmp_path, ending, opener):
     path = tmp_path / f"a.jsonl{ending}"
     with opener(path, "wt", encoding="utf-8") as file:
         file.write(json.dumps({"text": TEXT}) + "\n")
@@ -43,29 +42,29 @@ def test_compressed_files_read_as_plain_ones(tmp_path: Path, ending: str, opener
     assert list(read_jsonl(path, "utf-8", "text")) == [TEXT]
 
 
-def test_zstandard_is_read_frame_by_frame(tmp_path: Path) -> None:
+def test_zstandard_is_read_frame_by_frame(tmp_path):
     path = tmp_path / "a.txt.zst"
     path.write_bytes(zstandard(TEXT) + zstandard(TEXT))
     assert list(read_text(path, "utf-8", "file")) == [TEXT + TEXT]
 
 
-def zstandard(text: str | bytes) -> bytes:
+def zstandard(text):
     return pyarrow.Codec("zstd").compress(text if isinstance(text, bytes) else text.encode(), asbytes=True)
 
 
-def test_byte_order_mark_and_windows_newlines_are_not_text(tmp_path: Path) -> None:
+def test_byte_order_mark_and_windows_newlines_are_not_text(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
     assert list(read_text(path, "utf-8", "line")) == ["one", "two"]
 
 
-def test_other_encodings_are_read_when_named(tmp_path: Path) -> None:
+def test_other_encodings_are_read_when_named(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("Köln".encode("latin-1"))
     assert list(read_text(path, "latin-1", "file")) == ["Köln"]
 
 
-def test_parquet_column(tmp_path: Path) -> None:
+def test_parquet_column(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -78,7 +77,7 @@ def test_parquet_column(tmp_path: Path) -> None:
         list(read_parquet(path, "size"))
 
 
-def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
+def test_lone_surrogates_are_replaced(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a\\ud83d b \\ud83d\\ude00"}\n')
     assert list(read_jsonl(path, "utf-8", "text")) == ["a\ufffd b \U0001f600"]
@@ -100,7 +99,7 @@ BROKEN = {
 }
 
 
-def test_parquet_with_bytes_that_are_no_text_is_named(tmp_path: Path) -> None:
+def test_parquet_with_bytes_that_are_no_text_is_named(tmp_path):
     from pyarrow import parquet
 
     rows = pyarrow.array([b"caf\xe9 au lait"], pyarrow.binary())
@@ -111,7 +110,7 @@ def test_parquet_with_bytes_that_are_no_text_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_broken_files_are_named(tmp_path: Path, kind: str) -> None:
+def test_broken_files_are_named(tmp_path, kind):
     name, content, message = BROKEN[kind]
     path = tmp_path / name
     path.write_bytes(content)
@@ -122,16 +121,14 @@ def test_broken_files_are_named(tmp_path: Path, kind: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_unknown_ending_asks_for_the_format() -> None:
+def test_unknown_ending_asks_for_the_format():
     with pytest.raises(UserError, match=r"table\.csv: the ending '\.csv' tells no format; set source\.format"):
         format_of(Path("table.csv"))
 
 
 @pytest.mark.parametrize("documents", ["file", "paragraph", "line"])
 @pytest.mark.parametrize("filler", ["x", "word "])
-def test_memory_does_not_grow_with_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: readers.Documents, filler: str
-) -> None:
+def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, documents, filler):
     monkeypatch.setattr(readers, "DOCUMENT_CHARACTERS", 10_000)
     path = tmp_path / "one-long-line.txt"
     path.write_text(filler * (2_000_000 // len(filler)))

@@ -11,30 +11,30 @@ from formerlab.data.splitting import SPLITS, Replay, Seen, Shares, digest, parts
 SHARES = Shares(valid=0.1, test=0.2)
 
 
-def test_shares_are_met() -> None:
+def test_shares_are_met():
     splits = [SHARES.split(digest(str(number)), SPLITS) for number in range(20_000)]
     assert splits.count("test") / 20_000 == pytest.approx(0.2, abs=0.01)
     assert splits.count("valid") / 20_000 == pytest.approx(0.1, abs=0.01)
 
 
 @given(st.integers(0, 2**64 - 1))
-def test_what_is_test_stays_test_whatever_else_is_named(mark: int) -> None:
+def test_what_is_test_stays_test_whatever_else_is_named(mark):
     everything = SHARES.split(mark, SPLITS)
     without_valid = SHARES.split(mark, ("train", "test"))
     assert (everything == "test") == (without_valid == "test")
     assert SHARES.split(mark, ("valid",)) == "valid"
 
 
-def test_white_space_does_not_make_a_document_new() -> None:
+def test_white_space_does_not_make_a_document_new():
     assert digest("a  b\n\tc ") == digest("abc\r\n") != digest("abd")
 
 
-def test_digest_is_the_same_on_every_machine() -> None:
+def test_digest_is_the_same_on_every_machine():
     assert digest("formerlab") == 0xE3EC9C7768A5433D
 
 
 @given(st.lists(st.integers(0, 40)), st.integers(1, 5))
-def test_seen_is_a_set(values: list[int], recent: int) -> None:
+def test_seen_is_a_set(values, recent):
     seen, plain = Seen(recent), set()
     for value in values:
         high = value * 2**57  # beyond what a signed or floating number holds exactly
@@ -45,7 +45,7 @@ def test_seen_is_a_set(values: list[int], recent: int) -> None:
 
 
 @given(st.text(alphabet="ab \n", max_size=200), st.integers(1, 20))
-def test_parts_make_the_whole_and_cut_before_white_space(text: str, limit: int) -> None:
+def test_parts_make_the_whole_and_cut_before_white_space(text, limit):
     pieces = list(parts(text, limit))
     assert "".join(pieces) == text
     assert all(len(piece) <= limit for piece in pieces)
@@ -55,10 +55,10 @@ def test_parts_make_the_whole_and_cut_before_white_space(text: str, limit: int) 
         assert cut_before_white_space or not places
 
 
-def test_replay_reads_its_source_once() -> None:
+def test_replay_reads_its_source_once():
     read = []
 
-    def items() -> object:
+    def items():
         for item in range(4):
             read.append(item)
             yield item

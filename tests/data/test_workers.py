@@ -1,7 +1,6 @@
 """Mapping over processes: order, bounded waiting, errors."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -9,28 +8,28 @@ from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 
 
-def square(number: int) -> int:
+def square(number):
     return number * number
 
 
-def refuse(number: int) -> int:
+def refuse(number):
     raise UserError(f"item {number} is wrong")
 
 
-def die(number: int) -> int:
+def die(number):
     os._exit(1)
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
+def workers():
     with Workers(2) as workers:
         yield workers
 
 
-def test_results_come_in_order_and_little_is_read_ahead(workers: Workers) -> None:
+def test_results_come_in_order_and_little_is_read_ahead(workers):
     read = []
 
-    def items() -> Iterator[int]:
+    def items():
         for number in range(40):
             read.append(number)
             yield number
@@ -41,17 +40,17 @@ def test_results_come_in_order_and_little_is_read_ahead(workers: Workers) -> Non
     assert received == 39
 
 
-def test_one_process_gives_the_same_lazily() -> None:
+def test_one_process_gives_the_same_lazily():
     with Workers(1) as alone:
         assert next(alone.map(square, iter(int, 1))) == 0  # an endless stream of zeros
 
 
-def test_errors_of_workers_arrive_as_they_are(workers: Workers) -> None:
+def test_errors_of_workers_arrive_as_they_are(workers):
     with pytest.raises(UserError, match="item 3 is wrong"):
         list(workers.map(refuse, [3, 4]))
     assert list(workers.map(square, [5])) == [25]
 
 
-def test_a_killed_worker_is_reported() -> None:
+def test_a_killed_worker_is_reported():
     with Workers(2) as workers, pytest.raises(UserError, match="lack of memory"):
         list(workers.map(die, range(4)))

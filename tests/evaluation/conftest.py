@@ -74,3 +74,44 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         "metadata": {"version": 1.0},
     }
     return [config]
+
+
+def naive_log_prob(model, context, continuation) -> tuple[float, bool]:
+    """Return the log-probability of a continuation and whether it is greedy, each token from its own forward pass."""
+    total, greedy = 0.0, True
+    for count, token in enumerate(continuation):
+        with torch.no_grad():
+            logits = model(torch.tensor([context + continuation[:count]]))[0, -1]
+        total += logits.double().log_softmax(0)[token].item()
+        greedy &= int(logits.argmax()) == token
+    return total, greedy
+
+
+@pytest.fixture(scope="session")
+def harness_rows(model, tokenizer):
+    """Return what lm-evaluation-harness's own loop says of tasks: (task, example, metric, value)."""
+    import lm_eval
+    from lm_eval.api.model import TemplateLM
+
+    class Naive(TemplateLM):
+        eot_token_id = 0
+        generate_until = loglikelihood_rolling = None
+
+        def tok_encode(self, string, **_):
+            return tokenizer.encode(string).ids
+
+        def _loglikelihood_tokens(self, requests, **_):
+            return [naive_log_prob(model, context, target) for _, context, target in requests]
+
+    def rows(tasks):
+        Naive.__abstractmethods__ = frozenset()
+        samples = lm_eval.evaluate(lm=Naive(), task_dict=tasks, bootstrap_iters=0, log_samples=True)["samples"]
+        return [
+            (name, sample["doc"].get("id", sample["doc_id"]), metric.replace("perplexity", "log_prob"), sample[metric])
+            for name, of_task in samples.items()
+            for sample in of_task
+            for metric in sample["metrics"]
+            if isinstance(sample[metric], int | float)
+        ]
+
+    return rows

@@ -2,23 +2,21 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from formerlab.training.cost import matmul_flops_per_s, model_cost, model_flops_utilisation, peak_memory_bytes
+from formerlab.tasks.task import TRAINING_PASSES
+from formerlab.training.cost import matmul_flops_per_s, model_flops_utilisation, peak_memory_bytes
 
 
 def test_costs_per_token_are_those_of_a_counted_pass(spec):
-    cost = model_cost(spec, 32)
     model = spec.build().to("meta")
     tokens = torch.zeros(1, 32, dtype=torch.int64, device="meta")
     with FlopCounterMode(display=False) as counter:
         loss = model(tokens).sum()
         forward = counter.get_total_flops()
         loss.backward()
-    assert cost["flops_per_token_forward"] * 32 == forward
-    assert cost["flops_per_token_training"] == 3 * cost["flops_per_token_forward"]
-    assert cost["parameters"] == sum(parameter.numel() for parameter in model.parameters())
-    assert cost["parameters"] - cost["parameters_non_embedding"] == spec.vocabulary * spec.width
-    assert cost["kv_bytes_per_token"] == 2 * spec.layers * spec.width * 4
-    assert cost["mixing_flops_per_token"] == 0
+    assert spec.flops(32) == forward
+    assert counter.get_total_flops() == TRAINING_PASSES * forward
+    assert spec.params() == sum(parameter.numel() for parameter in model.parameters())
+    assert spec.params() - spec.params(embedding=False) == spec.vocabulary * spec.width
 
 
 def test_utilisation_is_a_share_of_the_measured_rate():

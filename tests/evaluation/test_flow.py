@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from formerlab.evaluation.language.flow import Flow, flow
-from formerlab.evaluation.language.spectra import MATRICES, singular_values
+from formerlab.evaluation.language.flow import MATRICES, Flow, flow, singular_values
 from formerlab.layers import DepthWeightedAverage, Pattention
 from formerlab.models import Decoder
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR

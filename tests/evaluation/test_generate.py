@@ -1,38 +1,10 @@
 import os
-from itertools import pairwise
 
 import pytest
 import torch
 
-from formerlab.cache import H2O, KVCache, PrunedCache
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import draw, generate, sample
-from formerlab.layers import DepthWeightedAverage, Linear, Pattention
-from formerlab.models.decoder import Decoder
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {},
-        {"projection": Pattention(tokens=12), "feedforward": Pattention(tokens=24)},
-        {"depth": DepthWeightedAverage(dilation=2, period=1), "projection": Linear(bias=True)},
-        {"depth": DepthWeightedAverage(dilation=1, period=2), "projection": Pattention(tokens=12), "tied": False},
-    ],
-    ids=["linear", "pattention", "dwa", "all"],
-)
-def test_cached_logits_equal_uncached_ones(parts):
-    model = Decoder(vocabulary=40, layers=4, width=16, heads=2, context=24, **parts).build(seed=3).double().eval()
-    for mixing in model.mixer.parameters():
-        torch.nn.init.normal_(mixing)
-    tokens = torch.randint(40, (2, 24), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        whole = model(tokens)
-        cache = KVCache()
-        pieces = [
-            model(tokens[:, start:end], attend=cache, start=start) for start, end in pairwise([0, 7, 8, 9, 13, 24])
-        ]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=0, atol=1e-12)
 
 
 def test_greedy_tokens_are_those_of_full_forward_passes(model):
@@ -42,12 +14,6 @@ def test_greedy_tokens_are_those_of_full_forward_passes(model):
         with torch.no_grad():
             expected.append(int(model(torch.tensor([expected]))[0, -1].argmax()))
     assert list(sample(model, prompt, tokens=20, temperature=0.0)) == expected[3:]
-
-
-def test_an_evicting_cache_can_decode(model):
-    full = list(sample(model, [5, 17, 8], tokens=20, temperature=0.0))
-    roomy = list(sample(model, [5, 17, 8], tokens=20, temperature=0.0, attend=PrunedCache(H2O(), 48)))
-    assert roomy == full
 
 
 def test_top_k_and_temperature_shape_the_draws():

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from formerlab.cache import TOVA, Local
-from formerlab.evaluation.language.journal import Journal
-from formerlab.evaluation.pruning.kept import Kept
+from formerlab.evaluation.kept import Journal, Kept
 from formerlab.evaluation.pruning.prune import FILES, PruneSweep, Work, prune
 from formerlab.models.decoder import Decoder
 

@@ -5,7 +5,7 @@ import torch
 
 from formerlab.cache import TOVA, Full, Local
 from formerlab.errors import UserError
-from formerlab.evaluation.pruning.kept import Kept
+from formerlab.evaluation.kept import Kept
 from formerlab.evaluation.pruning.passkey import FILLER, QUESTION, Passkey, make_text, rows
 from formerlab.evaluation.pruning.prune import Work
 from formerlab.models.decoder import Decoder

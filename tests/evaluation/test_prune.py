@@ -20,15 +20,14 @@ from formerlab.cache import (
 from formerlab.cache.measures import ideal_attention, means_over_kept, place_weights
 from formerlab.commands.measures import _write_nothing
 from formerlab.errors import UserError
-from formerlab.evaluation.language.questions import Questions
-from formerlab.evaluation.language.zeroshot import evaluate_tasks, load_tasks
+from formerlab.evaluation.language.questions import Questions, load_tasks
 from formerlab.evaluation.pruning import masks
 from formerlab.evaluation.pruning.calibration import calibrated, head_distances
 from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.evaluation.pruning.masks import mask_dumps
-from formerlab.evaluation.pruning.one_shot import one_shot_losses
 from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
-from formerlab.evaluation.pruning.score_trajectories import ALPHAS, follow, mean_and_tenths, score_trajectories
+from formerlab.evaluation.pruning.score_trajectories import ALPHAS, follow, mean_and_tenths
+from formerlab.evaluation.pruning.sweep_extras import one_shot_losses
 from formerlab.results.stages import STAGES
 from formerlab.tasks.window_losses import mean_loss, window_batches, window_losses
 
@@ -135,7 +134,7 @@ def test_questions_are_answered_under_every_policy(out, model, tokenizer, config
     assert len(configurations) == 1 + 6
     assert len(rows) == len(configurations) * 4 * 3
     full = [row for row in rows if row["policy"] == "full"]
-    expected = evaluate_tasks(model, tokenizer, load_tasks(configs), limit=4)
+    expected = Questions(load_tasks(configs), tokenizer, limit=4).answers(model)
     assert [(row["example"], row["metric"], float(row["value"])) for row in full] == [
         (str(row.example), row.metric, row.value) for row in expected
     ]
@@ -215,11 +214,6 @@ def test_windows_longer_than_the_context_are_refused(model, streams, tmp_path):
         prune(model, streams, None, PruneSweep(context=64), tmp_path)
 
 
-def test_the_sweep_survives_its_plain_form():
-    assert PruneSweep.model_validate(SWEEP.to_dict()) == SWEEP
-    assert [type(budget) for budget in PruneSweep.model_validate(SWEEP.to_dict()).budgets] == [float, int]
-
-
 def test_the_mean_position_of_an_even_choice_is_the_middle():
     def mean_position(visible):
         return means_over_kept(visible, place_weights(9, visible.device).unsqueeze(-1)).item()
@@ -284,14 +278,6 @@ def test_scores_are_weighted_means_of_attention():
     assert torch.equal(found.scores[0][0], attention[0, 0, 6:, :6])
     kept = (found.missed[0] == 0).sum(-1)
     assert (kept <= torch.tensor([round(0.4 * (query + 1)) for query in range(6, 12)])).all()
-
-
-def test_important_tokens_get_more_attention(model, stream):
-    rows = list(score_trajectories(model, stream, 20, [0, 2]))
-    assert {row[2] for row in rows} == set(range(10, 20))
-    means = {group: sum(row[3] for row in rows if row[:2] == (group, 0.0)) for group in ("important", "unimportant")}
-    assert means["important"] > means["unimportant"]
-    assert all(row[4] <= row[5] and 0 <= row[6] <= 1 for row in rows)
 
 
 def test_one_shot_compression_spares_the_prompt(model, stream):

@@ -8,13 +8,12 @@ from tokenizers import Tokenizer, models
 
 from formerlab.cache import Decay
 from formerlab.errors import UserError
+from formerlab.evaluation.kept import Journal
 from formerlab.evaluation.language.generate import generate
-from formerlab.evaluation.language.harness import HarnessModel
-from formerlab.evaluation.language.journal import Journal
 from formerlab.evaluation.language.questions import Questions
+from formerlab.evaluation.language.requests import answers
 from formerlab.evaluation.language.suite_tasks import load_suites, read_examples
 from formerlab.evaluation.language.suites import HarnessSuite, LocalSuite, Suite, check_names
-from formerlab.evaluation.language.zeroshot import evaluate_tasks
 from formerlab.evaluation.pruning.configuration import Configuration
 
 ROWS = {
@@ -49,22 +48,17 @@ def suites(tmp_path_factory):
     }
 
 
-def test_answers_are_those_of_the_harness(model, tokenizer, suites):
+def test_answers_are_those_of_the_harness_s_own_loop(model, tokenizer, suites, harness_rows):
     tasks = load_suites(suites)
-    questions = Questions(tasks, tokenizer)
-    attend_for = partial(Configuration(Decay(), 0.5).attend, position=model.position)
-    for pruned in (None, attend_for):
-        expected = evaluate_tasks(model, tokenizer, tasks, attend_for=pruned)
-        for batch in (1, 8):
-            found = list(questions.answers(model, batch=batch, attend_for=pruned))
-            assert [row[:4] for row in found] == [row[:4] for row in expected]
-            assert [row.value for row in found] == pytest.approx([row.value for row in expected], abs=1e-4)
-            assert [row.realised_budget for row in found] == [row.realised_budget for row in expected]
+    expected = harness_rows(tasks)
+    for batch in (1, 8):
+        found = list(Questions(tasks, tokenizer).answers(model, batch=batch))
+        assert [(row.task, row.example, row.metric) for row in found] == [row[:3] for row in expected]
+        assert [row.value for row in found] == pytest.approx([row[3] for row in expected], abs=1e-4)
 
 
 @pytest.mark.parametrize("leading", [False, True])
 def test_every_format_scores_what_it_says(model, tokenizer, suites, leading):
-    scored = HarnessModel(model, tokenizer, leading_token=leading)
     ends = {
         "choices_local": ("Question: the cat sat\nAnswer:", " on a mat"),
         "contexts_local": ("the cat sat where the dog", " ran to a mat"),
@@ -77,7 +71,7 @@ def test_every_format_scores_what_it_says(model, tokenizer, suites, leading):
     assert set(ends.values()) <= set(asked)
     place = asked.index(ends["cloze_local"])
     rows = [row for row in questions.answers(model) if row.task == "cloze_local" and row.metric == "log_prob"]
-    assert scored.answers([questions.encoded[place]])[0].log_prob in [pytest.approx(row.value) for row in rows]
+    assert answers(model, [questions.encoded[place]])[0].log_prob in [pytest.approx(row.value) for row in rows]
     prefix = next(question for question in questions.encoded if question[0] == ends["contexts_local"])[1][:1]
     assert (prefix == [0]) == leading
     pair = next(question for question in questions.encoded if question[0] == ends["pairs_local"])
@@ -242,11 +236,11 @@ def test_asking_goes_on_where_a_journal_ends(model, tokenizer, suites, tmp_path)
     path = tmp_path / "answers.jsonl"
     assert list(questions.answers(model, batch=3, attend_for=attend_for, journal=Journal(path))) == whole
     lines = path.read_text().splitlines(keepends=True)
-    assert len(lines) == len(questions)
+    assert len(lines) == len(questions.encoded)
     path.write_text("".join(lines[:7]) + lines[7][:5])  # two batches, one answer of the third, half a line
     again = Journal(path)
     assert list(questions.answers(model, batch=3, attend_for=attend_for, journal=again)) == whole
-    assert len(path.read_text().splitlines()) == 7 + len(questions) - 6, "the third batch was asked as a whole"
+    assert len(path.read_text().splitlines()) == 7 + len(lines) - 6, "the third batch was asked as a whole"
 
 
 def rows_of(form):

@@ -18,9 +18,7 @@ def test_a_row_of_the_cross_attention_is_the_piece_written_from_it():
         for k, seen in enumerate(looked_at)
     ]
     figure = draw_attention(pd.DataFrame(rows).assign(run="base", seed=0, layer=0))
-    encoder, decoder, cross = (
-        [label.get_text() for label in panel.get_yticklabels()] for panel in figure.axes if panel.get_title()
-    )
-    assert encoder == ["Ein", "␣Mann"]
-    assert decoder == ["</s>", "A", "␣man"]
-    assert cross == ["A", "␣man", "</s>"]
+    large, *small = figure.axes
+    assert [label.get_text() for label in large.get_yticklabels()] == ["A", "␣man", "</s>"]
+    assert [label.get_text() for label in large.get_xticklabels()] == ["Ein", "␣Mann"]
+    assert [panel.get_title() for panel in small[:3]] == ["encoder", "decoder", "cross"]

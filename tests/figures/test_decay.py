@@ -5,10 +5,11 @@ import pandas as pd
 import pytest
 from fixtures.rows import make_run, write_csv
 
-from formerlab.report.figures.decay import accuracy, budget, decode
-from formerlab.report.figures.decay.alpha import alpha_data, draw_alpha, far_above, level_with_h2o
-from formerlab.report.figures.decay.budget import budget_data, draw_budget, limits
-from formerlab.report.figures.decay.passkey import binomial_ends, draw_passkey, passkey_data
+from formerlab.report.figures.decay import accuracy, decode
+from formerlab.report.figures.decay.alpha import alpha_data, draw_alpha, level_with_h2o
+from formerlab.report.figures.decay.budget import budget_data, draw_budget
+from formerlab.report.figures.decay.decode import binomial_ends, draw_passkey, passkey_data
+from formerlab.report.names import data_set
 from formerlab.report.pruning import decoding, measured, minus_h2o
 from formerlab.report.questions import MEAN, SUITES, accuracies, chance, metric_of, title
 from formerlab.report.tables.decay import decay_suites_table, precision, suites
@@ -183,7 +184,8 @@ def test_numbers_are_counted_by_length_and_place(tmp_path):
     assert data["found"].to_dict() == {0.1: 0.5, 0.5: 1.0}
     assert (data["numbers"] == 2).all()
     assert (data[["all_found", "all_numbers"]] == [3, 4]).all(axis=None)
-    assert {text.get_text() for text in draw_passkey(data.reset_index()).axes[0].texts} == {"1/2", "2/2"}
+    assert data["log_prob"].tolist() == pytest.approx([-0.1, -0.1])
+    assert "Full: 3 of 4 found" in {text.get_text() for text in draw_passkey(data.reset_index()).axes[0].texts}
 
 
 def test_few_numbers_leave_a_share_uncertain():
@@ -231,7 +233,7 @@ def test_decay_is_told_from_h2o_on_the_same_windows(tmp_path):
     assert data.loc[data["policy"] != "decay", "minus_h2o_nats"].isna().all()
     panel = draw_alpha(data).axes[0]
     assert "1.0" in [tick.get_text() for tick in panel.get_xticklabels()]
-    assert any("alpha 1:" in text.get_text() for text in panel.texts)  # far off
+    assert any("Decay at 1:" in text.get_text() for text in panel.texts)  # far off
     assert panel.get_ylim()[1] < np.exp(HARD.mean() + 0.9)
 
 
@@ -244,15 +246,26 @@ def test_without_h2o_nothing_is_minus_it(tmp_path):
     assert "Hollow" not in draw_alpha(data).get_label()
 
 
-def test_panels_of_budgets_share_an_axis_and_name_their_text(tmp_path):
+def test_panels_of_budgets_name_their_text_and_show_every_policy(tmp_path):
     data = budget_data(pruned_runs(tmp_path, "released-small", "wikitext-small"), ("*",))
     assert (data["window_tokens"] == 512).all()
-    first, second = draw_budget(data).axes
-    assert "5 windows of 512 tokens" in first.get_title().replace("\n", " ")
-    assert first.get_ylim() == second.get_ylim()
-    assert any(text.get_text().startswith("Local, not drawn") for text in first.texts)
-    assert budget._text("wikitext-small", "small") == "wikitext"
-    assert budget._text("small", "small") == budget._text("text", None) == "the text of the scale"
+    for axes in draw_budget(data).axes:
+        assert "5 windows of 512 tokens" in axes.get_title()
+        assert "Local" in {text.get_text() for text in axes.texts}
+
+
+@pytest.mark.parametrize(
+    ("name", "released", "scale", "read"),
+    [
+        ("wikitext-small", "small", "pretrained", "WikiText-2"),
+        ("small", "small", "pretrained", "books"),
+        ("text", None, "overnight", "books"),
+        ("text", None, "laptop", "text"),
+        ("novels", None, "overnight", "novels"),
+    ],
+)
+def test_data_sets_are_named_as_readers_know_them(name, released, scale, read):
+    assert data_set(name, released, scale) == read
 
 
 def test_published_accuracies_say_their_budget_and_whether_alpha_is_known():
@@ -263,14 +276,6 @@ def test_published_accuracies_say_their_budget_and_whether_alpha_is_known():
     assert set(theirs.loc[(theirs["series"] == "Decay") & theirs["alpha"].isna(), "run"]) == {"LLaMA-2-7B-chat"}
 
 
-def test_only_local_falls_out_of_the_axis_of_accuracies():
-    rows = pd.DataFrame({"series": ["H2O", "Decay", "Local", "Local"], "difference": [-0.02, -0.03, -0.01, -0.4]})
-    rows = rows.assign(difference_low=rows["difference"] - 0.01, difference_high=rows["difference"] + 0.01)
-    bottom, top = accuracy.limits(rows)
-    assert -5 < bottom < -4
-    assert 0 < top < 1
-
-
 def test_a_stage_says_on_what_it_measured(tmp_path):
     make_run(tmp_path, "decay", "decoder")
     assert Results(tmp_path).stage_record("decay", "decode") == {}
@@ -278,38 +283,3 @@ def test_a_stage_says_on_what_it_measured(tmp_path):
     record = Results(tmp_path).stage_record("decay", "decode")
     assert decode.machine(pd.DataFrame([record])) == "a processor, 2 threads"
     assert decode.machine(pd.DataFrame([{"device": None, "threads": None}])) == "a machine that no record names"
-
-
-def lost(**losses):
-    """Rows of policies that lose so many nats at two budgets, each with bars of 0.001 nats."""
-    rows = pd.DataFrame({"configuration": list(losses) * 2, "increase_nats": [*losses.values()] * 2})
-    return rows.assign(increase_nats_low=rows["increase_nats"] - 1e-3, increase_nats_high=rows["increase_nats"] + 1e-3)
-
-
-def test_a_linear_axis_leaves_out_policies_that_are_far_above_most():
-    for rows in (lost(a=0.01, b=0.02, c=0.04), lost(a=0.01, b=0.02, c=0.04, far=0.5)):
-        bottom, top = limits(rows)
-        assert bottom < 0
-        assert 0.041 < top < 0.06
-    assert limits(lost(a=0.001, b=0.01, c=0.02))[1] > 0.02  # what is near zero does not put the others out
-    assert limits(lost(a=np.nan)) == (0.0, 1.0)
-    bottom, top = limits(lost(a=-0.01, b=-0.02))
-    assert bottom < -0.001
-    assert top > -0.01
-
-
-@pytest.mark.parametrize(
-    ("increases", "far"),
-    [
-        ([0.3, 0.2, 0.2, 3.7], [False, False, False, True]),
-        ([0.3, 0.2, 0.4, 0.7], [False] * 4),  # less than twice the next one: drawn
-        ([0.3, 0.2, 1.2, 3.7], [False, False, True, True]),  # what flattens the others, and all above it
-        ([0.1, 0.2, 0.5, 0.6], [False, False, True, True]),
-        ([-0.1, -0.2, -0.2, 0.1], [False] * 4),
-        ([np.nan, np.nan, np.nan, np.nan], [False] * 4),
-    ],
-)
-def test_alphas_that_are_far_above_most_others_leave_the_axis(increases, far):
-    decay = pd.DataFrame({"policy": "decay", "perplexity": 30 + np.array(increases)})
-    rows = pd.concat([pd.DataFrame({"policy": ["full"], "perplexity": [30.0]}), decay])
-    assert far_above(rows).tolist() == [False, *far]

@@ -3,6 +3,7 @@
 import json
 import re
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -25,18 +26,21 @@ from fixtures.rows import (
     write_csv,
 )
 from matplotlib.figure import Figure
+from PIL import Image
 
 from formerlab.errors import UserError
 from formerlab.plan.status import failed_drawings
 from formerlab.report import pictures, write
 from formerlab.report.drawings import catalogue, declaration, draw_all, draw_each, draw_one, shown_columns
 from formerlab.report.headline import headline
+from formerlab.report.pages import number, readable, title, without_constants
 from formerlab.report.pruning import configurations, main_configurations, with_seeds
 from formerlab.report.runs import by_run, chain, held_out_losses, variant
-from formerlab.report.write import number, readable
+from formerlab.report.style import WIDEST
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
+ROOT = Path(__file__).parents[2]
 DRAWINGS = catalogue()
 RENDERED = set({drawing.study: name for name, drawing in DRAWINGS.items() if drawing.kind == "figure"}.values())
 """A figure of every study. Of the others, tests that draw again look at the rows: one function saves all pictures."""
@@ -131,7 +135,6 @@ def test_without_a_run_to_compare_it_names_the_ones_it_wants(tmp_path, monkeypat
     draw_one("denseformer_sparsity", tmp_path / "results", tmp_path / "out")
     assert "like depth.dilation=[!1]* depth.period=1 or" in said[0]
     assert "no finished run of study 'denseformer'" in said[0]
-    assert set(pd.read_csv(tmp_path / "out" / "denseformer_sparsity.csv")["source"]) == {"published"}
 
 
 def test_declarations_fit_the_contract():
@@ -193,10 +196,10 @@ def test_one_that_cannot_be_drawn_is_named_and_leaves_the_others(tmp_path, capsy
 def test_draw_all_skips_studies_without_runs(tmp_path, capsys):
     make_denseformer(tmp_path / "live" / "tiny", (0,), depths=(4,))
     written = draw_all(tmp_path / "live", tmp_path / "figures")
-    of_what_it_has = {"architecture", "depth", "weights", "table", "patterns"}
+    of_what_it_has = {"architecture", "curves", "depth", "weights", "table", "patterns"}
     assert {path.stem for path in written} == {f"denseformer_{name}" for name in of_what_it_has}
     assert {path.stem for path in (tmp_path / "figures/tiny").iterdir()} == {path.stem for path in written}
-    assert re.fullmatch(r"tiny: 5 drawn, \d+ have no rows of finished runs\n", capsys.readouterr().err)
+    assert re.fullmatch(r"tiny: 6 drawn, \d+ have no rows of finished runs\n", capsys.readouterr().err)
     with pytest.raises(UserError, match="no finished runs"):
         draw_all(tmp_path / "cached", tmp_path / "figures")
 
@@ -247,7 +250,7 @@ def test_published_points_are_marked_and_complete(place):
     grown = rows[rows["series"] == "grown, 30B a stage"]
     assert list(grown["perplexity"]) == [16.41, 14.02, 12.59, 11.77]
     assert list(grown["tpu_v4_hours"]) == [1710, 2110, 2825, 3920]
-    text = (place / "figures" / "live" / "one" / "decay_table.md").read_text()
+    text = (place / "figures" / "live" / "one" / "decay_answers_table.md").read_text()
     ours, theirs = text.split("**Published, not ours**")
     assert "OPT-2.7B Decay 0+40 alpha=0.2" in theirs.replace("  ", "")
     assert "(scale one, live results)" in ours
@@ -295,14 +298,27 @@ def test_singular_values_are_means_within_their_seeds(place):
     assert set(rows["seeds"]) == {3}
 
 
-def test_sparse_averages_are_shown_as_shares_of_the_dense_gain(place):
+def test_sparse_averages_are_shown_beside_the_dense_one_and_its_time(place):
     rows = pd.read_csv(place / "figures" / "live" / "three" / "denseformer_sparsity.csv")
-    theirs = rows[rows["source"] == "published"].set_index("run")["share_percent"]
-    assert theirs["DenseFormer 1x1"] == pytest.approx(100)
-    assert theirs["DenseFormer 4x1"] == pytest.approx(100 * np.log(18.61 / 17.86) / np.log(18.61 / 17.84))
-    ours = rows[(rows["source"] == "ours") & (rows["run"] == "dwa-4x5-16")].groupby("part")["share_percent"]
-    assert ours.mean()["seed"] == pytest.approx(ours.mean()["mean"])
-    assert ours.size()["seed"] == 3
+    theirs = rows[rows["source"] == "published"].set_index("run")
+    assert theirs.loc["DenseFormer 1x1", "minus_dense_nats"] == 0
+    assert theirs.loc["DenseFormer 4x1", "minus_dense_nats"] == pytest.approx(np.log(17.86 / 17.84))
+    assert theirs.loc["DenseFormer 4x1", "forward_time_s"] < theirs.loc["DenseFormer 1x1", "forward_time_s"]
+    ours = rows[rows["source"] == "ours"]
+    for column in ("minus_dense_nats", "gain_nats"):
+        parts = ours[ours["run"] == "dwa-4x5-16"].groupby("part")[column]
+        assert parts.mean()["seed"] == pytest.approx(parts.mean()["mean"])
+        assert parts.size()["seed"] == 3
+    gains = ours[ours["part"] == "mean"].set_index("run")["gain_nats"]
+    behind = ours[ours["part"] == "mean"].set_index("run")["minus_dense_nats"]
+    assert behind.to_numpy() == pytest.approx((gains["dwa-1x1-16"] - gains).to_numpy())
+
+
+def test_no_figure_is_wider_than_a_page(place):
+    for name, drawing in DRAWINGS.items():
+        if drawing.kind == "figure":
+            with Image.open(place / "figures" / "live" / "three" / f"{name}.png") as picture:
+                assert picture.width <= WIDEST * pictures.DOTS_PER_INCH, name
 
 
 def test_growth_on_images_is_shown_above_the_parent(place):
@@ -394,19 +410,37 @@ def test_questions_without_windows_keep_their_rows(tmp_path):
     folder = make_run(tmp_path, "decay", "decoder")
     rows = [("full", None, None, 1.0, 1.0, "openbookqa", 1, i, m, 1.0) for i in range(4) for m in ("acc", "acc_norm")]
     write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, rows)
-    draw_one("decay_table", tmp_path, tmp_path / "out")
-    table = pd.read_csv(tmp_path / "out" / "decay_table.csv").query("source == 'ours'")
+    draw_one("decay_answers_table", tmp_path, tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out" / "decay_answers_table.csv").query("source == 'ours'")
     assert list(table["openbookqa (acc)"]) == [1.0]
 
 
-def test_numbers_read_well():
-    assert number("loss_nats", 3.45678) == "3.4568"
+def test_numbers_have_three_digits_and_those_of_an_interval_as_many_decimals():
+    assert number("loss_nats", 3.45678) == "3.457"
     assert number("difference (nats)", -0.00001) == "0.0000"
-    assert number("accuracy (points)", -0.01) == "0.0"
+    assert number("accuracy (points)", -0.0) == "0"
     assert number("parameters", 1_310_000_000.0) == "1.31B"
     assert number("flops_cumulative", 4.1e12) == "4.1e+12"
-    frame = pd.DataFrame({"loss_nats": [3.0], "loss_nats_low": [2.5], "loss_nats_high": [3.5], "empty": [np.nan]})
-    assert readable(frame).to_dict("list") == {"held-out loss (nats)": ["3.0000 [2.5000, 3.5000]"]}
+    frame = pd.DataFrame({"share": [0.5, 0.08], "share_low": [0.25, 0.0], "share_high": [0.75, 0.11], "empty": np.nan})
+    assert readable(frame).to_dict("list") == {"share": ["0.500 [0.250, 0.750]", "0.080 [0.000, 0.110]"]}
+    assert readable(pd.DataFrame({"gain_nats": [0.5], "run": "a"}), {"run"}).to_dict("list") == {
+        "gain over plain (nats)": ["0.500"]
+    }
+
+
+def test_what_all_rows_say_is_said_once():
+    cells, said = without_constants(pd.DataFrame({"run": ["a", "b"], "seeds": ["3", "3"]}))
+    assert (list(cells), said) == (["run"], "In all rows: seeds 3.")
+    assert without_constants(cells.head(1))[1] == ""
+    assert title("Cost of every run, after Table 1 of X (arXiv:1.2): all. More.") == "Cost of every run"
+
+
+def test_no_committed_table_has_more_than_nine_columns():
+    for path in (
+        path for scale in ("overnight", "pretrained") for path in (ROOT / "figures/cached" / scale).glob("*.md")
+    ):
+        for line in path.read_text().splitlines():
+            assert not line.startswith("|:") or line.count("|") <= 10, path
 
 
 def test_the_headline_has_every_study_that_ran(place, tmp_path):

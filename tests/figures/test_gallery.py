@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fixtures.rows import dwa, make_run, model
 from PIL import Image
 
 from formerlab.report.drawings import catalogue
@@ -20,7 +21,8 @@ STAGES = [{"data": 1}, {"train": 2}, {}, {"figures and tables": 3}]
 def page(tmp_path):
     figures, root = tmp_path / "figures", tmp_path / "results/live/tiny"
     figures.mkdir()
-    root.mkdir(parents=True)
+    for run, depth in (("plain-8", None), ("dwa-1x1-8", dwa(1, 1))):
+        make_run(root, "denseformer", run, spec=model(8, depth=depth))
     for name in ("denseformer_depth", "denseformer_tradeoff"):
         Image.new("RGB", (800, 400), "white").save(figures / f"{name}.png")
     (figures / "denseformer_table.md").write_text("")
@@ -39,8 +41,11 @@ def page(tmp_path):
     return gallery(Results(Path(root)), figures, {"denseformer": part, "vision": empty}, STAGES)
 
 
-def test_it_opens_on_all_figures_and_each_leads_to_its_section(page):
-    sheet = page.partition("<section")[0]
+def test_it_opens_on_results_then_all_figures_and_each_leads_to_its_section(page):
+    words, _, sheet = page.partition("<section")[0].partition('class="sheet"')
+    assert "2 finished runs of 1 studies at scale tiny: 20 s of training on synthetic processor." in words
+    assert words.index("<td>dwa-1x1-8</td>") < words.index("1 <span class")  # numbers, then verdicts
+    assert "Of another study" not in words
     links = re.findall(r'href="#(\w+)"', sheet)
     assert links == ["denseformer_depth", "denseformer_tradeoff"]
     assert all(f'id="{name}"' in page for name in [*links, "denseformer_table"])

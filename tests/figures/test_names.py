@@ -1,6 +1,7 @@
 """A new mixer, projection or policy has a label and a look of its own in figures and tables; no other file knows it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,13 +33,13 @@ class {name}(Spec):
 NEW = {
     "Skip": (
         "layers/depth/union.py",
-        "DepthMixer = Annotated[\n    Identity",
+        r"DepthMixer = Annotated\[\s*",
         "skip",
         "Skips of rank {rank}",
         "#123456",
     ),
-    "LowRank": ("layers/projection.py", "Projection = Annotated[Linear", "low_rank", "Low rank {rank}", "#234567"),
-    "Peak": ("cache/__init__.py", "CachePolicy = Annotated[\n    Full", "peak", "Peak attention", "#345678"),
+    "LowRank": ("layers/projection.py", r"Projection = Annotated\[", "low_rank", "Low rank {rank}", "#234567"),
+    "Peak": ("cache/__init__.py", r"CachePolicy = Annotated\[\s*", "peak", "Peak attention", "#345678"),
 }
 USE = """
 import json, shutil, sys
@@ -112,9 +113,9 @@ def test_a_new_part_names_itself_in_every_figure_that_shows_such_parts(tmp_path)
         module = Path(union).parent / f"{kind}.py"
         (package / module).write_text(SPEC.format(name=name, label=label, colour=colour, kind=kind))
         text = (package / union).read_text()
-        assert before in text
+        opening = re.search(before, text)[0]
         added = f"from formerlab.{module.with_suffix('').as_posix().replace('/', '.')} import {name}\n"
-        text = text.replace(before, f"{before} | {name}").replace("from formerlab.", f"{added}from formerlab.", 1)
+        text = text.replace(opening, f"{opening}{name} | ").replace("from formerlab.", f"{added}from formerlab.", 1)
         (package / union).write_text(text)
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
     words = [sys.executable, "-c", USE, str(Path(__file__).parents[1])]

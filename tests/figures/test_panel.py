@@ -97,3 +97,37 @@ def test_bars_longer_than_what_they_belong_to_leave_the_panel(rows):
     (axes,) = sheet(panel())(rows).axes
     low, high = axes.get_ylim()
     assert 3 < low < high < 5
+
+
+@pytest.mark.parametrize(
+    ("values", "far"),
+    [
+        ([0.3, 0.2, 0.2, 3.7], [3.7]),
+        ([0.3, 0.2, 0.4, 0.7], []),  # less than twice the next one: drawn
+        ([0.3, 0.2, 1.2, 3.7], [1.2, 3.7]),  # what flattens the others, and all above it
+        ([-0.1, -0.2, -0.2, 0.1], []),
+        ([np.nan] * 4, []),
+    ],
+)
+def test_values_far_above_most_others_stand_at_the_edge_in_words(values, far):
+    rows = pd.DataFrame({"source": "ours", "variant": "Tokenformer", "size": range(4), "loss_nats": values})
+    (axes,) = sheet(panel(zero=0.0, far=2.0))(rows.assign(part="mean")).axes
+    said = [text.get_text() for text in axes.texts if "\N{BLACK UP-POINTING TRIANGLE}" in text.get_text()]
+    assert [f"{value:g}" in said[0] for value in far] == [True] * len(said[:1]) * len(far)
+    assert bool(said) == bool(far)
+    if far:
+        assert axes.get_ylim()[1] < min(far)
+
+
+def test_titles_and_headings_name_data_set_and_model(rows):
+    known = rows.assign(data_set="books", released=None, blocks=4.0, wide=rows["size"].map({1: 64, 2: 128}))
+    titled, plain = sheet(panel())(known), sheet(panel(title="Loss"))(known)
+    assert titled.axes[0].get_title() == "books, 4 blocks x 64 to 128"
+    assert [text.get_text() for text in plain.texts] == ["books, 4 blocks x 64 to 128"]
+    released = known.assign(released="SmolLM2")
+    assert sheet(panel())(released).axes[0].get_title() == "books, SmolLM2"
+
+
+def test_an_axis_with_values_that_have_no_logarithm_is_linear(rows):
+    assert sheet(panel(log="y"))(rows).axes[0].get_yscale() == "log"
+    assert sheet(panel(log="y"))(rows.assign(loss_nats=rows["loss_nats"] - 4)).axes[0].get_yscale() == "linear"

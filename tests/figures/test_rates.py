@@ -61,7 +61,7 @@ def test_the_lowest_mean_over_seeds_is_chosen(results):
 
 
 def test_a_rate_at_the_edge_of_its_grid_is_said(results, tmp_path):
-    assert at_the_edge(rates(results)) == ["Transformer (4 blocks, from scratch): 0.004, of 0.001 to 0.004"]
+    assert at_the_edge(rates(results)) == ["Transformer (books, 4 blocks, from scratch): 0.004, of 0.001 to 0.004"]
     with_rate(results.root, "linear-d", 8e-3, 4.6, 100)
     assert at_the_edge(rates(Results(results.root))) == []
 
@@ -90,7 +90,9 @@ def test_models_of_one_name_are_told_apart_by_their_specs(tmp_path):
         *("Transformer, rmsnorm", "Transformer, none"),
         *("random keys, tau sqrt(n)", "Tokenformer, trained on"),
     }
-    assert rows.groupby("family")["panel"].first().to_dict()["Tokenformer, trained on"] == "4 blocks, from a parent"
+    assert (
+        rows.groupby("family")["panel"].first().to_dict()["Tokenformer, trained on"] == "text, 4 blocks, from a parent"
+    )
 
 
 def test_losses_of_a_second_domain_have_a_panel_of_their_own(tmp_path):
@@ -100,8 +102,9 @@ def test_losses_of_a_second_domain_have_a_panel_of_their_own(tmp_path):
         with_rate(tmp_path, f"on-{run}", rate, 3.9, init="a")
         with_rate(tmp_path, f"elsewhere-{run}", rate, 2.9, init="a", data=second, spec=model(projection=pattention(8)))
     panels = rates(Results(tmp_path)).groupby("run")["panel"].first().to_dict()
-    starts = {"b": "from scratch", "on-b": "from a parent", "elsewhere-b": "from a parent, second domain"}
-    assert {run: panels[run] for run in starts} == {run: f"4 blocks, {start}" for run, start in starts.items()}
+    starts = {"b": "text, 4 blocks, from scratch", "on-b": "text, 4 blocks, from a parent"}
+    starts["elsewhere-b"] = "second, 4 blocks, from a parent"
+    assert {run: panels[run] for run in starts} == starts
 
 
 @pytest.mark.usefixtures("unsaved")

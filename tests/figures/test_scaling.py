@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from fixtures.rows import dwa, grown, make_run, make_tokenformer, model, tokenformer, transformer, write_csv
 
-from formerlab.report.claims.arms import Arm, ClaimArms
+from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import Rows
 from formerlab.report.depth import gains
 from formerlab.report.drawings import declaration, draw_one

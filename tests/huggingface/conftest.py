@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from formerlab.data import BytePairs, Files, TextData
 from formerlab.data.text.prepare import prepare
 from formerlab.files import sha256
+from formerlab.layers import Learned
 from formerlab.models import Decoder
 from formerlab.tasks import LanguageModeling
 from formerlab.training.run import Run
@@ -33,12 +34,14 @@ def finished(tmp_path_factory):
     source = Files(paths=(str(root / "lines.txt"),), documents="line")
     spec = TextData(source=source, tokenizer=BytePairs(vocabulary=270), valid_share=0.1, test_share=0.1)
     prepare("text", spec, root / "data/text", processes=1)
-    model = Decoder(vocabulary=270, layers=2, width=16, heads=2, context=32)
+    model = Decoder(vocabulary=270, layers=2, width=16, heads=2, context=32, position=Learned())
     run = Run(study="study", name="run", model=model, task=LanguageModeling(context=32))
     folder = root / "study/run/seed0"
     folder.mkdir(parents=True)
     save_file(run.model.build(seed=0).state_dict(), folder / "weights.safetensors")
     record = {"id": run.id, "spec": run.to_dict(), "weights_sha256": sha256(folder / "weights.safetensors")}
+    losses = {"train_loss_nats": None, "valid_loss_nats": 2.5, "test_loss_nats": 2.75}
+    record |= {"final": losses, "data": {"name": "text", "fingerprint": "0123"}, "git": {"commit": "abc"}}
     (folder / "run.json").write_text(json.dumps(record | {"status": "finished"}))
     return folder
 

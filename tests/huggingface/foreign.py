@@ -36,6 +36,7 @@ def build(kind, **changes):
         "opt": ("OPT", {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0}),
         "mpt": ("Mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": CONTEXT}),
         "deepseek_v3": ("DeepseekV3", LATENT),
+        "mamba": ("Mamba", {"state_size": 4}),
         "bloom": ("Bloom", {"n_head": 4, "n_layer": 2}),
     }
     name, own = kinds[kind]

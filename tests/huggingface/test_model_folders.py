@@ -1,6 +1,7 @@
-"""Our models as Hugging Face folders: saved, loaded by the Auto classes, generating."""
+"""Our models as Hugging Face folders: they travel without this package, and come back into it to the bit."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -8,13 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from formerlab.cache import KVCache
+from formerlab import torchvision_shim
+from formerlab.cache import Decay, Simulation
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import sample
+from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.export import load_folder, save_folder
+from formerlab.integrations.huggingface.load import load_causal_lm
 from formerlab.layers import DepthWeightedAverage, LayerNorm, Linear, Mlp, Pattention, RMSNorm
 from formerlab.layers.depth.union import DepthMixer
-from formerlab.layers.position import Learned, NoPosition, Rotary
+from formerlab.layers.position import Learned, NoPosition, Rotary, Sinusoidal
 from formerlab.models import Decoder
 from formerlab.spec import variants
 
@@ -29,9 +33,20 @@ VARIANTS = {
     "plain": {"projection": Linear(bias=True), "feedforward": Mlp(bias=True), "position": Learned()},
     "no position": {"position": NoPosition(), "logit_scale": "inverse_sqrt_width"},
     "tokenformer": TOKENFORMER,
-    "modern": MODERN,
     "densetokenformer": TOKENFORMER | {"depth": DepthWeightedAverage(dilation=2, period=1)},
-} | {mixer.model_fields["kind"].default: {"depth": mixer()} for mixer in variants(DepthMixer)}
+    "grouped": {"key_heads": 1, "query_key_norm": RMSNorm(), "norm": RMSNorm(gain=False)},
+    "sinusoidal": {"position": Sinusoidal(), "feedforward": Pattention(tokens=24, score="gelu_l1")},
+} | {mixer.model_fields["kind"].default: {"depth": mixer(), "position": Learned()} for mixer in variants(DepthMixer)}
+"""What needs code of its own, and every mixer among it."""
+HALVES = Rotary(interleaved=True, fraction=0.5)
+NATIVE = {
+    "GPTNeoXForCausalLM": {},
+    "GPTNeoXForCausalLM, pairs": {"position": HALVES, "feedforward": Mlp(bias=True, activation="relu"), "tied": False},
+    "GPTNeoXForCausalLM, bare": {"norm": LayerNorm(gain=False, bias=False), "projection": Linear(bias=True)},
+    "LlamaForCausalLM": MODERN | {"key_heads": 1},
+    "LlamaForCausalLM, pairs": MODERN | {"position": Rotary(interleaved=True), "logit_scale": "inverse_sqrt_width"},
+}
+"""What fits a layout of transformers, by the class that reads it."""
 
 
 def build(**parts):
@@ -43,6 +58,69 @@ def build(**parts):
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return model
+
+
+ELSEWHERE = """
+import importlib.util, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("formerlab", "pydantic", "jaxtyping"):
+            raise ImportError(f"{name} is not there")
+
+shim = importlib.util.spec_from_file_location("shim", sys.argv[1])  # for a torchvision without its operators
+module = importlib.util.module_from_spec(shim)
+shim.loader.exec_module(module)
+module.ensure_torchvision_imports()
+sys.meta_path.insert(0, Refuse())
+import torch
+from transformers import AutoModelForCausalLM
+
+prompt, found = torch.load(sys.argv[2]), {}
+for place in sys.argv[4:]:
+    model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True)
+    with torch.no_grad():
+        logits = model(prompt).logits
+    made = model.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
+    found[place] = type(model).__name__, logits, made[:, prompt.shape[1] :]
+torch.save(found, sys.argv[3])
+"""
+
+
+def test_a_model_travels_without_this_package(tmp_path):
+    """In a process that cannot import it; logits are those of the model here, and so are generated tokens."""
+    prompt, expected = tokens(1, 20), {}
+    torch.save(prompt, tmp_path / "prompt.pt")
+    for number, (name, parts) in enumerate((VARIANTS | NATIVE).items()):
+        model = build(**parts).float()
+        save_folder(model, None, tmp_path / f"model_{number}")
+        with torch.no_grad():
+            own = sample(model, prompt[0].tolist(), tokens=5, temperature=0.0)
+            expected[str(tmp_path / f"model_{number}")] = name, model(prompt), list(own)
+    words = [torchvision_shim.__file__, tmp_path / "prompt.pt", tmp_path / "found.pt", *expected]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", ELSEWHERE, *words],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HF_HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    for place, (kind, logits, made) in torch.load(tmp_path / "found.pt").items():
+        name, own_logits, own = expected[place]
+        assert kind == (name.partition(",")[0] if name in NATIVE else "FormerlabForCausalLM")
+        torch.testing.assert_close(logits, own_logits, rtol=0, atol=1e-5, msg=name)
+        assert made[0].tolist() == own, name
+
+
+@pytest.mark.parametrize("parts", NATIVE.values(), ids=NATIVE)
+def test_a_native_folder_is_pruned_as_any_model(parts, tmp_path):
+    model = build(**parts)
+    save_folder(model, None, tmp_path / "model")
+    loaded = CausalLM(load_causal_lm({"pretrained_model_name_or_path": str(tmp_path / "model")}))
+    prompt = tokens(2, 20)
+    with torch.no_grad():
+        pruned, own = (one(prompt, attend=Simulation(Decay(), 0.4)) for one in (loaded, model))
+    torch.testing.assert_close(pruned, own, rtol=1e-4, atol=1e-4)
 
 
 def saved(model, tokenizer, folder):
@@ -76,19 +154,7 @@ def test_a_model_comes_back_to_the_bit(parts, tmp_path):
     assert sum(tensor.numel() for tensor in first.values()) == model.spec.params()  # a tied head is saved once
 
 
-@pytest.mark.parametrize("parts", VARIANTS.values(), ids=VARIANTS)
-def test_generated_tokens_are_those_of_our_own_cache(parts, tmp_path):
-    model = build(**parts)
-    loaded = saved(model, None, tmp_path / "model")
-    prompt = tokens(1, 9)
-    own = list(sample(model, prompt[0].tolist(), tokens=6, temperature=0.0, attend=KVCache()))
-    for use_cache in (True, False):
-        options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-        made = loaded.generate(prompt, use_cache=use_cache, **options)
-        assert made[0, 9:].tolist() == own
-
-
-@pytest.mark.parametrize("parts", [VARIANTS["plain"], TOKENFORMER, VARIANTS["dwa"], MODERN])
+@pytest.mark.parametrize("parts", [VARIANTS["plain"], VARIANTS["grouped"], VARIANTS["dwa"]])
 def test_rows_padded_on_the_left_generate_what_they_do_alone(parts, tmp_path):
     loaded = saved(build(**parts), None, tmp_path / "model")
     rows = [tokens(1, length, seed=length) for length in (11, 4, 7)]
@@ -132,7 +198,7 @@ def test_beams_and_samples_do_not_depend_on_the_cache(tmp_path):
 
 
 def test_a_chunked_prompt_gives_the_same_logits(tmp_path):
-    loaded = saved(build(), None, tmp_path / "model")
+    loaded = saved(build(position=Learned()), None, tmp_path / "model")
     prompt = tokens(2, 12)
     with torch.no_grad():
         whole = loaded(prompt).logits
@@ -142,7 +208,7 @@ def test_a_chunked_prompt_gives_the_same_logits(tmp_path):
 
 
 def test_the_loss_is_the_mean_over_the_predicted_tokens(tmp_path):
-    loaded = saved(build(), None, tmp_path / "model")
+    loaded = saved(build(position=Learned()), None, tmp_path / "model")
     prompt = tokens(2, 12)
     out = loaded(prompt, labels=prompt)
     expected = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), prompt[:, 1:].flatten())
@@ -154,7 +220,7 @@ def test_the_loss_is_the_mean_over_the_predicted_tokens(tmp_path):
 def test_the_tokenizer_comes_along(tokenizer, tmp_path):
     from transformers import AutoTokenizer
 
-    model = saved(build(), tokenizer, tmp_path / "model")
+    model = saved(build(position=Learned()), tokenizer, tmp_path / "model")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
     text = "the cat sat on an old house"
     assert loaded(text)["input_ids"] == tokenizer.encode(text, add_special_tokens=False).ids
@@ -176,7 +242,7 @@ def test_a_fresh_model_has_drawn_its_values(tmp_path):
 
 
 def test_mistakes_are_one_line(tmp_path):
-    model = build()
+    model = build(position=Learned())
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").write_text("")
     with pytest.raises(UserError, match=r"other: exists and is no Hugging Face folder"):
@@ -201,7 +267,7 @@ def test_mistakes_are_one_line(tmp_path):
 
 
 def test_the_auto_classes_know_our_models_although_they_were_imported_first(tmp_path):
-    save_folder(build(), None, tmp_path / "model")
+    save_folder(build(position=Learned()), None, tmp_path / "model")
     use = f"""
 from transformers import AutoConfig, AutoModelForCausalLM
 import formerlab.integrations.huggingface
@@ -213,8 +279,6 @@ print(type(AutoModelForCausalLM.from_pretrained({str(tmp_path / "model")!r})).__
 
 def test_code_in_a_model_folder_never_runs(tmp_path, monkeypatch):
     """Not even where whoever is asked would say yes."""
-    from formerlab.integrations.huggingface.load import load_causal_lm
-
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     folder, ran = tmp_path / "model", tmp_path / "ran"
     folder.mkdir()

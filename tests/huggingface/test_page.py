@@ -1,4 +1,4 @@
-"""docs/huggingface.md is right: its commands and examples run, on small models under the names it uses."""
+"""Commands and examples of two pages run, on small models under the names that the pages use."""
 
 import re
 import shlex
@@ -10,10 +10,13 @@ from released import made_up, written
 
 from formerlab.__main__ import main
 
-PAGE = (Path(__file__).parents[2] / "docs/huggingface.md").read_text()
-COMMANDS = [line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S) for line in block.splitlines()]
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
-(SWEEP,) = re.findall(r"^```yaml\n# sweep.yaml\n(.*?)^```", PAGE, re.M | re.S)
+DOCS = Path(__file__).parents[2] / "docs"
+MODELS, PRUNING = (DOCS / "existing_models.md").read_text(), (DOCS / "pruning.md").read_text()
+COMMANDS = [
+    line for block in re.findall(r"^```sh\n(.*?)^```", MODELS + PRUNING, re.M | re.S) for line in block.splitlines()
+]
+EXAMPLES = [block for block in re.findall(r"^```python\n(.*?)^```", MODELS, re.M | re.S) if "timm" not in block]
+(SWEEP,) = re.findall(r"^```yaml\n# sweep.yaml\n(.*?)^```", PRUNING, re.M | re.S)
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +52,16 @@ def on_this_machine(command, task):
 def test_the_page_runs(place, task, monkeypatch, capsys):
     monkeypatch.chdir(place)
     assert len(COMMANDS) == 5
-    assert len(EXAMPLES) == 2
+    assert len(EXAMPLES) == 4
     for command in COMMANDS:
         assert main(on_this_machine(command, task)) == 0, capsys.readouterr().err
     policies = (place / "results/huggingface/llama/prune_questions.csv").read_text()
     assert "streaming_llm positions=reindexed" in policies
     assert (place / "results/huggingface/tokenformer-150m/zeroshot.csv").is_file()
     capsys.readouterr()
+    names = {}
     for example in EXAMPLES:
-        exec(example, {})
-    printed = capsys.readouterr().out
-    assert "the dog ran to" in printed
-    assert "bytes of keys and values" in printed
+        exec(example, names)
+    assert "the dog ran to" in capsys.readouterr().out
+    assert names["larger"][0].keys.shape == (512, 64)
+    assert names["pruned"].shape[1] == names["tokens"].shape[1]

@@ -12,7 +12,7 @@ from formerlab.__main__ import main
 from formerlab.cache import Decay, Simulation
 from formerlab.commands.released import FILES
 from formerlab.errors import EXIT_USER_ERROR, UserError
-from formerlab.evaluation.language.harness import HarnessModel
+from formerlab.evaluation.language.requests import answers
 from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.load import load_any
 from formerlab.released import RELEASED, Folder, Gguf, HubModel, parse_released
@@ -106,7 +106,7 @@ def test_the_verb_measures_draws_and_continues(tokenizer, tmp_path, monkeypatch,
     foreign.build("llama", max_position_embeddings=1024).float().save_pretrained("tiny")
     end = "<|endoftext|>"
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=end, eos_token=end).save_pretrained("tiny")
-    words = ["released", "tiny", "--questions", "2", "--windows", "2", "--tokens", "3", "--prompt", "the cat sat on"]
+    words = ["released", "tiny", "--questions", "2", "--windows", "2", "--tokens", "3", "--prompt", "the cat sat on a"]
     assert main(words) == 0
     out = tmp_path / "results/released/tiny"
     printed = capsys.readouterr().out
@@ -114,6 +114,7 @@ def test_the_verb_measures_draws_and_continues(tokenizer, tmp_path, monkeypatch,
     assert "MB of keys and values" in printed
     table = (out / "table.txt").read_text()
     assert table in printed
+    assert "of 10 tokens leaves the pruned cache 4 entries" in printed
     names = [line[:12].strip() for line in table.splitlines()[1:]]
     assert names == ["full", *["local", "h2o", "decay 0.2"] * 2]
     for name in FILES:
@@ -151,8 +152,7 @@ def test_only_what_is_scored_becomes_logits_and_batches_are_bounded_by_tokens():
         return out
 
     model.model.forward = noted
-    adapter = HarnessModel(model, None, batch=3, batch_tokens=50, end_of_text=0)
-    together = adapter.answers(requests)
+    together = answers(model, requests, batch=3, batch_tokens=50)
     assert [rows for rows, _, _ in widths] == [2, 2, 2]
     assert all(rows * time <= 50 and made < time for rows, time, made in widths)
     for request, answer in zip(requests, together, strict=True):

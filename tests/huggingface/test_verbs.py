@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from formerlab.__main__ import main
 from formerlab.errors import EXIT_USER_ERROR
-from formerlab.evaluation.language.zeroshot import evaluate_tasks, load_tasks
+from formerlab.evaluation.language.questions import Questions, load_tasks
 from formerlab.integrations.huggingface import load
 from formerlab.integrations.huggingface.export import load_folder
 from formerlab.integrations.huggingface.load import load_any
@@ -30,8 +30,13 @@ def refused(capsys, *words):
 def test_a_finished_run_is_exported_with_its_tokenizer(finished, tmp_path, capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    assert main(["export-huggingface", str(finished), "--out", str(tmp_path / "out")]) == 0
-    assert str(tmp_path / "out") in capsys.readouterr().out
+    assert main(["export-huggingface", str(finished), "--out", str(tmp_path / "out"), "--licence", "MIT"]) == 0
+    assert "trust_remote_code (modeling_formerlab.py)" in capsys.readouterr().out
+    card = (tmp_path / "out/README.md").read_text()
+    assert 'license_name: "MIT"' in card
+    assert "Data: `text`, fingerprint 0123; licence: not stated" in card
+    assert "valid 2.5000, test 2.7500" in card
+    assert "formerlab, commit abc" in card
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     made = model.generate(**tokenizer("the cat sat", return_tensors="pt"), max_new_tokens=5, do_sample=False)
@@ -146,7 +151,7 @@ def test_answers_of_a_foreign_model_are_those_of_the_harness_itself(folders, tas
 
     loaded = load_any(Folder(path=str(folders / "llama")))
     tasks = load_tasks([yaml.safe_load(task.read_text())])
-    ours = evaluate_tasks(loaded.model, loaded.tokenizer, tasks, end_of_text=loaded.prefix)
+    ours = list(Questions(tasks, loaded.tokenizer, end_of_text=loaded.prefix).answers(loaded.model))
     own = HFLM(
         pretrained=AutoModelForCausalLM.from_pretrained(folders / "llama"),
         tokenizer=AutoTokenizer.from_pretrained(folders / "llama"),

@@ -9,7 +9,7 @@ import torch
 from formerlab.cache import H2O, TOVA, Decay, Knorm, Local, StreamingLLM
 from formerlab.cache import resolve_budget as count
 from formerlab.cache.engines import engine, loop
-from formerlab.cache.engines.engine import Prompt
+from formerlab.cache.policies.policy import Prompt
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -1,13 +1,15 @@
 """The kernels compile to machine code for the GPUs that runs are made for, with no GPU at hand."""
 
 import os
+import re
+import subprocess
 from itertools import product
 
 import pytest
 import torch
 
 from formerlab.cache import Decay, Knorm
-from formerlab.cache.engines.engine import Prompt
+from formerlab.cache.policies.policy import Prompt
 
 TARGETS = (80, 90, 100)
 """Compute capabilities times ten: A100, H100, B200."""
@@ -63,6 +65,18 @@ def check(kernels, capability, number):
         assert f".target sm_{capability}" in kernel.asm["ptx"]
         assert kernel.asm["cubin"][:4] == b"\x7fELF"
         assert kernel.metadata.shared <= 99 * 1024, "the least that a block may have on these GPUs"
+        assert spilled(kernel.asm["ptx"], capability) <= 40, "a handful of registers, as today"
+
+
+def spilled(ptx, capability):
+    """Return the bytes of registers that a kernel keeps in memory, as NVIDIA's assembler counts them."""
+    from triton import knobs
+
+    tool = knobs.nvidia.ptxas if capability < 100 else knobs.nvidia.ptxas_blackwell
+    name = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
+    words = [tool.path, "--verbose", f"--gpu-name={name}", "--output-file=/dev/null", "-"]
+    said = subprocess.run(words, input=ptx, capture_output=True, text=True, check=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", said)))
 
 
 def pruned_attention(policy, dtype, heads, key_heads, time, d_head):

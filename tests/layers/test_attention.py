@@ -1,20 +1,8 @@
-import math
-
-import pytest
 import torch
-from variation import label, settings
 
-from formerlab.layers import Linear, NoPosition, Projection
+from formerlab.layers import Linear
 from formerlab.layers.attention import Attention, causal_attention
-from formerlab.layers.initial import initialise
 from formerlab.layers.position import PositionEncoding
-
-
-def test_causal_attention_is_its_formula():
-    q, k, v = (torch.randn(2, 3, 7, 4, dtype=torch.float64) for _ in range(3))
-    scores = q @ k.transpose(2, 3) / math.sqrt(4)
-    scores = scores.masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
-    torch.testing.assert_close(causal_attention(0, q, k, v), scores.softmax(-1) @ v)
 
 
 def test_heads_are_those_of_pytorchs_multi_head_attention():
@@ -30,20 +18,3 @@ def test_heads_are_those_of_pytorchs_multi_head_attention():
     x = torch.randn(2, 6, 12, dtype=torch.float64)
     expected, _ = oracle(x, x, x, attn_mask=torch.ones(6, 6).triu(1).bool(), need_weights=False)
     torch.testing.assert_close(attention(x, PositionEncoding(), causal_attention, 0, 0), expected)
-
-
-@pytest.mark.parametrize("projection", settings(Projection), ids=label)
-def test_what_is_attended_with_is_an_argument(projection):
-    """Layer, positions and head shapes reach `attend`, and its answer alone is projected."""
-    attention = Attention(12, 3, projection, layers=1)
-    initialise(attention, 0)
-    seen = []
-
-    def first_value(layer, q, k, v):
-        seen.append((layer, q.shape, k.shape, v.shape))
-        return v[:, :, :1].expand_as(v)
-
-    x = torch.randn(2, 6, 12)
-    y = attention(x, NoPosition().build(6, 12, 4), first_value, 5, 0)
-    assert seen == [(5, *[(2, 3, 6, 4)] * 3)]
-    torch.testing.assert_close(y, y[:, :1].expand_as(y))

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from formerlab.kernels import weighted_sum
 from formerlab.layers import DepthWeightedAverage
-from formerlab.layers.initial import initialise
 
 BLOCKS = 48
 
@@ -34,34 +32,6 @@ def test_index_sets_and_where_the_embedding_enters(dilation, period, sees_x0):
     for i in destinations:
         assert spec.sources(i) == index_set(i, dilation)
     assert [i for i in destinations if 0 in spec.sources(i)] == sees_x0
-
-
-ALPHAS_1X1 = {24: 324, 48: 1224, 64: 2144, 72: 2700, 84: 3654, 90: 4185, 104: 5564}
-ALPHAS_48 = {
-    (2, 1): 624,
-    (4, 1): 324,
-    (8, 1): 174,
-    (12, 1): 124,
-    (4, 3): 112,
-    (4, 4): 90,
-    (4, 5): 62,
-    (4, 8): 48,
-    (4, 10): 28,
-    (4, 15): 24,
-    (4, 20): 17,
-    (2, 2): 324,
-}
-
-
-@pytest.mark.parametrize(
-    ("blocks", "dilation", "period", "alphas"),
-    [(blocks, 1, 1, count) for blocks, count in ALPHAS_1X1.items()]
-    + [(48, k, p, count) for (k, p), count in ALPHAS_48.items()],
-)
-def test_counts_of_alphas(blocks, dilation, period, alphas):
-    spec = DepthWeightedAverage(dilation=dilation, period=period)
-    assert spec.params(blocks) == alphas
-    assert sum(alpha.numel() for alpha in spec.build(blocks).parameters()) == alphas
 
 
 def reference(spec, streams, alphas):
@@ -138,30 +108,6 @@ def test_values_and_gradients_are_those_of_the_list_reference(dilation, period, 
     torch.testing.assert_close(gradients, expected_gradients, atol=1e-12, rtol=1e-12)
 
 
-@every_pattern
-@every_path
-def test_gradients_are_those_of_finite_differences(dilation, period, path, choose):
-    layers = 6 if period == 1 else 2 * period
-    module = Averaged(choose(drawn(DepthWeightedAverage(dilation=dilation, period=period), layers), path))
-    streams = [torch.randn(1, 1, 1, dtype=torch.float64, requires_grad=True) for _ in range(layers + 1)]
-    names, alphas = zip(*module.named_parameters(), strict=True)
-
-    def mixed(*tensors):
-        parameters = dict(zip(names, tensors[len(streams) :], strict=True))
-        return torch.func.functional_call(module, parameters, tensors[: len(streams)])
-
-    assert torch.autograd.gradcheck(mixed, (*streams, *alphas))
-
-
-@every_path
-def test_every_path_starts_at_the_identity_to_the_bit(path, choose):
-    mixer = choose(DepthWeightedAverage().build(12), path)
-    initialise(mixer, 0)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        streams = [torch.randn(2, 3, 4).to(dtype) for _ in range(13)]
-        assert all(map(torch.equal, Averaged(mixer)(*streams), streams[1:]))
-
-
 @every_path
 def test_half_precision_streams_are_summed_in_single_precision(path, choose):
     spec = DepthWeightedAverage()
@@ -172,41 +118,3 @@ def test_half_precision_streams_are_summed_in_single_precision(path, choose):
     mixed = Averaged(mixer)(*streams)
     for one, other in zip(mixed, expected, strict=True):
         torch.testing.assert_close(one, other.bfloat16(), rtol=0.0, atol=other.abs().max().item() / 256)
-
-
-def test_a_period_that_does_not_divide_the_depth_leaves_the_last_blocks_unmixed():
-    mixer = DepthWeightedAverage(period=5).build(BLOCKS)
-    for alpha in mixer.parameters():
-        torch.nn.init.normal_(alpha)
-    streams = [torch.randn(1, 1, 4) for _ in range(BLOCKS + 1)]
-    _, history = mixer.begin(streams[0])
-    mixed = [mixer.mix(i, x, history) for i, x in enumerate(streams[1:], start=1)]
-    assert all(mixed[i - 1] is streams[i] for i in (46, 47, 48))
-    assert not torch.equal(mixed[45 - 1], streams[45])
-
-
-@every_path
-def test_the_stored_history_is_raw_and_never_copied(path, choose):
-    mixer = choose(DepthWeightedAverage().build(4), path)
-    initialise(mixer, 0)
-    streams = [torch.randn(1, 1, 4) for _ in range(4)]
-    _, history = mixer.begin(streams[0])
-    for i, x in enumerate(streams[1:], start=1):
-        mixer.mix(i, x, history)
-    kept = history if path == "loop" else history.kept.values()
-    assert all(one is x for one, x in zip(kept, streams, strict=True))
-
-
-def test_weights_name_destination_and_source():
-    mixer = DepthWeightedAverage(dilation=2, period=2).build(4)
-    initialise(mixer, 0)
-    with torch.no_grad():
-        mixer.alphas["4"][1] = -0.5
-    assert mixer.weights() == [(2, 0, 0.0), (2, 2, 1.0), (4, 0, 0.0), (4, 2, -0.5), (4, 4, 1.0)]
-
-
-@pytest.mark.parametrize("wrong", [{"dilation": 0}, {"period": 0}, {"period": -1}, {"dilation": 1.5}])
-def test_dilation_and_period_are_positive_whole_numbers(wrong):
-    (key,) = wrong
-    with pytest.raises(ValidationError, match=key):
-        DepthWeightedAverage(**wrong)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from formerlab.layers import DepthWeightedAverage, LastK
-from formerlab.layers.depth.fused_dwa import Layout
 from formerlab.layers.initial import initialise
 
 LAYERS = 8
@@ -38,23 +37,6 @@ def both(mixer, streams, loss, wanted):
     ]
 
 
-def test_a_layout_places_every_weight_once():
-    layout = Layout(DepthWeightedAverage(dilation=2, period=2).table(4))
-    assert layout.table == {2: [0, 2], 4: [0, 2, 4]}
-    assert layout.offsets == {2: 0, 4: 2}
-    assert layout.readers == {0: [(2, 0), (4, 2)], 2: [(2, 1), (4, 3)], 4: [(4, 4)]}
-    assert layout.size == 5
-
-
-@pytest.mark.parametrize("top", [1, 3, LAYERS])
-@pytest.mark.parametrize("period", [1, 3])
-def test_a_loss_of_any_average_alone(top, period):
-    """The streams are leaves here, so nothing but the nodes' own chain orders them."""
-    mixer, streams = drawn(DepthWeightedAverage(period=period)), leaves()
-    wanted = [*streams, *mixer.parameters()]
-    torch.testing.assert_close(*both(mixer, streams, lambda ys: (ys[top - 1] ** 2).sum(), wanted))
-
-
 def test_gradients_of_some_inputs_only():
     mixer, streams = drawn(DepthWeightedAverage()), leaves()
     for wanted in ([streams[5]], [streams[0]], [mixer.alphas["4"]], [streams[3], mixer.alphas["8"]]):
@@ -85,21 +67,6 @@ def test_frozen_weights_ask_for_no_products_and_save_nothing():
     torch.testing.assert_close(*both(mixer, streams, lambda ys: sum((y**2).sum() for y in ys), streams))
 
 
-def test_frozen_streams_leave_gradients_of_the_weights():
-    mixer, streams = drawn(DepthWeightedAverage()), [x.detach() for x in leaves()]
-    wanted = list(mixer.parameters())
-    torch.testing.assert_close(*both(mixer, streams, lambda ys: sum((y**2).sum() for y in ys), wanted))
-
-
-def test_gradients_that_are_views_are_understood():
-    mixer, streams = drawn(DepthWeightedAverage()), leaves()
-    wanted = [*streams, *mixer.parameters()]
-    torch.testing.assert_close(*both(mixer, streams, lambda ys: sum(y.sum() for y in ys), wanted))
-    transposed = [torch.randn(3, 2, 4, requires_grad=True) for _ in range(LAYERS + 1)]
-    views = [x.transpose(0, 1) for x in transposed]
-    torch.testing.assert_close(*both(mixer, views, lambda ys: sum((y**2).sum() for y in ys), transposed))
-
-
 @pytest.mark.parametrize(
     ("dilation", "period", "kept"),
     [(1, 1, 25), (4, 5, 15), (4, 4, 7), (2, 1, 25)],
@@ -125,15 +92,6 @@ def test_outputs_are_let_go_after_their_last_reader():
             sizes.append(sorted(history.kept))
     assert sizes[:4] == [[1], [1, 2], [2, 3], [3, 4]]
     assert sizes[-1] == []
-
-
-def test_nothing_is_recorded_without_gradients():
-    mixer, streams = drawn(DepthWeightedAverage()), leaves()
-    with torch.no_grad():
-        assert not any(y.requires_grad for y in averages(mixer, streams))
-    torch.testing.assert_close(
-        [y.detach() for y in averages(mixer, streams)], [y.detach() for y in averages(mixer, streams, fused=False)]
-    )
 
 
 def test_a_second_derivative_is_refused_and_the_plain_path_has_it():

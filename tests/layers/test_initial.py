@@ -5,27 +5,17 @@ import sys
 
 import pytest
 import torch
-from torch import nn
-from variation import defaults, label, settings
+from variation import defaults, label
 
 from formerlab.layers import (
-    DepthMixer,
     DepthWeightedAverage,
-    FeedForward,
-    Linear,
     Norm,
     Pattention,
-    Position,
-    Projection,
     initialise,
 )
 from formerlab.layers.initial import without_values
 from formerlab.models import Decoder, Translator, VisionTransformer
 from formerlab.seeding import mixed_seed
-
-SIZES = {Projection: (8, 8), FeedForward: (8, 8), DepthMixer: (4, 8), Norm: (8,), Position: (6, 8, 4)}
-BRICKS = [(spec, sizes) for union, sizes in SIZES.items() for spec in settings(union)]
-every_brick = pytest.mark.parametrize(("spec", "sizes"), BRICKS, ids=label)
 
 SMALL = {"layers": 2, "width": 8, "heads": 2}
 TOKENS = {"norm": defaults(Norm)[1], "projection": Pattention(tokens=5), "feedforward": Pattention(tokens=7)}
@@ -37,19 +27,6 @@ MODELS = [
 ]
 
 
-class Foreign(nn.Module):
-    """A model of somebody else, with two of our layers in it."""
-
-    def __init__(self, projection, feedforward):
-        super().__init__()
-        self.projection = projection.build(8, 8)
-        self.norm = nn.LayerNorm(8)
-        self.feedforward = feedforward.build(8, 3)
-
-    def forward(self, x):
-        return self.feedforward(self.norm(x + self.projection(x)))
-
-
 def values(module):
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
@@ -59,60 +36,6 @@ def assert_same(module, other):
     assert ours.keys() == theirs.keys()
     for name in ours:
         assert torch.equal(ours[name], theirs[name]), name
-
-
-def pair(**named):
-    return nn.ModuleDict(named)
-
-
-@pytest.mark.parametrize("projection", settings(Projection), ids=label)
-@pytest.mark.parametrize("feedforward", defaults(FeedForward), ids=label)
-def test_a_layer_learns_in_anybodys_module_as_it_was_built(projection, feedforward):
-    torch.manual_seed(0)
-    model = Foreign(projection, feedforward)
-    x = torch.randn(64, 8)
-    first = nn.functional.mse_loss(model(x), x[:, :3])
-    first.backward()
-    assert all(parameter.grad.ne(0).any() for parameter in model.parameters())
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), x[:, :3])
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.8 * first
-
-
-@pytest.mark.parametrize("spec", [spec for spec in settings(DepthMixer) if spec.starts_plain], ids=label)
-def test_a_depth_mixer_starts_at_the_identity_as_it_was_built(spec):
-    mixer = spec.build(4, 8)
-    x, raw = torch.randn(2, 1, 3, 8)
-    _, history = mixer.begin(x)
-    for index in range(1, 5):
-        assert torch.equal(mixer.mix(index, raw + index, history), raw + index)
-
-
-@pytest.mark.parametrize("spec", [*settings(Projection), *settings(FeedForward)], ids=label)
-def test_values_come_from_torchs_generator(spec):
-    built = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        built.append(spec.build(8, 8))
-    assert_same(*built[:2])
-    assert not torch.equal(next(built[0].parameters()), next(built[2].parameters()))
-
-
-@every_brick
-def test_a_layer_draws_all_its_values_again(spec, sizes):
-    torch.manual_seed(2)
-    layer = spec.build(*sizes)
-    fresh = spec.build(*sizes)
-    torch.manual_seed(2)
-    with torch.no_grad():
-        for value in values(fresh).values():
-            value.fill_(torch.nan)
-    fresh.reset_parameters()
-    assert_same(layer, fresh)
 
 
 @pytest.mark.parametrize("spec", MODELS, ids=label)
@@ -130,16 +53,6 @@ def test_a_model_made_without_memory_is_drawn_afterwards(spec):
     assert all(value.isfinite().all() for value in values(model).values())
 
 
-@every_brick
-def test_the_default_type_is_that_of_the_parameters(spec, sizes):
-    torch.set_default_dtype(torch.float64)
-    try:
-        layer = spec.build(*sizes)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert all(parameter.dtype == torch.float64 for parameter in layer.parameters())
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_layers_and_models_are_drawn_on_a_gpu():
     with torch.device("cuda"):
@@ -149,23 +62,6 @@ def test_layers_and_models_are_drawn_on_a_gpu():
     assert layer.keys.std() > 0.1
     assert_same(*models[:2])
     assert not torch.equal(models[0].embedding, models[2].embedding)
-
-
-def test_the_same_seed_gives_the_same_values_and_another_seed_others():
-    layers = [Linear().build(4, 4) for _ in range(3)]
-    for layer, seed in zip(layers, (1, 1, 2), strict=True):
-        initialise(layer, seed)
-    assert torch.equal(layers[0].weight, layers[1].weight)
-    assert not torch.equal(layers[0].weight, layers[2].weight)
-
-
-def test_values_depend_on_the_place_and_not_on_the_company():
-    alone = pair(first=Linear().build(4, 4))
-    together = pair(other=Pattention(tokens=3).build(4, 4), first=Linear().build(4, 4), second=Linear().build(4, 4))
-    initialise(alone, 0)
-    initialise(together, 0)
-    assert torch.equal(alone["first"].weight, together["first"].weight)
-    assert not torch.equal(together["first"].weight, together["second"].weight)
 
 
 def test_every_part_draws_from_a_stream_of_its_own_that_seed_and_place_give():
@@ -179,21 +75,6 @@ def test_every_part_draws_from_a_stream_of_its_own_that_seed_and_place_give():
         stream = torch.Generator().manual_seed(mixed_seed(9, name))
         for weight, std in weights:
             assert torch.equal(weight, torch.empty_like(weight).normal_(0.0, std, generator=stream))
-
-
-def test_a_layer_of_pytorch_inside_a_model_depends_on_the_seed_too():
-    models = [pair(ours=Linear().build(4, 4), theirs=nn.Linear(4, 4)) for _ in range(2)]
-    for model in models:
-        initialise(model, 5)
-    assert_same(*models)
-
-
-@pytest.mark.parametrize("spec", MODELS, ids=label)
-def test_the_programs_random_numbers_are_left_alone(spec):
-    before = torch.get_rng_state()
-    model = spec.build(seed=0)
-    initialise(model, 0)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("spec", MODELS, ids=lambda spec: spec.kind)

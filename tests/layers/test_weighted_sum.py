@@ -1,7 +1,5 @@
 """Weighted sums of many tensors: the native kernel against the formula, and who takes which way."""
 
-import logging
-
 import pytest
 import torch
 
@@ -28,22 +26,6 @@ def test_sums_and_products_are_those_of_the_formula(dtype, count, size):
     assert weighted_sum.weighted_sum_and_products(tensors, weights, None, direct)[1] == []
 
 
-def test_weights_may_be_tensors_as_on_an_accelerator(monkeypatch):
-    monkeypatch.setattr(weighted_sum, "_kernel", lambda: None)
-    tensors, weights = [torch.randn(5) for _ in range(3)], torch.randn(3)
-    total, products = weighted_sum.weighted_sum_and_products(tensors, list(weights.unbind()), tensors[0], tensors[1])
-    torch.testing.assert_close(total, torch.einsum("n,ne->e", weights, torch.stack(tensors)) + tensors[1])
-    torch.testing.assert_close(torch.tensor(products), torch.stack(tensors) @ tensors[0])
-
-
-@pytest.mark.parametrize("special", [float("inf"), float("-inf"), float("nan"), 3.0e38, 1e-40, -0.0, 1.00390625])
-def test_bfloat16_is_rounded_as_pytorch_rounds(special):
-    values = torch.tensor([special, 1.0, 0.33])
-    total = weighted_sum.weighted_sum([values.bfloat16(), values.bfloat16()], [0.7, 0.6])
-    wide = values.bfloat16().float()
-    torch.testing.assert_close(total, (0.7 * wide + 0.6 * wide).bfloat16(), equal_nan=True)
-
-
 def test_the_sum_does_not_depend_on_the_number_of_threads():
     tensors, weights = [torch.randn(70_000) for _ in range(5)], torch.randn(5).tolist()
     one = weighted_sum.weighted_sum_and_products(tensors, weights, tensors[0], None)
@@ -64,16 +46,3 @@ def test_the_kernel_is_not_given_what_it_cannot_read(tensor):
     assert weighted_sum._fits([torch.randn(4, 4)], torch.float32)
     assert not weighted_sum._fits([torch.randn(4, 4), torch.randn(4, 4).bfloat16()], torch.float32)
     assert weighted_sum.weighted_sum([tensor, tensor], [1.0, 2.0]).shape == (4, 4)
-
-
-def test_the_way_taken_is_logged(caplog, monkeypatch):
-    monkeypatch.setattr(weighted_sum, "compiled", lambda name, source: None)
-    weighted_sum._kernel.cache_clear()
-    weighted_sum.path.cache_clear()
-    try:
-        with caplog.at_level(logging.INFO):
-            assert weighted_sum.path() == "eager"
-        assert "weighted sums: eager" in caplog.text
-    finally:
-        weighted_sum._kernel.cache_clear()
-        weighted_sum.path.cache_clear()

@@ -4,18 +4,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 from tiny_decoder import TIME, perturbed, tiny
-from variation import defaults, label, settings
+from variation import label, settings
 
-from formerlab.layers import DepthWeightedAverage, Learned, Mlp, Pattention, Position, Rotary
+from formerlab.cache import Decay, KVCache, PrunedCache
+from formerlab.layers import DepthWeightedAverage, Learned, Mlp, Position, RMSNorm, Rotary
 from formerlab.layers.attention import causal_attention
-
-
-@pytest.mark.parametrize(("dilation", "period"), [(1, 1), (2, 1), (4, 5), (4, 4)])
-def test_the_cost_of_mixing_is_reported_apart(dilation, period):
-    spec = tiny(layers=12, depth=DepthWeightedAverage(dilation=dilation, period=period))
-    assert spec.mixing_flops(TIME) == 2 * spec.depth.params(12) * 8 * TIME
-    assert spec.flops(TIME) == tiny(layers=12).flops(TIME)
-    assert tiny().mixing_flops(TIME) == 0
 
 
 def test_the_mixed_stream_feeds_the_next_block_and_the_final_norm():
@@ -55,49 +48,10 @@ def test_later_positions_are_those_of_a_longer_sequence(position):
     torch.testing.assert_close(torch.cat((first, rest), dim=1), whole)
 
 
-def test_without_positions_the_order_of_earlier_tokens_is_invisible_to_one_layer():
-    """The causal mask alone tells two layers apart, one layer not."""
-    tokens, swapped = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 1, 3, 4]])
-    for position, same in [*((p, p.kind == "none") for p in defaults(Position))]:
-        model = perturbed(tiny(layers=1, position=position)).double()
-        assert torch.allclose(model(tokens)[:, -1], model(swapped)[:, -1], atol=1e-12) == same
-
-
-def test_dropout_acts_in_training_only():
-    tokens = torch.randint(11, (2, TIME))
-    dropping, plain = tiny(dropout=0.5).build(), tiny().build()
-    assert torch.equal(dropping.eval()(tokens), plain(tokens))
-    dropping.train()
-    assert not torch.equal(dropping(tokens), dropping(tokens))
-
-
-def test_a_tied_head_is_the_embedding():
-    tokens = torch.randint(11, (2, TIME))
-    tied, untied = tiny().build(), tiny(tied=False).build()
-    with torch.no_grad():
-        untied.head.copy_(untied.embedding)
-    assert torch.equal(tied(tokens), untied(tokens))
-
-
 def test_the_logit_scale_divides_by_the_root_of_the_width():
     tokens = torch.randint(11, (2, TIME))
     scaled, plain = tiny(logit_scale="inverse_sqrt_width").build(), tiny().build()
     torch.testing.assert_close(scaled(tokens) * 8**0.5, plain(tokens))
-
-
-def test_the_embedding_starts_with_its_standard_deviation():
-    model = tiny(vocabulary=2000, embedding_std=0.7, tied=False).build()
-    assert model.embedding.std().item() == pytest.approx(0.7, rel=0.02)
-    assert model.head.std().item() == pytest.approx(0.7, rel=0.02)
-    assert not torch.equal(model.embedding, model.head)
-
-
-def test_another_seed_gives_other_values_everywhere():
-    spec = tiny(feedforward=Pattention(tokens=5), position=Learned(), tied=False)
-    one, two = spec.build(1).state_dict(), spec.build(2).state_dict()
-    drawn = [key for key in one if "norm" not in key]
-    assert all(not torch.equal(one[key], two[key]) for key in drawn)
-    assert all(torch.equal(one[key], again) for key, again in spec.build(1).state_dict().items())
 
 
 def test_more_tokens_than_the_context_are_refused():
@@ -129,3 +83,34 @@ def test_more_tokens_than_the_context_are_refused():
 def test_a_wrong_spec_is_refused_with_a_useful_text(wrong, message):
     with pytest.raises(ValidationError, match=message):
         tiny(**wrong)
+
+
+GROUPED = tiny(heads=4, key_heads=2, query_key_norm=RMSNorm())
+
+
+def test_grouped_heads_are_heads_whose_keys_and_values_are_repeated():
+    model = perturbed(GROUPED)
+    twin = tiny(heads=4, query_key_norm=RMSNorm()).build()
+    state = model.state_dict()
+    for name, weight in state.items():
+        if name.endswith((".key.weight", ".value.weight")):
+            state[name] = weight.unflatten(0, (2, 2)).repeat_interleave(2, dim=0).flatten(0, 1)
+    twin.load_state_dict(state)
+    tokens = torch.randint(11, (2, TIME))
+    torch.testing.assert_close(model(tokens), twin(tokens))
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert (GROUPED.params(), GROUPED.kv_bytes(5)) == (counted, twin.spec.kv_bytes(5) // 2)
+
+
+def test_grouped_and_normalised_heads_are_cached():
+    model, tokens = perturbed(GROUPED).eval(), torch.randint(11, (2, TIME))
+    for cache in (KVCache(), PrunedCache(Decay(), 1.0, length=TIME)):
+        parts = [model(tokens[:, i : i + 1], attend=cache, start=i) for i in range(TIME)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens))
+
+
+def test_a_spec_without_later_fields_is_written_as_before_there_were_any():
+    assert not {"key_heads", "query_key_norm"} & tiny().to_dict().keys()
+    assert tiny().fingerprint() == "32b4acf61b0e1550"
+    with pytest.raises(ValidationError, match="key_heads=3 does not divide heads=4"):
+        tiny(heads=4, key_heads=3)

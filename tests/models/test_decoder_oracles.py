@@ -60,10 +60,14 @@ def norm_names(norm, place):
     return {f"{place}.weight": norm.gain, f"{place}.bias": norm.bias}
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_llama_gives_the_same_logits(tied):
+QWEN = {"heads": 4, "key_heads": 2, "query_key_norm": RMSNorm(eps=1e-5)}
+"""Grouped heads of keys and values, and normalised queries and keys."""
+
+
+@pytest.mark.parametrize(("family", "own", "tied"), [("Llama", {}, True), ("Llama", {}, False), ("Qwen3", QWEN, True)])
+def test_llama_and_qwen_give_the_same_logits(family, own, tied):
     spec = Decoder(
-        **SIZES,
+        **SIZES | own,
         position=Rotary(),
         norm=RMSNorm(),
         final_norm=RMSNorm(),
@@ -71,18 +75,20 @@ def test_llama_gives_the_same_logits(tied):
         tied=tied,
     )
     model = drawn(spec)
-    config = transformers.LlamaConfig(
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=23,
         hidden_size=24,
         intermediate_size=64,
         num_hidden_layers=3,
-        num_attention_heads=2,
+        num_attention_heads=spec.heads,
+        num_key_value_heads=spec.key_heads or spec.heads,
+        head_dim=24 // spec.heads,
         max_position_embeddings=16,
         rms_norm_eps=1e-5,
         tie_word_embeddings=tied,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
-    oracle = transformers.LlamaForCausalLM(config).eval()
+    oracle = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     oracle.load_state_dict(llama_names(model))
     tokens = torch.randint(23, (2, 16))
     torch.testing.assert_close(model(tokens), oracle(tokens).logits, atol=2e-5, rtol=1e-4)
@@ -102,6 +108,8 @@ def llama_names(model):
             "self_attn.k_proj": block.attention.key.weight,
             "self_attn.v_proj": block.attention.value.weight,
             "self_attn.o_proj": block.attention.output.weight,
+            **({"self_attn.q_norm": block.attention.query_norm.gain} if model.spec.query_key_norm else {}),
+            **({"self_attn.k_norm": block.attention.key_norm.gain} if model.spec.query_key_norm else {}),
             "mlp.gate_proj": block.feedforward.inner.weight,
             "mlp.up_proj": block.feedforward.gate.weight,
             "mlp.down_proj": block.feedforward.outer.weight,

@@ -158,24 +158,6 @@ def test_padding_changes_nothing_and_the_future_is_unseen(changes):
         assert not torch.allclose(whole[0], model(source.flip(0), real.flip(0), target)[0])
 
 
-def test_depth_averages_start_as_the_plain_model():
-    source, real, target = sentences()
-    plain, averaged = (small(**changes).build(3).eval() for changes in ({}, VARIANTS["dwa"]))
-    assert torch.equal(plain(source, real, target), averaged(source, real, target))
-    destinations = {row[0] for row in averaged.mixer.weights()}
-    assert destinations == {1, 2, 4, 5}
-
-
-def test_dropout_stands_where_it_is_asked_for():
-    source, real, target = sentences()
-    for name in ("dropout", "attention_dropout", "relu_dropout"):
-        model = small(**{name: 0.5}).build(0)
-        assert not torch.equal(model(source, real, target), model(source, real, target))
-        model.eval()
-        assert torch.equal(model(source, real, target), model(source, real, target))
-        torch.testing.assert_close(model(source, real, target), SMALL.build(0)(source, real, target))
-
-
 def test_what_cannot_be_built_is_refused():
     for changes, message in (
         ({"heads": 3}, "heads=3 does not divide"),

@@ -69,9 +69,6 @@ def test_a_run_whose_spec_was_edited_is_stale(plan):
     assert Judge(plan).verdict("train", RUN).current
     change(plan, "train", RUN, spec=spec | {"steps": spec["steps"] + 1})
     assert Judge(plan).verdict("train", RUN) == ("stale", "changed since: configuration")
-    data = plan["data"]["text"]["spec"]
-    change(plan, "data", "text", spec=data)  # what states no hash of it
-    assert Judge(plan).verdict("data", "text").current
 
 
 def test_given_weights_count_whichever_code_made_them_but_not_of_other_settings_or_data(plan):

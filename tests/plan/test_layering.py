@@ -1,5 +1,7 @@
 """Which layer wins, what a mapping of another kind does to the one below, and the ways to say the same."""
 
+import json
+
 import pytest
 import yaml
 from fixtures.project import Project
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formerlab.plan.build import build_plan
-from formerlab.plan.layers import fields, fill, grid_points, merge, nested
+from formerlab.plan.layers import Tree, fill, grid_points, merge, nested
 
 LAYERS = {
     "scale": ("workflow/scales/smoke.yaml", "defaults: {{steps: {}}}"),
@@ -30,40 +32,21 @@ trees = st.recursive(
 """Trees in which x and y are values, a and b mappings."""
 
 
-def write_layers(project, names):
-    project.write("mine.yaml", "{}")
-    project.lay_over("config.yaml", "overlay: mine.yaml")
-    for name in names:
-        file, text = LAYERS[name]
-        project.lay_over(file, text.format(1000 + list(LAYERS).index(name)))
-
-
 @pytest.mark.parametrize("height", range(1, len(LAYERS) + 1))
 def test_the_more_particular_layer_wins(project, height):
-    write_layers(project, list(LAYERS)[:height])
+    project.write("mine.yaml", "{}")
+    project.lay_over("config.yaml", "overlay: mine.yaml")
+    for name, (file, text) in list(LAYERS.items())[:height]:
+        project.lay_over(file, text.format(1000 + list(LAYERS).index(name)))
     assert project.run()["steps"] == 1000 + height - 1
-
-
-def test_the_command_line_wins_over_all(project):
-    write_layers(project, LAYERS)
     assert project.run(set={"small.runs.plain.steps": 7})["steps"] == 7
 
 
-def test_an_override_of_one_run_leaves_the_others(project):
-    before, after = project.plan(), project.plan(set={"small.runs.plain.steps": 7})
-    changed = {name for name in before["train"] if before["train"][name] != after["train"][name]}
-    assert changed == {"small/plain/seed0", "small/plain/seed1"}
-
-
-def test_mappings_are_merged_key_by_key(project):
-    model = project.run("plain")["model"]
-    assert (model["tied"], model["layers"], model["width"]) == (False, 2, 16)
-
-
 def test_another_kind_replaces_the_mapping_below(project):
-    assert merge({"a": {"kind": "x", "p": 1}}, {"a": {"kind": "y", "q": 2}}) == {"a": {"kind": "y", "q": 2}}
-    assert merge({"a": {"kind": "x", "p": 1}}, {"a": {"kind": "x", "q": 2}}) == {"a": {"kind": "x", "p": 1, "q": 2}}
-    assert merge({"a": {"p": 1}}, {"a": {"kind": "x"}}) == {"a": {"p": 1, "kind": "x"}}
+    x = Tree({"a": {"kind": "x", "p": 1}})
+    assert merge(x, Tree({"a": {"kind": "y", "q": 2}})) == {"a": {"kind": "y", "q": 2}}
+    assert merge(x, Tree({"a": {"kind": "x", "q": 2}})) == {"a": {"kind": "x", "p": 1, "q": 2}}
+    assert merge(Tree({"a": {"p": 1}}), Tree({"a": {"kind": "x"}})) == {"a": {"p": 1, "kind": "x"}}
     project.lay_over(project.scale, "studies: {small: {only: [parent]}}")
     assert project.run("parent")["model"]["projection"]["tokens"] == 8  # of which a linear projection knows nothing
     changed = project.run("parent", set={"small.model.projection": {"kind": "linear", "bias": True}})
@@ -99,12 +82,16 @@ def test_a_data_set_of_another_kind_replaces_the_one_below(project):
     assert project.plan(data={"pictures": images})["train"] == before["train"]
 
 
-@given(trees, trees, trees)
-def test_merging_is_associative_and_leaves_its_arguments_alone(a, b, c):
-    copies = yaml.safe_load(yaml.safe_dump([a, b, c]))
+@given(st.tuples(trees, trees, trees))
+def test_merging_is_associative_leaves_its_arguments_alone_and_knows_the_files(given):
+    a, b, c = (Tree(tree, file) for tree, file in zip(given, "abc", strict=True))
     assert merge(merge(a, b), c) == merge(a, merge(b, c))
-    assert merge(a, {}) == merge({}, a) == a
-    assert [a, b, c] == copies
+    assert merge(a, Tree()) == merge(Tree(), a) == a
+    assert [a, b, c] == list(given)
+    for key, value in merge(merge(a, b), c).items():
+        file = merge(merge(a, b), c).file_of(key)
+        assert file == max(name for name, tree in zip("abc", given, strict=True) if key in tree)
+        assert isinstance(value, dict) or given["abc".index(file)][key] == value
 
 
 @pytest.mark.parametrize(
@@ -116,7 +103,7 @@ def test_merging_is_associative_and_leaves_its_arguments_alone(a, b, c):
     ],
 )
 def test_dotted_keys_are_nested_mappings(dotted, tree):
-    assert nested(dotted) == tree
+    assert nested(dotted, "file") == tree
 
 
 PARENT = "measure: {zeroshot: {runs: [parent]}}"
@@ -147,7 +134,7 @@ def test_overlay_set_command_line_and_an_edited_file_say_the_same(project, key, 
     assert on_command_line != before
     project.write("mine.yaml", yaml.safe_dump({key: value}))
     assert project.plan(overlay="mine.yaml") == on_command_line
-    project.write("mine.yaml", yaml.safe_dump(nested({key: value})))
+    project.write("mine.yaml", json.dumps(nested({key: value}, "")))
     assert project.plan(overlay="mine.yaml") == on_command_line
     project.lay_over("config.yaml", yaml.safe_dump({"set": {key: value}}))
     assert project.plan() == on_command_line
@@ -174,12 +161,6 @@ def test_a_field_keeps_its_type_where_it_stands_alone():
     filled = {"layers": 3, "rate": 0.5, "flag": True, "text": "n=3", "list": [3, "plain"]}
     assert fill(tree, point) == filled
     assert [type(value) for value in fill(tree, point).values()] == [type(value) for value in filled.values()]
-
-
-def test_a_template_becomes_one_run_per_point(project):
-    assert fields("deep-{layers}-{x}") == ["layers", "x"]
-    runs = {job["run"]: job["spec"]["model"]["layers"] for job in project.plan()["train"].values()}
-    assert (runs["deep-3"], runs["deep-4"]) == (3, 4)
 
 
 def test_a_template_without_values_at_this_scale_is_no_run(project):

@@ -76,17 +76,6 @@ def test_a_link_to_what_is_not_there_is_named_in_one_line(project, texts, paths)
     assert str(caught.value) == f"{texts}/gone.txt: {remedy}"
 
 
-@pytest.mark.parametrize("source", ["{kind: files, paths: [{}]}", "{kind: hub, name: parquet, files: {mine: [{}]}}"])
-def test_an_edit_is_noticed_whatever_the_name(project, source):
-    file = project.root / "text [1].txt"
-    project.write(file.name, "words")
-    written = source.replace("{}", repr(file.name))
-    project.lay_over(project.config, f"{{data: {{text: {{source: {written}}}}}}}")
-    before = plan_path(project.root, {})
-    project.write(file.name, "other words")
-    assert plan_path(project.root, {}) != before
-
-
 def test_hidden_files_are_no_texts_and_links_may_lead_in_a_circle(project, texts):
     before = plan_path(project.root, {})
     (texts / ".#a.txt").symlink_to("an editor's mark")
@@ -114,25 +103,20 @@ def test_what_is_edited_while_it_is_planned_is_planned_anew(project, monkeypatch
     assert [path.exists() for path in made] == [False, False, True]
 
 
-def test_the_name_follows_the_command_line_and_the_overlay_that_it_names(project):
-    project.write("overlay.yaml", "small.steps: 3")
-    names = [plan_path(project.root, given) for given in ({}, {"seeds": [1]}, {"overlay": "overlay.yaml"})]
-    project.write("overlay.yaml", "small.steps: 4")
-    names.append(plan_path(project.root, {"overlay": "overlay.yaml"}))
-    assert len(set(names)) == 4
-
-
 @pytest.mark.parametrize(
-    "given",
+    ("given", "file"),
     [
-        {"data": {"text": {"source": {"paths": ["texts/*.txt"]}}}},
-        {"set": {"scale.data.text.source.train": "texts/a.txt"}},
+        ({"overlay": "other.yaml"}, "other.yaml"),
+        ({"data": {"text": {"source": {"paths": ["text *.txt"]}}}}, "text [1].txt"),
+        ({"set": {"scale.data.text.source.train": "text [1].txt"}}, "text [1].txt"),
+        ({"data": {"text": {"source": {"kind": "hub", "files": {"mine": ["text [1].txt"]}}}}}, "text [1].txt"),
     ],
 )
-def test_texts_named_on_the_command_line_are_watched_too(project, given):
-    project.write("texts/a.txt", "words")
+def test_what_the_command_line_names_is_watched_too(project, given, file):
+    project.write(file, "{}")
     before = plan_path(project.root, given)
-    project.write("texts/a.txt", "other words")
+    assert before != plan_path(project.root, {})
+    project.write(file, "{small.steps: 4}")
     assert plan_path(project.root, given) != before
 
 

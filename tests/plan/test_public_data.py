@@ -43,40 +43,31 @@ def project(project, tmp_path, monkeypatch):
     return project
 
 
-def test_the_files_of_the_manifest_are_planned_by_the_variables_name(project):
-    spec = project.plan()["data"]["text"]["spec"]
-    assert spec["source"]["paths"] == [f"${VARIABLE}/books"], "no path of a machine"
-
-
-def test_without_the_variable_one_line_names_it_and_the_source(project, monkeypatch):
+def test_without_the_variable_one_line_names_it_and_the_source_and_nothing_is_prepared(project, monkeypatch, capsys):
     monkeypatch.delenv(VARIABLE)
     plan = project.plan()
+    assert plan["data"]["text"]["spec"]["source"]["paths"] == [f"${VARIABLE}/books"], "no path of a machine"
     line = plan["data"]["text"]["lacks"]
     assert table(plan).endswith(line)
-    assert line.startswith(
-        f"data.text: ${VARIABLE} is not set; give it the folder that holds books as {MANIFEST} lists"
-    )
+    start = f"data.text: ${VARIABLE} is not set; give it the folder that holds books as {MANIFEST} lists"
+    assert line.startswith(start)
     assert BOOKS["source"] in line
-
-
-def test_nothing_is_prepared_without_the_variable(project, monkeypatch, capsys):
-    monkeypatch.delenv(VARIABLE)
-    write_json(project.root / "plan.json", project.plan())
+    write_json(project.root / "plan.json", plan)
     assert main(["data", "text", "--plan", str(project.root / "plan.json")]) == 2
-    assert f"error: data.text: ${VARIABLE} is not set" in capsys.readouterr().err
+    assert f"error: {start}" in capsys.readouterr().err
 
 
-def test_a_missing_file_is_named(project, tmp_path):
-    (tmp_path / "public/books/two.txt").unlink()
-    assert "books/two.txt: missing; get it from https://example.org/books" in project.mistake()
-
-
-def test_a_changed_file_is_named_and_one_that_is_not_listed(project, tmp_path):
+def test_a_missing_file_a_changed_one_and_one_that_is_not_listed_are_named(project, tmp_path):
+    two, three = (tmp_path / f"public/books/{name}.txt" for name in ("two", "three"))
     project.plan()
-    (tmp_path / "public/books/two.txt").write_bytes(TEXT + b"!")
+    before = plan_path(project.root, {})
+    two.write_bytes(TEXT + b"!")
     assert f"books/two.txt: not the file of {MANIFEST}" in project.mistake()
-    (tmp_path / "public/books/two.txt").write_bytes(TEXT)
-    (tmp_path / "public/books/three.txt").write_bytes(TEXT)
+    assert plan_path(project.root, {}) != before
+    two.unlink()
+    assert "books/two.txt: missing; get it from https://example.org/books" in project.mistake()
+    two.write_bytes(TEXT)
+    three.write_bytes(TEXT)
     assert f"books/three.txt: not in {MANIFEST}" in project.mistake()
 
 
@@ -101,12 +92,6 @@ def test_of_a_folder_of_many_files_the_list_is_hashed(project, tmp_path):
     assert "another SHA-256 of their list" in project.mistake()
     (folder / "one.txt").unlink()
     assert "1 files, where" in project.mistake()
-
-
-def test_a_changed_file_asks_for_another_plan(project, tmp_path):
-    before = plan_path(project.root, {})
-    (tmp_path / "public/books/two.txt").write_bytes(TEXT + b"!")
-    assert plan_path(project.root, {}) != before
 
 
 @pytest.mark.parametrize("scale", ["pilot", "overnight"])

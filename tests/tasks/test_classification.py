@@ -2,11 +2,11 @@
 
 import math
 import random
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from fixtures.rows import measured
 from torch.nn import functional as F
 
 from formerlab.data.images import Digits, ImageData, load_images
@@ -16,7 +16,6 @@ from formerlab.models.vision import VisionTransformer
 from formerlab.seeding import mixed_seed
 from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import (
-    Look,
     Shift,
     TimmAugmentation,
     channels_first,
@@ -25,9 +24,8 @@ from formerlab.tasks.augmentation import (
     own_randomness,
     shifted,
 )
-from formerlab.tasks.classification import predictions
-from formerlab.tasks.image_batches import Meter, TrainingImages, step_indices
-from formerlab.tasks.task import BEGINNING, Share
+from formerlab.tasks.image_batches import Meter, step_indices
+from formerlab.tasks.task import BEGINNING
 from formerlab.tasks.weight_averaging import update_average, use_average
 from formerlab.training.run import Run
 
@@ -114,16 +112,6 @@ def test_images_are_what_timm_makes_of_them_to_the_bit(digits):
     assert 0 < pasted < 4
 
 
-def test_no_image_is_made_by_two_processes(digits, monkeypatch):
-    made = []
-    task = TASKS[2].model_copy(update={"accumulate": 4})
-    data = task.load(digits, "train")
-    monkeypatch.setattr(data, "made", lambda *key: made.extend(key[3]) or TrainingImages.made(data, *key))
-    for rank in range(4):
-        task.step_batches(data, 0, 0, share=Share(rank, 4))
-    assert sorted(made) == list(range(8))
-
-
 @pytest.mark.parametrize("task", TASKS, ids=["plain", "shift", "timm"])
 def test_a_run_goes_on_where_its_ancestors_ended(task, digits):
     """With their batch it makes the batches that they would have made; with another it takes the next images."""
@@ -155,50 +143,8 @@ def test_no_change_to_an_image_is_drawn_twice_in_a_chain(batch, digits, monkeypa
     assert len(set(drawn)) == 12
 
 
-def test_drawing_leaves_the_generators_as_they_were(digits):
-    states = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
-    TASKS[2].step_batches(TASKS[2].load(digits, "train"), 0, 0)
-    assert np.array_equal(np.random.get_state()[1], states[0])  # noqa: NPY002
-    assert torch.equal(torch.get_rng_state(), states[1])
-
-
-@pytest.mark.parametrize(("count", "batch"), [(10, 4), (10, 25), (7, 7)])
-def test_an_epoch_shows_every_image_once(count, batch):
-    seen = np.concatenate([step_indices(0, step * batch, batch, count) for step in range(2 * count)])
-    for epoch in range(len(seen) // count):
-        assert sorted(seen[epoch * count : (epoch + 1) * count]) == list(range(count))
-    assert not np.array_equal(seen[:count], seen[count : 2 * count])
-
-
-def test_parts_are_the_batch_cut(digits):
-    task = TASKS[1]
-    whole = ready(task.step_batches(task.load(digits, "train"), 0, 0)[0])
-    quarters = task.model_copy(update={"accumulate": 4})
-    parts = list(map(ready, quarters.step_batches(task.load(digits, "train"), 0, 0)))
-    assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
-    assert [len(part.targets) for part in parts] == [2] * 4
-
-
-def test_pixels_are_normalised_to_mean_0_and_deviation_1(digits):
-    task, images = TASKS[0], load_images(digits, "train")
-    look = task.look(images, 1.0)
-    pixels = look.normalised(channels_first(images.pixels(range(len(images)))))
-    assert pixels.mean().item() == pytest.approx(0, abs=1e-5)
-    assert pixels.std(correction=0).item() == pytest.approx(1, abs=1e-5)
-
-
 def shift(images, augmentation):
     return shifted(images, augmentation, drawn_moves(augmentation, len(images), np.random.default_rng(0)))
-
-
-def test_a_shift_moves_and_mirrors():
-    images = np.zeros((400, 5, 5, 1), np.uint8)
-    images[:, 2, 3] = 255
-    moved = shift(images, Shift(pixels=1))
-    places = Counter((int(row), int(column)) for row, column in (np.argwhere(image[:, :, 0])[0] for image in moved))
-    assert set(places) == {(row, column) for row in (1, 2, 3) for column in (0, 1, 2, 3, 4)}
-    unflipped = shift(images, Shift(pixels=0, flip=False))
-    assert np.array_equal(unflipped, images)
 
 
 def test_the_published_recipe_is_timms_own_for_mae():
@@ -221,25 +167,9 @@ def test_the_published_recipe_is_timms_own_for_mae():
     assert str(TimmAugmentation().transform(224, *look)) == str(theirs)
 
 
-def test_mixing_gives_targets_that_sum_to_one_and_are_smoothed(digits):
-    task = TASKS[2]
-    batch = ready(task.step_batches(task.load(digits, "train"), 0, 0)[0])
-    assert batch.targets.shape == (8, 10)
-    torch.testing.assert_close(batch.targets.sum(1), torch.ones(8))
-    assert batch.targets.min().item() == pytest.approx(0.1 / 10)
-
-
-def test_smoothing_is_the_cross_entropy_with_a_mixed_target(digits):
-    task = TASKS[0].model_copy(update={"smoothing": 0.1})
-    batch, model = ready(task.step_batches(task.load(digits, "train"), 0, 0)[0]), MODEL.build()
-    target = 0.9 * F.one_hot(batch.targets, 10) + 0.01
-    expected = -(target * model(batch.images).log_softmax(-1)).sum(1).mean()
-    torch.testing.assert_close(task.loss(model, batch), expected)
-
-
 def test_rows_of_the_test_images_say_what_was_predicted(digits):
     task, model = TASKS[0], MODEL.build()
-    rows = [dict(zip(task.test_columns, row, strict=True)) for row in task.test_rows(model, digits)]
+    rows = [dict(zip(task.test_columns, row, strict=True)) for row in measured(task, model, digits)]
     images = load_images(digits, "test")
     assert [row["window"] for row in rows] == list(range(len(images)))
     assert [row["label"] for row in rows] == images.labels.tolist()
@@ -253,14 +183,8 @@ def test_rows_of_the_test_images_say_what_was_predicted(digits):
         assert row["rank"] == (p > p[row["label"]]).sum()
 
 
-def test_ties_count_against_the_model():
-    row = predictions(torch.zeros(1, 5), torch.tensor([0]))[0]
-    assert row.rank == 4
-    assert row.loss_nats == pytest.approx(math.log(5))
-
-
 def test_a_uniform_guess_has_the_loss_and_about_the_accuracy_of_chance(digits):
-    rows = TASKS[0].guessed_rows(MODEL, digits)
+    rows = TASKS[0].guessed_rows(MODEL, TASKS[0].held_out(digits))
     assert {len(row) for row in rows} == {len(TASKS[0].test_columns)}
     assert {row[2] for row in rows} == {math.log(10)}
     assert 0 <= np.mean([row[5] == 0 for row in rows]) < 0.25
@@ -333,17 +257,3 @@ def test_shifts_need_pixels(tmp_path):
         Classification(augmentation=Shift()).load(tmp_path / "out", "train")
     task = Classification(batch=4, augmentation=None)
     assert task.step_batches(task.load(tmp_path / "out", "train"), 0, 0)[0].drawn.pixels.shape == (4, 1, 8, 8)
-
-
-def test_own_randomness_is_what_timm_draws_from():
-    with own_randomness() as reseed:
-        drawn = []
-        for _ in range(2):
-            reseed(3)
-            drawn.append((random.random(), np.random.rand(), torch.rand(()).item()))  # noqa: NPY002
-    assert drawn[0] == drawn[1]
-
-
-def test_a_look_can_crop():
-    look = Look(side=4, mean=(0.5,), std=(0.5,), crop=0.5)
-    assert look.normalised(torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)).unique().tolist() == [1.0]

@@ -1,12 +1,12 @@
 """Language modelling: batches pure in (seed, step), windows inside the stream, the loss of the definition."""
 
 import copy
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from fixtures.rows import measured
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -15,7 +15,6 @@ from formerlab.errors import UserError
 from formerlab.models import Decoder
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.window_losses import window_documents, window_losses
-from formerlab.training.run import Run
 
 MODEL = Decoder(vocabulary=40, layers=2, width=8, heads=2, context=6, embedding_std=0.5)
 TASK = LanguageModeling(context=6, batch=4, valid_windows=5)
@@ -31,14 +30,6 @@ def test_a_batch_depends_on_seed_and_step_alone(seed, step):
     assert torch.equal(first, TASK.model_copy(update={"accumulate": 2}).train_batch(STREAM, seed, step))
 
 
-def test_steps_and_seeds_share_no_draws():
-    """6,400 draws of 65,534 possible starts coincide about 300 times by chance, and not more often."""
-    task = LanguageModeling(context=2, batch=16)
-    stream = np.arange(1 << 16, dtype=np.uint16)
-    starts = [task.train_batch(stream, seed, step)[:, 0] for seed in range(20) for step in range(20)]
-    assert 6000 < len(torch.cat(starts).unique()) < 6200
-
-
 def test_of_the_training_stream_its_stretch_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("formerlab.tasks.language.load_stream", lambda folder, split: STREAM)
     thirds = [TASK.model_copy(update={"stretch": part}) for part in ((0.0, 0.3), (0.3, 0.8), (0.8, 1.0))]
@@ -52,36 +43,6 @@ def test_of_the_training_stream_its_stretch_is_read(tmp_path, monkeypatch):
 def test_a_stretch_that_holds_nothing_is_refused(stretch):
     with pytest.raises(ValidationError, match="stretch"):
         LanguageModeling(stretch=stretch)
-
-
-def test_a_stretch_is_understood_as_a_configuration_says_it():
-    """The checks of a configuration are strict, and JSON and YAML have lists where Python has tuples."""
-    run = {"study": "s", "name": "r", "task": {"stretch": [0, 0.8]}, "model": {"vocabulary": 9}}
-    assert Run.model_validate_json(json.dumps(run), strict=True).task.stretch == (0.0, 0.8)
-
-
-@given(tokens=st.integers(7, 40), seed=st.integers(0, 1000))
-def test_windows_are_runs_of_the_stream(tokens, seed):
-    windows = TASK.train_batch(STREAM[:tokens], seed, 0)
-    assert windows.shape == (4, 7)
-    assert windows.dtype == torch.int64
-    assert torch.equal(windows, windows[:, :1] + torch.arange(7))
-    assert 0 <= windows.min() <= windows.max() < tokens
-
-
-def test_every_window_is_reachable_and_equally_likely():
-    """34 of 40 tokens can begin a window of 7, the last one included; 8,000 draws hit each about 235 times."""
-    starts = torch.cat([TASK.train_batch(STREAM, 0, step)[:, 0] for step in range(2000)])
-    counts = torch.bincount(starts)
-    assert len(counts) == 34
-    assert counts.min() > 150
-    assert counts.max() < 320
-
-
-def test_a_stream_of_one_window_is_enough():
-    assert torch.equal(TASK.train_batch(STREAM[:7], 5, 9), torch.arange(7).expand(4, 7))
-    (batch,) = TASK.valid_batches(STREAM[:7])
-    assert torch.equal(batch, torch.arange(7).expand(1, 7))
 
 
 @pytest.mark.parametrize("draw", [lambda s: TASK.train_batch(s, 0, 0), TASK.valid_batches], ids=["train", "valid"])
@@ -101,15 +62,6 @@ def test_validation_windows_are_fixed_and_spread_from_end_to_end(windows, tokens
     assert len(starts) == min(windows, tokens - 6)
     assert starts[0] == 0
     assert len(starts) == 1 or starts[-1] == tokens - 7
-
-
-def test_the_loss_is_the_mean_negative_log_softmax():
-    model, windows = MODEL.build(1).double(), TASK.train_batch(STREAM, 0, 0)
-    logits = model(windows[:, :-1])
-    logs = logits - logits.exp().sum(dim=-1, keepdim=True).log()
-    naive = -sum(logs[row, time, windows[row, time + 1]] for row in range(4) for time in range(6)) / 24
-    assert TASK.loss(model, windows).item() == pytest.approx(naive.item(), rel=1e-12)
-    assert TASK.loss(model.bfloat16(), windows).dtype == torch.float32
 
 
 @pytest.mark.parametrize("parts", [2, 4])
@@ -141,13 +93,12 @@ def test_what_the_stage_asks_is_what_language_modelling_always_did(tmp_path, mon
     batch = TASK.train_batch(STREAM, 3, 5)
     assert torch.equal(torch.cat(halves.step_batches(STREAM, 3, 5)), batch)
     assert halves.measure(model, batch) == (batch[:, 1:].numel(), TASK.loss(model, batch).item())
-    assert TASK.tokens_until(STREAM, 3, 7) == 7 * batch[:, 1:].numel()
-    assert TASK.flops_until(spec, STREAM, 3, 7) == 3 * 7 * len(batch) * spec.flops(TASK.context)
+    assert TASK.step_counts(spec, STREAM, 3, 7) == (batch[:, 1:].numel(), 3 * len(batch) * spec.flops(TASK.context))
     monkeypatch.setattr("formerlab.tasks.language.load_stream", lambda folder, split: STREAM)
     monkeypatch.setattr("formerlab.tasks.language.read_manifest", lambda folder: {"tokenizer": {"end_of_text": 16}})
-    rows = TASK.test_rows(model, tmp_path)
+    rows = measured(TASK, model, tmp_path)
     assert [row[:3] for row in rows] == [row[:3] for row in window_losses(model, STREAM, TASK.context)]
     assert [row[3] for row in rows] == [0, 0, 0, 1, 1, 1, 1]  # the third window predicts 13 to 18
-    guessed = TASK.guessed_rows(spec, tmp_path)
+    guessed = TASK.guessed_rows(spec, TASK.held_out(tmp_path))
     assert [(*row[:2], row[3]) for row in guessed] == [(*row[:2], row[3]) for row in rows]
     assert {row[2] for row in guessed} == {math.log(spec.vocabulary)}

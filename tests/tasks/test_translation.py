@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formerlab.data.pairs.streams import PairStream
-from formerlab.errors import StoppedEarly, UserError
+from formerlab.errors import StoppedEarly
 from formerlab.models import Translator
 from formerlab.tasks import Translation
 from formerlab.tasks.sentence_batch import NO_TARGET, sentence_batch
@@ -56,17 +56,15 @@ def test_batches_are_pure_in_the_step_whatever_was_asked_before():
     assert not torch.equal(TASK.step_batches(used, 6, 0)[0].source, fresh[0].source)
 
 
-def test_tokens_and_flops_until_a_step_are_those_of_its_batches():
+def test_the_counts_of_a_step_are_those_of_its_batch():
     size = len(DATA.batches(40))
-    for step in (0, 1, size, size + 3):
-        batches = [TASK.step_batches(DATA, 5, earlier)[0] for earlier in range(step)]
-        assert TASK.tokens_until(DATA, 5, step) == sum(batch.tokens for batch in batches)
-        lengths = [
-            (int(real.sum()), int((out != NO_TARGET).sum()))
-            for batch in batches
-            for real, out in zip(batch.real, batch.target_out, strict=True)
-        ]
-        assert TASK.flops_until(MODEL, DATA, 5, step) == 3 * sum(MODEL.flops(s, t) for s, t in lengths)
+    start = TASK.place_after(DATA, BEGINNING, 2)
+    for step, begins in ((0, BEGINNING), (size + 3, BEGINNING), (3, start)):
+        (batch,) = TASK.step_batches(DATA, 5, step, begins)
+        sources, targets = batch.real.sum(1).tolist(), (batch.target_out != NO_TARGET).sum(1).tolist()
+        flops = 3 * sum(MODEL.flops(s, t) for s, t in zip(sources, targets, strict=True))
+        assert TASK.step_counts(MODEL, DATA, 5, step, begins) == (batch.tokens, flops)
+    assert TASK.epoch_tokens(DATA) == sum(TASK.step_counts(MODEL, DATA, 5, step)[0] for step in range(size))
 
 
 def test_a_run_goes_on_where_its_ancestors_ended():
@@ -76,9 +74,6 @@ def test_a_run_goes_on_where_its_ancestors_ended():
     for step in (0, size - 1):
         again, wanted = TASK.step_batches(DATA, 5, step, start)[0], TASK.step_batches(DATA, 5, size + 3 + step)[0]
         assert torch.equal(again.source, wanted.source)
-    until = TASK.tokens_until(DATA, 5, size + 9)
-    assert TASK.tokens_until(DATA, 5, 6, start) == until - TASK.tokens_until(DATA, 5, size + 3)
-    assert TASK.epoch_tokens(DATA) == TASK.tokens_until(DATA, 5, size)
 
 
 @pytest.mark.parametrize(("epochs", "more", "begins"), [(1, 0, 1), (2, 3, 3)])
@@ -89,7 +84,6 @@ def test_with_batches_of_another_size_a_run_begins_with_the_next_epoch(epochs, m
     assert size != len(DATA.batches(40))
     batches = [larger.step_batches(DATA, 5, step, start)[0] for step in range(size)]
     assert torch.equal(batches[0].source, larger.step_batches(DATA, 5, begins * size)[0].source)
-    assert larger.tokens_until(DATA, 5, size, start) == TASK.epoch_tokens(DATA)
     assert sum(batch.tokens for batch in batches) == TASK.epoch_tokens(DATA)
     assert larger.place_after(DATA, start, 2).position == begins * size + 2
 
@@ -105,16 +99,6 @@ def test_a_batch_holds_sources_and_shifted_targets():
     assert batch.tokens == batch.share == DATA.target_lengths[[3, 8]].sum()
 
 
-@pytest.mark.parametrize("parts", [2, 3])
-def test_gradients_of_the_parts_add_up_to_those_of_the_step(parts):
-    """Though the parts differ in tokens, their mean is the mean over the tokens of the step."""
-    model = MODEL.model_copy(update={"dropout": 0.0}).build(0)
-    whole = TASK.step_batches(DATA, 1, 4)[0]
-    split = TASK.model_copy(update={"accumulate": parts}).step_batches(DATA, 1, 4)
-    loss = sum(TASK.loss(model, part) for part in split) / len(split)
-    torch.testing.assert_close(loss, TASK.loss(model, whole))
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
 def test_the_smoothed_loss_is_that_of_the_smoothed_distribution(smoothing):
     logits, targets = torch.randn(5, 9, dtype=torch.float64), torch.tensor([0, 8, NO_TARGET, 3, 3])
@@ -126,30 +110,6 @@ def test_the_smoothed_loss_is_that_of_the_smoothed_distribution(smoothing):
         assert wanted[real].sum(1).tolist() == pytest.approx([1.0] * 4)
         expected = -(wanted * log_probs)[real].sum()
         torch.testing.assert_close(smoothed_loss(logits, targets, smoothing, mass), expected)
-
-
-def test_validation_is_never_smoothed():
-    model = MODEL.build(0).eval()
-    smooth = Translation(tokens=40, label_smoothing=0.4)
-    batch = sentence_batch(DATA, range(5))
-    tokens, loss = smooth.measure(model, batch)
-    loss = loss.item()
-    plain = Translation(tokens=40, label_smoothing=0.0).loss(model, batch).item()
-    assert (tokens, loss) == (batch.tokens, pytest.approx(plain, rel=1e-5))
-    smoothed, beside = smooth.losses(model, batch)
-    assert smoothed.item() != pytest.approx(loss, rel=1e-3)
-    assert beside.item() == pytest.approx(loss, rel=1e-5)
-
-
-def test_valid_batches_are_pairs_evenly_spread():
-    batches = TASK.valid_batches(DATA)
-    assert sum(len(batch.source) for batch in batches) == 7
-    assert [len(batch.source) for batch in batches] == [len(batch.source) for batch in TASK.valid_batches(stream())]
-
-
-def test_a_budget_below_the_longest_sentence_is_refused():
-    with pytest.raises(UserError, match=r"task.tokens=5 is less than the \d+ tokens of the longest sentence"):
-        DATA.batches(5)
 
 
 def run(**changes):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from test_golden_trajectories import IMAGES, PICTURES, RUNS, data_of, run
 
-from formerlab.errors import UserError
 from formerlab.tasks.augmentation import TimmAugmentation
 from formerlab.tasks.task import WHOLE, Place, Share
 from formerlab.training import processes
@@ -94,10 +93,3 @@ def test_they_are_made_in_a_thread_before_they_are_asked_for_and_not_beyond_the_
             batches.take()
     assert [step for step, _ in made] == [5, 6, 7, 8]
     assert {name.rpartition("_")[0] for _, name in made} == {"batches"}
-
-
-def test_what_fails_in_the_thread_fails_where_the_batch_is_asked_for(tmp_path):
-    run = RUNS["decoder"]
-    data, _ = data_of(run, tmp_path)
-    with Batches(run, data[:3], Place(), 0, ELSEWHERE) as batches, pytest.raises(UserError, match=r"task\.context=16"):
-        batches.take()

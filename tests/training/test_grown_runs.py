@@ -14,7 +14,6 @@ from formerlab.errors import UserError
 from formerlab.growth.tokens import Growth, grown_spec
 from formerlab.layers import Pattention
 from formerlab.tasks.task import Place
-from formerlab.training.load import load_model
 from formerlab.training.loop import Hooks, train
 from formerlab.training.schedule import Constant
 from formerlab.training.state import State
@@ -49,21 +48,6 @@ def test_zero_keys_and_the_old_tau_start_at_the_parents_loss(parent, data, tmp_p
     trained(KEEPING, data, tmp_path, parent)
     assert losses(tmp_path, 0) == pytest.approx(losses(parent, 12), rel=1e-6)
     assert losses(tmp_path, 12) != losses(parent, 12)
-
-
-@pytest.mark.parametrize("growth", [Growth(), Growth(keys="zero", tau="sqrt")], ids=repr)
-def test_other_growths_start_elsewhere(growth, parent, data, tmp_path):
-    trained(child(growth), data, tmp_path, parent)
-    assert losses(tmp_path, 0) != pytest.approx(losses(parent, 12), rel=1e-4)
-
-
-def test_the_grown_model_loads_as_it_was_trained(parent, data, tmp_path):
-    trained(KEEPING, data, tmp_path, parent)
-    model, run = load_model(tmp_path)
-    assert run == KEEPING
-    with torch.no_grad():
-        valid = [run.task.loss(model, batch).item() for batch in run.task.valid_batches(load_stream(data, "valid"))]
-    assert valid == losses(tmp_path, 12)
 
 
 def test_the_record_names_the_parent_and_adds_its_cost_up_the_chain(parent, data, tmp_path):
@@ -104,13 +88,6 @@ def test_carry_goes_on_with_the_parents_moments(parent, data, tmp_path):
     assert all(torch.equal(found[name], weight) for name, weight in state.model.state_dict().items())
 
 
-def test_carry_and_fresh_differ(parent, data, tmp_path):
-    for optimizer in ("fresh", "carry"):
-        trained(child(Growth(optimizer=optimizer)), data, tmp_path / optimizer, parent)
-    assert losses(tmp_path / "fresh", 0) == losses(tmp_path / "carry", 0)
-    assert losses(tmp_path / "fresh", 12) != losses(tmp_path / "carry", 12)
-
-
 @pytest.fixture
 def own(parent, tmp_path):
     """Return a copy of the parent that a test may damage."""
@@ -122,12 +99,6 @@ def test_a_parent_that_is_not_finished_is_named(data, tmp_path):
         UserError, match=r"study/child/seed3: init=parent is not finished, .+run.json is missing; train"
     ):
         trained(KEEPING, data, tmp_path / "child", tmp_path / "nowhere")
-
-
-def test_a_parent_without_its_weights_is_named(own, data, tmp_path):
-    (own / "weights.safetensors").unlink()
-    with pytest.raises(UserError, match=r"weights.safetensors: no such file; train study/parent/seed3 again"):
-        trained(KEEPING, data, tmp_path / "child", own)
 
 
 def test_a_parent_whose_weights_changed_is_named(own, data, tmp_path):
@@ -145,12 +116,6 @@ def test_a_parent_that_kept_no_optimizer_is_named(own, data, tmp_path):
         trained(child(Growth(optimizer="carry")), data, tmp_path / "child", own)
 
 
-def test_an_optimizer_of_other_weights_is_not_kept(own, data):
-    """A parent that is trained again without keeping its optimizer does not leave the old one beside new weights."""
-    trained(small(name="parent", model=TOKENFORMER, steps=3), data, own, on_mismatch="restart")
-    assert not (own / "optimizer.pt").exists()
-
-
 def test_a_checkpoint_or_result_from_another_parent_is_refused(parent, data, tmp_path, monkeypatch):
     trained(small(name="parent", model=TOKENFORMER, steps=3), data, tmp_path / "other")
     interrupted(monkeypatch, 4, KEEPING, data, tmp_path / "child", parent)
@@ -159,17 +124,6 @@ def test_a_checkpoint_or_result_from_another_parent_is_refused(parent, data, tmp
     trained(KEEPING, data, tmp_path / "child", parent)
     with pytest.raises(UserError, match=r"result of another run \(init \w+ there, \w+ here\)"):
         trained(KEEPING, data, tmp_path / "child", tmp_path / "other")
-
-
-def test_growth_into_another_model_is_refused(parent, data, tmp_path):
-    run = small(name="child", model=MODEL, init="parent", growth=Growth())
-    with pytest.raises(UserError, match=r"cannot grow"):
-        trained(run, data, tmp_path, parent)
-
-
-def test_what_a_grown_run_needs_is_said(data, tmp_path):
-    with pytest.raises(UserError, match=r"init=parent needs the folder of that run"):
-        trained(KEEPING, data, tmp_path, None)
 
 
 def test_a_run_goes_on_without_growth(parent, data, tmp_path):

@@ -7,6 +7,7 @@ how fast a machine is.
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,6 @@ import pytest
 from small_runs import MODEL, bits, small, trained, write_plan
 
 from formerlab.results.notes import noted
-from formerlab.training.optimizer import AdamW
-from formerlab.training.schedule import Constant
 
 pytestmark = pytest.mark.xdist_group("killed")  # they share a process that takes seconds to start
 
@@ -101,11 +100,20 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(seed, processes, wo
     assert not (out / "checkpoint").exists()
 
 
+@pytest.fixture(scope="module")
+def fsyncs(processes, data, tmp_path_factory):
+    """Return how often a run that nothing stops makes the system write a file."""
+    return processes.run(*train_words(RUN, data, tmp_path_factory.mktemp("written")), function="fsync", at_call=0)[
+        "calls"
+    ]
+
+
 @pytest.mark.parametrize("written", ["last.pt", "train.csv", "weights.safetensors", "run.json"])
-def test_killed_just_before_a_file_gets_its_name(written, processes, words, out, whole):
-    """os.fsync is called for run.yaml, 12 checkpoints, six tables, weights and the record."""
-    names = ["run.yaml", *["last.pt"] * 12, "timing.csv", "depth.csv", "train.csv", "eval.csv"]
-    names += ["test.csv", "lender_test.csv", "weights.safetensors", "run.json"]
+def test_killed_just_before_a_file_gets_its_name(written, processes, words, out, whole, fsyncs):
+    """os.fsync is called for run.yaml, checkpoints with four tables, six tables, weights and the record."""
+    curves = ["timing.csv", "depth.csv", "train.csv", "eval.csv"]
+    last = [*curves, "test.csv", "lender_test.csv", "weights.safetensors", "run.json"]
+    names = ["run.yaml", *["last.pt", *curves] * ((fsyncs - len(last)) // 5), *last]
     killed = processes.run(*words, function="fsync", at_call=names.index(written) + 1)
     assert killed["status"] == -9
     assert not (out / written).exists()
@@ -138,9 +146,17 @@ def test_of_two_at_once_the_second_says_who_has_the_run(processes, words, out):
     assert not any(out.iterdir())
 
 
-@pytest.mark.parametrize("function", ["window_losses", "save_file", "record_of"])
-def test_a_signal_after_the_last_step_lets_it_finish(function, processes, words, out, whole):
-    assert processes.run(*words, signal="SIGTERM", function=function, at_call=1)["status"] == 0
+@pytest.mark.parametrize(("function", "status"), [("test_rows", 75), ("save_file", 0), ("hashes_of_rows", 0)])
+def test_a_signal_in_the_test_stops_it_saved_and_one_behind_lets_it_finish(
+    function, status, processes, words, out, whole
+):
+    ended = processes.run(*words, signal="SIGTERM", function=function, at_call=2 if status else 1)
+    assert ended["status"] == status
+    if status:
+        assert "stopped in the test, 2 of " in ended["output"]
+        again = processes.run(*words, at_call=0, function="test_rows")
+        groups = int(re.search(r"2 of (\d+) groups", ended["output"])[1])
+        assert (again["status"], again["calls"]) == (0, groups - 2)
     assert bits(out) == whole
 
 
@@ -150,12 +166,6 @@ def test_its_time_limit_stops_it_saved_with_its_own_status(processes, words, out
     assert "stopped after step 0 of 12 (the time limit of 1e-06 s is near); run again to continue" in stopped["output"]
     assert processes.run(*words, "--time-limit", "1000")["status"] == 0
     assert bits(out) == whole
-
-
-def test_a_time_limit_shorter_than_its_margin_is_a_mistake(processes, words):
-    done = processes.run(*words, "--time-limit", "20")
-    assert done["status"] == 2
-    assert "error: a time limit of 20 s leaves no time before its margin of 30 s; raise --time-limit" in done["output"]
 
 
 def test_a_finished_run_says_so_and_another_one_in_its_place_is_refused(processes, words, data, tmp_path, out):
@@ -172,10 +182,3 @@ def test_a_finished_run_says_so_and_another_one_in_its_place_is_refused(processe
     assert refused["output"].startswith(expected)
     assert refused["output"].count("\n") == 1
     assert processes.run(*words, "--on-mismatch", "restart")["status"] == 0
-
-
-def test_a_diverged_run_is_no_failure(processes, data, tmp_path):
-    diverging = small(optimizer=AdamW(lr=10.0, weight_decay=1.0), schedule=Constant(), steps=40)
-    done = processes.run(*train_words(diverging, data, tmp_path))
-    assert done["status"] == 0
-    assert "recorded as diverged" in done["output"]

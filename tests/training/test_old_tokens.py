@@ -72,13 +72,6 @@ def test_frozen_rows_keep_their_bits_and_count_in_no_norm():
     assert optimizer.state[module.keys]["exp_avg"][:OLD].eq(0).all()
 
 
-def test_train_changes_nothing():
-    module, optimizer, _ = held("train")
-    plain = Tokens()
-    assert list(stepped(module, optimizer)) == list(stepped(plain, AdamW(lr=0.02, weight_decay=0.3).build(plain)))
-    assert torch.equal(module.keys, plain.keys)
-
-
 def child(growth):
     wanted = TOKENFORMER.model_copy(update={"projection": Pattention(tokens=8), "feedforward": Pattention(tokens=14)})
     model = grown_spec(TOKENFORMER, wanted, growth)

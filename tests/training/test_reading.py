@@ -1,5 +1,7 @@
 """A run of a chain reads on where its ancestors ended; run.json says which stretch of the data each of them read."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -118,7 +120,9 @@ def test_epochs_add_up_where_stretches_overlap():
         tokens_cumulative=8, epochs_cumulative=2.0,
     )  # fmt: skip
     task = LanguageModeling(context=8, batch=4, stretch=(0.6, 1.0))
-    found = record.reading_of(run("b", "a", task=task), 1, "d", np.zeros(65, np.uint16), [before])
+    found = record.reading_of(
+        run("b", "a", task=task), SimpleNamespace(step=1, tokens=32), "d", np.zeros(65, np.uint16), [before]
+    )
     assert found.epochs == 0.5
     assert found.epochs_cumulative == pytest.approx(0.5 + 2.0 * 0.2 / 0.4)
 

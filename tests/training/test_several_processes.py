@@ -9,8 +9,7 @@ import pytest
 from small_runs import MODEL, rows, small, trained, write_plan
 
 from formerlab.data.pairs.phrases import Phrases
-from formerlab.data.pairs.prepare import prepare
-from formerlab.data.pairs.spec import ParallelData
+from formerlab.data.pairs.prepare import ParallelData, prepare
 from formerlab.data.text.tokenizer import BytePairs
 from formerlab.errors import UserError
 from formerlab.layers import DepthWeightedAverage
@@ -122,4 +121,4 @@ def numbers(row):
 def test_parts_that_cannot_be_shared_out_are_named(monkeypatch):
     monkeypatch.setattr(processes, "count", lambda: 2)
     with pytest.raises(UserError, match=r"2 processes cannot share a step of 3 parts;"):
-        processes.check_parts(3)
+        processes.check(small(task=LanguageModeling(context=8, batch=3, accumulate=3)), keep_optimizer=False)

@@ -10,19 +10,19 @@ import pytest
 import torch
 from fixtures.forked import forked
 from fixtures.ports import free_ports
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from small_runs import MODEL, TOKENFORMER, rows, small, trained
 
 from formerlab.errors import StoppedEarly, UserError
+from formerlab.files import read_json
 from formerlab.growth.tokens import Growth
 from formerlab.layers.depth.dwa import DepthWeightedAverage
 from formerlab.plan.memory import BYTES_WEIGHT, STATE_ELEMENTS
 from formerlab.tasks import LanguageModeling
 from formerlab.training import processes
-from formerlab.training.checkpoint import PARTS, REST, load_checkpoint, previous, save_checkpoint
-from formerlab.training.finish import CHECKPOINT
 from formerlab.training.optimizer import AdamW
 from formerlab.training.runtime_config import SHARDED, RuntimeConfig
+from formerlab.training.schedule import Constant
 from formerlab.training.stage import train_stage
 from formerlab.training.stop import StopRequest
 
@@ -62,7 +62,6 @@ def train_until(last, first, run, data, out):
     stop = patch.object(StopRequest, "__call__", lambda self: "a test" if next(checks) == last else None)
     with stop, pytest.raises(StoppedEarly, match=f"after step {last} of 12"):
         train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
-    assert (out / CHECKPOINT).is_dir() == (os.environ["WORLD_SIZE"] != "1")
 
 
 def numbers(row):
@@ -122,6 +121,20 @@ def test_between_the_parts_of_a_step_no_gradient_is_whole(data, tmp_path):
     forked(2, one_of_two_that_counts, *free_ports(1), data, tmp_path)
 
 
+def one_of_two_that_diverge(rank, port, data, out):
+    torch.set_num_threads(1)
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port, SHARDED: 1}
+    os.environ.update({name: str(value) for name, value in environment.items()}, MASTER_ADDR="localhost")
+    run = small(task=TASK, optimizer=AdamW(lr=10.0, weight_decay=10.0), schedule=Constant(), steps=60)
+    train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
+def test_processes_that_split_a_diverging_run_agree_on_its_end(data, tmp_path):
+    forked(2, one_of_two_that_diverge, *free_ports(1), data, tmp_path)
+    assert read_json(tmp_path / "run.json")["status"] == "diverged"
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -132,24 +145,7 @@ def test_between_the_parts_of_a_step_no_gradient_is_whole(data, tmp_path):
 )
 def test_what_needs_whole_tensors_is_refused_by_its_key(changes, reason, monkeypatch):
     run = small(**changes)
-    processes.check_sharding(run, keep_optimizer=False)
+    processes.check(run, keep_optimizer=False)
     monkeypatch.setattr(processes, "sharded", lambda: True)
     with pytest.raises(UserError, match=rf"study/run/seed3: {reason} needs whole tensors; leave sharded out"):
-        processes.check_sharding(run, keep_optimizer=False)
-
-
-def test_parts_that_are_cut_short_or_missing_are_named_and_the_checkpoint_before_is_used(tmp_path, capsys):
-    path, mine = tmp_path / "last.pt", {"spec": "mine"}
-    save_checkpoint(previous(path), {"step": 3}, mine)
-    path.mkdir()
-    for name in ("first", "second"):
-        save_file({"model/head": torch.ones(8)}, path / f"{name}.safetensors")
-    torch.save({"belongs_to": mine, "processes": 2, "state": {"step": 4}}, path / REST)
-    assert load_checkpoint(path, mine) == {"step": 4, PARTS: str(path)}
-    part = path / "second.safetensors"
-    part.write_bytes(part.read_bytes()[:-1])
-    assert load_checkpoint(path, mine) == {"step": 3}
-    assert f"{path}: broken (second.safetensors: " in capsys.readouterr().err
-    part.unlink()
-    assert load_checkpoint(path, mine) == {"step": 3}
-    assert "broken (1 of 2 files of parts)" in capsys.readouterr().err
+        processes.check(run, keep_optimizer=False)

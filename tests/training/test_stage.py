@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from small_runs import MODEL, RUN, bits, interrupted, rows, small, trained
 
@@ -14,6 +13,7 @@ from formerlab.errors import UserError
 from formerlab.files import write_json
 from formerlab.layers import DepthWeightedAverage
 from formerlab.tasks.window_losses import window_losses
+from formerlab.training import stage
 from formerlab.training.finish import FILES
 from formerlab.training.load import load_model
 
@@ -58,16 +58,6 @@ def test_the_test_text_that_lends_its_tokenizer_is_measured_beside_the_runs_own(
     assert rows(tmp_path / "run", "lender_test") == rows(tmp_path / "run", "test") == rows(finished, "test")
 
 
-def test_run_yaml_is_the_whole_spec(finished):
-    assert yaml.safe_load((finished / "run.yaml").read_text()) == RUN.to_dict()
-
-
-def test_weights_are_float32_by_the_models_names(finished):
-    found, expected = load_file(finished / "weights.safetensors"), MODEL.build().state_dict()
-    assert {name: weight.shape for name, weight in found.items()} == {name: w.shape for name, w in expected.items()}
-    assert {weight.dtype for weight in found.values()} == {torch.float32}
-
-
 def test_depth_rows_are_the_mixing_weights_at_every_evaluation(finished, data, tmp_path):
     assert rows(finished, "depth") == []
     trained(small(model=MODEL.model_copy(update={"depth": DepthWeightedAverage()})), data, tmp_path)
@@ -79,11 +69,6 @@ def test_depth_rows_are_the_mixing_weights_at_every_evaluation(finished, data, t
     ]
     assert [row["weight"] for row in found[: len(pairs)]] == [float(i == j) for i, j in pairs]
     assert [row["weight"] for row in found[-len(pairs) :]] == [weights[f"mixer.alphas.{i}"][j].item() for i, j in pairs]
-
-
-def test_nothing_depends_on_the_folder(finished, data, tmp_path):
-    trained(RUN, data, tmp_path / "elsewhere")
-    assert bits(tmp_path / "elsewhere") == bits(finished)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +87,31 @@ def test_stopped_twice_and_resumed_leaves_the_same_bits(run, data, tmp_path, mon
     assert bits(often) == bits(once)
     assert {path.name for path in often.iterdir()} == {path.name for path in once.iterdir()}
     assert second["final"] == first["final"]
+
+
+def test_a_run_that_is_to_be_deterministic_says_so_to_torch(data, tmp_path, monkeypatch):
+    told, train = [], stage.train
+
+    def watched(*given):
+        told.append(torch.are_deterministic_algorithms_enabled())
+        return train(*given)
+
+    monkeypatch.setattr(stage, "train", watched)
+    for wanted in (True, False):
+        trained(small(steps=1), data, tmp_path / str(wanted), deterministic=wanted)
+    assert told == [True, False]
+
+
+def test_a_resumed_run_draws_no_values(data, tmp_path, monkeypatch, finished):
+    """Its model is built without any, so that a process holds it once."""
+    interrupted(monkeypatch, 7, RUN, data, tmp_path)
+
+    def drawn(*_):
+        raise AssertionError("values were drawn")
+
+    monkeypatch.setattr(torch.Tensor, "normal_", drawn)
+    trained(RUN, data, tmp_path)
+    assert bits(tmp_path) == bits(finished)
 
 
 def test_times_add_up_over_starts_and_the_first_start_counts(data, tmp_path, monkeypatch):
@@ -124,11 +134,6 @@ def test_half_a_checkpoint_of_a_killed_process_is_removed(finished, data, tmp_pa
     trained(RUN, data, tmp_path)
     assert not list(tmp_path.rglob("*.tmp"))
     assert bits(tmp_path) == bits(finished)
-
-
-def test_data_that_are_not_prepared_are_named(tmp_path):
-    with pytest.raises(UserError, match=r"manifest.json: no such file.*run the data stage"):
-        trained(RUN, tmp_path / "data", tmp_path / "run")
 
 
 def test_a_stream_too_short_for_the_context_is_named(data, tmp_path):

@@ -21,16 +21,6 @@ def train(run, code, data, out, **settings):
     stage.train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash=code, **settings))
 
 
-@pytest.fixture(scope="module")
-def other_data(data, tmp_path_factory):
-    """Return the same streams under another fingerprint."""
-    folder = tmp_path_factory.mktemp("other")
-    shutil.copytree(data, folder, dirs_exist_ok=True)
-    manifest = json.loads((data / "manifest.json").read_text()) | {"fingerprint": "0123456789abcdef"}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return folder
-
-
 @pytest.fixture
 def own(finished, tmp_path):
     """Return a copy of the finished run that a test may change."""
@@ -54,12 +44,6 @@ def test_the_checkpoint_of_another_run_is_refused_or_set_aside(key, data, tmp_pa
     train(*CHANGES[key], data, fresh)
     assert bits(out) == bits(fresh)
     assert not (out / "checkpoint.superseded").exists()
-
-
-def test_a_checkpoint_of_other_data_is_refused(data, other_data, tmp_path, monkeypatch):
-    interrupted(monkeypatch, 4, RUN, data, tmp_path)
-    with pytest.raises(UserError, match=r"checkpoint of another run \(data \w+ there, 0123456789abcdef here\)"):
-        trained(RUN, other_data, tmp_path)
 
 
 def test_a_broken_checkpoint_is_refused_or_kept_aside(finished, data, tmp_path, monkeypatch):
@@ -114,11 +98,6 @@ def test_a_result_of_another_run_is_refused_or_replaced(key, own, data, tmp_path
     assert bits(own) == bits(tmp_path / "fresh")
 
 
-def test_a_result_of_other_data_is_refused(own, other_data):
-    with pytest.raises(UserError, match=r"result of another run \(data \w+ there, 0123456789abcdef here\)"):
-        trained(RUN, other_data, own)
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_streams_that_are_not_those_of_the_manifest_are_refused(split, data, tmp_path):
     changed = shutil.copytree(data, tmp_path / "data")
@@ -136,11 +115,6 @@ def test_a_resume_on_another_path_of_kernels_says_so(data, tmp_path, monkeypatch
     train(RUN, "code", data, tmp_path)
     assert json.loads((tmp_path / "run.json").read_text())["kernels"] == [first, "plain, of another machine"]
     assert f"'{first}', the next ones with 'plain, of another machine'" in capsys.readouterr().err
-
-
-def test_while_a_result_is_replaced_no_old_record_speaks_for_it(own, data, monkeypatch):
-    interrupted(monkeypatch, 3, small(optimizer={"lr": 0.02}), data, own, on_mismatch="restart")
-    assert not (own / "run.json").exists()
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -21,14 +21,6 @@ def test_a_signal_is_noted_and_the_handlers_of_before_come_back(number):
     assert {number: signal.getsignal(number) for number in before} == before
 
 
-def test_a_second_ctrl_c_interrupts_at_once():
-    with StopRequest() as stop:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop() == "SIGINT"
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 def test_a_time_limit_asks_to_stop_its_margin_before(monkeypatch):
     now = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
@@ -47,12 +39,6 @@ def test_a_step_and_its_save_that_take_longer_than_the_margin_are_left_their_tim
         stop.leave(seconds)
     now += 50
     assert stop() == "the time limit of 100 s is near"
-
-
-def test_without_a_limit_time_is_no_reason(monkeypatch):
-    stop = StopRequest()
-    monkeypatch.setattr(module.time, "monotonic", lambda: 1e12)
-    assert stop() is None
 
 
 @pytest.mark.parametrize(("limit", "margin"), [(30, 30), (10, 30), (0, 0), (-5, 0)])

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
+from fixtures.rows import measured
 from safetensors.torch import load_file
 from small_runs import bits, interrupted, rows, trained
 
 from formerlab.data.images import ImageData
 from formerlab.data.images.prepare import prepare
-from formerlab.errors import UserError
 from formerlab.growth.tokens import Growth, grow, grown_spec
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models.vision import VisionTransformer
@@ -69,20 +69,13 @@ def finished(digits, tmp_path_factory):
 
 def test_the_test_rows_are_those_of_the_averaged_weights(finished, digits):
     model, run = load_model(finished)
-    expected = [dict(zip(run.task.test_columns, row, strict=True)) for row in run.task.test_rows(model, digits)]
+    expected = [dict(zip(run.task.test_columns, row, strict=True)) for row in measured(run.task, model, digits)]
     for row, wanted in zip(rows(finished, "test"), expected, strict=True):
         assert row == pytest.approx(wanted, rel=1e-5)
     evaluated = rows(finished, "eval")
     assert {row["step"] for row in evaluated} == {0, 4, 8}
     assert all(0 <= row["top1"] <= row["top5"] <= 1 for row in evaluated)
     assert sum(row["tokens"] for row in evaluated if row["step"] == 8) == 20
-
-
-def test_the_record_counts_images(digits, tmp_path):
-    record = trained(RUN, digits, tmp_path)
-    assert record["tokens"] == 8 * 16
-    assert record["flops"] == 3 * 8 * 16 * RUN.model.flops()
-    assert record["parameters"] == RUN.model.params()
 
 
 @pytest.mark.parametrize("augmentation", [None, TimmAugmentation(smallest_crop=0.6)], ids=["plain", "timm"])
@@ -126,13 +119,6 @@ def test_a_grown_run_holds_its_parents_rows(finished, digits, tmp_path):
     assert record["flops_cumulative"] > record["flops"]
 
 
-def test_growth_in_width_and_between_kinds_is_refused():
-    with pytest.raises(UserError, match="only decoders grow in width"):
-        grown_spec(RUN.model, RUN.model, Growth(method="net2net"))
-    with pytest.raises(UserError, match="cannot grow image=8 into image=16"):
-        grown_spec(RUN.model, RUN.model.model_copy(update={"image": 16}), Growth())
-
-
 def test_a_diverged_run_counts_as_a_uniform_guess(digits, tmp_path):
     hopeless = LayerwiseAdamW(clip=0.0).model_copy(update={"lr": 1e30})  # none that a configuration may have
     run = changed(optimizer=hopeless)
@@ -140,18 +126,6 @@ def test_a_diverged_run_counts_as_a_uniform_guess(digits, tmp_path):
     test = rows(tmp_path, "test")
     assert {row["loss_nats"] for row in test} == {math.log(10)}
     assert {row["confidence"] for row in test} == {0.1}
-
-
-def test_class_token_and_positions_are_not_decayed():
-    model = RUN.model.build()
-    for spec in (LayerwiseAdamW(weight_decay=0.3), LayerwiseAdamW(weight_decay=0.3, layer_decay=0.5)):
-        groups = spec.build(model).param_groups
-        decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
-        undecayed = {name for name, parameter in model.named_parameters() if decay[id(parameter)] == 0}
-        vectors = {name for name, parameter in model.named_parameters() if parameter.ndim < 2}
-        assert undecayed == vectors | {"position.rows"}
-        assert "class_token.token" in vectors
-        assert len(decay) == sum(1 for _ in model.parameters())
 
 
 def test_the_learning_rate_falls_towards_the_first_layer():

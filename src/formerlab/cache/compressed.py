@@ -6,10 +6,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.budget import Budget, resolve_budget
-from formerlab.cache.engines.engine import Prompt
-from formerlab.cache.eviction import Eviction
+from formerlab.cache.eviction import Eviction, coefficients
 from formerlab.cache.kv import KVCache
-from formerlab.cache.policies.policy import Policy, check_policy, places
+from formerlab.cache.policies.policy import Policy, Prompt, check_configuration, places
 from formerlab.cache.prefill import OneShot, kept
 from formerlab.errors import UserError
 from formerlab.layers.attention import Heads, KeyHeads
@@ -31,10 +30,11 @@ class CompressedCache:
     """
 
     def __init__(self, policy: Policy, budget: Budget, position: PositionEncoding | None = None) -> None:
-        check_policy(policy)
-        resolve_budget(budget, 1)  # refuse an impossible budget here
+        check_configuration(policy, budget)
         if not (isinstance(policy, OneShot) or (isinstance(policy, Eviction) and policy.is_online)):
             raise UserError(f"{policy!r} cannot compress a prompt: it masks whole sequences; run it as a Simulation")
+        if isinstance(policy, Eviction) and coefficients(policy) is None:
+            raise UserError(f"{policy!r} cannot compress: its score is not of the form decay S + gain p")
         if policy.reindexes_positions:
             raise UserError(f"{policy!r}: compression keeps positions; use positions='kept'")
         self.policy = policy

@@ -1,8 +1,7 @@
 """Step-by-step eviction: every query admits its own key, attends, and drops the worst key if there is one too many."""
 
 import functools
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,9 +9,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.policies.policy import Layer, Policy, on_device
+from formerlab.cache.policies.policy import Layer, Policy, Prompt, on_device
 from formerlab.kernels.cache_state import EMPTY, CacheState, Chosen, Positions
 from formerlab.kernels.cache_state import Scores as Scores  # offered to policies
+from formerlab.layers.attention import Heads
 
 Attention = Float[Tensor, "batch key_heads groups slots"]
 Keys = Float[Tensor, "batch key_heads slots d_head"]
@@ -40,6 +40,17 @@ class Rows(NamedTuple):
     """All keys, for policies that look at them."""
 
 
+class Pruned(NamedTuple):
+    """What came of a prompt."""
+
+    out: Heads
+    """softmax(q k^T / sqrt(d_head)) v over the keys that each query finds; rows of padding mean nothing."""
+    last: Int[Tensor, "batch head_groups time"]
+    """The last query that sees each key; no smaller than a sequence's length where the key is still held at its end."""
+    scores: Float[Tensor, "batch head_groups time"]
+    """Scores of the keys held at the end of a sequence without padding."""
+
+
 class Eviction(Policy):
     """For q = 0, 1, ...: (1) the cache takes in q; (2) p = softmax over the keys it holds, evicted ones gone from the
     denominator; (3) S[k] = score(S[k], p[k]); (4) if it holds more than the budget, the key of the lowest S among
@@ -57,13 +68,20 @@ class Eviction(Policy):
         """Each step needs the past alone."""
         return True
 
-    @abstractmethod
     def score(self, past: Scores, attention: Scores) -> Scores:
-        """Return the scores after a step: `past` before it, `attention` received in it, summed over a head group."""
+        """Return the scores after a step: `past` before it, `attention` received in it, summed over a head group.
 
-    @abstractmethod
+        Here attention plays no part.
+        """
+        return past
+
     def protected(self, budget: int) -> tuple[int, int]:
-        """Return how many first and how many last positions are not evicted; together at most `budget`."""
+        """Return how many first and how many last positions are not evicted, at most `budget` together; here none."""
+        return 0, 0
+
+    def bounds(self, budgets: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Return for each budget the entries held and the first and last positions protected, as engines take them."""
+        return [(min(self.capacity(budget), EMPTY), *self.protected(budget)) for budget in budgets]
 
     def capacity(self, budget: int) -> int:
         """Return the keys that may stay between steps under a budget of `budget`."""
@@ -74,6 +92,13 @@ class Eviction(Policy):
     ) -> Float[Tensor, "#batch head_groups time"] | None:
         """Return the scores with which keys enter the cache; none means 0."""
         return None
+
+    def entering(self, k: Keys, head_groups: int, layer: int, like: Tensor) -> Tensor | None:
+        """Return the scores with which all keys of sequences enter, with the type of `like`; none means 0."""
+        positions = torch.arange(k.shape[2], device=k.device)
+        with torch.autocast(k.device.type, enabled=False):
+            initial = self.initial_scores(positions, head_groups, k, layer)
+        return None if initial is None else initial.to(like.dtype)
 
     def eviction_priority(self, state: CacheState, keys: Keys | None, now: int) -> Scores:
         """Return what decides the eviction after query `now`: the scores, unless the keys held are compared."""
@@ -87,11 +112,10 @@ class Eviction(Policy):
 
     def empty_state(self, budgets: Sequence[int], key_heads: int, capacity: int, scores: Tensor) -> CacheState:
         """Return the empty state of sequences of the given budgets, with the type and device of `scores`."""
-        capacities = [min(self.capacity(budget), EMPTY) for budget in budgets]
-        bounds = zip(capacities, *zip(*(self.protected(budget) for budget in budgets), strict=True), strict=True)
         shape = len(budgets), 1 if self.scope == "layer" else key_heads, capacity
         positions = torch.full(shape, EMPTY, dtype=torch.int32, device=scores.device)
-        held, sink, recent = (_count(counts, scores.device) for counts in zip(*bounds, strict=True))
+        capacities, *protected = zip(*self.bounds(budgets), strict=True)
+        held, sink, recent = (_count(counts, scores.device) for counts in (capacities, *protected))
         return CacheState(
             positions, scores.new_zeros(shape), held, sink, recent, least=min(capacities), most=max(capacities)
         )
@@ -191,6 +215,10 @@ class Eviction(Policy):
             pass
         now = torch.arange(time, device=last.device)[:, None]
         return (layer.causal & (now <= last[:, :, None, :time])).expand(batch, key_heads, time, time)
+
+
+Engine = Callable[[Eviction, Prompt], Pruned]
+"""What simulates step-by-step eviction over whole sequences."""
 
 
 def _held(

@@ -76,15 +76,14 @@ class KVCache:
 
     def bytes(self) -> int:
         """Bytes of the keys and values held."""
-        return sum(
-            _bytes(held.keys[:, :, : held.length]) + _bytes(held.values[:, :, : held.length])
-            for held in self._layers.values()
-        )
+        parts = (held[:, :, : own.length] for own in self._layers.values() for held in (own.keys, own.values))
+        return bytes_of(*parts)
 
     def allocated_bytes(self) -> int:
         """Bytes of the buffers of keys and values, room to spare included."""
-        return sum(_bytes(held.keys) + _bytes(held.values) for held in self._layers.values())
+        return bytes_of(*(part for held in self._layers.values() for part in (held.keys, held.values)))
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def bytes_of(*tensors: Tensor) -> int:
+    """Return the bytes of the numbers of some tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

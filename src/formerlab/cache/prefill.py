@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from formerlab.cache.engines.engine import Prompt
 from formerlab.cache.eviction import Eviction, coefficients
-from formerlab.cache.policies.policy import Layer, Policy, by_group, largest
+from formerlab.cache.policies.policy import Layer, Policy, Prompt, by_group, largest
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding
 
@@ -65,16 +64,13 @@ def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
     attention, the latest row with weight 1 (H2O and A2SF in their codes for long prompts).
     """
     rule = coefficients(policy)
-    if rule is None:
-        raise UserError(f"{policy!r} cannot compress: its score is not of the form decay S + gain p")
+    assert rule is not None, "a cache refuses such a policy"
     decay, gain = rule
     time, key_heads = prompt.k.shape[2], prompt.k.shape[1]
     like = prompt.k.new_empty(0, dtype=torch.promote_types(prompt.k.dtype, torch.float32))
     state = policy.empty_state(prompt.budgets, key_heads, time, like)
     state.positions.copy_(torch.arange(time, device=state.positions.device))
-    initial = policy.initial_scores(
-        torch.arange(time, device=prompt.k.device), state.positions.shape[1], prompt.k, prompt.layer
-    )
+    initial = policy.entering(prompt.k, state.positions.shape[1], prompt.layer, state.scores)
     age = torch.arange(time, 0, -1, device=prompt.k.device, dtype=state.scores.dtype)
     if initial is not None:
         state.scores += initial * decay**age

@@ -8,10 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from formerlab.cache.budget import Budget, resolve_budget
-from formerlab.cache.engines.engine import Prompt, choose, load_compiled
+from formerlab.cache.engines.engine import choose, load_compiled
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policies.policy import Policy, check_policy, places
-from formerlab.cache.reindexed import check_position, rotated
+from formerlab.cache.kv import bytes_of
+from formerlab.cache.policies.policy import Policy, Prompt, check_configuration, places
 from formerlab.cache.simulation import Simulation
 from formerlab.cache.store import Store
 from formerlab.errors import UserError
@@ -55,8 +55,7 @@ class PrunedCache:
     def __init__(
         self, policy: Policy, budget: Budget, position: PositionEncoding | None = None, *, length: int | None = None
     ) -> None:
-        check_policy(policy)
-        resolve_budget(budget, 1)  # refuse an impossible budget here
+        check_configuration(policy, budget)
         policy.check_stepwise()
         if not (isinstance(policy, Eviction) and policy.is_online):
             raise UserError(
@@ -65,7 +64,7 @@ class PrunedCache:
             )
         self.policy = policy
         self.budget = budget
-        self.position = check_position(policy, position)
+        self.position = policy.check_position(position)
         self._layers: dict[int, _Layer] = {}
         self._settled = False
         if isinstance(budget, int) or budget == 1.0 or length is not None:
@@ -140,7 +139,9 @@ class PrunedCache:
         if now < self._sink:
             held.sink.append(k)
         if self._sink and now > self._capacity and self.position is not None:
-            store.replace_first(rotated(torch.cat(held.sink, 2), now - self._capacity, self.position))
+            keys = torch.cat(held.sink, 2)
+            turned = self.position.rotate(keys.flatten(1, 2).unsqueeze(2), now - self._capacity)
+            store.replace_first(turned.view_as(keys))
         held.length += 1
         initial = self._initial_scores(layer, store, k, now)
         if held.step is not None:
@@ -176,17 +177,13 @@ class PrunedCache:
     def bytes(self) -> int:
         """Bytes of the keys and values held between steps."""
         held = ((layer.store, min(layer.length, self._capacity)) for layer in self._layers.values())
-        return sum(_bytes(store.keys[:, :, :count], store.values[..., :count]) for store, count in held)
+        return sum(bytes_of(store.keys[:, :, :count], store.values[..., :count]) for store, count in held)
 
     def allocated_bytes(self) -> int:
         """Bytes of the buffers of keys and values, the slot of the query's own key and room to spare included."""
-        return sum(_bytes(layer.store.keys, layer.store.values) for layer in self._layers.values())
+        return sum(bytes_of(layer.store.keys, layer.store.values) for layer in self._layers.values())
 
     def metadata_bytes(self) -> int:
         """Bytes of the scores and positions, which come on top of keys and values."""
         states = (layer.store.state for layer in self._layers.values())
-        return sum(_bytes(state.scores, state.positions) for state in states)
-
-
-def _bytes(*tensors: Tensor) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(bytes_of(state.scores, state.positions) for state in states)

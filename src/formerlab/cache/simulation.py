@@ -9,19 +9,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.budget import Budget, resolve_budget
-from formerlab.cache.engines.engine import Engine, Prompt, choose
-from formerlab.cache.eviction import Eviction
+from formerlab.cache.engines.engine import choose
+from formerlab.cache.eviction import Engine, Eviction
 from formerlab.cache.policies.policy import (
     Layer,
     Policy,
+    Prompt,
     State,
     by_group,
-    check_policy,
+    check_configuration,
     masked_softmax,
     on_device,
     true_lengths,
 )
-from formerlab.cache.reindexed import check_position
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
 
@@ -70,7 +70,7 @@ def simulate(
     Raises ValueError where an input does not fit or the policy lacks one, UserError for an impossible budget and for a
     policy that has no rule for single steps.
     """
-    check_policy(policy)
+    check_configuration(policy, budget)
     policy.check_stepwise()
     given = {"keys": keys, "values": values, "state": state}
     for name in policy.needs:
@@ -115,14 +115,13 @@ class Simulation:
         position: PositionEncoding | None = None,
         engine: Engine | None = None,
     ) -> None:
-        check_policy(policy)
-        resolve_budget(budget, 1)  # refuse an impossible budget here
+        check_configuration(policy, budget)
         policy.check_stepwise()
         self.policy = policy
         self.budget = budget
         self.lengths = lengths
         self.observe = observe
-        self.position = check_position(policy, position)
+        self.position = policy.check_position(position)
         self.engine = engine
         self._state: State = {}
         self._realised: dict[int, Float[Tensor, " batch"]] = {}

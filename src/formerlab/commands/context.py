@@ -17,7 +17,7 @@ Verb = Callable[[argparse.Namespace], None]
 
 def add_verb(verbs: Any, name: str, function: Verb, text: str, *, configured: bool = True) -> argparse.ArgumentParser:
     """Add a verb with one line of help, by default one that works on a configuration; return its parser."""
-    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text)
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
     if configured:
         add_config_arguments(parser)
     parser.set_defaults(function=function)

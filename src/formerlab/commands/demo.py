@@ -49,7 +49,9 @@ def _run(arguments: argparse.Namespace) -> int:
     before = _products(plan)
     status = _snakemake(given, "--cores", str(arguments.cores), "--keep-going")
     if status and any(LOCKS.glob("*.lock")):
-        raise UserError("another Snakemake is at work in this folder: wait for it; where none is, call `make unlock`")
+        raise UserError(
+            "another Snakemake is at work in this folder: wait for it; where none is, call `snakemake --unlock`"
+        )
     results, changed = Path(plan["results"]), _products(plan) != before
     report, text = results / "report.html", results / "headline.txt"
     if results.is_dir():
@@ -62,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"\n{text.read_text(encoding='utf-8')}")
         print(_places(plan, report))
     if status:
-        print(f"\nNot all of it was made; `make status SCALE={plan['scale']}` says what is left", file=sys.stderr)
+        print(f"\nNot all of it was made; `{_status_of(plan)}` says what is left", file=sys.stderr)
     return status
 
 
@@ -141,7 +143,11 @@ def _places(plan: dict[str, Any], report: Path) -> str:
         ("figures and tables", plan["figures"] + "/"),
         ("rows of every run", plan["results"] + "/"),
         ("report", str(report) if report.exists() else "python -m formerlab report"),
-        ("MLflow UI", "make ui"),
-        ("what ran, what is stale", f"make status SCALE={plan['scale']}"),
+        ("MLflow UI", "python -m formerlab ui"),
+        ("what ran, what is stale", _status_of(plan)),
     ]
     return "\n".join(f"{name:<24} {place}" for name, place in rows)
+
+
+def _status_of(plan: dict[str, Any]) -> str:
+    return f"python -m formerlab status --scale {plan['scale']}"

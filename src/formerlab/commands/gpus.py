@@ -118,8 +118,13 @@ def on_several(arguments: argparse.Namespace, count: int, out: Path) -> None:
     words += ["-m", "formerlab", "train", arguments.id, "--plan", str(path)]
     words += [f"--margin={arguments.margin}", f"--checkpoint-seconds={arguments.checkpoint_seconds}"]
     words += [f"--on-mismatch={arguments.on_mismatch}"]
+    words += ["--deterministic"] if arguments.deterministic else []
     words += [] if arguments.time_limit is None else [f"--time-limit={arguments.time_limit}"]
-    process = subprocess.Popen(words, env=os.environ | ({SHARDED: "1"} if job.get("sharded") else {}))
+    # Processes that are asked to stop save first: torchrun would kill them after 30 s.
+    environment = (
+        {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3600"} | os.environ | ({SHARDED: "1"} if job.get("sharded") else {})
+    )
+    process = subprocess.Popen(words, env=environment)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
     status = process.wait()

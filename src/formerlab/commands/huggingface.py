@@ -20,6 +20,7 @@ def add_parsers(verbs: Any) -> None:
     parser = add_verb(verbs, "export-huggingface", export, "write a finished run as a Hugging Face folder")
     parser.add_argument("run", help="a run, such as tokenformer/transformer/seed0, or the folder of a finished run")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--licence", default="not stated", help="of the weights, for the model card")
 
     text = "write a released Tokenformer checkpoint as our model"
     parser = add_verb(verbs, "import-tokenformer", import_tokenformer, text, configured=False)
@@ -54,20 +55,22 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace) -> None:
-    """Write a model with its tokenizer."""
+    """Write a model with its tokenizer and its card."""
     from formerlab.data import load_tokenizer
-    from formerlab.integrations.huggingface.export import save_folder
+    from formerlab.integrations.huggingface.export import CODE, card_of, save_folder
     from formerlab.models.decoder import DecoderModel
     from formerlab.training.load import load_model
 
-    folder = run_folder(arguments)
+    folder, out = run_folder(arguments), arguments.out
     model, run = load_model(folder)
     if not isinstance(model, DecoderModel):
         raise UserError(f"{folder}: a {run.model.kind}; only decoders can be exported")
     data = folder.resolve().parents[2] / "data" / run.data
-    end_of_text = read_json(data / "manifest.json")["tokenizer"]["end_of_text"]
-    save_folder(model, load_tokenizer(data), arguments.out, end_of_text=end_of_text)
-    print(f"{arguments.out}: after import formerlab.integrations.huggingface, AutoModelForCausalLM reads it")
+    manifest = read_json(data / "manifest.json")
+    card = card_of(read_json(folder / "run.json"), arguments.licence, manifest.get("licence", "not stated"))
+    save_folder(model, load_tokenizer(data), out, end_of_text=manifest["tokenizer"]["end_of_text"], card=card)
+    own = (out / CODE).is_file()
+    print(f"{out}: AutoModelForCausalLM reads it" + (f", with trust_remote_code ({CODE})" if own else ""))
 
 
 def import_tokenformer(arguments: argparse.Namespace) -> None:
@@ -86,22 +89,32 @@ def import_tokenformer(arguments: argparse.Namespace) -> None:
 def zeroshot(arguments: argparse.Namespace) -> None:
     """Write zeroshot.csv and print the means."""
     from formerlab.evaluation.language.zeroshot import COLUMNS
-    from formerlab.integrations.huggingface.sweep import QuestionSweep, answer, read_sweep, task_means
+    from formerlab.integrations.huggingface.sweep import read_sweep, task_means
+    from formerlab.progress import Progress
 
-    sweep: QuestionSweep = read_sweep(None, **_changes(arguments))
-    rows = answer(_load(arguments), sweep, online=arguments.online)
+    sweep, loaded = read_sweep(None, **_changes(arguments)), _load(arguments)
+    questions = sweep.questions(loaded, online=arguments.online)
+    with Progress(len(questions), "questions", unit="question") as progress:
+        options: dict[str, Any] = {"batch": sweep.batch, "batch_tokens": sweep.batch_tokens, "progress": progress}
+        rows = [row[: len(COLUMNS)] for row in questions.answers(loaded.model, **options)]
     write_rows(arguments.out / "zeroshot.csv", COLUMNS, rows)
     for name, mean in task_means(rows):
         print(f"{name:<40} {mean:.4f}")
+    for task, count in questions.cut(loaded.model.spec.context).items():
+        print(f"{task}: {count} requests are longer than the model's context and lost their beginning", file=sys.stderr)
     print(f"answers in {arguments.out / 'zeroshot.csv'}", file=sys.stderr)
 
 
 def prune(arguments: argparse.Namespace) -> None:
     """Write prune_questions.csv and print a row of means per policy."""
+    from formerlab.integrations.huggingface.load import identity_of
     from formerlab.integrations.huggingface.sweep import read_sweep, run_sweep
 
-    sweep = read_sweep(arguments.sweep, **_changes(arguments))
-    means = run_sweep(_load(arguments), sweep, arguments.out, identity=_identity(arguments), online=arguments.online)
+    sweep, identity = (
+        read_sweep(arguments.sweep, **_changes(arguments)),
+        identity_of(_source(arguments), arguments.device),
+    )
+    means = run_sweep(_load(arguments), sweep, arguments.out, identity=identity, online=arguments.online)
     columns = [name for name in means[0] if not name.endswith("acc_norm")]
     print("\t".join(columns))
     for row in means:
@@ -123,21 +136,6 @@ def _load(arguments: argparse.Namespace) -> "Loaded":
     from formerlab.integrations.huggingface.load import load_any
 
     return load_any(_source(arguments), device=arguments.device, online=arguments.online)
-
-
-def _identity(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Say which model answers, and how it computes."""
-    import torch
-    import transformers
-
-    source = _source(arguments)
-    return {
-        **source.identity(),
-        "dtype": source.dtype or "as saved",
-        "device": arguments.device,
-        "context": source.context,
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-    }
 
 
 def _cell(value: Any) -> str:

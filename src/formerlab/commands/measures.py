@@ -21,7 +21,7 @@ from formerlab.results.write import hashes_of_rows, write_rows
 if TYPE_CHECKING:
     import torch
 
-    from formerlab.training.released import AnyRun
+    from formerlab.training.any_run import AnyRun
 
 SCHEMA = 1
 LARGEST_KEPT = 2**25

@@ -1,26 +1,42 @@
-"""What the command `readme` writes into pages: verdicts on cached rows, the stages."""
+"""What the command `readme` writes into pages: verdicts on cached rows, the stages, the figures of the papers."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 from formerlab.errors import UserError
 from formerlab.files import write_text
-from formerlab.plan.claim_arms import read_arms
-from formerlab.plan.claim_coverage import testable
+from formerlab.plan.claim_arms import read_arms, testable
+from formerlab.plan.resolve import resolve_released, resolve_study
+from formerlab.plan.sources import read_sources
 from formerlab.report.claims.render import all_block, first_screen
 from formerlab.report.claims.table import verdicts
 from formerlab.report.claims.verdict import Verdict
+from formerlab.report.committed import KEPT, place
+from formerlab.report.drawings import Drawing, catalogue
 from formerlab.results.read import Results, has_runs
 from formerlab.results.stages import STAGES, TABLES
+from formerlab.yaml_files import read_yaml
 
 BEGIN = "<!-- written by `make readme`, not by hand -->"
 END = "<!-- end of what `make readme` writes -->"
-
+PAPERS = {
+    "arXiv:1706.03762": "Transformer",
+    "arXiv:2410.23168": "Tokenformer",
+    "arXiv:2402.02622": "DenseFormer",
+    "Decay article": "Decay article",
+}
+"""The papers by what captions call them, in the order of the table of their figures."""
+_AFTER = re.compile(
+    rf"(?:after|of) ((?:Fig|Table)[^()]*?) of (?:the )?({'|'.join((*PAPERS, *PAPERS.values()))})",
+)
+"""Where a caption says which figure or table of which paper it follows."""
 
 SCALES = ("paper", "workstation", "overnight", "pretrained")
 """The scales whose rows the pages tell of, the first that tests a claim."""
 
 
-def _verdicts(root: Path) -> dict[str, list[Verdict]]:
+def judged(root: Path) -> dict[str, list[Verdict]]:
     """Return the verdicts by scale. Raises UserError where no scale has rows."""
     cached = root / "results" / "cached"
     scales = [name for name in SCALES if has_runs(cached / name)]
@@ -42,14 +58,47 @@ def stages_block() -> str:
     return "\n".join(lines)
 
 
-PAGES = ("README.md", "docs/verdicts.md", "docs/files.md")
+def papers_block(root: Path) -> str:
+    """Return a line for every figure and table that follows one of a paper, then those that nothing stands for."""
+    runs = {scale: _runs(root, scale) for scale in ("workstation", "paper")}
+    rows = []
+    for drawing in catalogue().values():
+        for item, paper in _AFTER.findall(" ".join(drawing.caption.split()))[:1]:
+            planned = [scale for scale, found in runs.items() if drawing.chosen(found)]
+            rows.append((PAPERS.get(paper, paper), item, f"`{drawing.name}`", _committed(root, drawing), planned))
+    order = list(PAPERS.values())
+    rows.sort(key=lambda row: (order.index(row[0]), row[1].startswith("Table"), int(re.findall(r"\d+", row[1])[0])))
+    lines = ["| paper | figure or table | ours | committed | planned at |", "|---|---|---|---|---|"]
+    lines += [f"| {' | '.join(row)} | {', '.join(planned)} |" for *row, planned in rows]
+    lines += ["", "Without a counterpart, or with one that the committed rows cannot draw:", ""]
+    missing = read_yaml(root, "docs/no_counterpart.yaml")
+    lines += [f"- {paper}, {item}: {why}." for paper, items in missing.items() for item, why in items.items()]
+    return "\n".join(lines)
+
+
+def _runs(root: Path, scale: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return the runs of a scale by study, name and spec."""
+    studies = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
+    sources = read_sources(root, {"scale": scale, "studies": studies})
+    both = [run for name in studies for make in (resolve_study, resolve_released) for run in make(name, sources)]
+    return [(run.study, run.name, run.to_dict()) for run in both]
+
+
+def _committed(root: Path, drawing: Drawing) -> str:
+    """Return links to the picture or table, by the scale that it is committed at."""
+    paths = [place(root, drawing, scale, KEPT[drawing.kind][0]) for scale in ("overnight", "pretrained")]
+    links = [f"[{path.parent.name}](../{path.relative_to(root).as_posix()})" for path in paths if path.exists()]
+    return ", ".join(links)
+
+
+PAGES = ("README.md", "docs/verdicts.md", "docs/files.md", "docs/results.md")
 """The pages with something between the marks."""
 
 
 def blocks(root: Path) -> dict[str, str]:
     """Return what stands between the marks of every page of PAGES."""
-    found = _verdicts(root)
-    texts = first_screen(found), all_block(found, testable(root, SCALES)), stages_block()
+    found = judged(root)
+    texts = first_screen(found), all_block(found, testable(root, SCALES)), stages_block(), papers_block(root)
     return dict(zip(PAGES, texts, strict=True))
 
 

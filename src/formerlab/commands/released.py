@@ -1,7 +1,6 @@
 """The verb `released`: a released language model under cache policies, measured, drawn and heard, in minutes."""
 
 import argparse
-import math
 import textwrap
 import time
 from collections.abc import Sequence
@@ -29,6 +28,8 @@ FILES = {
 }
 COLUMN = 58
 """Characters of each of two texts side by side."""
+SHORT = 64
+"""Tokens of a prompt, below which a share of them is too few entries to tell a policy by its text."""
 PROMPT = """\
 The village of Harrow lay between the river and the hills, and everyone in it knew the old clockmaker, Anna Brandt. \
 She had a small shop beside the bridge, a grey cat called Tobias, and a habit of telling visitors that every clock has \
@@ -62,12 +63,12 @@ def add_parsers(verbs: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Measure, draw, and continue a prompt."""
     import torch
-    import transformers
 
-    from formerlab.integrations.huggingface.load import computes_in_bfloat16, load_any
+    from formerlab.integrations.huggingface.load import computes_in_bfloat16, identity_of, load_any
     from formerlab.integrations.huggingface.sample import write_sample
     from formerlab.integrations.huggingface.sweep import read_sweep, run_sweep
     from formerlab.released import parse_released
+    from formerlab.report.released import picture, summarised, table
 
     start = time.perf_counter()
     for name in ("questions", "windows", "tokens"):
@@ -75,35 +76,23 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{name} {getattr(arguments, name)}: give at least 1")
     source = parse_released(arguments.model)
     fast = "bfloat16" if computes_in_bfloat16(arguments.device) else source.dtype
-    dtype = parse_released(arguments.model, dtype=arguments.dtype or fast).dtype  # refuses an unknown one
+    narrowed = parse_released(arguments.model, dtype=arguments.dtype or fast)  # refuses an unknown type
     out = arguments.out / Path(arguments.model).name
     sample = write_sample(out / "sample", arguments.questions)
     print(f"{arguments.model}: loading", flush=True)
     loaded = load_any(source, device=arguments.device)
     print(_side_by_side(loaded, arguments.prompt or PROMPT, arguments.tokens), flush=True)
-    if dtype is not None:
-        loaded.model.to(getattr(torch, dtype))
-    sweep = read_sweep(
-        None,
-        tasks=sample.tasks,
-        policies=({"kind": "local"}, {"kind": "h2o"}),
-        alphas=(ALPHA,),
-        budgets=BUDGETS,
-        texts=(sample.text,),
-        windows=arguments.windows,
-    )
-    identity = source.identity() | {
-        "dtype": dtype or "as saved",
-        "device": arguments.device,
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-    }
-    means = run_sweep(loaded, sweep, out, identity=identity)
-    table = _table(means, arguments.questions)
-    (out / "table.txt").write_text(table + "\n", encoding="utf-8")
-    draw(means, arguments.questions, f"{arguments.model}, {sample.name}", out)
-    asked = f"{CHOICES} choices, chance {100 // CHOICES} %, 95 % intervals"
-    print(f"\n{arguments.model} ({dtype or 'as saved'}) on {sample.name}, {asked}:\n")
-    print(table)
+    if narrowed.dtype is not None:
+        loaded.model.to(getattr(torch, narrowed.dtype))
+    policies = ({"kind": "local"}, {"kind": "h2o"})
+    asked = {"tasks": sample.tasks, "texts": (sample.text,), "windows": arguments.windows}
+    sweep = read_sweep(None, policies=policies, alphas=(ALPHA,), budgets=BUDGETS, **asked)
+    means = run_sweep(loaded, sweep, out, identity=identity_of(narrowed, arguments.device))
+    rows = summarised(means, KINDS * arguments.questions)
+    (out / "table.txt").write_text(table(rows) + "\n", encoding="utf-8")
+    picture(rows, 100 / CHOICES, f"{arguments.model}, {sample.name}", out / "accuracy_and_loss")
+    chance = f"{CHOICES} choices, chance {100 // CHOICES} %, 95 % intervals"
+    print(f"\n{arguments.model} ({narrowed.dtype or 'as saved'}) on {sample.name}, {chance}:\n\n{table(rows)}")
     print(f"\n{time.perf_counter() - start:.0f} s. Everything is in {out}:")
     for file, text in FILES.items():
         print(f"  {file:<30} {text}")
@@ -112,7 +101,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _side_by_side(loaded: "Loaded", prompt: str, tokens: int) -> str:
     """Continue a prompt by the full cache and by one that forgets; return both texts with speed and bytes."""
-    from formerlab.cache import Decay, KVCache, PrunedCache
+    from formerlab.cache import Decay, KVCache, PrunedCache, resolve_budget
     from formerlab.evaluation.language.generate import check_text
     from formerlab.evaluation.language.generate import sample as continued
 
@@ -120,7 +109,7 @@ def _side_by_side(loaded: "Loaded", prompt: str, tokens: int) -> str:
     ids = loaded.tokenizer.encode(prompt.strip(), add_special_tokens=False).ids
     if not 1 < len(ids) <= loaded.model.spec.context - tokens:
         raise UserError(f"--prompt: {len(ids)} tokens; give 2 to {loaded.model.spec.context - tokens}")
-    columns = []
+    columns: list[Sequence[str]] = []
     pruned = PrunedCache(Decay(alpha=ALPHA), BUDGETS[0], loaded.model.position)
     for title, cache in (("full cache", KVCache()), (f"Decay {ALPHA} at {BUDGETS[0]:.0%}", pruned)):
         new, times = [], []
@@ -130,63 +119,12 @@ def _side_by_side(loaded: "Loaded", prompt: str, tokens: int) -> str:
         speed = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else float("nan")
         lines = textwrap.wrap(" ".join(loaded.tokenizer.decode(new).split()), COLUMN)
         columns.append([title, f"{speed:.1f} tokens/s, {cache.bytes() / 1e6:.2f} MB of keys and values", "", *lines])
-    story = textwrap.fill(prompt.strip(), 2 * COLUMN + 3)
+    story = [textwrap.fill(prompt.strip(), 2 * COLUMN + 3)]
+    if len(ids) < SHORT:
+        entries = max(1, resolve_budget(BUDGETS[0], len(ids)))
+        story.append(
+            f"A prompt of {len(ids)} tokens leaves the pruned cache {entries} entries, with which any policy repeats "
+            f"itself; give {SHORT} or more."
+        )
     rows = [f"{left:<{COLUMN}} | {right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")]
-    return "\n".join([f"\n{story}\n", *rows])
-
-
-def _table(means: Sequence[dict[str, Any]], questions: int) -> str:
-    """Return accuracy over all questions, with its interval, and the loss of the windows, by policy and budget."""
-    lines = [f"{'policy':<12} {'budget':>6} {'accuracy, %':>18} {'loss, nats a token':>20}"]
-    for row in means:
-        accuracy = f"{_accuracy(row):.1f} +- {_half_interval(row, questions):.1f}"
-        lines.append(f"{_name(row):<12} {row['budget']:>6.0%} {accuracy:>18} {_loss(row):>20.3f}")
-    return "\n".join(lines)
-
-
-def draw(means: Sequence[dict[str, Any]], questions: int, title: str, out: Path) -> None:
-    """Draw accuracy, with its 95 % interval, and loss of every policy at every budget, the full cache as a line."""
-    from matplotlib.figure import Figure
-
-    full, *pruned = means
-    names = list(dict.fromkeys(_name(row) for row in pruned))
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for index, budget in enumerate(BUDGETS):
-        rows = [row for row in pruned if row["budget"] == budget]
-        places = [place + (index - (len(BUDGETS) - 1) / 2) * 0.2 for place in range(len(rows))]
-        look: Any = {"fmt": "os"[index], "color": ("#0072B2", "#D55E00")[index], "label": f"{budget:.0%} of the cache"}
-        halves = [_half_interval(row, questions) for row in rows]
-        left.errorbar(places, [_accuracy(row) for row in rows], halves, capsize=3, **look)
-        right.errorbar(places, [_loss(row) for row in rows], **look)
-    for axes, label, level in ((left, "accuracy, %", _accuracy(full)), (right, "loss, nats a token", _loss(full))):
-        axes.axhline(level, color="#222222", linewidth=1, linestyle="--", label="full cache")
-        axes.set_xticks(range(len(names)), names)
-        axes.set_xlim(-0.5, len(names) - 0.5)
-        axes.set_ylabel(label)
-    left.axhline(100 / CHOICES, color="#888888", linewidth=1, linestyle=":", label="chance")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=len(labels), frameon=False)
-    figure.suptitle(title, fontsize=9)
-    for ending in ("png", "pdf"):
-        figure.savefig(out / f"accuracy_and_loss.{ending}", dpi=150)
-
-
-def _name(row: dict[str, Any]) -> str:
-    return f"{row['policy']} {row['alpha']:g}" if row["policy"] == "decay" else str(row["policy"])
-
-
-def _accuracy(row: dict[str, Any]) -> float:
-    """Return the percentage of all questions that are answered rightly; there are equally many of every kind."""
-    return sum(100 * float(value) for name, value in row.items() if name.endswith(" acc")) / KINDS
-
-
-def _half_interval(row: dict[str, Any], questions: int) -> float:
-    """Return half of the 95 % interval of the accuracy, in points, with so many questions of every kind."""
-    mean = _accuracy(row)
-    return 1.96 * math.sqrt(mean * (100 - mean) / (KINDS * questions))
-
-
-def _loss(row: dict[str, Any]) -> float:
-    (loss,) = (value for name, value in row.items() if name.endswith(" loss"))
-    return float(loss)
+    return "\n".join(["", *story, "", *rows])

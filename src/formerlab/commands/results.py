@@ -21,7 +21,9 @@ from formerlab.results.schema import CLAIMS
 from formerlab.results.write import hashes_of_rows
 
 if TYPE_CHECKING:
-    from formerlab.results.read import Objection
+    from pandas import DataFrame
+
+    from formerlab.results.read import Objection, Results
 
 
 def add_parsers(verbs: Any) -> None:
@@ -46,8 +48,9 @@ def add_parsers(verbs: Any) -> None:
     parser = add_verb(verbs, "runs", runs, text)
     parser.add_argument("--out", type=Path, help="folder for runs.csv and runs.html; default: show the costs")
     add_verb(verbs, "headline", headline, "print the headline table of every study")
-    text = "bring all finished runs into MLflow; running it again duplicates nothing"
+    text = "bring all runs into MLflow, also those that train; running it again duplicates nothing"
     parser = add_verb(verbs, "track", track, text)
+    parser.add_argument("--weights", action="store_true", help="log the weights of finished runs as artifacts too")
     parser.add_argument("--failures", type=int, help=argparse.SUPPRESS)
     parser = add_verb(verbs, "export", export, "copy the rows of finished live runs to results/cached, checked")
     parser.add_argument("--to", type=Path, help="another folder in place of results/cached, as of another checkout")
@@ -112,26 +115,32 @@ def exact(arguments: argparse.Namespace) -> None:
 def claims(arguments: argparse.Namespace) -> None:
     """Show the verdicts at the plan's scale, or write them."""
     from formerlab.plan.claim_arms import read_arms
-    from formerlab.report.claims.render import counts
+    from formerlab.report.claims.render import changes, counts, read_verdicts
     from formerlab.report.claims.table import frame, verdicts
-    from formerlab.results.read import Results
 
-    plan = load_plan(arguments)
-    root, objection = Path(plan["results"]), Judge(plan).objection
+    results = _results(load_plan(arguments))
     if arguments.out is not None:
-        print(*_write_claims(root, arguments.out, objection), sep="\n")
+        print(*_write_claims(results, arguments.out), sep="\n")
         return
-    results = Results(root, objection)
-    found = verdicts(results, read_arms(Path(), root.name))
+    found = verdicts(results, read_arms(Path(), results.scale))
     if arguments.against is not None:
-        from formerlab.report.claims.verdict_diff import read_verdicts, text
-
-        print(text(read_verdicts(arguments.against), frame(found)))
+        shown = changes(read_verdicts(arguments.against), frame(found))[["claim", "item", "then", "now", "ours_now"]]
+        print(f"{len(shown)} verdicts are others" + (f"\n\n{_text(shown)}" if len(shown) else ""))
         return
-    rows = frame(found)[["verdict", "claim", "item", "ours"]].fillna("")
-    print(f"{counts(found)}\n\n{rows.to_string(index=False, justify='left', max_colwidth=60)}")
+    print(f"{counts(found)}\n\n{_text(frame(found)[['verdict', 'claim', 'item', 'ours']].fillna(''))}")
     if warning := results.warning():
         print(f"\n{warning}")
+
+
+def _results(plan: dict[str, Any]) -> "Results":
+    """Return the rows of a plan's scale, without those that are not as planned."""
+    from formerlab.results.read import Results
+
+    return Results(Path(plan["results"]), Judge(plan).objection)
+
+
+def _text(rows: "DataFrame") -> str:
+    return rows.to_string(index=False, justify="left", max_colwidth=60)
 
 
 def readme(arguments: argparse.Namespace) -> None:
@@ -150,35 +159,28 @@ def readme(arguments: argparse.Namespace) -> None:
 def runs(arguments: argparse.Namespace) -> None:
     """Show every finished run of the plan's scale and what each study cost, or write it."""
     from formerlab.report.ledger import text, write_ledger
-    from formerlab.results.read import Results
 
-    plan = load_plan(arguments)
-    results = Results(Path(plan["results"]), Judge(plan).objection)
-    if arguments.out is None:
-        print(text(results))
-    else:
-        print(*write_ledger(results, arguments.out), sep="\n")
+    results = _results(load_plan(arguments))
+    print(text(results) if arguments.out is None else "\n".join(map(str, write_ledger(results, arguments.out))))
 
 
-def _write_claims(results: Path, out: Path, objection: "Objection | None") -> list[Path]:
+def _write_claims(results: "Results", out: Path) -> list[Path]:
     from formerlab.plan.claim_arms import read_arms
-    from formerlab.report.claims.table import write_claims
-    from formerlab.results.read import Results
+    from formerlab.report.claims.render import write_claims
 
-    found = Results(results, objection)
-    paths = write_claims(found, read_arms(Path(), results.name), out)
-    if warning := found.warning():
+    paths = write_claims(results, read_arms(Path(), results.scale), out)
+    if warning := results.warning():
         print(f"claims: {warning}", file=sys.stderr)
     return paths
 
 
-def _write_verdicts(results: Path, out: Path) -> list[Path]:
+def _write_verdicts(root: Path, out: Path) -> list[Path]:
     """Write the verdicts of a scale, and its list of runs and their costs."""
     from formerlab.report.ledger import write_ledger
     from formerlab.results.read import Results
 
-    objection = _objection(results)
-    return _write_claims(results, out, objection) + write_ledger(Results(results, objection), out)
+    results = Results(root, _objection(root))
+    return _write_claims(results, out) + write_ledger(results, out)
 
 
 def _objection(results: Path) -> "Objection | None":
@@ -198,7 +200,7 @@ def headline(arguments: argparse.Namespace) -> None:
 
 
 def track(arguments: argparse.Namespace) -> None:
-    """Upsert all finished runs; a failure is a warning and counted in mlflow.json, so that the next call tries again.
+    """Upsert all runs; a failure is a warning and counted in mlflow.json, so that the next call tries again.
 
     It is never a failed job: results and report need no tracking.
     """
@@ -210,7 +212,7 @@ def track(arguments: argparse.Namespace) -> None:
         try:
             from formerlab.tracking.mlflow import sync
 
-            outcome = sync(root, uri, Path(plan["figures"]))
+            outcome = sync(root, uri, Path(plan["figures"]), weights=arguments.weights)
             for line in outcome["refused"]:
                 print(f"warning: not tracked: {line}", file=sys.stderr)
         except Exception as error:  # also what nobody thought of

@@ -40,6 +40,8 @@ def add_parsers(verbs: Any) -> None:
         help="what to do with the results or the checkpoint of another spec, data or code; default: refuse",
     )
 
+    parser.add_argument("--deterministic", action="store_true", help="the same bits in every run on a GPU, but slower")
+
     parser = add_verb(verbs, "load", load, STAGES["load"].text)
     parser.add_argument("id", help="run, such as decay/released-smollm2-135m-instruct/seed0")
 
@@ -75,6 +77,7 @@ def train(arguments: argparse.Namespace) -> None:
         before_s=time.time() - psutil.Process().create_time(),
         on_mismatch=arguments.on_mismatch,
         code_hash=job["code"],
+        deterministic=arguments.deterministic,
         keep_optimizer=job["keep_optimizer"],
     )
     out = Path(plan["results"], arguments.id)

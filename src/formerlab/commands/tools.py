@@ -1,19 +1,32 @@
-"""The verbs for people: demo, generate, classify, ui."""
+"""The verbs for people: init, demo, generate, classify, ui."""
 
 import argparse
 import os
+import shlex
+import shutil
+import signal
 import socket
+import subprocess
 import sys
+from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from formerlab.commands.context import add_verb, load_plan
 from formerlab.errors import UserError
-from formerlab.files import read_json
+from formerlab.files import read_json, write_text
+from formerlab.results.notes import interrupt
+
+SECONDS_BETWEEN_SYNCS = 60
 
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
+    text = "lay down Snakefile, configuration, studies, scales and profiles of a project of your own"
+    parser = add_verb(verbs, "init", init, text, configured=False)
+    parser.add_argument("folder", type=Path, help="a new or empty folder")
+
     parser = add_verb(verbs, "demo", demo, "run the whole DAG and show what came out")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
 
@@ -40,6 +53,31 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--port", type=int, default=5000, help="where it listens on this machine; default 5000")
 
 
+PROJECT = ("config.yaml", "workflow/data.yaml", "workflow/scales", "workflow/studies", "profiles", "slurm")
+"""What a project has of its own; rules and captions stay in the package, and so are those of its version."""
+SNAKEFILE = """\
+# The rules are those of the installed formerlab; rules of your own may follow.
+from importlib.resources import files
+
+include: str(files("formerlab_project") / "Snakefile")
+
+workflow.default_target = "all"  # an include leaves it alone
+"""
+
+
+def init(arguments: argparse.Namespace) -> None:
+    """Write a folder in which `formerlab demo` and `snakemake` run from the installed package."""
+    folder, template = arguments.folder, Path(str(files("formerlab_project")))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists and is not empty; name a new folder")
+    for name in PROJECT:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (template / name).is_dir() else shutil.copy)(template / name, target)
+    write_text(folder / "Snakefile", SNAKEFILE)
+    print(f"{folder} is ready:\n  cd {shlex.quote(str(folder))}\n  formerlab demo --scale smoke", file=sys.stderr)
+
+
 def demo(arguments: argparse.Namespace) -> None:
     """Run the DAG, then the report, then print where everything is."""
     from formerlab.commands.demo import run
@@ -64,10 +102,7 @@ def generate(arguments: argparse.Namespace) -> None:
         model,
         load_tokenizer(data),
         arguments.prompt,
-        tokens=arguments.tokens,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        seed=arguments.seed,
+        **{name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "seed")},
         end_of_text=read_json(data / "manifest.json")["tokenizer"]["end_of_text"],
         stream=lambda text: print(text, end="", flush=True),
         tell=notes.append,
@@ -83,18 +118,8 @@ def classify(arguments: argparse.Namespace) -> None:
         import formerlab.integrations.timm  # noqa: F401  (our names beside timm's)
     from formerlab.evaluation.vision import classify_by_name
 
-    print(
-        classify_by_name(
-            arguments.model,
-            arguments.data,
-            split=arguments.split,
-            checkpoint=arguments.checkpoint,
-            pretrained=arguments.pretrained,
-            batch=arguments.batch,
-            device=arguments.device,
-            out=arguments.out,
-        )
-    )
+    given = ("split", "checkpoint", "pretrained", "batch", "device", "out")
+    print(classify_by_name(arguments.model, arguments.data, **{name: getattr(arguments, name) for name in given}))
 
 
 def _check_free(port: int) -> None:
@@ -107,8 +132,9 @@ def _check_free(port: int) -> None:
 
 
 def ui(arguments: argparse.Namespace) -> None:
-    """Replace this process by the MLflow server."""
+    """Serve MLflow until it is stopped, and bring what is trained meanwhile into it every minute."""
     from formerlab.tracking.address import database_of, landing
+    from formerlab.tracking.mlflow import sync
 
     _check_free(arguments.port)
     plan = load_plan(arguments)
@@ -124,4 +150,22 @@ def ui(arguments: argparse.Namespace) -> None:
     words += ["--host", "127.0.0.1"]  # else MLFLOW_HOST may open it to the network
     print(f"MLflow UI: http://127.0.0.1:{arguments.port}{first}", file=sys.stderr)
     quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # nothing asks for jobs
-    os.execvpe(words[0], words, os.environ | quiet)
+    signal.signal(signal.SIGTERM, interrupt)
+    with subprocess.Popen(words, env=os.environ | quiet) as server:
+        try:
+            while _still_serves(server):
+                with suppress(UserError):  # a sync that fails, or is under way already, is left to the next
+                    sync(Path(plan["results"]), uri, Path(plan["figures"]))
+        except KeyboardInterrupt:
+            server.terminate()
+    if server.returncode not in (0, -signal.SIGINT, -signal.SIGTERM):
+        raise SystemExit(server.returncode)
+
+
+def _still_serves(server: "subprocess.Popen[bytes]") -> bool:
+    """Wait for the next sync; say whether the server is there still."""
+    try:
+        server.wait(SECONDS_BETWEEN_SYNCS)
+    except subprocess.TimeoutExpired:
+        return True
+    return False

@@ -4,36 +4,16 @@
 embedded questions to lm-evaluation-harness; `TextData` is the spec of a corpus.
 """
 
-from formerlab.data.dataset import source_fingerprint
-from formerlab.data.text.prepare import prepare
-from formerlab.data.text.questions import task_configs
-from formerlab.data.text.spec import (
-    BytePairs,
-    Embedded,
-    Files,
-    Hub,
-    Source,
-    TextData,
-    Tokenizer,
-    TokenizerFile,
-    TokenizerOf,
-)
-from formerlab.data.text.streams import load_stream, load_tokenizer, verify
-
-__all__ = [
-    "BytePairs",
-    "Embedded",
-    "Files",
-    "Hub",
-    "Source",
-    "TextData",
-    "Tokenizer",
-    "TokenizerFile",
-    "TokenizerOf",
-    "load_stream",
-    "load_tokenizer",
-    "prepare",
-    "source_fingerprint",
-    "task_configs",
-    "verify",
-]
+from formerlab.data.dataset import source_fingerprint as source_fingerprint
+from formerlab.data.text.embedded import Embedded as Embedded
+from formerlab.data.text.files import Files as Files
+from formerlab.data.text.hub import Hub as Hub
+from formerlab.data.text.prepare import TextData as TextData
+from formerlab.data.text.prepare import prepare as prepare
+from formerlab.data.text.questions import task_configs as task_configs
+from formerlab.data.text.streams import load_stream as load_stream
+from formerlab.data.text.streams import load_tokenizer as load_tokenizer
+from formerlab.data.text.streams import verify as verify
+from formerlab.data.text.tokenizer import BytePairs as BytePairs
+from formerlab.data.text.tokenizer import TokenizerFile as TokenizerFile
+from formerlab.data.text.tokenizer import TokenizerOf as TokenizerOf

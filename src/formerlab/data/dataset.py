@@ -16,21 +16,16 @@ from formerlab.spec import Spec, fingerprint
 
 
 class DataSpec(Spec, ABC):
-    """Where data come from and what becomes of them, until a task loads them."""
+    """Where data come from and what becomes of them, until a task loads them.
 
-    stage: ClassVar[str]
-    """Module with `prepare(name, data, out, *, code_hash, processes)`, which writes everything below `out` and the
-    manifest last."""
+    Its module has `prepare(name, data, out, *, code_hash, processes)`, which has `manifest.prepared` write everything.
+    """
+
     outside_recipe: ClassVar[dict[str, Any]] = {"source": True, "tokenizer": {"path", "source"}}
     """Settings that `recipe` leaves out: places, and the source, which has a recipe of its own."""
     source: Any
     valid_share: float
     test_share: float
-
-    @property
-    def has_questions(self) -> bool:
-        """Whether zero-shot questions are made of the held-out data."""
-        return False
 
     @property
     def shares(self) -> Shares:
@@ -59,10 +54,6 @@ class DataSource(Spec, ABC):
 
     outside_recipe: ClassVar[set[str]] = {"licence"}
     """Settings that `recipe` leaves out, such as places."""
-    division: ClassVar[str]
-    """By what hash items are divided, for the manifest."""
-    named_as: ClassVar[str] = ""
-    """How the manifest names a split that the source itself says, `{}` being its value."""
 
     @abstractmethod
     def state(self, cache: Path | None = None) -> str | None:
@@ -81,17 +72,6 @@ class DataSource(Spec, ABC):
     def divided(self) -> tuple[Split, ...]:
         """Return the splits that are made from `train`, itself among them."""
         return tuple(split for split in SPLITS if split == "train" or not getattr(self, split, None))
-
-    def split_rule(self, shares: Shares) -> str:
-        """Say in one sentence how the items are divided."""
-        if not self.named_as:
-            return f"{self.division}, test {shares.test:g}, valid {shares.valid:g}"
-        rules = []
-        for split, share in (("test", shares.test), ("valid", shares.valid)):
-            theirs = getattr(self, split)
-            rule = self.named_as.format(theirs) if theirs else f"{split} {self.division}, {share:g}"
-            rules.append(f"{split}: {rule}" if theirs else rule)
-        return "; ".join(rules)
 
     def licence_notice(self) -> str:
         """Return the licence of the content, as its owner or the config states it."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from formerlab.data.dataset import DataSource
-from formerlab.errors import UserError
+from formerlab.errors import UserError, reason
 from formerlab.spec import fingerprint
 
 
@@ -17,7 +17,6 @@ class HubSource(DataSource):
     """
 
     outside_recipe: ClassVar[set[str]] = {"licence", "streaming", "files"}
-    named_as: ClassVar[str] = "the data set's split '{}'"
 
     name: str
     """Name on the hub, `owner/name`, or a folder."""
@@ -57,5 +56,4 @@ class HubSource(DataSource):
         except Exception as error:  # the libraries below raise errors of many families
             offline = datasets.config.HF_HUB_OFFLINE
             remedy = "offline mode is on, so run this once where there is network" if offline else "check the name"
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"hub {self.name}, split '{split}': {reason}; {remedy}") from None
+            raise UserError(f"hub {self.name}, split '{split}': {reason(error)}; {remedy}") from None

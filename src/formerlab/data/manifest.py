@@ -3,73 +3,69 @@
 import platform
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from formerlab import __version__
-from formerlab.data.dataset import DataSpec
-from formerlab.data.splitting import SPLITS, Split
+from formerlab.data.dataset import DataSpec, source_fingerprint
+from formerlab.data.splitting import SPLITS
 from formerlab.data.text.streams import SCHEMA, load_stream, load_tokenizer, read_manifest
 from formerlab.errors import UserError
 from formerlab.files import write_json
 from formerlab.spec import fingerprint
 
 
-def made_from(data: DataSpec, source: str | None, code_hash: str) -> dict[str, Any]:
-    """Return what data are made from; where a manifest says the same, they need not be prepared again."""
-    return {"recipe": fingerprint(data.recipe()), "source_fingerprint": source, "code_hash": code_hash}
-
-
-def current_manifest(
-    out: Path, provenance: dict[str, Any], load: Callable[[Path, Split], object]
-) -> dict[str, Any] | None:
-    """Return the manifest in `out` where it says the same provenance and all splits can be loaded, else nothing.
-
-    A source that cannot be seen now counts as unchanged.
-    """
-    seen = {key: value for key, value in provenance.items() if key != "source_fingerprint" or value is not None}
-    try:
-        manifest = read_manifest(out)
-        for split in SPLITS if manifest.items() >= seen.items() else ():
-            load(out, split)
-    except UserError:
-        return None
-    return manifest if manifest.items() >= seen.items() else None
-
-
-def load_all(out: Path, split: Split) -> None:
-    """Load the token stream of a split and its tokenizer. Raises UserError where one of them cannot be."""
-    load_stream(out, split)
-    load_tokenizer(out)
-
-
-def tell(name: str, notes: Iterable[str]) -> None:
-    """Say what limits leave out of a data set, and what else is not as its settings read; the manifest repeats it."""
-    for note in notes:
-        print(f"{name}: {note}", file=sys.stderr)
-
-
-def write_manifest(
-    out: Path, name: str, data: DataSpec, provenance: dict[str, Any], content: dict[str, Any], packages: Iterable[str]
+def prepared(
+    name: str,
+    data: DataSpec,
+    out: Path,
+    code_hash: str,
+    write: Callable[[], dict[str, Any]],
+    *,
+    is_current: Callable[[dict[str, Any]], object],
+    packages: Iterable[str],
+    cache: Path | None = None,
 ) -> None:
-    """Write the manifest, which stands for finished data, and so comes last.
+    """Have `write` make the files of a data set below `out`, then write its manifest, which stands for finished data.
 
-    `content` is what this kind of data says of its files, with a `fingerprint` of them all; `packages` are those whose
-    version may matter.
+    Nothing is done where a manifest says the same settings, source and code, and `is_current` finds, without a
+    UserError, that its files can be loaded. A source that cannot be seen now counts as unchanged. `write` returns what
+    this kind of data says of its files: `fingerprint` of them all, `splits`, `notes` on what limits left out, which are
+    said. `packages` are those whose version may matter; `cache` remembers hashes of the source's files.
     """
+    seen = {"recipe": fingerprint(data.recipe()), "code_hash": code_hash}
+    if (source := source_fingerprint(data, cache)) is not None:
+        seen["source_fingerprint"] = source
+    with suppress(UserError):
+        manifest = read_manifest(out)
+        if manifest.items() >= seen.items() and is_current(manifest):
+            print(f"{out}: already prepared", file=sys.stderr)
+            return
+    content = write()
+    for note in content["notes"]:
+        print(f"{name}: {note}", file=sys.stderr)
     versions = {"python": platform.python_version(), "formerlab": __version__}
     manifest = {
         "schema": SCHEMA,
         "name": name,
         "spec": data.to_dict(),
-        **provenance,
+        "source_fingerprint": None,
+        **seen,
         **content,
-        "split_rule": data.source.split_rule(data.shares),
         "licence": data.source.licence_notice(),
         "questions": content.get("questions", []),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions | {package: version(package) for package in packages} | data.source.versions(),
     }
     write_json(out / "manifest.json", manifest)
+
+
+def streams_load(out: Path) -> bool:
+    """Load the token streams of all splits and their tokenizer. Raises UserError where one of them cannot be."""
+    for split in SPLITS:
+        load_stream(out, split)
+    load_tokenizer(out)
+    return True

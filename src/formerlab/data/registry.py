@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from formerlab.data.dataset import DataSpec
-from formerlab.data.images.spec import ImageData
-from formerlab.data.pairs.spec import ParallelData
-from formerlab.data.text.spec import TextData
+from formerlab.data.images.prepare import ImageData
+from formerlab.data.pairs.prepare import ParallelData
+from formerlab.data.text.prepare import TextData
 
 Data = Annotated[TextData | ParallelData | ImageData, Field(discriminator="kind")]
 
@@ -22,4 +22,4 @@ def data_spec(plain: dict[str, Any]) -> DataSpec:
 
 def prepare_data(name: str, data: DataSpec, out: Path, *, code_hash: str, processes: int | None) -> None:
     """Write everything that a task reads of a data set below `out`; do nothing where it is current."""
-    import_module(data.stage).prepare(name, data, out, code_hash=code_hash, processes=processes)
+    import_module(type(data).__module__).prepare(name, data, out, code_hash=code_hash, processes=processes)

@@ -9,7 +9,6 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
 from threading import Thread
-from types import TracebackType
 from typing import TypeVar
 
 from formerlab.errors import UserError
@@ -20,9 +19,7 @@ Result = TypeVar("Result")
 
 def available_cores() -> int:
     """Return the number of cores that this process may use (a cluster job sees its own, not the node's)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 class Workers:
@@ -42,10 +39,12 @@ class Workers:
             yield from map(function, items)
             return
         pending: deque[Future[Result]] = deque()
-        executor = self._started()
+        if self._executor is None:  # spawned, not forked: a fork of a process whose tokenizer has threads can hang
+            spawn = get_context("spawn")
+            self._executor = ProcessPoolExecutor(self.processes, mp_context=spawn, initializer=_start_worker)
         try:
             for item in items:
-                pending.append(executor.submit(function, item))
+                pending.append(self._executor.submit(function, item))
                 if len(pending) >= 2 * self.processes:
                     yield pending.popleft().result()
             while pending:
@@ -56,20 +55,10 @@ class Workers:
             for future in pending:
                 future.cancel()
 
-    def _started(self) -> ProcessPoolExecutor:
-        # Spawned, not forked: a fork of a process whose tokenizer has threads can hang.
-        if self._executor is None:
-            self._executor = ProcessPoolExecutor(
-                self.processes, mp_context=get_context("spawn"), initializer=_start_worker
-            )
-        return self._executor
-
     def __enter__(self) -> "Workers":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop the processes; work not begun is dropped."""
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)

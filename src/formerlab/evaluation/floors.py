@@ -19,7 +19,7 @@ from formerlab.spec import Count
 from formerlab.tasks.classification import Classification
 from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import window_batches, window_count
-from formerlab.training.released import AnyRun
+from formerlab.training.any_run import AnyRun
 
 Strength = Annotated[float, Field(gt=0.0, le=1e6)]
 

@@ -1,6 +1,6 @@
 """What a stage that measures finished runs consists of: settings, and a function `measure(run, settings)`.
 
-docs/extending/stage.md shows one. What surrounds its work (note, device, record) is in `commands/measures.py`.
+docs/extending.md shows one. What surrounds its work (note, device, record) is in `commands/measures.py`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Spec
-from formerlab.training.released import AnyRun
+from formerlab.training.any_run import AnyRun
 
 QUESTION_TOKENS = 4 * 3 * 64
 """Tokens that one question of each of the three embedded tasks costs: its choices, each with its context."""

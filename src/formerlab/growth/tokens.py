@@ -136,12 +136,13 @@ def growable(spec: Spec) -> Growable:
     return spec
 
 
-def grown_spec(parent: Growable, child: Growable, growth: Growth) -> Growable:
+def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
     """Return the spec of the child that grows from the parent: the wanted one, with the tau that `growth` asks for.
 
-    Raises UserError where the wanted spec differs from the parent's in more than what the method grows (token counts,
-    or widths) and initial values, is smaller somewhere, or names another tau.
+    Raises UserError where models of their kind do not grow, and where the wanted spec differs from the parent's in more
+    than what the method grows (token counts, or widths) and initial values, is smaller somewhere, or names another tau.
     """
+    parent, child = growable(parent), growable(child)
     free = TOKEN_KEYS if growth.method == "tokens" else WIDTH_KEYS
     what = "growth only adds Pattention tokens" if growth.method == "tokens" else f"{growth.method} only adds width"
     for key, old, new in _differences(parent.to_dict(), child.to_dict(), free):
@@ -195,8 +196,7 @@ def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth
     the new count under init = fan_in), except that keys = zero sets the new keys to zero. For the other methods see
     `growth/width.py`. Raises UserError as `grown_spec` does, and where the weights are not those of the parent's spec.
     """
-    parent = growable(parent)
-    grown = grown_spec(parent, growable(child), growth)
+    grown, parent = grown_spec(parent, child, growth), growable(parent)
     _check_weights(parent_state, parent)
     model = grown.build(seed).to(next(iter(parent_state.values())))
     if isinstance(model, DecoderModel) and isinstance(parent, Decoder) and growth.method != "tokens":

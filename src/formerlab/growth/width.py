@@ -20,6 +20,8 @@ relative to the root mean square of the matrix, and sums to zero over the copies
 (the noisy expansion of arXiv:2409.12903; 10 dB there is 0.32 here).
 """
 
+import functools
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -34,6 +36,8 @@ from formerlab.seeding import mixed_seed
 
 WidthMethod = Literal["net2net_pad", "net2net", "hypercloning"]
 Units = Literal["channels", "heads", "hidden"]
+Seeds = Callable[[str], int]
+"""Gives a seed for everything that is drawn, by its name."""
 
 
 class Place(NamedTuple):
@@ -45,25 +49,23 @@ class Place(NamedTuple):
     """The dimension of the units that it sums over; they are copied and divided by the number of copies."""
 
 
+MATRICES: dict[str, tuple[Units, Units]] = {
+    "query": ("heads", "channels"),
+    "key": ("heads", "channels"),
+    "value": ("heads", "channels"),
+    "output": ("channels", "heads"),
+    "inner": ("hidden", "channels"),
+    "gate": ("hidden", "channels"),
+    "outer": ("channels", "hidden"),
+}
+"""What linear layers compute, and what they sum over."""
 PLACES = {
     "embedding": Place((1, "channels")),
     "position.rows": Place((1, "channels")),
     "norm.gain": Place((0, "channels")),
     "norm.bias": Place((0, "channels")),
-    "query.weight": Place((0, "heads"), (1, "channels")),
-    "query.bias": Place((0, "heads")),
-    "key.weight": Place((0, "heads"), (1, "channels")),
-    "key.bias": Place((0, "heads")),
-    "value.weight": Place((0, "heads"), (1, "channels")),
-    "value.bias": Place((0, "heads")),
-    "output.weight": Place((0, "channels"), (1, "heads")),
-    "output.bias": Place((0, "channels")),
-    "inner.weight": Place((0, "hidden"), (1, "channels")),
-    "inner.bias": Place((0, "hidden")),
-    "gate.weight": Place((0, "hidden"), (1, "channels")),
-    "gate.bias": Place((0, "hidden")),
-    "outer.weight": Place((0, "channels"), (1, "hidden")),
-    "outer.bias": Place((0, "channels")),
+    **{f"{name}.weight": Place((0, writes), (1, reads)) for name, (writes, reads) in MATRICES.items()},
+    **{f"{name}.bias": Place((0, writes)) for name, (writes, _) in MATRICES.items()},
 }
 """By the end of a weight's name; an untied head (read by nothing) and depth mixers of no width stand apart."""
 
@@ -74,12 +76,21 @@ def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
         part = getattr(child, name)
         if not isinstance(part, Linear | Mlp):
             raise UserError(f"cannot grow {name}.kind={part.kind} by method={method}; use method=tokens")
+    if later := next((name for name in ("key_heads", "query_key_norm") if getattr(child, name) is not None), None):
+        raise UserError(f"cannot grow {later} by method={method}: no rule says how to copy it; leave it out")
     d_head = parent.width // parent.heads
     if child.heads * d_head != child.width:
         raise UserError(
             f"cannot grow width={parent.width}, heads={parent.heads} into width={child.width}, heads={child.heads}: "
             f"a head keeps its {d_head} channels; change heads as well"
         )
+    _check_widths(parent, child, method)
+    if child.width > parent.width and method != "net2net_pad":
+        _check_copies(parent, child, method)
+
+
+def _check_widths(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
+    """Raise UserError where something gets narrower, or does not get as many times wider as the method needs."""
     for name, old, new in _widths(parent, child):
         if new < old:
             raise UserError(f"cannot grow {name}={old} into {new}: growth makes nothing narrower")
@@ -87,8 +98,6 @@ def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
             raise UserError(
                 f"cannot grow {name}={old} into {new}: method=hypercloning needs a multiple; or use net2net"
             )
-    if child.width > parent.width and method != "net2net_pad":
-        _check_copies(parent, child, method)
 
 
 def _check_copies(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
@@ -119,30 +128,29 @@ def widen(
 
     What net2net_pad leaves alone keeps the value it has.
     """
+    seeds = functools.partial(mixed_seed, seed)
     with torch.no_grad():
         for name, weight in model.state_dict().items():
             old = state[name]
             if method == "net2net_pad":
                 weight[tuple(slice(size) for size in old.shape)] = old
             else:
-                weight.copy_(_copied(name, old, model.spec, parent, method, noise, seed))
+                weight.copy_(_copied(name, old, model.spec, parent, method, noise, seeds))
 
 
 def _copied(
-    name: str, old: Tensor, child: Decoder, parent: Decoder, method: WidthMethod, noise: float, seed: int
+    name: str, old: Tensor, child: Decoder, parent: Decoder, method: WidthMethod, noise: float, seeds: Seeds
 ) -> Tensor:
     """Return the wider form of one weight."""
     block = name.split(".")[1] if name.startswith("blocks.") else ""
 
     def sources(units: Units) -> Tensor:
-        return _sources(
-            units, parent, child, method, mixed_seed(seed, f"{units} {block if units != 'channels' else ''}")
-        )
+        return _sources(units, parent, child, method, seeds(f"{units} {block if units != 'channels' else ''}"))
 
     channels = sources("channels")
     undo_scale = (child.width / parent.width) ** 0.5 if child.logit_scale == "inverse_sqrt_width" else 1.0
     if name == "head":
-        return _divided(old, 1, channels, noise, mixed_seed(seed, f"noise {name}")) * undo_scale
+        return _divided(old, 1, channels, noise, seeds(f"noise {name}")) * undo_scale
     place = next((place for ending, place in PLACES.items() if name.endswith(ending)), None)
     if place is None:
         return old
@@ -150,7 +158,7 @@ def _copied(
     new = old.index_select(dimension, sources(units).to(old.device))
     if place.reads is not None:
         dimension, units = place.reads
-        new = _divided(new, dimension, sources(units), noise, mixed_seed(seed, f"noise {name}"))
+        new = _divided(new, dimension, sources(units), noise, seeds(f"noise {name}"))
     if name.startswith("final_norm.") and child.tied:
         new = new / _copies(channels).to(new) * undo_scale
     return new

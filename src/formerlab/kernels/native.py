@@ -4,6 +4,7 @@ Nothing needs them. Whoever has no compiler, or no place to write, gets nothing 
 """
 
 import ctypes
+import functools
 import hashlib
 import logging
 import os
@@ -16,34 +17,7 @@ import torch
 from formerlab.files import replacing, sha256
 
 TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
-"""What kernels take, and how C++ calls it (`BFLOAT16`)."""
-BFLOAT16 = r"""
-#include <cstdint>
-#include <cstring>
-
-struct bfloat16 { uint16_t bits; };
-
-inline float wide(bfloat16 value) {
-    const uint32_t bits = uint32_t(value.bits) << 16;
-    float result;
-    std::memcpy(&result, &bits, 4);
-    return result;
-}
-
-inline uint16_t narrow(float value) {  // to nearest, ties to even
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0 : rounded;
-}
-
-// What templates over both types call
-inline float wide(float value) { return value; }
-inline void narrow(float value, float& out) { out = value; }
-inline void narrow(float value, bfloat16& out) { out.bits = narrow(value); }
-"""
-"""The type bfloat16 for kernels in C++; compilers make vector instructions of its conversions from and to float."""
-
+"""What kernels take, and how C++ calls it (`bfloat16.h`)."""
 _AVX2 = ["-mavx2", "-mfma"]
 _VECTORS = {"AVX2": _AVX2, "AVX512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]}
 """Options for what torch found this processor able to do; the cache may be shared with lesser ones."""
@@ -67,6 +41,15 @@ def keep_memory(largest: int = 2**30) -> None:
     if mallopt is not None:
         for setting, value in {_MMAP_THRESHOLD: largest, **_MALLOC}.items():
             mallopt(setting, value)
+
+
+@functools.cache
+def library(file: str, what: str) -> ctypes.CDLL | None:
+    """Return what is made of the C++ source in a file of this folder, or nothing; the log says how `what` is done."""
+    parts = (Path(__file__).with_name(part).read_text(encoding="utf-8") for part in ("bfloat16.h", file))
+    made = compiled(file.removesuffix(".cpp"), "".join(parts))
+    logging.getLogger(__name__).info("%s: %s", what, "plain torch" if made is None else "native kernel")
+    return made
 
 
 def compiled(name: str, source: str) -> ctypes.CDLL | None:

@@ -5,14 +5,12 @@ All sums are taken in float32 at least, whatever the type of the tensors, also u
 
 import ctypes
 import functools
-import logging
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from formerlab.kernels.native import BFLOAT16, compiled
-from formerlab.kernels.weighted_sum_cpu import SOURCE
+from formerlab.kernels.native import library
 
 Weight = float | Tensor
 """A number, or a tensor of no dimensions."""
@@ -51,11 +49,9 @@ def path() -> str:
 
 @functools.cache
 def _kernel() -> ctypes._CFuncPtr | None:
-    library = compiled("weighted_sum", BFLOAT16 + SOURCE)
-    logging.getLogger(__name__).info("weighted sums: %s", "eager" if library is None else "native kernel")
-    if library is None:
+    if (found := library("weighted_sum.cpp", "weighted sums")) is None:
         return None
-    kernel = library.weighted_sum
+    kernel = found.weighted_sum
     pointer, number = ctypes.c_void_p, ctypes.c_long
     kernel.argtypes = [number, number, *[pointer] * 6, number, ctypes.c_int]
     kernel.restype = None

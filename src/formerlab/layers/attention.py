@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.layers.linear import Linear
+from formerlab.layers.norm import RMSNorm
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.projection import Projection
 
@@ -31,35 +32,48 @@ class Attend(Protocol):
 
 def causal_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
     """softmax(q k^T / sqrt(d_head) + causal mask) v (arXiv:1706.03762, eq. 1)."""
-    del layer
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
 class Attention(nn.Module):
     """Concatenated heads of softmax(q k^T / sqrt(d_head)) v, projected (arXiv:1706.03762, section 3.2.2).
 
-    The four projections are of one kind.
+    The four projections are of one kind. With fewer key heads than heads each serves as many neighbouring queries
+    (arXiv:2305.13245, section 2.2); with a `norm` queries and keys are normalised head by head, before their positions
+    are marked (arXiv:2302.05442, section 3.2).
     """
 
-    def __init__(self, width: int, heads: int, projection: Projection, *, layers: int) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        projection: Projection,
+        *,
+        layers: int,
+        key_heads: int | None = None,
+        norm: RMSNorm | None = None,
+    ) -> None:
         super().__init__()
-        self.heads = heads
+        self.d_head = width // heads
+        grouped = self.d_head * (key_heads or heads)
         self.query = projection.build(width, width, layers=layers)
-        self.key = projection.build(width, width, layers=layers)
-        self.value = projection.build(width, width, layers=layers)
+        self.key = projection.build(width, grouped, layers=layers)
+        self.value = projection.build(width, grouped, layers=layers)
         self.output = projection.build(width, width, layers=layers, residual=True)
+        self.query_norm, self.key_norm = (norm.build(self.d_head) if norm else nn.Identity() for _ in range(2))
 
     def forward(
         self, x: Float[Tensor, "batch time width"], position: PositionEncoding, attend: Attend, layer: int, start: int
     ) -> Float[Tensor, "batch time width"]:
         """Attend from tokens at positions start, start + 1, ..."""
         q, k, v = (self._split(projection(x)) for projection in (self.query, self.key, self.value))
+        q, k = self.query_norm(q), self.key_norm(k)
         out = attend(layer, position.rotate(q, start), position.rotate(k, start), v)
         mixed: Tensor = self.output(out.transpose(1, 2).flatten(2))
         return mixed
 
-    def _split(self, x: Float[Tensor, "batch time width"]) -> Heads:
-        return x.reshape(*x.shape[:2], self.heads, -1).transpose(1, 2)
+    def _split(self, x: Float[Tensor, "batch time channels"]) -> Heads:
+        return x.reshape(*x.shape[:2], -1, self.d_head).transpose(1, 2)
 
 
 Stream = Float[Tensor, "batch time width"]

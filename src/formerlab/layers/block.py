@@ -15,7 +15,6 @@ Add = Callable[[int, Stream, Stream], Stream]
 
 def residual(site: int, x: Stream, update: Stream) -> Stream:
     """Return x + update, the plain residual connection (arXiv:1512.03385, eq. 1)."""
-    del site
     return x + update
 
 

@@ -61,6 +61,14 @@ def without_values() -> Iterator[None]:
         yield
 
 
+def with_tables(module: Module) -> Module:
+    """Compute what no state dict holds of a module that got its memory after it was built without values."""
+    for part in module.modules():
+        if part._non_persistent_buffers_set:
+            part.reset_parameters()  # type: ignore[operator]
+    return module
+
+
 class _NothingDrawn(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}

@@ -24,6 +24,7 @@ def linear_cross_entropy(
     It is made where the logits are, in their memory, and goes straight into the gradients of X and W; so nothing of the
     size of the logits outlives the forward pass, and a large vocabulary is worked through in slices of rows. Softmax
     and sums are float32 at least; under autocast products are those of its type. Second derivatives are not available.
+    torch.nn.functional.linear_cross_entropy works the same way, but sums in another order: its bits are not these.
     """
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:

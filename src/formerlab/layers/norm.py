@@ -27,7 +27,7 @@ class LayerNorm(Spec):
 
     def build(self, width: int) -> "LayerNormLayer":
         """Return the module."""
-        return LayerNormLayer(width, self)
+        return LayerNormLayer(width, self.eps, gain=self.gain, bias=self.bias)
 
     def params(self, width: int) -> int:
         """Count of parameters."""
@@ -45,7 +45,7 @@ class RMSNorm(Spec):
 
     def build(self, width: int) -> "RMSNormLayer":
         """Return the module."""
-        return RMSNormLayer(width, self)
+        return RMSNormLayer(width, self.eps, gain=self.gain, bias=False)
 
     def params(self, width: int) -> int:
         """Count of parameters."""
@@ -55,15 +55,15 @@ class RMSNorm(Spec):
 Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
 
 
-class LayerNormLayer(nn.Module):
-    """The module of `LayerNorm`."""
+class NormLayer(nn.Module):
+    """Base of the modules of norms: a gain and an offset per channel, where they are learned."""
 
-    def __init__(self, width: int, spec: LayerNorm) -> None:
+    def __init__(self, width: int, eps: float, *, gain: bool, bias: bool) -> None:
         super().__init__()
-        self.eps = spec.eps
+        self.eps = eps
         self.width = width
-        self.gain = nn.Parameter(torch.empty(width)) if spec.gain else None
-        self.bias = nn.Parameter(torch.empty(width)) if spec.bias else None
+        self.gain = nn.Parameter(torch.empty(width)) if gain else None
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -73,25 +73,17 @@ class LayerNormLayer(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+
+class LayerNormLayer(NormLayer):
+    """The module of `LayerNorm`."""
+
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """Normalise every token."""
         return F.layer_norm(x, (self.width,), self.gain, self.bias, self.eps)
 
 
-class RMSNormLayer(nn.Module):
+class RMSNormLayer(NormLayer):
     """The module of `RMSNorm`."""
-
-    def __init__(self, width: int, spec: RMSNorm) -> None:
-        super().__init__()
-        self.eps = spec.eps
-        self.width = width
-        self.gain = nn.Parameter(torch.empty(width)) if spec.gain else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set gains to one."""
-        if self.gain is not None:
-            nn.init.ones_(self.gain)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """Normalise every token."""

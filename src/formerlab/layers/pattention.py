@@ -47,7 +47,6 @@ class Pattention(Spec):
 
     def build(self, d_in: int, d_out: int, *, layers: int = 1, residual: bool = False) -> "PattentionLayer":
         """Return the module; `layers` only enters the neox initial values, `residual` changes nothing."""
-        del residual
         return PattentionLayer(d_in, d_out, self, layers)
 
     def params(self, d_in: int, d_out: int) -> int:

@@ -11,20 +11,22 @@ from formerlab.kernels import rotary_cpu
 from formerlab.spec import Spec, Std
 
 
-class NoPosition(Spec):
+class WithoutParameters(Spec):
+    """Base of the position encodings that learn nothing."""
+
+    def params(self, context: int, width: int) -> int:
+        """Count of parameters."""
+        return 0
+
+
+class NoPosition(WithoutParameters):
     """No position information but the causal mask (the official TPU code of Tokenformer, arXiv:2410.23168)."""
 
     kind: Literal["none"] = "none"
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
         """Return the module."""
-        del context, width, d_head
         return PositionEncoding()
-
-    def params(self, context: int, width: int) -> int:
-        """Count of parameters."""
-        del context, width
-        return 0
 
 
 class Learned(Spec):
@@ -36,7 +38,6 @@ class Learned(Spec):
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
         """Return the module for at most `context` positions."""
-        del d_head
         return LearnedEncoding(context, width, self.std)
 
     def params(self, context: int, width: int) -> int:
@@ -44,7 +45,7 @@ class Learned(Spec):
         return context * width
 
 
-class Rotary(Spec):
+class Rotary(WithoutParameters):
     """Queries and keys rotated by angles t base^(-2i/r) in r of their d_head channels (arXiv:2104.09864, eq. 34)."""
 
     kind: Literal["rotary"] = "rotary"
@@ -57,16 +58,10 @@ class Rotary(Spec):
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
         """Return the module for at most `context` positions."""
-        del width
         return RotaryEncoding(context, d_head, self)
 
-    def params(self, context: int, width: int) -> int:
-        """Count of parameters."""
-        del context, width
-        return 0
 
-
-class Sinusoidal(Spec):
+class Sinusoidal(WithoutParameters):
     """x_t + PE_t with PE(t, 2i) = sin(t base^(-2i/d)) and PE(t, 2i+1) = cos of the same (arXiv:1706.03762, 3.5)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -75,13 +70,7 @@ class Sinusoidal(Spec):
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
         """Return the module for at most `context` positions."""
-        del d_head
         return SinusoidalEncoding(context, width, self.base)
-
-    def params(self, context: int, width: int) -> int:
-        """Count of parameters."""
-        del context, width
-        return 0
 
 
 Position = Annotated[NoPosition | Learned | Rotary | Sinusoidal, Field(discriminator="kind")]
@@ -95,14 +84,12 @@ class PositionEncoding(nn.Module):
 
     def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
         """Mark embedded tokens that stand at positions start, start + 1, ..."""
-        del start
         return x
 
     def rotate(
         self, x: Float[Tensor, "batch heads time d_head"], start: int
     ) -> Float[Tensor, "batch heads time d_head"]:
         """Mark queries or keys that stand at positions start, start + 1, ..."""
-        del start
         return x
 
 

@@ -62,13 +62,11 @@ def softmax(products: Scores, tau: float) -> Scores:
 
     Attention's 1/sqrt(d) is left to the keys, whose initial standard deviation (init = fan_in) is just that.
     """
-    del tau
     return torch.softmax(products, dim=-1)
 
 
 def gelu(products: Scores, tau: float) -> Scores:
     """S = A cdf(A), no norm and no tau: a plain two-layer MLP (official TPU code, `gelu`, in JAX's tanh form)."""
-    del tau
     return F.gelu(products)
 
 
@@ -82,17 +80,9 @@ def gelu_layernorm(products: Scores, tau: float) -> Scores:
 
     The code's GeLU is JAX's tanh form; here it is exact, as in all scores.
     """
-    del tau
     return F.layer_norm(F.gelu(products), products.shape[-1:], eps=1e-6)
 
 
 SCORES: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "l2_gelu": l2_gelu,
-    "gelu_l2": gelu_l2,
-    "gelu_l1": gelu_l1,
-    "exp_l1": exp_l1,
-    "softmax": softmax,
-    "gelu": gelu,
-    "l2": l2,
-    "gelu_layernorm": gelu_layernorm,
+    score.__name__: score for score in (l2_gelu, gelu_l2, gelu_l1, exp_l1, softmax, gelu, l2, gelu_layernorm)
 }

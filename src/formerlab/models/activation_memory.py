@@ -1,8 +1,7 @@
 """What blocks keep for the backward pass, in closed form."""
 
 from formerlab.layers.depth.union import DepthMixer
-from formerlab.layers.feedforward import FeedForward
-from formerlab.layers.projection import Projection
+from formerlab.layers.projection import FeedForward, Projection
 
 
 def inner_elements(width: int, feedforward: FeedForward) -> int:

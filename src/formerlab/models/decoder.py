@@ -14,16 +14,15 @@ from formerlab.layers.attention import Attend, Attention, causal_attention
 from formerlab.layers.block import Block
 from formerlab.layers.depth.identity import Identity
 from formerlab.layers.depth.union import DepthMixer
-from formerlab.layers.feedforward import FeedForward
 from formerlab.layers.initial import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.linear_cross_entropy import linear_cross_entropy
 from formerlab.layers.mlp import Mlp
-from formerlab.layers.norm import LayerNorm, Norm
+from formerlab.layers.norm import LayerNorm, Norm, RMSNorm
 from formerlab.layers.position import Position, Rotary
-from formerlab.layers.projection import Projection
+from formerlab.layers.projection import FeedForward, Projection
 from formerlab.models.activation_memory import activation_elements
-from formerlab.spec import Layers, Size, Spec, Std
+from formerlab.spec import Layers, Size, Spec, Std, is_none
 
 
 class Decoder(Spec):
@@ -42,6 +41,11 @@ class Decoder(Spec):
     """Channels of the residual stream (d)."""
     heads: Size = 12
     """Attention heads; they divide the width."""
+    key_heads: Size | None = Field(default=None, exclude_if=is_none)
+    """Heads of keys and values, each for as many neighbouring heads (grouped queries, arXiv:2305.13245); they divide
+    `heads`; empty means one for every head."""
+    query_key_norm: RMSNorm | None = Field(default=None, exclude_if=is_none)
+    """Norm of the queries and keys of every head (arXiv:2302.05442); empty means none."""
     context: Size = 1024
     """Longest sequence, in tokens."""
     position: Position = Rotary()
@@ -71,6 +75,8 @@ class Decoder(Spec):
     def _check(self) -> "Decoder":
         if self.width % self.heads:
             raise ValueError(f"heads={self.heads} does not divide width={self.width}")
+        if self.key_heads is not None and self.heads % self.key_heads:
+            raise ValueError(f"key_heads={self.key_heads} does not divide heads={self.heads}")
         if isinstance(self.position, Rotary) and int(self.width // self.heads * self.position.fraction) < 2:
             raise ValueError(
                 f"rotary positions need at least 2 channels per head: width={self.width}, heads={self.heads}, "
@@ -83,13 +89,20 @@ class Decoder(Spec):
         return seeded(lambda: DecoderModel(self), seed)
 
     @property
+    def key_width(self) -> int:
+        """Channels of all heads of keys."""
+        return self.width // self.heads * (self.key_heads or self.heads)
+
+    @property
     def embedding_deviation(self) -> float:
         """Standard deviation of the initial embedding in force."""
         return 0.02 * math.sqrt(768 / self.width) if self.embedding_std is None else self.embedding_std
 
     def params(self, *, embedding: bool = True) -> int:
         """Count of parameters, with or without embedding, learned positions and head."""
-        projections = 4 * self.projection.params(self.width, self.width)
+        projections = 2 * sum(self.projection.params(self.width, width) for width in (self.width, self.key_width))
+        if self.query_key_norm is not None:
+            projections += 2 * self.query_key_norm.params(self.width // self.heads)
         block = projections + self.feedforward.params(self.width, self.width) + 2 * self.norm.params(self.width)
         count = self.layers * block + self.final_norm.params(self.width)
         count += self.depth.params(self.layers, self.width)
@@ -104,7 +117,8 @@ class Decoder(Spec):
         2 per multiply-add. Attention counts the full time x time square, as the papers and PyTorch's counter do,
         although half of it is masked.
         """
-        block = 4 * self.projection.flops(self.width, self.width) + self.feedforward.flops(self.width, self.width)
+        projections = 2 * sum(self.projection.flops(self.width, width) for width in (self.width, self.key_width))
+        block = projections + self.feedforward.flops(self.width, self.width)
         tokens = self.layers * block + (2 * self.vocabulary * self.width if head else 0)
         tokens += self.depth.products(self.layers, self.width)
         return time * tokens + self.attention_flops(time)
@@ -127,7 +141,7 @@ class Decoder(Spec):
 
     def kv_bytes(self, time: int, bytes_per_value: int = 4) -> int:
         """Bytes of keys and values kept for `time` tokens of one sequence."""
-        return 2 * self.layers * self.width * time * bytes_per_value
+        return 2 * self.layers * self.key_width * time * bytes_per_value
 
 
 class DecoderModel(nn.Module):
@@ -143,7 +157,14 @@ class DecoderModel(nn.Module):
         self.dropout = nn.Dropout(spec.dropout) if spec.dropout else nn.Identity()
         self.blocks = nn.ModuleList(
             Block(
-                Attention(width, spec.heads, spec.projection, layers=layers),
+                Attention(
+                    width,
+                    spec.heads,
+                    spec.projection,
+                    layers=layers,
+                    key_heads=spec.key_heads,
+                    norm=spec.query_key_norm,
+                ),
                 spec.feedforward.build(width, width, layers=layers, residual=True),
                 (spec.norm.build(width), spec.norm.build(width)),
                 spec.dropout,

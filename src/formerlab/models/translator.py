@@ -10,13 +10,12 @@ from pydantic import Field, model_validator
 from formerlab.layers.depth.connection import Order
 from formerlab.layers.depth.identity import Identity, Mixer
 from formerlab.layers.depth.union import DepthMixer
-from formerlab.layers.feedforward import FeedForward
 from formerlab.layers.initial import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Position, Rotary, Sinusoidal
-from formerlab.layers.projection import Projection
+from formerlab.layers.projection import FeedForward, Projection
 from formerlab.models.activation_memory import inner_elements
 from formerlab.models.translator_model import TranslatorModel
 from formerlab.spec import Layers, Size, Spec, Std

@@ -14,13 +14,12 @@ from formerlab.layers.attention import Attention, Heads, KeyHeads
 from formerlab.layers.block import Block
 from formerlab.layers.depth.identity import Identity, Stream
 from formerlab.layers.depth.union import DepthMixer
-from formerlab.layers.feedforward import FeedForward
 from formerlab.layers.initial import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Learned, Position
-from formerlab.layers.projection import Projection
+from formerlab.layers.projection import FeedForward, Projection
 from formerlab.models.activation_memory import activation_elements
 from formerlab.models.vision_features import VisionFeatures
 from formerlab.spec import Layers, Size, Spec, Std
@@ -132,7 +131,6 @@ class VisionTransformer(Spec):
 
 def full_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
     """softmax(q k^T / sqrt(d_head)) v: every token sees every token (arXiv:1706.03762, eq. 1)."""
-    del layer
     return F.scaled_dot_product_attention(q, k, v)
 
 

@@ -144,7 +144,6 @@ class VisionFeatures:
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns that sort parameters by depth, for a learning rate that decays towards the stem."""
-        del coarse
         stem = r"^(?:patch_embed|class_token|position)"
         return {"stem": stem, "blocks": [(r"^blocks\.(\d+)", None), (r"^(?:mixer|final_norm)", (99999,))]}
 

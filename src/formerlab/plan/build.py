@@ -9,17 +9,14 @@ from formerlab.data.file_hashes import FILE_HASHES
 from formerlab.files import read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
-from formerlab.plan.cost import Cost, forecast, loading_cost, run_cost, totals
-from formerlab.plan.equal_time import match_times
+from formerlab.plan.cost import loading_cost, run_cost, totals
 from formerlab.plan.hardware import Hardware, choose, hardware_table
 from formerlab.plan.judge import RECORDS, made_runs, maker
-from formerlab.plan.layers import Tree
-from formerlab.plan.loader import loader_of
 from formerlab.plan.measure import measure_jobs, timing_jobs
-from formerlab.plan.memory import processes_of
+from formerlab.plan.memory import crowded, loader_of, processes_of
 from formerlab.plan.own_files import check_files
 from formerlab.plan.public_data import check_public_data
-from formerlab.plan.resolve import own_gpus, resolve_released, resolve_study
+from formerlab.plan.resolve import match_times, own_gpus, resolve_released, resolve_study
 from formerlab.plan.schema import Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources
 from formerlab.plan.tokenizers import chain, tokenizer_of
@@ -28,13 +25,14 @@ from formerlab.report.names import UNIONS, names
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
 from formerlab.spec import fingerprint
-from formerlab.training.released import AnyRun, ReleasedRun
-from formerlab.training.run import Run
+from formerlab.training.any_run import AnyRun
+from formerlab.training.released import ReleasedRun
 
+Job = dict[str, Any]
 SCHEMA = 1
 
 
-def build_plan(root: Path, given: Tree) -> dict[str, Any]:
+def build_plan(root: Path, given: Job) -> dict[str, Any]:
     """Return the plan of the configuration below `root`, with the values `given` on the command line on top.
 
     Needs neither data nor network. Raises UserError with one line at the first mistake.
@@ -48,8 +46,7 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     released = [run for name in config.studies for run in resolve_released(name, sources)]
     timed = {name: timing_jobs(stage, [*runs, *released], sources) for name, stage in TIMED.items()}
     runs, equal = match_times(runs, timed["speed"], sources)
-    table = hardware_table(sources.config_layers)
-    hardware = choose(table, scale.hardware)
+    hardware = choose(hardware_table(sources.config_tree), scale.hardware)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
     own = {name: own_gpus(name, sources) for name in config.studies}
     train = {}
@@ -57,12 +54,17 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         processes = processes_of(run, scale, hardware, own[run.study].get(run.name))
         cost = run_cost(run, scale, hardware, processes)
         more = device == "cuda" and config.threads is None
-        loader = loader_of(run, scale.data[run.data], cost, processes, threads=threads, may_have_more=more)
-        train[run.id] = _train_job(run, data, cost, run.id in parents)
-        train[run.id] |= processes._asdict() | loader._asdict()
-    for run_id, job in train.items():
-        job["given"] = _is_given(job, sources)
-        job["equal_time"] = equal[run_id].to_dict() if run_id in equal else None
+        loader = loader_of(run, scale.data[run.data], cost["hours"], processes, threads=threads, may_have_more=more)
+        wanted = scale.studies.get(run.study, StudyScale()).given
+        train[run.id] = _run_job(run, data, "formerlab.training.stage") | {
+            "init": run.init_id,
+            "keep_optimizer": run.id in parents,
+            "cost": cost,
+            **processes._asdict(),
+            **loader._asdict(),
+            "given": any(fnmatchcase(run.name, pattern) for pattern in wanted),
+            "equal_time": equal[run.id].to_dict() if run.id in equal else None,
+        }
     _set_priorities(train)
     load = {run.id: _load_job(run, data, hardware, root / results) for run in released}
     every: list[AnyRun] = [*runs, *released]
@@ -78,9 +80,13 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
         "memory_mb": scale.memory_mb,
         "runtime_minutes": scale.runtime_minutes,
         "hardware": scale.hardware,
+        "basis": hardware.basis + ("; speed as scale.flops_per_s" if scale.flops_per_s else ""),
+        "price": hardware.price,
         "start_s": hardware.start_s,
         "tracking_uri": config.tracking_uri or "",
-        "studies": {name: _study(name, sources, train | load) for name in config.studies},
+        "studies": {
+            name: study.model_dump(include={"title", "paper", "question"}) for name, study in sources.studies.items()
+        },
         "data": {name: job for name, job in data.items() if name in used},
         **timed,
         "suites": {name: {"spec": suite.to_dict(), "state": suite.state()} for name, suite in scale.suites.items()},
@@ -100,8 +106,10 @@ def build_plan(root: Path, given: Tree) -> dict[str, Any]:
     hashes = {job["code"] for stage in RECORDS for job in plan[stage].values()}
     plan["code"] = {code: list(HASHED[code]) for code in sorted(hashes)}
     plan["sources"] = loaded.AT_START
+    for name, study in plan["studies"].items():
+        study["totals"] = totals([job["cost"] for job in (train | load).values() if job["study"] == name])
     plan["totals"] = totals([job["cost"] for job in made_runs(plan).values()])
-    plan["forecast"] = forecast(runs, scale, table)
+    plan["too_large"] = crowded(runs, hardware)
     return plan
 
 
@@ -120,7 +128,7 @@ def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
 def _data_job(data: DataSpec, out: str, root: Path) -> dict[str, Any]:
     identity = {
         "recipe": fingerprint(data.recipe()),
-        "code": code_hash(data.stage, specs=[data]),
+        "code": code_hash(type(data).__module__, specs=[data]),
         "source": _source(data, root / out),
     }
     return {"spec": data.to_dict(), "out": out, "version": fingerprint(identity)} | identity
@@ -134,7 +142,7 @@ def _source(data: DataSpec, out: Path) -> str | None:
     return found
 
 
-def _run_job(run: AnyRun, data: Tree, entry: str) -> dict[str, Any]:
+def _run_job(run: AnyRun, data: Job, entry: str) -> dict[str, Any]:
     """Return what the jobs of all runs say, of trained and of released models; the module `entry` makes them."""
     return {
         "study": run.study,
@@ -148,20 +156,7 @@ def _run_job(run: AnyRun, data: Tree, entry: str) -> dict[str, Any]:
     }
 
 
-def _train_job(run: Run, data: Tree, cost: Cost, keep_optimizer: bool) -> dict[str, Any]:
-    return _run_job(run, data, "formerlab.training.stage") | {
-        "init": run.init_id,
-        "keep_optimizer": keep_optimizer,
-        "cost": cost,
-    }
-
-
-def _is_given(job: Tree, sources: Sources) -> bool:
-    at_scale = sources.scale.studies.get(job["study"], StudyScale())
-    return any(fnmatchcase(job["run"], pattern) for pattern in at_scale.given)
-
-
-def _load_job(run: ReleasedRun, data: Tree, hardware: Hardware, results: Path) -> dict[str, Any]:
+def _load_job(run: ReleasedRun, data: Job, hardware: Hardware, results: Path) -> dict[str, Any]:
     return _run_job(run, data, "formerlab.integrations.huggingface.released_run") | {
         "weights": files_state(run.model.source, results / ".released" / f"{run.model.name}.json"),
         "init": None,
@@ -169,7 +164,7 @@ def _load_job(run: ReleasedRun, data: Tree, hardware: Hardware, results: Path) -
     }
 
 
-def _set_priorities(train: Tree) -> None:
+def _set_priorities(train: Job) -> None:
     """Give every run the predicted seconds until the last of its descendants ends: long chains start first."""
     longest: dict[str, int] = {}
     for run_id, job in reversed(train.items()):
@@ -178,24 +173,12 @@ def _set_priorities(train: Tree) -> None:
             longest[job["init"]] = max(longest.get(job["init"], 0), job["priority"])
 
 
-def _id(job: Tree) -> str:
-    return f"{job['study']}/{job['run']}/seed{job['seed']}"
-
-
-def _study(name: str, sources: Sources, train: Tree) -> dict[str, Any]:
-    study = sources.studies[name]
-    costs = [job["cost"] for job in train.values() if job["study"] == name]
-    return {"title": study.title, "paper": study.paper, "question": study.question, "totals": totals(costs)}
-
-
 def _claims(sources: Sources) -> dict[str, str]:
     """Return what decides the verdicts, beside the rows."""
     parts: list[Study | StudyScale] = [*sources.studies.values(), *sources.scale.studies.values()]
     arms = [{name: claim.to_dict() for name, claim in part.claims.items()} for part in parts]
     return {
-        "code": code_hash(
-            "formerlab.report.claims.table", "formerlab.report.claims.registry", "formerlab.report.claims.arms"
-        ),
+        "code": code_hash("formerlab.report.claims.render"),
         "arms": fingerprint(arms),
     }
 
@@ -230,9 +213,9 @@ def _drawn_together(drawings: dict[str, Any]) -> dict[str, Any]:
 
     What waits for the same jobs of a study is drawn by one process, since starting it takes longer than drawing.
     """
-    groups: dict[tuple[str, frozenset[str]], dict[str, Any]] = {}
+    groups: dict[tuple[str, frozenset[tuple[str, str]]], dict[str, Any]] = {}
     for name, drawing in drawings.items():
-        waits = frozenset(_written_by(path) for path in drawing["inputs"])
+        waits = frozenset((folder, WRITER[file]) for folder, _, file in (p.rpartition("/") for p in drawing["inputs"]))
         groups.setdefault((drawing["study"], waits), {})[name] = drawing
     return {
         next(iter(group)): {
@@ -245,13 +228,7 @@ def _drawn_together(drawings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _written_by(path: str) -> str:
-    """Return the job that writes a file: its stage, and the folder of its run or study."""
-    folder, _, file = path.rpartition("/")
-    return f"{WRITER[file]} {folder}"
-
-
-def _runs_behind(drawing: Drawing, read: list[Tree], plan: dict[str, Any]) -> list[str]:
+def _runs_behind(drawing: Drawing, read: list[Job], plan: dict[str, Any]) -> list[str]:
     """Return the runs that a drawing reads, for readers: `denseformer/plain-8 (seed 0, 1, 2)`."""
     seeds: dict[str, list[str]] = {}
     for job in read:
@@ -260,9 +237,9 @@ def _runs_behind(drawing: Drawing, read: list[Tree], plan: dict[str, Any]) -> li
     return [f"{run} (seed {', '.join(found)})" for run, found in seeds.items()]
 
 
-def _inputs(drawing: Drawing, job: Tree, plan: dict[str, Any]) -> list[str]:
+def _inputs(drawing: Drawing, job: Job, plan: dict[str, Any]) -> list[str]:
     """Return the files of a run that a drawing reads."""
-    run_id = _id(job)
+    run_id = f"{job['study']}/{job['run']}/seed{job['seed']}"
     written = set(STAGES[maker(plan, run_id)].written)
     for name, stage in MEASURED.items():
         written.update(stage.tables if run_id in plan[name] else ())

@@ -166,8 +166,8 @@ def _is_union(node: ast.stmt) -> bool:
 
 @functools.cache
 def _tables(module: str) -> tuple[Path, ...]:
-    """Return the tables that lie beside a module and that its code names."""
-    beside = [file for file in sorted(_path(module).parent.iterdir()) if file.suffix in (".csv", ".yaml")]
+    """Return the tables and sources in C++ that lie beside a module and that its code names."""
+    beside = [file for file in sorted(_path(module).parent.iterdir()) if file.suffix in (".csv", ".yaml", ".cpp", ".h")]
     text = ast.unparse(_tree(module)) if beside else ""
     return tuple(file for file in beside if file.name in text)
 

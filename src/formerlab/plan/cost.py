@@ -6,11 +6,12 @@ from typing import Any
 from formerlab.evaluation.measurement import Reading
 from formerlab.models import Decoder, Model
 from formerlab.plan.hardware import Hardware
-from formerlab.plan.memory import BYTES_WEIGHT, Processes, enough, memory_bytes
+from formerlab.plan.memory import BYTES_WEIGHT, Processes, memory_bytes
 from formerlab.plan.schema import Scale
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.task import TRAINING_PASSES
-from formerlab.training.released import AnyRun, Pretrained, ReleasedRun
+from formerlab.training.any_run import AnyRun
+from formerlab.training.released import Pretrained, ReleasedRun
 from formerlab.training.run import Run
 
 CHECKPOINT_ELEMENTS = 3 * 3
@@ -36,7 +37,7 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware, processes: Processes) -
         "parameters_non_embedding": run.model.params(embedding=False),
         "tokens": run.tokens,
         "flops": run.flops,
-        "evaluation_flops": evaluation_tokens(run, scale) * forward_flops(run),
+        "evaluation_flops": evaluation_tokens(run, scale) * run.forward_flops,
         "memory_bytes": memory_bytes(run, hardware, processes.shards),
         "disk_bytes": parameters * (1 + CHECKPOINT_ELEMENTS) * BYTES_WEIGHT,
         "hours": hours(run, scale, hardware, processes.gpus),
@@ -46,7 +47,7 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware, processes: Processes) -
 def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
     """Return what reading a released model and its loss on held-out text cost, in the form of `run_cost`."""
     cost = forward_cost(run, Reading(run.tokens), hardware)
-    stored = BYTES_WEIGHT // 2 if run.model.source.dtype in ("float16", "bfloat16") else BYTES_WEIGHT
+    stored = BYTES_WEIGHT if run.measured_in == "float32" else BYTES_WEIGHT // 2
     return {
         "parameters": run.model.params(),
         "parameters_non_embedding": run.model.params(embedding=False),
@@ -57,13 +58,6 @@ def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
         "disk_bytes": 0,
         "hours": cost["hours"],
     }
-
-
-def forward_flops(run: AnyRun) -> int:
-    """Return the FLOPs of a token, forward, averaged over a training step, or over a window."""
-    if isinstance(run, ReleasedRun):
-        return run.forward_flops
-    return run.flops // (TRAINING_PASSES * run.tokens)
 
 
 def evaluation_tokens(run: Run, scale: Scale) -> int:
@@ -82,7 +76,7 @@ def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
     around = (blocks(run.model) * hardware.block_us + hardware.part_us) / 1e6
     sharing = count * (SHARING if count > 1 else 1.0)
     parts = trained / sharing + evaluated / TRAINING_PASSES  # every process validates, all training is shared out
-    products = (run.flops / sharing + evaluated * forward_flops(run)) / rate
+    products = (run.flops / sharing + evaluated * run.forward_flops) / rate
     starting = hardware.start_s + (hardware.compile_s * blocks(run.model) if run.compile else 0.0)
     mixing = parts * mixing_bytes(run) / (STREAMED * hardware.memory_gb_per_s * 1e9)
     return (starting + products + mixing + parts / run.task.part_tokens * around) / 3600
@@ -100,16 +94,10 @@ def blocks(model: Model | Pretrained) -> int:
 
 def forward_cost(run: AnyRun, reading: Reading, hardware: Hardware) -> Cost:
     """Return FLOPs and hours of what a measurement reads, roughly."""
-    flops = reading.tokens * forward_flops(run)
+    flops = reading.tokens * run.forward_flops
     steps = reading.cached * blocks(run.model)
-    seconds = hardware.start_s + flops / hardware.flops_per_s(_precision(run)) + steps * hardware.cache_us / 1e6
+    seconds = hardware.start_s + flops / hardware.flops_per_s(run.measured_in) + steps * hardware.cache_us / 1e6
     return {"tokens": reading.tokens, "flops": flops, "hours": seconds / 3600}
-
-
-def _precision(run: AnyRun) -> str:
-    """Return the type of products in a measurement: our own models compute in float32."""
-    narrow = isinstance(run, ReleasedRun) and run.model.source.dtype in ("float16", "bfloat16")
-    return "bfloat16" if narrow else "float32"
 
 
 def totals(costs: list[Cost]) -> Cost:
@@ -118,41 +106,3 @@ def totals(costs: list[Cost]) -> Cost:
         key: sum(cost[key] for cost in costs) for key in ("tokens", "flops", "evaluation_flops", "disk_bytes", "hours")
     }
     return summed | {"runs": len(costs), "memory_bytes": max((cost["memory_bytes"] for cost in costs), default=0)}
-
-
-Plan = dict[str, Any]
-
-
-def forecast(runs: list[Run], scale: Scale, table: dict[str, Hardware]) -> dict[str, Plan]:
-    """Return hours per study, peak memory, price and the runs too large for one, for training on each processor.
-
-    A run that is too large has the number of processors that hold it together, null where 64 do not.
-
-    A measured speed of the scale (`flops_per_s`) speaks for its own processor alone.
-    """
-    return {
-        name: _on(hardware, runs, scale if name == scale.hardware else scale.model_copy(update={"flops_per_s": None}))
-        for name, hardware in table.items()
-    }
-
-
-def _on(hardware: Hardware, runs: list[Run], scale: Scale) -> Plan:
-    first = {(run.study, run.name): run for run in runs}  # seeds cost the same
-    hours_of = {name: hours(run, scale, hardware) for name, run in first.items()}
-    bytes_of = {name: memory_bytes(run, hardware) for name, run in first.items()}
-    needed = {name: enough(run, hardware) for name, run in first.items()}
-    time = {run.id: hours_of[run.study, run.name] for run in runs}
-    memory = {run.id: bytes_of[run.study, run.name] for run in runs}
-    total = sum(time.values())
-    return {
-        "hours": {study: sum(time[run.id] for run in runs if run.study == study) for study in _studies(runs)},
-        "hours_total": total,
-        "memory_bytes": max(memory.values(), default=0),
-        "basis": hardware.basis + ("; speed as scale.flops_per_s" if scale.flops_per_s else ""),
-        "price": None if hardware.price is None else total * hardware.price,
-        "too_large": {run.id: needed[run.study, run.name] for run in runs if needed[run.study, run.name] != 1},
-    }
-
-
-def _studies(runs: list[Run]) -> list[str]:
-    return list(dict.fromkeys(run.study for run in runs))

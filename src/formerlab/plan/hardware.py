@@ -1,11 +1,11 @@
 """What jobs run on, and how fast: a table to which a configuration adds its own machines, measurements and prices."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from formerlab.errors import UserError, near_misses
-from formerlab.plan.layers import Layer, Tree, merge_layers, part
+from formerlab.plan.layers import Tree, merge
 from formerlab.plan.read import parse
 from formerlab.spec import Spec
 
@@ -55,47 +55,30 @@ class Hardware(Spec):
         return peak * 1e12 * self.utilisation
 
 
-_GPU: Tree = {"basis": "memory and peaks from data sheets; utilisation and overheads assumed"}
+def _gpu(memory_gb: float, memory_gb_per_s: float, float32: float, bfloat16: float, **more: float) -> dict[str, Any]:
+    basis = "memory and peaks from data sheets; utilisation and overheads assumed"
+    sizes = {"memory_gb": memory_gb, "memory_gb_per_s": memory_gb_per_s}
+    return {"basis": basis, **sizes, "float32_tflops": float32, "bfloat16_tflops": bfloat16, **more}
+
+
 # GPUs: NVIDIA's data sheets of A100 80 GB SXM, H100 SXM, H200 SXM, GeForce RTX 4090; 0.4 of the bfloat16 peak is what
 # compiled GPT-2-sized models commonly report. CPU: its peak is that of a 1024 x 1024 float32 product, and the rest
 # follows from the runs in results/cached/laptop.
-TABLE: dict[str, Tree] = {
-    "A100": _GPU | {"memory_gb": 80.0, "memory_gb_per_s": 2039.0, "float32_tflops": 19.5, "bfloat16_tflops": 312.0},
-    "H100": _GPU
-    | {
-        "memory_gb": 80.0,
-        "memory_gb_per_s": 3350.0,
-        "float32_tflops": 67.0,
-        "bfloat16_tflops": 989.0,
-        "utilisation": 0.35,
-    },
-    "H200": _GPU
-    | {
-        "memory_gb": 141.0,
-        "memory_gb_per_s": 4800.0,
-        "float32_tflops": 67.0,
-        "bfloat16_tflops": 989.0,
-        "utilisation": 0.35,
-    },
-    "RTX4090": _GPU | {"memory_gb": 24.0, "memory_gb_per_s": 1008.0, "float32_tflops": 82.6, "bfloat16_tflops": 165.0},
+TABLE: dict[str, dict[str, Any]] = {
+    "A100": _gpu(80.0, 2039.0, 19.5, 312.0),
+    "H100": _gpu(80.0, 3350.0, 67.0, 989.0, utilisation=0.35),
+    "H200": _gpu(141.0, 4800.0, 67.0, 989.0, utilisation=0.35),
+    "RTX4090": _gpu(24.0, 1008.0, 82.6, 165.0),
     "CPU": {
         "basis": "one thread of an AMD EPYC, measured in float32; memory and bfloat16_tflops assumed",
-        "memory_gb": 16.0,
-        "memory_gb_per_s": 20.0,
-        "float32_tflops": 0.1,
-        "bfloat16_tflops": 0.1,
-        "utilisation": 0.75,
-        "block_us": 2400.0,
-        "part_us": 7000.0,
-        "cache_us": 60.0,
-        "start_s": 2.2,
-        "memory_base_mb": 38.0,
-        "memory_factor": 1.6,
+        **{"memory_gb": 16.0, "memory_gb_per_s": 20.0, "float32_tflops": 0.1, "bfloat16_tflops": 0.1},
+        **{"utilisation": 0.75, "block_us": 2400.0, "part_us": 7000.0, "cache_us": 60.0, "start_s": 2.2},
+        **{"memory_base_mb": 38.0, "memory_factor": 1.6},
     },
 }
 
 
-def hardware_table(layers: list[Layer]) -> dict[str, Hardware]:
+def hardware_table(config: Tree) -> dict[str, Hardware]:
     """Return the table with `hardware` of the configuration laid over: keys of known processors, all keys of new ones.
 
     Raises
@@ -103,19 +86,13 @@ def hardware_table(layers: list[Layer]) -> dict[str, Hardware]:
     UserError
         Naming the processor and the key that is wrong.
     """
-    own = part(layers, "hardware")
-    laid_over = merge_layers(own)
-    return {
-        name: parse(Hardware, [Layer("hardware table", _known(name, laid_over)), *part(own, name)], f"hardware.{name}")
-        for name in dict.fromkeys([*TABLE, *laid_over])
-    }
-
-
-def _known(name: str, laid_over: Tree) -> Tree:
-    """Return what the table says of a processor; its basis names what the configuration says instead."""
-    known, given = TABLE.get(name, {}), laid_over.get(name, {})
-    replaced = sorted(known.keys() & given.keys()) if isinstance(given, dict) else []
-    return known | {"basis": f"{known['basis']}; {', '.join(replaced)} as configured"} if replaced else known
+    own, table = config.part("hardware"), {}
+    for name in dict.fromkeys([*TABLE, *own]):
+        known, given = dict(TABLE.get(name, {})), own.part(name)
+        if replaced := sorted(known.keys() & given.keys()):
+            known["basis"] = f"{known['basis']}; {', '.join(replaced)} as configured"
+        table[name] = parse(Hardware, merge(Tree(known, "hardware table"), given), f"hardware.{name}")
+    return table
 
 
 def choose(table: dict[str, Hardware], name: str) -> Hardware:

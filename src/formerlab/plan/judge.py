@@ -148,7 +148,9 @@ class Judge:
         if isinstance(record, UserError):
             return Verdict("failed", str(record))
         expected = self._expected(stage, name)
-        wrong = {READABLE[key] for key, value in expected.items() if value not in (None, at(record, key.split(".")))}
+        wrong = {
+            READABLE[key] for key, value in expected.items() if value not in (None, at(record, tuple(key.split("."))))
+        }
         if "spec_hash" in record and "spec" in record and _fingerprint(record["spec"]) != record["spec_hash"]:
             wrong.add(READABLE["spec_hash"])  # edited by hand
         reasons = [f"changed since: {', '.join(sorted(wrong))}"] if wrong else []

@@ -1,138 +1,135 @@
-"""Lay mappings over each other and remember where every key came from."""
+"""Lay mappings over each other; the result remembers which file said every key."""
 
-import functools
 import itertools
 import math
 import re
 import string
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from typing import Any
 
-from formerlab.errors import UserError
-
-Tree = dict[str, Any]
+from formerlab.errors import UserError, shown
 
 ALTERNATIVES = {frozenset(("paths",)), frozenset(("train", "valid", "test"))}
 """Keys that say the same in two ways: a mapping that names one of them replaces the others below it."""
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A mapping and the place it was read from."""
+class Tree(dict[Any, Any]):
+    """A mapping that knows its file and, of every key, the file that said something of it last."""
 
-    place: str
-    tree: Tree
+    def __init__(self, values: Mapping[Any, Any] | None = None, file: str = "") -> None:
+        super().__init__()
+        self.file = file
+        self.files: dict[Any, str] = {}
+        for key, value in (values or {}).items():
+            self.put(key, Tree(value, file) if isinstance(value, dict) else value, file)
+
+    def put(self, key: Any, value: Any, file: str) -> None:
+        """Let a key have a value from a file."""
+        self[key], self.files[key] = value, file
+
+    def only(self, keys: Container[str]) -> "Tree":
+        """Return the keys that are among some."""
+        found = Tree(file=self.file)
+        for key in (key for key in self if key in keys):
+            found.put(key, self[key], self.files[key])
+        return found
+
+    def without(self, *keys: str) -> "Tree":
+        """Return all but some keys."""
+        return self.only(self.keys() - set(keys))
+
+    def mapped(self, change: Callable[[Any], Any]) -> "Tree":
+        """Return the same keys with changed values."""
+        found = Tree(file=self.file)
+        for key, value in self.items():
+            found.put(key, change(value), self.files[key])
+        return found
+
+    def part(self, *path: Any) -> "Tree":
+        """Return the mapping at a path, an empty one where there is none."""
+        found = at(self, path)
+        return found if isinstance(found, Tree) else Tree(file=self.file_of(*path))
+
+    def file_of(self, *path: Any) -> str:
+        """Return the file that last said something at a path, or else above it."""
+        file, node = self.file, self
+        for key in path:
+            if not isinstance(node, Tree) or key not in node:
+                break
+            file, node = node.files[key], node[key]
+        return file
+
+    def files_of(self, *path: Any) -> str:
+        """Return every file that says something at a path, for a message about values that do not fit together."""
+        node = at(self, path)
+        inner = [node.files_of(key) for key in node] if isinstance(node, Tree) else []
+        return ", ".join(dict.fromkeys(file for some in inner for file in some.split(", "))) or self.file_of(*path)
 
 
-def merge(base: Tree, over: Tree) -> Tree:
+def merge(base: Tree, over: Tree, subject: str = "") -> Tree:
     """Return `base` with `over` laid on it, key by key.
 
     A mapping with another `kind` replaces the one below; so do, key by key, alternatives that exclude each other. The
     result shares what it can with both, so no tree is changed in place.
+
+    Raises UserError for a value where the other tree has keys: one of them would silently be lost.
     """
-    if _replaces(base, over):
+    if "kind" in over and base.get("kind", over["kind"]) != over["kind"]:
         return over
     given = {key for key, value in over.items() if not isinstance(value, dict)}
-    lost = {key for keys in ALTERNATIVES if keys & given for other in ALTERNATIVES - {keys} for key in other}
-    merged = {key: value for key, value in base.items() if key not in lost}
+    merged = base.without(*(key for keys in ALTERNATIVES if keys & given for o in ALTERNATIVES - {keys} for key in o))
     for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        below, path = merged.get(key), f"{subject}.{key}".lstrip(".")
+        if isinstance(below, Tree) and isinstance(value, Tree):
+            value = merge(below, value, path)
+        elif (isinstance(below, Tree) or isinstance(value, Tree)) and None not in (below, value):
+            raise UserError(
+                f"{over.files[key]}: {path}: {shown(value)} does not go with {shown(below)} of {merged.files[key]}; "
+                "write a value in both, or keys in both"
+            )
+        merged.put(key, value, over.files[key])
     return merged
 
 
-def _replaces(base: Tree, over: Tree) -> bool:
-    return "kind" in over and bool(base.get("kind", over["kind"]) != over["kind"])
+def laid(trees: list[Tree], subject: str = "") -> Tree:
+    """Return all trees laid on each other, the last on top."""
+    first, *others = trees
+    for tree in others:
+        first = merge(first, tree, subject)
+    return first
 
 
-def merge_layers(layers: list[Layer]) -> Tree:
-    """Return all layers laid on each other, the last on top."""
-    return laid(layers)[-1] if layers else {}
-
-
-def laid(layers: list[Layer]) -> list[Tree]:
-    """Return what each layer makes together with all below it."""
-    return list(itertools.accumulate((layer.tree for layer in layers), merge))
-
-
-def hidden(given: Tree, below: Tree, final: Tree) -> Tree:
-    """Return what a layer says and the `final` tree does not, with the kinds of what it speaks of.
-
-    `below` is what the layer makes together with those below it.
-    """
-    found: Tree = {}
-    for key, value in given.items():
-        mine, above = below.get(key), final.get(key)
-        if not isinstance(value, dict) or not isinstance(mine, dict):
-            found |= {} if key in final and above == value else {key: value}
-            continue
-        seen = above if isinstance(above, dict) and mine.get("kind", above.get("kind")) == above.get("kind") else {}
-        if inner := hidden(value, mine, seen):
-            found[key] = {"kind": kind} | inner if (kind := mine.get("kind", seen.get("kind"))) else inner
+def filled_up(tree: Tree, known: Mapping[str, Any], file: str) -> Tree:
+    """Return a tree with what is known where it says nothing, at any depth."""
+    found = tree.mapped(lambda value: value)
+    for key, value in known.items():
+        inner = found.get(key)
+        if key not in found:
+            found.put(key, Tree(value, file) if isinstance(value, dict) else value, file)
+        elif isinstance(inner, Tree) and isinstance(value, dict):
+            found.put(key, filled_up(inner, value, file), found.files[key])
     return found
 
 
-def clash(below: Tree, over: Tree) -> tuple[str, ...] | None:
-    """Return where a value would replace a mapping, or a mapping a value; None may stand for either."""
-    if _replaces(below, over):
-        return None
-    for key in [key for key in over if None not in (below.get(key), over[key])]:
-        mappings = [isinstance(tree[key], dict) for tree in (below, over)]
-        if mappings == [True, True] and (inner := clash(below[key], over[key])) is not None:
-            return (key, *inner)
-        if mappings in ([True, False], [False, True]):
-            return (key,)
-    return None
-
-
-def place_of(layers: list[Layer], path: tuple[Any, ...]) -> str:
-    """Return the place that last said something at `path` or above it; the first of all where none did."""
-    return last_place_of(layers, [path])
-
-
-def last_place_of(layers: list[Layer], paths: Iterable[tuple[Any, ...]]) -> str:
-    """Return the last of the places of several paths: what was laid on top is what does not fit."""
-    return layers[max(_height(layers, path) for path in paths)].place
-
-
-def _height(layers: list[Layer], path: tuple[Any, ...]) -> int:
-    for depth in range(len(path), 0, -1):
-        for height in reversed(range(len(layers))):
-            if at(layers[height].tree, path[:depth], _MISSING) is not _MISSING:
-                return height
-    return 0
-
-
-_MISSING = object()
-
-
-def at(tree: Any, path: Iterable[Any], default: Any = None) -> Any:
-    """Return what stands in a tree at `path`."""
+def at(tree: Any, path: tuple[Any, ...]) -> Any:
+    """Return what stands in a tree at a path, None where nothing does."""
     for key in path:
         if not isinstance(tree, dict) or key not in tree:
-            return default
+            return None
         tree = tree[key]
     return tree
 
 
-def part(layers: list[Layer], *path: str) -> list[Layer]:
-    """Return the part of each layer below a path, where it has one."""
-    found = [Layer(layer.place, at(layer.tree, path)) for layer in layers]
-    return [layer for layer in found if isinstance(layer.tree, dict)]
-
-
-def nested(dotted: Tree) -> Tree:
+def nested(dotted: Mapping[Any, Any], file: str) -> Tree:
     """Return {"a.b": 1} as {"a": {"b": 1}}."""
-    tree: Tree = {}
+    tree = Tree(file=file)
     for key, value in dotted.items():
-        node: Tree = {}
-        leaf = node
         *above, last = str(key).split(".")
-        for name in above:
-            leaf = leaf.setdefault(name, {})
-        leaf[last] = nested(value) if isinstance(value, dict) else value
+        node = Tree({last: nested(value, file) if isinstance(value, dict) else value}, file)
+        for name in reversed(above):
+            node = Tree({name: node}, file)
         tree = merge(tree, node)
     return tree
 
@@ -153,12 +150,12 @@ class _Names(string.Formatter):
         return super().format_field(value, format_spec)
 
 
-def named(template: str, point: Tree) -> str:
+def named(template: str, point: Mapping[str, Any]) -> str:
     """Return the name or text that a template gives at a grid point."""
     return _Names().vformat(template, (), point)
 
 
-def grid_points(place: str, template: str, grid: Any) -> list[Tree]:
+def grid_points(file: str, template: str, grid: Any) -> list[dict[str, Any]]:
     """Return the value of every field, for each point of a grid.
 
     A grid is a mapping of lists (all combinations) or a list of mappings (exactly these).
@@ -170,15 +167,17 @@ def grid_points(place: str, template: str, grid: Any) -> list[Tree]:
         points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*lists)]
     if not isinstance(points, list) or not points or any(not isinstance(p, dict) or sorted(p) != names for p in points):
         wanted = ", ".join(f"{name}: [...]" for name in names)
-        raise UserError(f"{place}: runs.{template}.grid: got {grid!r}; give values for exactly {{{wanted}}}")
+        raise UserError(f"{file}: runs.{template}.grid: got {grid!r}; give values for exactly {{{wanted}}}")
     return points
 
 
-def fill(value: Any, point: Tree) -> Any:
+def fill(value: Any, point: Mapping[str, Any]) -> Any:
     """Put a grid point into a tree: "{x}" alone becomes the value itself, inside a text its text.
 
     Raises KeyError for a field that the point does not have, ValueError for a brace that opens no field.
     """
+    if isinstance(value, Tree):
+        return value.mapped(lambda item: fill(item, point))
     if isinstance(value, dict):
         return {key: fill(item, point) for key, item in value.items()}
     if isinstance(value, list):
@@ -190,30 +189,11 @@ def fill(value: Any, point: Tree) -> Any:
     return value
 
 
+def pattern_of(template: str) -> str:
+    """Return a pattern of the names that a template can give."""
+    return re.sub(r"\{.*?\}", "*", template)
+
+
 def may_fit(name: str, pattern: str) -> bool:
-    """Say whether a run, or one that a template stands for with some values, fits a pattern of names."""
-    return name == pattern or (not set("{}") & set(pattern) and _overlap(_glob(name), _glob(pattern)))
-
-
-def _glob(text: str) -> str:
-    """Return a pattern of * and ? alone: a field of a template may be anything, a choice of characters one of any."""
-    return re.sub(r"\[.+?\]", "?", re.sub(r"\{.*?\}", "*", text))
-
-
-@functools.cache
-def _overlap(one: str, other: str) -> bool:
-    """Say whether some name fits both patterns, by walking through both at once."""
-    waiting, seen = [(0, 0)], set()
-    while waiting:
-        i, j = place = waiting.pop()
-        if place in seen or i > len(one) or j > len(other):
-            continue
-        seen.add(place)
-        left, right = one[i : i + 1], other[j : j + 1]
-        if not left and not right:
-            return True
-        if "*" in (left, right):  # it ends here, or takes what stands on the other side
-            waiting += [(i + (left == "*"), j + (right == "*")), (i + 1, j), (i, j + 1)]
-        elif left and right and (left == right or "?" in (left, right)):
-            waiting.append((i + 1, j + 1))
-    return False
+    """Say whether a pattern names a run, or one that a template stands for with some values."""
+    return fnmatchcase(name, pattern) or (not set("{}") & set(pattern) and fnmatchcase(pattern, pattern_of(name)))

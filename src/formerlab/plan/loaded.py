@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-ENDINGS = (".py", ".csv", ".yaml")
+ENDINGS = (".py", ".cpp", ".h", ".csv", ".yaml")
 
 
 def digests() -> dict[str, str]:

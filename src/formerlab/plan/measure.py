@@ -4,7 +4,7 @@ What is measured of which runs is the key `measure` of a study and, laid over it
 settings, beside `runs`, the patterns of run names, and `by_run`, settings that differ for some of them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -20,21 +20,16 @@ from formerlab.files import read_json
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import forward_cost
 from formerlab.plan.hardware import Hardware
-from formerlab.plan.layers import Layer, Tree, merge_layers, part, place_of
-from formerlab.plan.read import named_in, parse
+from formerlab.plan.layers import Tree, laid
+from formerlab.plan.read import parse
 from formerlab.plan.schema import WHICH, Which
 from formerlab.plan.sources import Sources
 from formerlab.results.stages import Stage
 from formerlab.spec import Spec, fingerprint
-from formerlab.training.released import AnyRun, ReleasedRun
+from formerlab.training.any_run import AnyRun
+from formerlab.training.released import ReleasedRun
 
 Jobs = dict[str, Any]
-
-
-def settings_of(stage: Stage) -> type[Any]:
-    """Return the class of a stage's settings."""
-    kind: type[Spec] = getattr(import_module(stage.import_path), stage.settings)
-    return kind
 
 
 @dataclass(frozen=True)
@@ -43,58 +38,39 @@ class Asked:
 
     stage: Stage
     study: str
-    layers: list[Layer]
-
-    @property
-    def subject(self) -> str:
-        """Return where it is asked, for messages."""
-        return f"{self.study}.measure.{self.stage.name}"
+    tree: Tree
+    subject: str
 
     @cached_property
     def which(self) -> Which:
         """Return of which runs it is asked."""
-        chosen = [Layer(la.place, {key: la.tree[key] for key in WHICH if key in la.tree}) for la in self.layers]
-        return parse(Which, chosen, self.subject)
+        return parse(Which, self.tree.only(WHICH), self.subject)
 
-    def of(self, run: str) -> bool:
-        """Say whether it is asked of a run."""
-        return any(fnmatchcase(run, pattern) for pattern in self.which.runs)
-
-    def settings(self, patterns: Iterable[str] = ()) -> Any:
-        """Return the settings of runs, those laid over for some `patterns` of names included."""
-        common = [Layer(la.place, {k: v for k, v in la.tree.items() if k not in WHICH}) for la in self.layers]
-        own = [layer for pattern in patterns for layer in part(self.layers, "by_run", pattern)]
-        return parse(settings_of(self.stage), [*common, *own], self.subject)
-
-    def settings_of(self, run: str) -> Any:
-        """Return the settings of a run."""
-        return self.settings(pattern for pattern in self.which.by_run if fnmatchcase(run, pattern))
-
-    def check(self) -> None:
-        """Refuse unknown settings, also those of runs that the scale leaves out."""
-        self.settings()
-        for pattern in self.which.by_run:
-            self.settings([pattern])
-
-    def check_kind(self, run: AnyRun) -> None:
-        """Refuse a run whose model the stage cannot measure."""
+    def of(self, run: AnyRun) -> bool:
+        """Say whether it is asked of a run. Raises UserError where the stage cannot measure its model."""
+        if not any(fnmatchcase(run.name, pattern) for pattern in self.which.runs):
+            return False
         kinds = self.stage.models
         if kinds and run.model.kind not in kinds:
             remedy = f"name runs of a {' or '.join(kinds)}"
-            raise UserError(f"{self.place('runs')}: {run.name!r} has model.kind={run.model.kind}; {remedy}")
+            key = f"{self.tree.file_of('runs')}: {self.subject}.runs"
+            raise UserError(f"{key}: {run.name!r} has model.kind={run.model.kind}; {remedy}")
+        return True
 
-    def place(self, *path: str) -> str:
-        """Return the file that says something of it, with the subject."""
-        return f"{place_of(self.layers, path)}: {self.subject}" + "".join(f".{key}" for key in path)
+    def settings(self, run: str = "") -> Any:
+        """Return the settings of a run, those laid over for patterns that it fits included."""
+        kind: type[Spec] = getattr(import_module(self.stage.import_path), self.stage.settings)
+        own = [self.tree.part("by_run", pattern) for pattern in self.which.by_run if fnmatchcase(run, pattern)]
+        return parse(kind, laid([self.tree.without(*WHICH), *own], self.subject), self.subject)
 
 
 def _asked(stage: Stage, sources: Sources) -> dict[str, Asked]:
-    """Return what every study asks of a stage, checked."""
-    found = {
-        study: Asked(stage, study, sources.settings(study, "measure", stage.name)) for study in sources.config.studies
-    }
-    for asked in found.values():
-        asked.check()
+    """Return what every study asks of a stage, its settings checked."""
+    found = {}
+    for study in sources.config.studies:
+        tree = sources.settings(study, "measure", stage.name)
+        found[study] = Asked(stage, study, tree, f"{study}.measure.{stage.name}")
+        found[study].settings()
     return found
 
 
@@ -110,27 +86,25 @@ def measure_jobs(
     return {
         run.id: job
         for run in runs
-        if asked[run.study].of(run.name)
+        if asked[run.study].of(run)
         and (job := _job(asked[run.study], run, sources, hardware, suites, results / run.id)) is not None
     }
 
 
 def _job(
     asked: Asked, run: AnyRun, sources: Sources, hardware: Hardware, planned: dict[str, Any], folder: Path
-) -> Tree | None:
+) -> Jobs | None:
     stage, scale = asked.stage, sources.scale
-    asked.check_kind(run)
     data = scale.data[run.data]
-    own: Measurement = asked.settings_of(run.name)
+    own: Measurement = asked.settings(run.name)
     try:
-        settings = own.of(run, questions=bool(data.has_questions or scale.suites))
+        settings = own.of(run, questions=bool(getattr(data, "questions", 0) or scale.suites))
     except UserError as error:
-        (key, *_) = named_in(str(error), (), merge_layers(asked.layers))
-        raise UserError(f"{place_of(asked.layers, key)}: {asked.subject}.{error}") from None
+        raise UserError(f"{asked.tree.files_of()}: {asked.subject}.{error}") from None
     if settings is None:
         return None
     suites = {name: suite for name, suite in scale.suites.items() if settings.asks(name)}
-    job: Tree = {
+    job: Jobs = {
         "settings": settings.to_dict(),
         "code": code_of_measuring(stage, run, settings, list(suites.values())),
         "suites": _states(folder / stage.record, suites, planned),
@@ -160,33 +134,27 @@ def _states(record: Path, names: Iterable[str], planned: dict[str, Any]) -> dict
 
 def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
     """Return, by study, the runs that a stage times beside each other, one seed of each."""
-    return dict(_timing_jobs(stage, runs, sources))
-
-
-def _timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Iterator[tuple[str, Tree]]:
+    jobs = {}
     for study, asked in _asked(stage, sources).items():
         if asked.which.by_run:
-            raise UserError(f"{asked.place('by_run')}: the runs are timed together, with the same settings; remove it")
+            key = f"{asked.tree.file_of('by_run')}: {asked.subject}.by_run"
+            raise UserError(f"{key}: the runs are timed together, with the same settings; remove it")
         settings: Timing = asked.settings()
         named = {run.name: run for run in reversed(runs) if run.study == study}
-        timed = [run for run in reversed(named.values()) if asked.of(run.name)]
-        for run in timed:
-            asked.check_kind(run)
+        timed = [run for run in reversed(named.values()) if asked.of(run)]
         if timed:
             parts = {run.name: deciding(run, settings) for run in timed}
             specs = timed if "task" in settings.decides else [run.model for run in timed]
-            yield (
-                study,
-                {
-                    "settings": settings.to_dict(),
-                    "runs": [run.id for run in timed],
-                    "configuration": fingerprint([settings.to_dict(), parts]),
-                    "code": code_hash(stage.import_path, *_loaders(timed), specs=[settings, *specs]),
-                    "memory_bytes": settings.memory_bytes(timed),
-                },
-            )
+            jobs[study] = {
+                "settings": settings.to_dict(),
+                "runs": [run.id for run in timed],
+                "configuration": fingerprint([settings.to_dict(), parts]),
+                "code": code_hash(stage.import_path, *_loaders(timed), specs=[settings, *specs]),
+                "memory_bytes": settings.memory_bytes(timed),
+            }
+    return jobs
 
 
-def deciding(run: AnyRun, settings: Timing | type[Timing]) -> Tree:
+def deciding(run: AnyRun, settings: Timing | type[Timing]) -> Jobs:
     """Return what of a run decides what a stage times."""
     return {key: value for key, value in run.to_dict().items() if key in settings.decides}

@@ -1,11 +1,17 @@
-"""What a training run holds in memory, in closed form, what no run can be, and on how many processors it fits."""
+"""What a training run holds in memory, in closed form, what no run can be, and the processes and threads it takes."""
 
+from math import ceil
 from typing import NamedTuple
 
+from formerlab.data.dataset import DataSpec
 from formerlab.errors import UserError
 from formerlab.models import Model
+from formerlab.models.vision import VisionTransformer
 from formerlab.plan.hardware import Hardware
 from formerlab.plan.schema import Scale, StudyScale
+from formerlab.tasks import Classification
+from formerlab.tasks.augmentation import TimmAugmentation
+from formerlab.training.batches import AHEAD
 from formerlab.training.processes import unsplittable
 from formerlab.training.run import Run
 
@@ -14,8 +20,14 @@ STATE_ELEMENTS = 4
 """Float32 numbers per parameter in memory: weight, gradient and AdamW's two moments."""
 GATHERED = 2
 """Blocks whose weights and gradients are whole at a time where all else is split: one computes, one is on its way."""
-
-
+IMAGES_PER_S = {"encoded": 75, "pixels": 1000}
+"""Images that a worker makes in a second, by how they are stored: files of ImageNet's size, pixels of small images."""
+WORKER_BYTES = 450 * 2**20
+"""Of a process that has imported torch and timm."""
+STEPS_HELD = AHEAD + 4
+"""Steps whose images are held: made ahead, trained on, and one being made, which is in pieces, whole and pinned."""
+WITH_NOISE = 1.2
+"""Bytes of a made image over those of its pixels: erased rectangles bring noise along, in float32."""
 MOST_BYTES = 10**13
 """Of weights, and of what a processor keeps of one part of a step: ten terabytes, more than anyone has trained with."""
 MOST_FLOPS = 1e28
@@ -129,7 +141,43 @@ def fits(run: Run, hardware: Hardware, shards: int = 1) -> bool:
     return memory_bytes(run, hardware, shards) <= hardware.memory_gb * 1e9
 
 
-def enough(run: Run, hardware: Hardware) -> int | None:
-    """Return the smallest power of two of processors that hold a run together, if up to 64 of them do."""
-    powers = range(7 if unsplittable(run) is None else 1)
-    return next((shards for shards in (2**power for power in powers) if fits(run, hardware, shards)), None)
+def crowded(runs: list[Run], hardware: Hardware) -> dict[str, int | None]:
+    """Return the runs that are too large for one processor, with the power of two of processors that hold one together.
+
+    Where 64 do not, that is null.
+    """
+    needed = {}
+    for run in runs:
+        powers = (2**power for power in range(7 if unsplittable(run) is None else 1))
+        needed[f"{run.study}/{run.name}"] = next((shards for shards in powers if fits(run, hardware, shards)), None)
+    return {run: shards for run, shards in needed.items() if shards != 1}
+
+
+class Loader(NamedTuple):
+    """What each process of a run needs for its data."""
+
+    threads: int
+    loader_bytes: int
+    """Host memory of worker processes and batches."""
+
+
+def loader_of(
+    run: Run, data: DataSpec, hours: float, processes: Processes, *, threads: int, may_have_more: bool
+) -> Loader:
+    """Return the threads of a process: the scale's, or where it `may_have_more` as many as keep up with a GPU.
+
+    How many that are follows from the predicted time of the run.
+    """
+    storage = getattr(data, "storage", "pixels")
+    if not (isinstance(run.task, Classification) and isinstance(run.model, VisionTransformer)):
+        return Loader(threads, 0)
+    if storage == "pixels" and not isinstance(run.task.augmentation, TimmAugmentation):
+        return Loader(threads, 0)
+    if may_have_more:
+        per_s = run.tokens / (3600 * hours) / processes.gpus
+        threads = max(threads, ceil(per_s / IMAGES_PER_S[storage]))
+    if threads == 1:
+        return Loader(threads, 0)
+    pixels = run.model.image**2 * run.model.channels
+    images = STEPS_HELD * WITH_NOISE * run.task.batch / processes.gpus + run.task.valid_images
+    return Loader(threads, threads * WORKER_BYTES + int(images * pixels))

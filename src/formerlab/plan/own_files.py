@@ -10,7 +10,6 @@ from typing import Any
 from formerlab.data import TokenizerFile
 from formerlab.data.text.released_tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError
-from formerlab.plan.layers import place_of
 from formerlab.plan.sources import Sources
 from formerlab.results.stages import MEASURED
 
@@ -36,9 +35,9 @@ def check_files(data: dict[str, Any], plan: dict[str, Any], sources: Sources) ->
 
 
 def _search(path: tuple[str, ...], search: Callable[[], object], key: str, sources: Sources) -> None:
-    place = place_of(sources.scale_layers, path)
-    if place != sources.scale_place:
+    file = sources.scale_tree.file_of(*path)
+    if file != sources.scale_file:
         try:
             search()
         except UserError as error:
-            raise UserError(f"{place}: {key}{error}") from None
+            raise UserError(f"{file}: {key}{error}") from None

@@ -16,7 +16,7 @@ from formerlab.data.dataset import DataSpec
 from formerlab.data.file_hashes import file_hashes
 from formerlab.errors import UserError
 from formerlab.file_search import files_below
-from formerlab.plan.layers import Layer
+from formerlab.plan.layers import Tree
 from formerlab.plan.read import parse
 from formerlab.spec import Count, Spec
 from formerlab.yaml_files import read_yaml
@@ -53,8 +53,8 @@ class PublicData(Spec):
 
 def read_manifest(root: Path) -> dict[str, PublicData]:
     """Return the public data sets by name. Raises UserError for what is no manifest."""
-    tree = read_yaml(root, MANIFEST)
-    return {name: parse(PublicData, [Layer(MANIFEST, entry)], name) for name, entry in tree.items()}
+    tree = Tree(read_yaml(root, MANIFEST), MANIFEST)
+    return {name: parse(PublicData, tree.part(name), name) for name in tree}
 
 
 def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) -> str | None:

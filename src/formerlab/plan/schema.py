@@ -11,7 +11,7 @@ from formerlab.data.registry import Data
 from formerlab.errors import near_misses
 from formerlab.evaluation.language.suites import Suite, check_names
 from formerlab.released import ReleasedModel
-from formerlab.report.claims.arms import ClaimArms
+from formerlab.report.claims.registry import ClaimArms
 from formerlab.results.stages import MEASURED, TIMED
 from formerlab.spec import Seed, Spec
 

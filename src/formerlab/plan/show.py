@@ -1,7 +1,6 @@
 """The plan as people read it, and as a shell runs it."""
 
 import shlex
-from collections import Counter
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ BESIDES = ("data", *TIMED, *MEASURED, "draw")
 SPARE_RETRIES = 3
 """Submissions of a cluster job beyond twice what its predicted length needs: for lost nodes, memory, preemption."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "time", "starts from")
-MOST_NAMED = 6
-"""Runs of a line that does not list all."""
 
 
 def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
@@ -25,7 +22,7 @@ def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
     rows: list[tuple[str, ...]] = [COLUMNS]
     for name, study in plan["studies"].items():
         jobs = {run_id: job for run_id, job in made_runs(plan).items() if job["study"] == name}
-        rows += _rows(jobs) if seeds else _rows_of_runs(jobs)
+        rows += _rows(jobs, seeds)
         total = study["totals"]
         rows.append((f"= {name}: {total['runs']} runs", "", *_cells(total)[1:], ""))
     rows.append((f"= all: {plan['totals']['runs']} runs", "", *_cells(plan["totals"])[1:], ""))
@@ -39,24 +36,17 @@ def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _rows(jobs: dict[str, Any]) -> list[tuple[str, ...]]:
-    return [(run_id, *_cells(job["cost"]), job["init"] or "") for run_id, job in jobs.items()]
-
-
-def _rows_of_runs(jobs: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return a row per run: the cost of one seed, and how many there are."""
-    first: dict[str, str] = {}
+def _rows(jobs: dict[str, Any], seeds: bool) -> list[tuple[str, ...]]:
+    """Return a row per run with the cost of one seed and how many there are, or a row for each of them."""
+    groups: dict[str, list[str]] = {}
     for run_id in jobs:
-        first.setdefault(run_id.rpartition("/")[0], run_id)
-    counts = Counter(run_id.rpartition("/")[0] for run_id in jobs)
-    return [
-        (
-            f"{run} x {counts[run]}" if counts[run] > 1 else run,
-            *_cells(jobs[one]["cost"]),
-            (jobs[one]["init"] or "").rpartition("/")[0],
-        )
-        for run, one in first.items()
-    ]
+        groups.setdefault(run_id if seeds else run_id.rpartition("/")[0], []).append(run_id)
+    rows = []
+    for run, (first, *others) in groups.items():
+        init = jobs[first]["init"] or ""
+        name = f"{run} x {1 + len(others)}" if others else run
+        rows.append((name, *_cells(jobs[first]["cost"]), init if seeds else init.rpartition("/")[0]))
+    return rows
 
 
 def _measuring(jobs: dict[str, Any]) -> str:
@@ -67,53 +57,23 @@ def _measuring(jobs: dict[str, Any]) -> str:
 
 
 def _hardware(plan: dict[str, Any]) -> list[str]:
-    """Return what training takes on each processor of the table, what does not fit, and what cluster jobs ask for."""
-    priced = any(found["price"] is not None for found in plan["forecast"].values())
-    crowded = any(found["too_large"] for found in plan["forecast"].values())
-    titles = ("all training on one", *plan["studies"], "all", "memory")
-    rows = [(*titles, *(["price"] if priced else []), *(["too large for one"] if crowded else []))]
-    for name, found in plan["forecast"].items():
-        price = "" if found["price"] is None else f"{found['price']:,.0f}"
-        too_large = f"{len(found['too_large'])} runs" if found["too_large"] else ""
-        times = (duration(found["hours"].get(study, 0)) for study in plan["studies"])
-        cells = (name, *times, duration(found["hours_total"]), f"{short(found['memory_bytes'])}B")
-        rows.append((*cells, *([price] if priced else []), *([too_large] if crowded else [])))
-    need, hours = submissions(plan), duration(plan["runtime_minutes"] / 60)
+    """Return what the predictions are for, what does not fit there, and what cluster jobs ask for."""
+    lines = [f"Times and memory of runs are predicted for {plan['hardware']} (scale.hardware): {plan['basis']}."]
+    if plan["price"] is not None:
+        lines.append(f"All of it costs {plan['price'] * plan['totals']['hours']:,.0f}, by hardware.price.")
+    by_need: dict[int | None, list[str]] = {}
+    for run, needed in plan["too_large"].items():
+        by_need.setdefault(needed, []).append(run)
+    for count, runs in by_need.items():
+        where = f"fit on {count} that split them (gpus: {count})" if count else "nor on several (raise task.accumulate)"
+        lines.append(f"too large for one {plan['hardware']}, {where}: {', '.join(runs)}")
+    need, most = submissions(plan), duration(plan["runtime_minutes"] / 60)
     return [
-        *aligned(rows, left=(0,)),
-        "",
-        *_bases(plan),
-        "",
-        *_too_large(plan),
-        f"Times and memory of runs are predicted for {plan['hardware']} (scale.hardware).",
-        f"A cluster job runs for at most {hours} (scale.runtime_minutes). A run that takes longer stops itself, saved, "
+        *lines,
+        f"A cluster job runs for at most {most} (scale.runtime_minutes). A run that takes longer stops itself, saved, "
         f"and is submitted again: the longest run needs {need} submission{'s' if need > 1 else ''}, so the retries in "
         f"slurm/config.yaml must be at least {2 * need + SPARE_RETRIES}.",
     ]
-
-
-def _bases(plan: dict[str, Any]) -> list[str]:
-    """Return where the numbers of the processors come from: a line for those that have it in common."""
-    names: dict[str, list[str]] = {}
-    for name, found in plan["forecast"].items():
-        names.setdefault(found["basis"], []).append(name)
-    return [f"{', '.join(alike)}: {basis}" for basis, alike in names.items()]
-
-
-def _too_large(plan: dict[str, Any]) -> list[str]:
-    """Return the runs that do not fit on one processor, a line per processor and number of them that hold a run."""
-    lines = []
-    for name, found in plan["forecast"].items():
-        by_need: dict[int | None, dict[str, None]] = {}
-        for run_id, needed in found["too_large"].items():
-            by_need.setdefault(needed, {})[run_id.rpartition("/")[0]] = None  # seeds are alike
-        for needed, runs in by_need.items():
-            together = f"fit on {needed} that split them (gpus: {needed})"
-            where = together if needed else "nor on several (raise task.accumulate)"
-            some = list(runs) if name == plan["hardware"] else list(runs)[:MOST_NAMED]  # of others, examples do
-            more = f" and {len(runs) - len(some)} more" if len(runs) > len(some) else ""
-            lines.append(f"too large for one {name}, {where}: {', '.join(some)}{more}")
-    return [*lines, ""] if lines else []
 
 
 def submissions(plan: dict[str, Any]) -> int:

@@ -1,216 +1,159 @@
 """Read config, scale and studies, with the overrides of overlay file and command line in force."""
 
-import re
-from collections.abc import Collection
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from formerlab.errors import UserError, near_misses, shown
-from formerlab.plan.layers import Layer, Tree, nested, part, place_of
+from pydantic import create_model
+
+from formerlab.errors import UserError, near_misses
+from formerlab.plan.layers import Tree, laid, merge, nested
 from formerlab.plan.read import fields_of, parse
 from formerlab.plan.schema import Config, Scale, Study
 from formerlab.plan.tokenizers import with_vocabularies
-from formerlab.results.stages import MEASURED, TIMED
+from formerlab.spec import Spec
 from formerlab.training.released import ReleasedRun
 from formerlab.training.run import Run
 from formerlab.yaml_files import read_yaml
 
-_OF_THE_PLACE = {"study", "name", "seed"}
-RELEASED_KEYS = frozenset(ReleasedRun.model_fields) - _OF_THE_PLACE - {"model"}
+_OF_THE_FILE = {"study", "name", "seed"}
+RELEASED_KEYS = frozenset(ReleasedRun.model_fields) - _OF_THE_FILE - {"model"}
 """What a run says of a released model."""
-RUN_KEYS = (frozenset(Run.model_fields) - _OF_THE_PLACE) | RELEASED_KEYS
+RUN_KEYS = (frozenset(Run.model_fields) - _OF_THE_FILE) | RELEASED_KEYS
 CONFIG_KEYS = frozenset(Config.model_fields) - {"overlay", "set"}
 """Keys of config.yaml that an override may give; `scale` with a mapping below it means the file of the scale."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Everything that was read, before runs are made of it, and the layers that it was read from."""
+    """Everything that was read, before runs are made of it: as specs, and as trees that know their files."""
 
     config: Config
     scale: Scale
     studies: dict[str, Study]
-    config_layers: list[Layer]
-    scale_layers: list[Layer]
-    study_layers: dict[str, list[Layer]]
-    overrides: list[Layer]
+    config_tree: Tree
+    scale_tree: Tree
+    study_trees: dict[str, Tree]
+    overrides: list[Tree]
+    added: dict[str, frozenset[str]]
+    """Runs that an overlay or `set` adds to a study: who adds a run wants it at any scale."""
 
     @property
-    def scale_place(self) -> str:
+    def scale_file(self) -> str:
         """The file of the scale."""
-        return f"workflow/scales/{self.config.scale}.yaml"
+        return scale_file(self.config)
 
-    def at_scale(self, study: str, *path: str) -> list[Layer]:
+    def at_scale(self, study: str, *path: str) -> Tree:
         """Return what the scale says below a path of a study."""
-        return part(self.scale_layers, "studies", study, *path)
+        return self.scale_tree.part("studies", study, *path)
 
-    def settings(self, study: str, *path: str) -> list[Layer]:
+    def settings(self, study: str, *path: str) -> Tree:
         """Return what a study says below a path, and on top what the scale says of it there."""
-        return [Layer(study_place(study), {}), *part(self.study_layers[study], *path), *self.at_scale(study, *path)]
+        return merge(self.study_trees[study].part(*path), self.at_scale(study, *path), ".".join((study, *path)))
 
 
-def study_place(name: str) -> str:
+def scale_file(config: Config) -> str:
+    """Return the file of a configuration's scale."""
+    return f"workflow/scales/{config.scale}.yaml"
+
+
+def study_file(name: str) -> str:
     """Return the file of a study."""
     return f"workflow/studies/{name}.yaml"
 
 
-def read_sources(root: Path, given: Tree) -> Sources:
+def read_tree(root: Path, file: str) -> Tree:
+    """Read a YAML file below `root`."""
+    return Tree(read_yaml(root, file), file)
+
+
+def read_sources(root: Path, given: dict[str, Any]) -> Sources:
     """Read config, scale and studies below `root`; `given` are the values of the command line."""
-    layers = [Layer("config.yaml", read_yaml(root, "config.yaml")), Layer("command line", given)]
     known = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
-    _check_config_keys(root, layers, known)
-    overrides = _overrides(root, layers)
-    _check_names(root, overrides, known)
-    layers += [Layer(layer.place, _config_part(layer.tree)) for layer in overrides]
-    config = parse(Config, layers)
-    for name in config.studies:
-        if name not in known:
-            raise UserError(f"{place_of(layers, ('studies',))}: studies: no study {name!r}{near_misses(name, known)}")
-    _check_folders(root, config, layers)
-    scale_layers = _scale_layers(root, config, layers, overrides)
-    scale = _read_scale(scale_layers)
+    own = [read_tree(root, "config.yaml"), Tree(given, "command line")]
+    below_set = {name: f"set: {{{way}: ...}}" for name, way in _ways(root, known, known).items()}
+    config = parse(Config, laid(own), "", below_set)
+    overrides = [] if config.overlay is None else [nested(read_yaml(root, config.overlay), config.overlay)]
+    overrides += [nested(tree.part("set"), f"{tree.file}: set") for tree in own]
+    for tree in overrides:
+        parse(
+            _form_of_overrides(tuple(known)), tree, "", _ways(root, known, [study for study in known if study in tree])
+        )
+    config_tree = laid([*own, *(_of_config(tree) for tree in overrides)])
+    config = parse(Config, config_tree)
+    _check_studies(config.studies, config_tree, ("studies",), known)
+    _check_folders(root, config, config_tree)
+    scale_tree = _scale_tree(root, config, [*own, *overrides], overrides)
+    scale = parse(Scale, scale_tree)
     for name in scale.studies:
+        _check_studies([name], scale_tree, ("studies", name), known)
+    scale = scale.model_copy(update={"data": with_vocabularies(scale.data, scale_file(config), scale.released)})
+    tracked = {name: read_tree(root, study_file(name)) for name in config.studies}
+    trees = {name: laid([tree, *_of_study(name, overrides)], name) for name, tree in tracked.items()}
+    studies = {name: parse(Study, tree) for name, tree in trees.items()}
+    added = {name: frozenset(trees[name].part("runs").keys() - tracked[name].part("runs").keys()) for name in trees}
+    return Sources(config, scale, studies, config_tree, scale_tree, trees, overrides, added)
+
+
+def _check_studies(names: Any, tree: Tree, path: tuple[str, ...], known: list[str]) -> None:
+    for name in names:
         if name not in known:
-            place = place_of(scale_layers, ("studies", name))
-            raise UserError(f"{place}: studies.{name}: no such study{near_misses(name, known)}")
-    study_layers = {name: _study_layers(root, name, overrides) for name in config.studies}
-    studies = {name: parse(Study, of_study) for name, of_study in study_layers.items()}
-    return Sources(config, scale, studies, layers, scale_layers, study_layers, overrides)
+            raise UserError(f"{tree.file_of(*path)}: {'.'.join(path)}: no study {name!r}{near_misses(name, known)}")
 
 
-def _overrides(root: Path, layers: list[Layer]) -> list[Layer]:
-    """Return the overlay, then `set` of config.yaml, then `set` of the command line."""
-    config = parse(Config, layers)
-    overlay = [] if config.overlay is None else [Layer(config.overlay, nested(read_yaml(root, config.overlay)))]
-    return overlay + [Layer(f"{layer.place}: set", nested(layer.tree)) for layer in part(layers, "set")]
+def _of_config(tree: Tree) -> Tree:
+    return tree.only(CONFIG_KEYS - ({"scale"} if isinstance(tree.get("scale"), dict) else set()))
 
 
-def _config_part(tree: Tree) -> Tree:
-    return {
-        name: value
-        for name, value in tree.items()
-        if name in CONFIG_KEYS and not (name == "scale" and isinstance(value, dict))
-    }
+def _of_study(name: str, overrides: list[Tree]) -> list[Tree]:
+    return [Tree(tree.part("study", name), f"{tree.file}: study.{name}") for tree in overrides]
 
 
-def _check_folders(root: Path, config: Config, layers: list[Layer]) -> None:
+def _scale_tree(root: Path, config: Config, layers: list[Tree], overrides: list[Tree]) -> Tree:
+    """Return the file of the scale, on it data, suites and models of the configuration, then overrides of the file.
+
+    A data set is text where what names it first says no kind.
+    """
+    mine = [tree.only({key for key in ("data", "suites", "released") if tree.get(key)}) for tree in layers]
+    mine += [Tree(tree.part("scale"), f"{tree.file}: scale") for tree in overrides]
+    whole = _as_text(read_tree(root, scale_file(config)))
+    for tree in mine:
+        whole = _as_text(merge(whole, tree))
+    return whole
+
+
+def _as_text(tree: Tree) -> Tree:
+    data = tree.part("data")
+    silent = {name: {"kind": "text"} for name, one in data.items() if isinstance(one, Tree) and "kind" not in one}
+    return merge(Tree({"data": silent} if silent else {}, tree.file), tree)
+
+
+def _check_folders(root: Path, config: Config, tree: Tree) -> None:
     """Refuse folders to write into that are files, or below one."""
     for key in ("results", "figures"):
         folder = root / getattr(config, key)
         for path in (folder, *folder.parents):
             if path.exists() and not path.is_dir():
-                raise UserError(f"{place_of(layers, (key,))}: {key}: {path} is a file; name another folder")
+                raise UserError(f"{tree.file_of(key)}: {key}: {path} is a file; name another folder")
 
 
-def _scale_layers(root: Path, config: Config, layers: list[Layer], overrides: list[Layer]) -> list[Layer]:
-    """Return the file of the scale, on it data, suites and models of the configuration, then overrides of the file."""
-    place = f"workflow/scales/{config.scale}.yaml"
-    mine = [
-        Layer(layer.place, {k: layer.tree[k] for k in ("data", "suites", "released") if layer.tree.get(k)})
-        for layer in layers
-    ]
-    return [Layer(place, read_yaml(root, place)), *mine, *_named(part(overrides, "scale"), "scale")]
+def _form_of_overrides(studies: tuple[str, ...]) -> type[Spec]:
+    """Return the spec of what overrides may name; the values of these keys are judged where they are laid."""
+    of_study: dict[str, Any] = dict.fromkeys(RUN_KEYS, (Any, None)) | {"runs": (dict[str, dict[str, Any]], {})}
+    of_files: dict[str, Any] = dict.fromkeys(studies, (dict[str, Any], {}))
+    keys: dict[str, Any] = dict.fromkeys(CONFIG_KEYS, (Any, None))
+    keys |= dict.fromkeys(studies, (create_model("OfStudy", __base__=Spec, **of_study), None))
+    keys["study"] = (create_model("OfFiles", __base__=Spec, **of_files), None)
+    return create_model("Overrides", __base__=Spec, **keys)
 
 
-def _read_scale(layers: list[Layer]) -> Scale:
-    """Return the scale; a data set is text where what names it first says no kind."""
-    named: Tree = {}
-    for layer in part(layers, "data"):
-        named = layer.tree | named
-    silent = {name: {"kind": "text"} for name, tree in named.items() if isinstance(tree, dict) and "kind" not in tree}
-    for of_study in part(layers, "studies"):
-        for name in of_study.tree:
-            _refuse_moved(part([of_study], name), f"studies.{name}.")
-    place = layers[0].place
-    scale = parse(Scale, [Layer(place, {"data": silent} if silent else {}), *layers])
-    return scale.model_copy(update={"data": with_vocabularies(scale.data, place, scale.released)})
-
-
-def _study_layers(root: Path, name: str, overrides: list[Layer]) -> list[Layer]:
-    place = study_place(name)
-    layers = [Layer(place, read_yaml(root, place)), *_named(part(overrides, "study", name), f"study.{name}")]
-    _refuse_moved(layers, "")
-    return layers
-
-
-def _refuse_moved(layers: list[Layer], above: str) -> None:
-    """Refuse a measurement in the place that it had before the key `measure`."""
-    for layer in layers:
-        for name in [key for key in layer.tree if key in (*MEASURED, *TIMED)]:
-            now = f"{above}measure.{name}"
-            raise UserError(f"{layer.place}: {above}{name}: is {now} now; write {now}: {{runs: [...], ...}}")
-
-
-def _named(layers: list[Layer], path: str) -> list[Layer]:
-    return [Layer(f"{layer.place}: {path}", layer.tree) for layer in layers]
-
-
-def _check_config_keys(root: Path, layers: list[Layer], studies: list[str]) -> None:
-    """Refuse keys that would be right below `set`."""
-    for layer in layers:
-        for name, value in layer.tree.items():
-            if name in Config.model_fields:
-                continue
-            path = _path(name, value) if name in (*studies, "study") else _meant(name, value, studies, root)
-            if path:
-                raise UserError(
-                    f"{layer.place}: {name}: unknown key (value {shown(value)}); did you mean set: {{{path}: ...}}?"
-                )
-
-
-def _check_names(root: Path, overrides: list[Layer], studies: list[str]) -> None:
-    """Refuse overrides that no part of the configuration would read."""
-    for layer in overrides:
-        for name, value in layer.tree.items():
-            if name in studies:
-                _check_keys(layer.place, name, value, RUN_KEYS | {"runs"}, [name], root)
-            elif name == "study":
-                _check_keys(layer.place, name, value, studies, [], root)
-            elif name == "scale" and isinstance(value, dict):
-                for study in value.keys() & set(studies):
-                    near = f"did you mean scale.studies.{_path(study, value[study])}?"
-                    raise UserError(f"{layer.place}: scale.{study}: unknown key (value {shown(value[study])}); {near}")
-            elif name not in CONFIG_KEYS:
-                near = _meant(name, value, studies, root)
-                near = f"; did you mean {near}?" if near else near_misses(name, [*studies, "study", *CONFIG_KEYS])
-                raise UserError(f"{layer.place}: {name}: unknown key (value {shown(value)}){near}")
-
-
-def _check_keys(place: str, name: str, tree: Any, known: Collection[str], studies: list[str], root: Path) -> None:
-    if not isinstance(tree, dict):
-        raise UserError(f"{place}: {name}: got {shown(tree)}; name a key below it, such as {name}.{min(known)}")
-    for key, value in tree.items():
-        if key not in known:
-            near = _meant(key, value, studies, root)
-            near = f"; did you mean {near}?" if near else near_misses(key, list(known))
-            raise UserError(f"{place}: {name}.{key}: unknown key (value {shown(value)}){near}")
-        if key == "runs" and not isinstance(value, dict):
-            raise UserError(
-                f"{place}: {name}.runs: got {shown(value)}; name a run below it, such as {name}.runs.<run>.steps"
-            )
-
-
-def _meant(name: str, value: Any, studies: list[str], root: Path) -> str:
-    """Return the path that a natural but wrong one may mean; nothing where there is none."""
-    path = _path(name, value)
-    for study in studies:
-        runs = read_yaml(root, study_place(study)).get("runs")
-        if any(fnmatchcase(str(name), re.sub(r"\{.*?\}", "*", str(run))) for run in runs or ()):
-            return f"{study}.runs.{path}"
-    of_run, study = fields_of(Run), studies[0] if len(studies) == 1 else "<study>"
-    if studies and name in of_run:
-        return f"{study}.{of_run[name]}{path.removeprefix(str(name))}"
-    if studies and name in Study.model_fields:
-        return f"study.{study}.{path}"
-    return f"scale.{path}" if name in Scale.model_fields else ""
-
-
-def _path(name: str, value: Any) -> str:
-    """Return a key with those below it, as far as there is one of each."""
-    keys = [name]
-    while isinstance(value, dict) and len(value) == 1:
-        ((key, value),) = value.items()
-        keys.append(key)
-    return ".".join(map(str, keys))
+def _ways(root: Path, studies: list[str], meant: list[str]) -> dict[str, str]:
+    """Return what the keys of every file and run, and the names of runs, are as overrides; `meant` are the studies."""
+    one = meant[0] if len(meant) == 1 else "<study>"
+    of_runs = {name: way for name, way in fields_of(Run).items() if name not in _OF_THE_FILE}
+    found = {name: f"scale.{way}" for name, way in fields_of(Scale).items()}
+    found |= {name: f"study.{one}.{name}" for name in Study.model_fields}
+    found |= {name: f"{one}.{way}" for name, way in of_runs.items()}
+    found |= {"study": f"study.{one}.<key>"} | {name: f"{name}.<key>" for name in studies}
+    runs = {study: read_yaml(root, study_file(study)).get("runs") or () for study in studies}
+    return found | {run: f"{study}.runs.{run}.<key>" for study in studies for run in runs[study]}

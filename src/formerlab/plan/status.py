@@ -7,15 +7,17 @@ from typing import Any
 from formerlab.errors import MOST_NAMED, UserError
 from formerlab.files import read_json
 from formerlab.plan.judge import RECORDS, Judge, made_runs
+from formerlab.plan.show import aligned
 from formerlab.report.drawings import failure_of
 from formerlab.results.notes import read_note
 
 PROBLEMS = ("failed", "killed", "stopped")
 
 
-def states(plan: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return (stage, job, state, detail) of every job: what its note says, where it left one, else the verdict."""
-    judge, rows = Judge(plan), []
+    judge = Judge(plan)
+    rows: list[tuple[str, ...]] = []
     for stage in RECORDS:
         for name in plan[stage]:
             note = read_note(stage, judge.folder(stage, name))
@@ -43,8 +45,7 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
     shown = [row for row in rows if not problems_only or row[2] in PROBLEMS]
     if problems_only and not shown:
         return "no stage failed once it had begun"
-    widths = [max(len(row[column]) for row in [*shown, ("", "", "", "")]) for column in range(3)]
-    lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]]).rstrip() for row in shown]
+    lines = aligned(shown, left=(0, 1, 2, 3)) if shown else []
     counts = Counter(row[2] for row in rows)
     if others := unplanned(plan):
         more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""

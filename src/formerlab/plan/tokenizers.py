@@ -6,23 +6,70 @@ from formerlab.data import TextData, TokenizerFile, TokenizerOf
 from formerlab.data.dataset import DataSpec
 from formerlab.data.text.released_tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses
-from formerlab.released import ReleasedModel
+from formerlab.released import ReleasedModel, Sizes
 
 DataSets = Mapping[str, DataSpec]
 
 
-def with_vocabularies(data: DataSets, place: str, released: Mapping[str, ReleasedModel]) -> DataSets:
+def with_vocabularies(data: DataSets, file: str, released: Mapping[str, ReleasedModel]) -> DataSets:
     """Return the data sets, each after the one whose tokenizer it takes and with the vocabulary of that one.
 
-    One that takes the tokenizer of a released model has that model's place and vocabulary. Raises UserError where what
+    One that takes the tokenizer of a released model has that model's files and vocabulary. Raises UserError where what
     gives the tokenizer does not exist, has another vocabulary, or takes its tokenizer from the first.
     """
-    data = {name: _of_released(name, spec, released, place) for name, spec in data.items()}
     filled: dict[str, DataSpec] = {}
+
+    def fill(name: str, borrowers: tuple[str, ...]) -> DataSpec:
+        spec, key = data[name], f"{file}: data.{name}.tokenizer"
+        if name in filled or not isinstance(spec, TextData):
+            pass
+        elif isinstance(spec.tokenizer, ReleasedTokenizer):
+            spec = _with_that_of_a_model(spec, spec.tokenizer.model, released, key, file)
+        elif (above := _lender(name, data, borrowers, key)) is not None:
+            lender = fill(above, (*borrowers, above))
+            if not isinstance(lender, TextData):
+                raise UserError(f"{key}.data: {above!r} is no text; name a corpus")
+            spec = _with_tokenizer(spec, key, f"data set {above!r}", vocabulary=lender.vocabulary)
+        return filled.setdefault(name, spec)
+
     for name in data:
-        for borrower in reversed(_checked_chain(name, data, place)):
-            filled.setdefault(borrower, _filled(borrower, data, filled, place))
+        fill(name, (name,))
     return filled
+
+
+def _lender(name: str, data: DataSets, borrowers: tuple[str, ...], key: str) -> str | None:
+    above = tokenizer_of(name, data)
+    if above is not None and above not in data:
+        raise UserError(f"{key}.data: no data set {above!r} at this scale{near_misses(above, list(data))}")
+    if above in borrowers:
+        circle = " -> ".join([*borrowers, str(above)])
+        raise UserError(f"{key}.data: {above!r} closes a cycle ({circle}); name another")
+    return above
+
+
+def _with_that_of_a_model(
+    spec: TextData, model: str, released: Mapping[str, ReleasedModel], key: str, file: str
+) -> TextData:
+    if model not in released:
+        raise UserError(f"{key}.model: no released model {model!r} at this scale{near_misses(model, list(released))}")
+    vocabulary = sizes_of(model, released[model], file).vocabulary
+    return _with_tokenizer(spec, key, f"released model {model!r}", vocabulary=vocabulary, source=released[model])
+
+
+def _with_tokenizer(spec: TextData, key: str, owner: str, *, vocabulary: int, **more: object) -> TextData:
+    stated = spec.tokenizer.vocabulary
+    if stated not in (None, vocabulary):
+        raise UserError(f"{key}.vocabulary: {stated}, but {owner} has {vocabulary}; leave it out")
+    tokenizer = spec.tokenizer.model_copy(update={"vocabulary": vocabulary, **more})
+    return spec.model_copy(update={"tokenizer": tokenizer})
+
+
+def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
+    """Return the sizes of a released model; where they cannot be seen, the configuration has to state them."""
+    try:
+        return source.known_sizes()
+    except UserError as error:
+        raise UserError(f"{file}: released.{model}: {error}; or state its sizes") from None
 
 
 def tokenizer_of(name: str, data: DataSets) -> str | None:
@@ -44,46 +91,3 @@ def same_tokenizer(one: str, other: str, data: DataSets) -> bool:
     named = [spec.tokenizer for spec in specs if isinstance(spec, TextData)]
     fixed = [tokenizer for tokenizer in named if isinstance(tokenizer, TokenizerFile | ReleasedTokenizer)]
     return first == second or (len(fixed) == 2 and fixed[0] == fixed[1])
-
-
-def _of_released(name: str, spec: DataSpec, released: Mapping[str, ReleasedModel], place: str) -> DataSpec:
-    if not isinstance(spec, TextData) or not isinstance(spec.tokenizer, ReleasedTokenizer):
-        return spec
-    key, model = f"{place}: data.{name}.tokenizer", spec.tokenizer.model
-    if model not in released:
-        raise UserError(f"{key}.model: no released model {model!r} at this scale{near_misses(model, list(released))}")
-    try:
-        vocabulary = released[model].known_sizes().vocabulary
-    except UserError as error:
-        raise UserError(f"{place}: released.{model}: {error}; or state its sizes") from None
-    if spec.tokenizer.vocabulary not in (None, vocabulary):
-        stated = spec.tokenizer.vocabulary
-        raise UserError(f"{key}.vocabulary: {stated}, but released model {model!r} has {vocabulary}; leave it out")
-    filled = spec.tokenizer.model_copy(update={"vocabulary": vocabulary, "source": released[model]})
-    return spec.model_copy(update={"tokenizer": filled})
-
-
-def _checked_chain(name: str, data: DataSets, place: str) -> list[str]:
-    names = [name]
-    while (above := tokenizer_of(names[-1], data)) is not None:
-        key = f"{place}: data.{names[-1]}.tokenizer.data"
-        if above not in data:
-            raise UserError(f"{key}: no data set {above!r} at this scale{near_misses(above, list(data))}")
-        if above in names:
-            raise UserError(f"{key}: {above!r} closes a cycle ({' -> '.join([*names, above])}); name another")
-        names.append(above)
-    return names
-
-
-def _filled(name: str, data: DataSets, filled: DataSets, place: str) -> DataSpec:
-    spec, above = data[name], tokenizer_of(name, data)
-    if above is None or not isinstance(spec, TextData):
-        return spec
-    lender = filled[above]
-    if not isinstance(lender, TextData):
-        raise UserError(f"{place}: data.{name}.tokenizer.data: {above!r} is no text; name a corpus")
-    vocabulary, stated = lender.vocabulary, spec.tokenizer.vocabulary
-    if stated not in (None, vocabulary):
-        key = f"{place}: data.{name}.tokenizer.vocabulary"
-        raise UserError(f"{key}: {stated}, but data set {above!r} has {vocabulary}; leave it out")
-    return spec.model_copy(update={"tokenizer": spec.tokenizer.model_copy(update={"vocabulary": vocabulary})})

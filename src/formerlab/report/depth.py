@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.families import SETTINGS
+from formerlab.report.families import setting
 from formerlab.report.published import DENSEFORMER, published
-from formerlab.report.runs import by_run, ends, held_out_losses, paired_difference
+from formerlab.report.runs import by_run, ends, held_out_losses, paired_difference, regime_of
 from formerlab.results.read import Results
 from formerlab.results.schema import DECODE, FORWARD, TRAINING
 
@@ -32,11 +32,6 @@ def at_last_step(rows: DataFrame) -> DataFrame:
     return rows[rows["step"].isna() | (rows["step"] == last)]
 
 
-def setting(run: str) -> str:
-    """Return the setting in which a run stands: `main` or one of SETTINGS but the search for rates."""
-    return next((name for name in SETTINGS[:-1] if run.startswith(f"{name}-")), "main")
-
-
 def plains(records: DataFrame) -> dict[str, str]:
     """Return, by run, the plain Transformer of the same depth, data, batch and backbone, if any.
 
@@ -45,19 +40,20 @@ def plains(records: DataFrame) -> dict[str, str]:
     plain: dict[tuple[str, ...], str] = {}
     for record in records[records["spec.model.depth.kind"] == "identity"].to_dict("records"):
         if setting(record["run"]) in ("main", *_OWN_PLAIN):
-            for key in (_like(record), _like(record)[:2]):
+            for key in (_like(record), _like(record)[:3]):
                 plain.setdefault(key, record["run"])
     partners: dict[str, str] = {}
     for row in records.to_dict("records"):
         key = _like(row)
-        partner = plain.get(key) or (None if key[0] == "modern" else plain.get(key[:2]))
+        partner = plain.get(key) or (None if key[1] == "modern" else plain.get(key[:3]))
         partners |= {row["run"]: partner} if partner else {}
     return partners
 
 
 def _like(record: Mapping[Hashable, Any]) -> tuple[str, ...]:
     where, layers = setting(record["run"]), str(record["spec.model.layers"])
-    return where if where in _OWN_PLAIN else "main", layers, str(record.get("spec.optimizer.lr"))
+    where = where if where in _OWN_PLAIN else "main"
+    return regime_of(record), where, layers, str(record.get("spec.optimizer.lr"))
 
 
 def gains(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
@@ -69,11 +65,11 @@ def gains(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     if losses.empty:
         return DataFrame()
     chosen, plain_of = set(results.runs(study, runs)["run"]), plains(losses)
-    rows = []
+    rows, regimes = [], dict(zip(losses["run"], losses["regime"], strict=True))
     for row in by_run(losses).to_dict("records"):
         if row["run"] not in chosen:
             continue
-        row = row | {"setting": setting(row["run"]), "plain": plain_of.get(row["run"])}
+        row |= {"setting": setting(row["run"]), "plain": plain_of.get(row["run"]), "regime": regimes[row["run"]]}
         if row["plain"] not in (None, row["run"]):
             gain = paired_difference(results, losses, row["plain"], row["run"])
             row |= ends("gain_nats", gain) | {"interval": METHODS[gain.method]}
@@ -105,7 +101,7 @@ def speeds(results: Results, study: str) -> DataFrame:
     what = ("time_s", "time_s_low", "time_s_high", "memory_bytes", "sequences")
     wanted = [f"{measure}_{name}" for measure in measures for name in what]
     table = DataFrame.from_dict(columns, orient="index").reindex(columns=wanted)
-    return table.rename_axis("run").reset_index()
+    return table.rename_axis("run").reset_index().astype({"run": str})
 
 
 def published_table(*places: str) -> DataFrame:

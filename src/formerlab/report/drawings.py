@@ -1,9 +1,9 @@
 """Figures and tables: what there is of them, and drawing them from rows alone.
 
 A module below `figures/` or `tables/` declares each at its top level, under its name: `decay_budget = Plot(...)` in
-`figures/decay/budget.py`, `vision_sizes = Table(...)` in `tables/vision.py`. The study is the folder or file below. The
-plan reads which runs and files it takes, and its caption, from the source without importing what draws, so these are
-literals.
+`figures/decay/budget.py`, `vision_sizes = Table(...)` in `tables/vision.py`. The study is the folder or file below; a
+declaration that names `studies` is drawn for each, called `<study>_<name>`. The plan reads which runs and files it
+takes, and its caption, from the source without importing what draws, so these are literals.
 
 The rows of a figure are written beside the picture, which shows nothing else. In figures and tables the column `source`
 is `ours` or `published`. The caption is written beside them for Snakemake's report.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from formerlab.errors import UserError
 from formerlab.files import write_text
-from formerlab.report.families import families, is_of
+from formerlab.report.families import families, is_of, main_regime, regime
 
 if TYPE_CHECKING:  # these take a second to import; the plan reads the catalogue without them
     from concurrent.futures import Executor
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # these take a second to import; the plan reads the catalogue
 MOST_NAMED = 3
 """Drawings that a line names that cannot be drawn for one reason."""
 REPORT = Path(__file__).parent
-_READ, _MAY_SAY = ("reads", "runs", "caption"), ("varied", "needs")
+_READ, _MAY_SAY = ("reads", "runs", "caption"), ("varied", "needs", "studies")
 
 
 class Plot(NamedTuple):
@@ -47,13 +47,16 @@ class Plot(NamedTuple):
     """Patterns of the runs that it is drawn from (`families.is_of`)."""
     caption: str
     """What it shows and what to see, in reStructuredText."""
-    data: "Callable[[Results, Sequence[str]], DataFrame]"
-    """Returns the rows, given the results and the names of the finished runs among `runs`."""
+    data: "Callable[..., DataFrame]"
+    """Returns the rows, given the results and the names of the finished runs among `runs`, where a file of
+    `reads` has rows; a declaration for several studies is given the `study` too."""
     draw: "Callable[[DataFrame], Figure]"
     varied: str = ""
     """Key of the spec, such as optimizer.lr: of `runs`, those are shown that differ from another in this key alone."""
     needs: Sequence[str] = ()
     """Patterns of `runs` without any of which there is nothing to draw: a scale that has none lacks the figure."""
+    studies: Sequence[str] = ()
+    """Studies of each of which there is such a figure, where it is declared once for several."""
 
 
 class Table(NamedTuple):
@@ -66,12 +69,19 @@ class Table(NamedTuple):
     """Returns our rows, given the same; none where no run is finished."""
     published: "Callable[[], DataFrame] | None" = None
     columns: str = ""
-    """The columns that are shown, in this order; all where none are named. `loss_nats[]` has the ends of an interval
-    behind it, `perplexity[]±` a standard error too; `~` is a space."""
+    """The columns, in this order; all where none are named. `loss_nats[]` has the ends of an interval behind it,
+    `perplexity[]±` a standard error too; `~` is a space. `-flops` stands in the CSV alone, not in what people read."""
+    each: str = ""
+    """Column of which every value has a block of its own, of our rows."""
     varied: str = ""
     """As of a figure."""
     needs: Sequence[str] = ()
     """As of a figure."""
+
+    @property
+    def hidden(self) -> set[str]:
+        """Columns that stand in the CSV alone."""
+        return {shown_columns(word)[0] for word in self.columns.split() if word.startswith("-")}
 
     def rows(self, results: "Results", runs: Sequence[str] | None = None) -> "DataFrame":
         """Return ours above the published ones; the first column, `source`, tells them apart."""
@@ -92,7 +102,7 @@ def shown_columns(words: str) -> list[str]:
     """Return the columns that words with marks stand for."""
     found = []
     for word in words.split():
-        name = word.rstrip("±").removesuffix("[]").replace("~", " ")
+        name = word.lstrip("-").rstrip("±").removesuffix("[]").replace("~", " ")
         ends = ("", *(("_low", "_high") if "[]" in word else ()), *(("_se",) if "±" in word else ()))
         found += [name + end for end in ends]
     return found
@@ -113,6 +123,8 @@ class Drawing:
     caption: str
     varied: str = ""
     needs: tuple[str, ...] = ()
+    declared: str = ""
+    """Name in the module."""
 
     def chosen(self, runs: "Sequence[tuple[str, str, Mapping[str, Any]]]") -> list[int]:
         """Return the places of the runs that are drawn, of `runs` given by study, name and spec."""
@@ -121,7 +133,19 @@ class Drawing:
         if self.varied:
             numbers = families([runs[place][2] for place in found], self.varied)
             found = [place for place, family in zip(found, numbers, strict=True) if family >= 0]
+        elif self.kind == "figure" and self.declared == self.name:  # one for several studies has a panel per data set
+            found = self._comparable(own, found)
         return found if any(is_of(*runs[place][1:], self.needs or self.runs) for place in found) else []
+
+    def _comparable(self, own: "Sequence[tuple[int, str, Mapping[str, Any]]]", found: list[int]) -> list[int]:
+        """Return, of the places `found`, those of one regime: that of most runs of the study, if `needs` allows it."""
+        specs = {place: spec for place, _, spec in own}
+        of_place = {place: regime(specs[place]) for place in found}
+        needed = [place for place, run, spec in own if is_of(run, spec, self.needs or ("*",))]
+        enough = {of_place.get(place) for place in needed}
+        wanted = [one for one in dict.fromkeys(of_place.values()) if one and one in enough]
+        main = main_regime([(run, spec) for _, run, spec in own], wanted) if wanted else ""
+        return [place for place in found if of_place[place] in ("", main)]
 
     def names(self, results: "Results") -> list[str]:
         """Return the names of the finished runs that are drawn."""
@@ -159,7 +183,9 @@ def _declared(kind: str, path: Path) -> list[Drawing]:
                     raise UserError(f"{path}: {name} lacks {missing[0]}; every figure and table has {', '.join(_READ)}")
                 literals = [key for key in (*_READ, *_MAY_SAY) if key in given]
                 values: dict[str, Any] = {key: ast.literal_eval(given[key]) for key in literals}
-                found.append(Drawing(name, kind, parts[1], module, **values))
+                studies = values.pop("studies", ())
+                for whole, study in [(f"{study}_{name}", study) for study in studies] or [(name, parts[1])]:
+                    found.append(Drawing(whole, kind, study, module, **values, declared=name))
     return found
 
 
@@ -177,7 +203,10 @@ def draw(name: str, results: "Results", out: Path) -> list[Path]:
 
 def declaration(name: str) -> Plot | Table:
     """Return what a module declares under a name of the catalogue."""
-    declared: Plot | Table = getattr(import_module(catalogue()[name].module), name)
+    drawing = catalogue()[name]
+    declared: Plot | Table = getattr(import_module(drawing.module), drawing.declared)
+    if isinstance(declared, Plot) and declared.studies:
+        return declared._replace(data=partial(declared.data, study=drawing.study))
     return declared
 
 
@@ -194,41 +223,35 @@ def draw_one(name: str, root: Path, out: Path, objection: "Objection | None" = N
 
 def draw_each(names: Iterable[str], root: Path, out: Path, objection: "Objection | None" = None) -> list[str]:
     """Draw several; say of those that cannot be drawn why, each reason once. Return the names of those."""
+    found = _attempts({name: partial(draw_one, name, root, out, objection) for name in names}, out)
+    return [name for name, written in found.items() if written is None]
+
+
+def _attempts(draws: "Mapping[str, Callable[[], list[Path]]]", out: Path) -> dict[str, list[Path] | None]:
+    """Draw each; whatever is wrong with one, its files say so and the others are wanted. Return what was written.
+
+    Of those that cannot be drawn each reason is said once.
+    """
+    found: dict[str, list[Path] | None] = dict.fromkeys(draws)
     reasons: dict[str, list[str]] = {}
-    for name in names:
-        _attempt(name, out, partial(draw_one, name, root, out, objection), reasons)
-    _say(reasons)
-    return [name for alike in reasons.values() for name in alike]
+    for name, draw in draws.items():
+        note = failure_of(out, name)
+        try:
+            found[name] = draw()
+            note.unlink(missing_ok=True)
+        except Exception as error:
+            reason = str(error) if isinstance(error, UserError) else traceback.format_exc().rstrip()
+            reasons.setdefault(reason, []).append(name)
+            if name in catalogue():
+                from formerlab.report.write import write_failure
 
-
-def _say(reasons: dict[str, list[str]]) -> None:
+                write_failure(catalogue()[name], reason.splitlines()[-1], out)
+                write_text(note, f"{reason}\n")
     for reason, names in reasons.items():
         more = ", ..." if len(names) > MOST_NAMED else ""
         some = names[0] if len(names) == 1 else f"{len(names)} drawings ({', '.join(names[:MOST_NAMED])}{more})"
         print(f"{some} not drawn: {reason}", file=sys.stderr)
-
-
-def _attempt(
-    name: str, out: Path, draw: "Callable[[], list[Path]]", reasons: dict[str, list[str]]
-) -> list[Path] | None:
-    """Draw; whatever is wrong with one drawing, its files say so and the others are wanted. Return what was written.
-
-    The name of one that cannot be drawn joins those of the same reason.
-    """
-    note = failure_of(out, name)
-    try:
-        written = draw()
-        note.unlink(missing_ok=True)
-        return written
-    except Exception as error:
-        reason = str(error) if isinstance(error, UserError) else traceback.format_exc().rstrip()
-        reasons.setdefault(reason, []).append(name)
-        if name in catalogue():
-            from formerlab.report.write import write_failure
-
-            write_failure(catalogue()[name], reason.splitlines()[-1], out)
-            write_text(note, f"{reason}\n")
-    return None
+    return found
 
 
 def failure_of(out: Path, name: str) -> Path:
@@ -259,55 +282,48 @@ def draw_all(
         shares.sort(key=lambda share: _bytes_of_rows(share[0].root / share[1]), reverse=True)
         tasks = [pool.submit(_draw_there, results.root, out_root / results.scale, study) for results, study in shares]
         parts = [task.result() for task in tasks]
-    drawn = {
-        (results.scale, name): paths
-        for (results, _), part in zip(shares, parts, strict=True)
-        for name, paths in part.items()
-    }
-    for scale in sorted({scale for scale, _ in drawn}):
-        made = [bool(paths) for (at, _), paths in drawn.items() if at == scale]
-        print(f"{scale}: {sum(made)} drawn, {made.count(False)} have no rows of finished runs", file=sys.stderr)
+    drawn: dict[str, dict[str, list[Path] | None]] = {results.scale: {} for results in opened}
+    for (results, _), part in zip(shares, parts, strict=True):
+        drawn[results.scale] |= part
     for results in opened:
+        made = [paths for paths in drawn[results.scale].values() if paths is not None]
+        without = sum(not paths for paths in made)
+        print(f"{results.scale}: {len(made) - without} drawn, {without} have no rows of finished runs", file=sys.stderr)
         if warning := results.warning():
             print(f"{results.scale}: {warning}", file=sys.stderr)
-    wanted = {name for name, drawing in catalogue().items() if drawing.study in {study for _, study in shares}}
-    everything = {(results.scale, name) for results in opened for name in wanted}
-    failed = [f"{scale}: {name}" for scale, name in sorted(everything - drawn.keys())]
+    failed = [f"{scale}: {name}" for scale, part in drawn.items() for name in sorted(part) if part[name] is None]
     if failed:
         raise UserError(f"{', '.join(failed)} could not be drawn, for the reasons above")
-    if not any(drawn.values()):
+    written = [path for part in drawn.values() for paths in part.values() for path in paths or ()]
+    if not written:
         raise UserError(f"{tree_root}: no finished runs at any scale; run the DAG first")
-    return [path for paths in drawn.values() for path in paths]
+    return written
 
 
 def _bytes_of_rows(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
 
 
-def _draw_there(root: Path, out: Path, study: str) -> dict[str, list[Path]]:
+def _draw_there(root: Path, out: Path, study: str) -> dict[str, list[Path] | None]:
     """Draw in another process, which reads the rows for itself, once for all drawings of the study."""
     from formerlab.results.read import Results
 
     return _draw_study(Results(root), out, study)
 
 
-def _draw_study(results: "Results", out: Path, study: str) -> dict[str, list[Path]]:
-    """Draw what a study has rows for; return the files written, by drawing, without those that failed."""
-    names = [drawing.name for drawing in catalogue().values() if drawing.study == study]
-    reasons: dict[str, list[str]] = {}
-    found = {name: _attempt(name, out, partial(_draw_if_rows, results, out, name), reasons) for name in names}
-    _say(reasons)
-    return {name: paths for name, paths in found.items() if paths is not None}
+def _draw_study(results: "Results", out: Path, study: str) -> dict[str, list[Path] | None]:
+    """Draw what a study has rows for; return the files written, by drawing, and nothing of those that failed."""
+    own = [drawing for drawing in catalogue().values() if drawing.study == study]
+    return _attempts({drawing.name: partial(_draw_if_rows, results, out, drawing) for drawing in own}, out)
 
 
-def _draw_if_rows(results: "Results", out: Path, name: str) -> list[Path]:
+def _draw_if_rows(results: "Results", out: Path, drawing: Drawing) -> list[Path]:
     """Draw one figure or table; without rows of ours remove what was drawn of others, and return no file."""
     from formerlab.report.write import write
 
-    drawing = catalogue()[name]
     rows = shown_rows(drawing, results)
     if rows is not None:
-        return write(drawing, declaration(name), results, out, rows)
+        return write(drawing, declaration(drawing.name), results, out, rows)
     for file in drawing.outputs:
         (out / file).unlink(missing_ok=True)
     return []

@@ -5,7 +5,7 @@ What a run is called decides nothing in the latter, so a search is found at ever
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,6 +16,13 @@ Spec = Mapping[str, Any]
 
 SETTINGS = ("small-batch", "long-context", "long", "books", "modern", "late", "no-decay", "equal-time", "searched")
 """Beginnings of the names of runs that differ from the main ones of a study in more than size and kind."""
+ROUND = "annealed-"
+"""What may stand before such a name: runs of the third round of evidence, which `regime` tells from the others."""
+
+
+def setting(run: str) -> str:
+    """Return the setting in which a run stands: one of SETTINGS or `main`."""
+    return next((name for name in SETTINGS if run.removeprefix(ROUND).startswith(f"{name}-")), "main")
 
 
 def is_of(run: str, spec: Spec, patterns: Sequence[str]) -> bool:
@@ -31,7 +38,7 @@ def _fits(run: str, spec: Spec, pattern: str) -> bool:
     if "=" not in pattern:
         return fnmatchcase(run, pattern)
     asked = [part.split("=") for part in pattern.split()]
-    return not run.startswith(SETTINGS) and all(fnmatchcase(_at(spec, key.split(".")), value) for key, value in asked)
+    return setting(run) == "main" and all(fnmatchcase(_at(spec, key.split(".")), value) for key, value in asked)
 
 
 def _at(spec: Spec, keys: Sequence[str]) -> str:
@@ -39,6 +46,27 @@ def _at(spec: Spec, keys: Sequence[str]) -> str:
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return str(value)
+
+
+def regime(spec: Spec) -> str:
+    """Return the data set of a run and how its learning rate ends, such as `novels, cosine to 0`.
+
+    Losses compare where these are equal. Nothing is said of a run that was not trained here.
+    """
+    schedule = spec.get("schedule") or {}
+    if not isinstance(kind := schedule.get("kind"), str):
+        return ""
+    ends = {"cosine": schedule.get("floor"), "onecycle": 1 / (schedule.get("end_division") or 1), "trapezoid": 0.0}
+    last = ends.get(kind)
+    return f"{spec.get('data')}, {kind}" + ("" if last is None else f" to {last:g}")
+
+
+def main_regime(runs: Sequence[tuple[str, Spec]], wanted: Iterable[str]) -> str:
+    """Return the regime that most of the runs have, given by name and spec, of those `wanted`; of equals the first."""
+    names: dict[str, set[str]] = {}
+    for run, spec in runs:
+        names.setdefault(regime(spec), set()).add(run)
+    return max(wanted, key=lambda one: len(names[one]))
 
 
 def families(specs: Sequence[Spec], varied: str) -> list[int]:

@@ -1,7 +1,8 @@
 """report.html: every figure and table of a scale on one page that needs nothing but itself.
 
-It opens on small pictures of all figures. Then a section per study has each of them with its caption, the verdicts on
-claims about the same runs, and its command; then come the workflow by stage, and what all runs cost and came from.
+It opens on results: the scope, the headline tables, the verdicts in words, and pictures of all figures. Then a section
+per study has each of them with its caption, the verdicts on claims about the same runs, and its command; then come the
+workflow by stage, and what all runs cost and came from.
 """
 
 import base64
@@ -12,18 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
 from PIL import Image
 
+from formerlab.progress import duration
 from formerlab.report import pages
 from formerlab.report.drawings import Drawing, catalogue
+from formerlab.report.headline import NOTE, tables
 from formerlab.report.ledger import costs, ledger
+from formerlab.report.pages import readable
 from formerlab.results.read import Results
 
-SMALL_WIDTH = 300
+SMALL_WIDTH = 640
 """Pixels of a small picture."""
 LONGEST_TITLE = 110
 WHERE = ("To see", "Left", "Right", "Above", "Below")
@@ -31,9 +34,15 @@ WHERE = ("To see", "Left", "Right", "Above", "Below")
 STYLE = """
 body { margin: 0 auto; max-width: 1180px; padding: 1.2em; }
 section { border-top: 2px solid #ddd; margin-top: 2.2em; }
-.sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(165px, 1fr)); gap: 12px; }
-.sheet a { color: #222; text-decoration: none; font-size: 12px; line-height: 1.3; }
-.sheet img { width: 100%; height: 110px; object-fit: contain; border: 1px solid #ddd; background: #fff; }
+.sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(320px, 1fr)); gap: 16px; }
+.sheet a { color: #222; text-decoration: none; font-size: 13px; line-height: 1.3; }
+.sheet img { width: 100%; height: 220px; object-fit: contain; border: 1px solid #ddd; background: #fff; }
+.heads { display: flex; flex-wrap: wrap; gap: 16px 40px; }
+.heads div { min-width: 0; max-width: 100%; } .heads .wide { max-height: 15em; overflow: auto; }
+.heads td, .heads th { white-space: nowrap; }
+@media (max-width: 700px) {
+  .sheet { grid-template-columns: 1fr; } .sheet img { height: auto; } .stages { flex-direction: column; }
+}
 article { margin: 1.6em 0 2.4em; }
 article img { max-width: 100%; }
 h3 { font-size: 1em; margin: .2em 0; } h4 { margin: 1em 0 .3em; }
@@ -65,11 +74,16 @@ def gallery(results: Results, figures: Path, studies: Mapping[str, Part], stages
     other.
     """
     claims = _claims(figures)
+    claims = claims[claims["claim"].str.split("-").str[0].isin(list(studies))]
     drawn = {name: _drawn(part, figures) for name, part in studies.items()}
+    heads = [f"<div><h3>{escape(name)}</h3>{_wide(readable(rows))}</div>" for name, rows in tables(results).items()]
     parts = [
+        pages.paragraph(_scope(results)),
+        f'<div class="heads">{"".join(heads)}</div>',
+        pages.paragraph(NOTE),
+        _verdicts("Verdicts on the claims of the papers", claims),
         pages.paragraph(
-            f"All figures and tables at scale {results.scale}. A picture leads to its caption, the verdicts on claims "
-            "about its runs, and the command that draws it."
+            "A picture leads to its caption, the verdicts on claims about its runs, and the command that draws it."
         ),
         *(_sheet(studies[name], found, figures) for name, found in drawn.items()),
         *(_section(name, studies[name], found, figures, claims, results) for name, found in drawn.items()),
@@ -78,6 +92,20 @@ def gallery(results: Results, figures: Path, studies: Mapping[str, Part], stages
     ]
     whole = pages.page(f"formerlab at scale {results.scale}", parts)
     return whole.replace("</style>", f"{STYLE}</style>", 1)
+
+
+def _scope(results: Results) -> str:
+    """Return how much was trained, and on what; what was left out where something was."""
+    rows = ledger(results)
+    if rows.empty:
+        return f"No run of scale {results.scale} is finished yet."
+    hours, devices = rows["training_time_s"].sum() / 3600, ", ".join(sorted(set(rows["device"].dropna())))
+    words = f"{len(rows)} finished runs of {rows['study'].nunique()} studies at scale {results.scale}"
+    return " ".join(filter(None, [f"{words}: {duration(hours)} of training on {devices}.", results.warning()]))
+
+
+def _wide(table: DataFrame) -> str:
+    return f"<div class='wide'>{pages.table(table)}</div>"
 
 
 def _drawn(part: Part, figures: Path) -> list[Drawing]:
@@ -131,54 +159,47 @@ def _article(drawing: Drawing, runs: Sequence[str], figures: Path, claims: DataF
 def _about(claims: DataFrame, runs: Sequence[str]) -> DataFrame:
     """Return the claims whose runs are all among those of a drawing."""
     shown = {run.partition(" ")[0].rpartition("/")[2] for run in runs}
-    named = claims["runs"].map(
-        lambda text: {run.strip() for run in text.split(",")} if isinstance(text, str) else set()
-    )
-    return claims[[bool(judged) and judged <= shown for judged in named]]
+    named = [{run.strip() for run in str(text).split(",")} for text in claims["runs"].fillna("")]
+    return claims[[judged <= shown and judged != {""} for judged in named]]
 
 
 def _verdicts(title: str, claims: DataFrame) -> str:
-    """Return verdicts that fold out, counted in their first line."""
+    """Return verdicts that fold out, claims counted in their first line; items of a claim stand below it."""
     if claims.empty:
         return ""
-    counts = Counter(claims["outcome"])
+    shown = claims.drop_duplicates(["claim", "item"]).astype(object).where(lambda frame: frame.notna(), "").astype(str)
     lines = [
-        f"<tr><td>{_chip(row['outcome'])}</td><td>{escape(str(row['statement']))}</td><td>{_cell(row['ours'])}</td></tr>"
-        for _, row in claims.drop_duplicates(["claim", "item"]).iterrows()
+        f"<tr><td>{_chip(outcome)}</td><td>{escape(statement)}</td><td>{escape(ours)}</td></tr>"
+        for outcome, statement, ours in shown[["outcome", "statement", "ours"]].itertuples(index=False, name=None)
     ]
-    summary = ", ".join(f"{count} {_chip(word)}" for word, count in counts.most_common())
-    return f"<details><summary>{title}: {summary}</summary><table class='small'>{''.join(lines)}</table></details>"
+    counts = ", ".join(
+        f"{count} {_chip(word)}" for word, count in Counter(claims.drop_duplicates("claim")["outcome"]).most_common()
+    )
+    return f"<details><summary>{title}: {counts}</summary><table class='small'>{''.join(lines)}</table></details>"
 
 
 def _chip(outcome: str) -> str:
     return f'<span class="verdict {escape(outcome)}">{escape(outcome.replace("_", " "))}</span>'
 
 
-def _cell(value: Any) -> str:
-    return escape(value) if isinstance(value, str) else ""
-
-
 def _workflow(stages: Sequence[Mapping[str, int]]) -> str:
     """Return the stages as boxes with their jobs, from left to right."""
-    boxes = []
-    for group in stages:
-        lines = [
-            f"<p><b>{escape(stage)}</b> {count} {'job' if count == 1 else 'jobs'}</p>" for stage, count in group.items()
-        ]
-        boxes += [f"<div>{''.join(lines)}</div>"] if lines else []
-    return f'<div class="stages">{" &rarr; ".join(boxes)}</div>'
+    boxes = [
+        "".join(f"<p><b>{escape(stage)}</b> {count} job{'s' * (count != 1)}</p>" for stage, count in group.items())
+        for group in stages
+        if group
+    ]
+    return f'<div class="stages">{" &rarr; ".join(f"<div>{box}</div>" for box in boxes)}</div>'
 
 
 def _provenance(results: Results, figures: Path) -> str:
-    rows = ledger(results)
+    rows, page = ledger(results), figures / "runs.html"
     if rows.empty:
         return pages.paragraph("No finished run.")
-    page = figures / "runs.html"
-    every = (
-        re.search(r"<body>.*?</h1>(.*)</body>", page.read_text(encoding="utf-8"), re.DOTALL) if page.exists() else None
-    )
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    every = re.search(r"<body>.*?</h1>(.*)</body>", text, re.DOTALL)
     unfolded = f"<details><summary>Every run</summary><div class='wide'>{every[1]}</div></details>" if every else ""
-    return f"<div class='wide'>{pages.table(costs(rows))}</div>{unfolded}"
+    return f"{_wide(costs(rows))}{unfolded}"
 
 
 def _claims(figures: Path) -> DataFrame:
@@ -211,7 +232,7 @@ def _small(path: Path) -> str:
         small = picture.convert("RGB")
     small.thumbnail((SMALL_WIDTH, SMALL_WIDTH), Image.Resampling.LANCZOS)
     written = io.BytesIO()
-    small.save(written, "PNG", optimize=True)
+    small.quantize(128).save(written, "PNG", optimize=True)
     return _uri(written.getvalue())
 
 

@@ -1,15 +1,15 @@
-"""The headline of each study, as text for a terminal."""
+"""The headline of each study, for a terminal and for the first screen of report.html."""
 
 from pathlib import Path
 
 from pandas import DataFrame
 
+from formerlab.report.pages import plain
 from formerlab.report.pruning import configurations, main_configurations
 from formerlab.report.tables.denseformer import denseformer_table
 from formerlab.report.tables.tokenformer import tokenformer_table
 from formerlab.report.tables.transformer import transformer_bleu
 from formerlab.report.tables.vision import vision_scores, vision_sizes
-from formerlab.report.write import plain
 from formerlab.results.read import Objection, Results
 
 _TRANSLATION = ["run", "sacrebleu", "exact_percent", "perplexity", "parameters", "seeds"]
@@ -22,9 +22,19 @@ PUBLISHED_BUDGET = 0.4
 """Share of the tokens kept in the Decay article, Fig 4a and Table 2."""
 
 
+NOTE = "[low, high]: 95 % interval, over seeds where there are several, else over windows of these models alone."
+
+
 def headline(root: Path, objection: Objection | None = None) -> str:
     """Return the main numbers of every study with finished runs in `root` (results/<tree>/<scale>), as aligned text."""
     results = Results(root, objection)
+    parts = [f"{title} (scale {results.scale})\n\n{plain(table)}" for title, table in tables(results).items()]
+    parts = [*parts, NOTE] if parts else [f"{root}: no finished runs of any study yet"]
+    return "\n\n".join(filter(None, [*parts, results.warning()])) + "\n"
+
+
+def tables(results: Results) -> dict[str, DataFrame]:
+    """Return the main numbers of every study with finished runs, by what they are."""
     blocks = [
         ("Transformer: translation of the test sentences", transformer_bleu.rows(results), _TRANSLATION),
         ("Tokenformer: held-out loss and cumulative training cost", tokenformer_table.rows(results), _TOKENFORMER),
@@ -33,12 +43,7 @@ def headline(root: Path, objection: Objection | None = None) -> str:
         ("Vision: top-1 accuracy of ViT and Tokenformer", vision_sizes.rows(results), _VISION),
         ("Vision: scores of the parameter attention", vision_scores.rows(results), _VISION),
     ]
-    parts = [
-        f"{title} (scale {results.scale})\n\n{_block(table, wanted)}" for title, table, wanted in blocks if _ours(table)
-    ]
-    note = "[low, high]: 95 % interval, over seeds where there are several, else over windows of these models alone."
-    parts = [*parts, note] if parts else [f"{root}: no finished runs of any study yet"]
-    return "\n\n".join(filter(None, [*parts, results.warning()])) + "\n"
+    return {title: _block(table, wanted) for title, table, wanted in blocks if (table["source"] == "ours").any()}
 
 
 def _decay(results: Results) -> DataFrame:
@@ -51,13 +56,8 @@ def _decay(results: Results) -> DataFrame:
     return main_configurations(table[(table["policy"] == "full") | (table["budget"] == nearest)])
 
 
-def _ours(table: DataFrame) -> bool:
-    return bool((table["source"] == "ours").any())
-
-
-def _block(table: DataFrame, wanted: list[str]) -> str:
-    """Keep the wanted columns with the ends of their intervals; a level has none where its difference has one."""
+def _block(table: DataFrame, wanted: list[str]) -> DataFrame:
+    """Return our rows in the wanted columns with the ends of their intervals; none where a difference has them."""
     ends = [f"{name}{end}" for name in wanted for end in ("", "_low", "_high")]
     levels = ["perplexity_low", "perplexity_high"] if "increase_nats" in wanted else []
-    kept = [name for name in ends if name in table and name not in levels]
-    return plain(table.loc[table["source"] == "ours", kept])
+    return table.loc[table["source"] == "ours", [name for name in ends if name in table and name not in levels]]

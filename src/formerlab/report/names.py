@@ -89,3 +89,22 @@ def look_of(name: str) -> tuple[str, str] | None:
             if label and re.fullmatch(re.sub(r"\\\{\w+\\\}", ".+", re.escape(label)), name):
                 return look
     return None
+
+
+EVIDENCE = ("overnight", "pilot", "pretrained")
+DATA_SETS = {
+    "text": "books",
+    "second": "docstrings",
+    "pairs": "Multi30k",
+    "images": "CIFAR-10",
+    "wikitext": "WikiText-2",
+}
+"""What readers call the data sets of the scales of evidence, by the names in workflow/scales."""
+RELEASED = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct"}
+"""What the makers of released models call them."""
+
+
+def data_set(name: str, released: str | None, scale: str) -> str:
+    """Return what a reader calls a data set; the name of one for a released model ends in that of the model."""
+    own = name.removesuffix(released).strip("-") or "text" if released else name
+    return DATA_SETS.get(own, own) if scale in EVIDENCE else own

@@ -1,12 +1,42 @@
-"""Pages of HTML that need nothing but themselves: no script, no font, no picture from elsewhere.
+"""Tables as readers see them, and pages of HTML that need nothing but themselves: no script, font or picture.
 
 What they show may come from elsewhere, in an archive of results: all of it stands there as text, and does nothing.
 """
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Collection, Sequence
 from html import escape
+from typing import Any
 
+import pandas as pd
 from pandas import DataFrame
+
+from formerlab.report.runs import short
+
+HEADINGS = {
+    "loss_nats": "held-out loss (nats)",
+    "loss_minus_plain_nats": "loss minus plain (nats)",
+    "increase_nats": "loss minus Full (nats)",
+    "top1_percent": "top-1 (%)",
+    "top5_percent": "top-5 (%)",
+    "top1_points": "top-1 minus compared (points)",
+    "gain_nats": "gain over plain (nats)",
+    "layers": "blocks",
+    "lr": "peak rate",
+    "regime": "data set, schedule",
+    "flops_cumulative": "cumulative FLOPs",
+    "parameters_non_embedding": "parameters without embedding",
+    "sacrebleu": "sacreBLEU",
+    "bleu": "BLEU",
+    "acc_own": "accuracy, own alpha",
+    "acc_common": "accuracy, common alpha",
+    "acc_float32": "accuracy in float32",
+    "acc_model": "accuracy, model's precision",
+}
+"""What readers call columns whose names do not say it."""
+_UNITS = {"nats": "nats", "percent": "%", "points": "points", "s": "s", "megabytes": "MB"}
+_SUFFIXES = ("_low", "_high", "_se")
 
 STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #222; margin: 1.5em; }
@@ -21,7 +51,8 @@ td { font-variant-numeric: tabular-nums; }
 
 def page(title: str, parts: Sequence[str]) -> str:
     """Return a whole page; `parts` are HTML."""
-    head = f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>'
+    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head = f'<!doctype html>\n<html lang="en">\n<head>{meta}<title>{escape(title)}</title>'
     body = "\n".join([f"<h1>{escape(title)}</h1>", *parts])
     return f"{head}<style>{STYLE}</style></head>\n<body>\n{body}\n</body>\n</html>\n"
 
@@ -44,6 +75,88 @@ def table(frame: DataFrame) -> str:
 
 def _lines(value: object) -> str:
     return escape(str(value)).replace("\n", "<br>")
+
+
+def title(caption: str) -> str:
+    """Return the first sentence of a caption, without the source in brackets, as a title."""
+    first = re.split(r"(?<=\?)\s|(?<!Fig)(?<!Figs)[.:;]\s", " ".join(caption.split()), maxsplit=1)[0].rstrip(".")
+    return re.split(r",? after (?:Fig|Table)| \([^)]*arXiv", first)[0]
+
+
+def readable(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
+    """Return the table as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as `x ± se`.
+
+    Left out are columns without any value, `hidden` ones, and the policy with its settings where a configuration names
+    them.
+    """
+    columns, named = {}, ("policy", "alpha", "recent") if "configuration" in table else ()
+    for name in table.columns:
+        if name in ("source", *named, *hidden) or name.endswith(_SUFFIXES) or table[name].isna().all():
+            continue
+        spreads = [table.get(name + suffix, pd.Series(math.nan, table.index)) for suffix in _SUFFIXES]
+        columns[heading_of(name)] = [_cell(name, *cells) for cells in zip(table[name], *spreads, strict=True)]
+    return DataFrame(columns)
+
+
+def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:
+    """Return readable rows without the columns that say the same in all of them, and a sentence that says it once."""
+    same = [name for name in cells if len(cells) > 1 and len(set(cells[name])) == 1]
+    said = "; ".join(f"{name} {cells[name].iloc[0]}" for name in same)
+    return cells.drop(columns=same), f"In all rows: {said}." if same else ""
+
+
+def heading_of(name: str) -> str:
+    """Return what readers call a column, with its unit in brackets."""
+    if name in HEADINGS:
+        return HEADINGS[name]
+    if "(" in name:
+        return name.replace("_local", "").replace("_", " ")
+    words = re.sub(r"_per_s$", "/s", name).replace("_", " ").replace("flops", "FLOPs")
+    what, _, unit = words.rpartition(" ")
+    return f"{what} ({_UNITS[unit]})" if what and unit in _UNITS else words
+
+
+def _cell(name: str, value: Any, low: float, high: float, error: float) -> str:
+    if pd.isna(value):
+        return ""
+    if not isinstance(value, int | float):
+        return str(value)
+    if math.isnan(low) and math.isnan(error):
+        return number(name, value)
+    largest = max(abs(one) for one in (value, low, high) if not math.isnan(one))
+    text = number(name, value, largest)
+    text += "" if math.isnan(low) else f" [{number(name, low, largest)}, {number(name, high, largest)}]"
+    return text if math.isnan(error) else f"{text} ± {number(name, error, largest)}"
+
+
+def number(name: str, value: float, largest: float = math.nan) -> str:
+    """Return a number with three significant digits; nats have three decimals; zero, rounded from below, has no sign.
+
+    What belongs together, as the ends of an interval, has the decimals of the `largest`.
+    """
+    size = abs(value) if math.isnan(largest) else largest
+    if name.startswith(("parameters", "tokens")):
+        return short(value, 3)
+    if math.isnan(largest) and value == round(value) and size < 1e5 and "nats" not in name:
+        return f"{value:z,.0f}"
+    if size >= 1e5 or not math.isfinite(size) or (math.isnan(largest) and size < 100 and "nats" not in name):
+        return f"{value:z.3g}"
+    decimals = min(4, max(0, 2 - math.floor(math.log10(size)))) if size else 0
+    return f"{value:z,.{max(decimals, 3) if 'nats' in name else decimals}f}"
+
+
+def plain(table: DataFrame) -> str:
+    """Return a table as aligned text for a terminal."""
+    return _text(readable(table), "simple")
+
+
+def pipes(cells: DataFrame) -> str:
+    """Return readable rows as a table in Markdown."""
+    return _text(cells.map(markdown).rename(columns=markdown), "pipe")
+
+
+def _text(cells: DataFrame, form: str) -> str:
+    return str(cells.to_markdown(index=False, tablefmt=form, disable_numparse=True))
 
 
 def markdown(text: str) -> str:

@@ -5,28 +5,29 @@ the last step, the mean over seeds, as for an arm of a claim that is the best of
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.families import families
-from formerlab.report.panel import Panel, Style, sheet
+from formerlab.report.names import data_set
 from formerlab.report.runs import GROWN, ends, variant
-from formerlab.report.style import BLUE, GREEN, ORANGE, PURPLE, SKY, Look, look
 from formerlab.results.read import Results
 from formerlab.results.records import flatten
 from formerlab.statistics import student, weighted_means
 
 RATE = "optimizer.lr"
-TOLD = ("model.norm.kind", "model.feedforward.activation", "model.feedforward.kind", "model.width", "data", "steps")
+TOLD = (
+    "model.projection.kind",
+    "model.norm.kind",
+    "model.feedforward.activation",
+    "model.feedforward.kind",
+    "model.width",
+    "steps",
+)
 """Keys of a spec that a reader tells models of the same name apart by, the telling ones first."""
-SECOND = "second"
-"""What studies call the data of another domain, whose losses do not compare with those of the first."""
-_SPARE = tuple(map(Look, (BLUE, ORANGE, GREEN, PURPLE, SKY), "sDvPX"))
-"""Looks of families that share one with another family of their panel."""
 
 
 def searches(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
@@ -42,10 +43,10 @@ def searches(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     for number in sorted(set(found) - {-1}):
         members = [record for record, family in zip(records, found, strict=True) if family == number]
         frames.append((members[0], _family(members, losses)))
-    frames.sort(key=lambda frame: (frame[0]["init"] is not None, frame[0]["data"]["name"] == SECOND))
-    names = _names([first for first, _ in frames])
+    frames.sort(key=lambda frame: (frame[0]["init"] is not None, frame[0]["data"]["name"] == "second"))
+    names = names_apart([first for first, _ in frames], results.scale)
     rows = [
-        {"source": "ours", "panel": _panel(first), "family": name, "variant": _variant(first)} | row
+        {"source": "ours", "panel": panel_of(first, results.scale), "family": name, "variant": variant_of(first)} | row
         for (first, rows), name in zip(frames, names, strict=True)
         for row in rows
     ]
@@ -82,25 +83,26 @@ def _family(members: Sequence[dict[str, Any]], losses: dict[str, float]) -> list
     return rows
 
 
-def _panel(record: dict[str, Any]) -> str:
-    layers, start = record["spec"]["model"].get("layers"), "from a parent" if record["init"] else "from scratch"
-    if record["data"]["name"] == SECOND:
-        start += ", second domain"
-    return f"{layers:.0f} blocks, {start}" if layers else start
+def panel_of(record: dict[str, Any], scale: str) -> str:
+    """Return the panel of a run: its data set, the depth of its model, and whether it starts from another run."""
+    data, layers = data_set(record["data"]["name"], None, scale), record["spec"]["model"].get("layers")
+    start = "from a parent" if record["init"] else "from scratch"
+    return f"{data}, {layers:.0f} blocks, {start}" if layers else f"{data}, {start}"
 
 
-def _variant(record: dict[str, Any]) -> str:
+def variant_of(record: dict[str, Any]) -> str:
+    """Return what a reader calls the model of a run."""
     return variant({key: value for key, value in flatten({"spec": record["spec"]}).items()})
 
 
-def _names(firsts: Sequence[dict[str, Any]]) -> list[str]:
+def names_apart(firsts: Sequence[dict[str, Any]], scale: str) -> list[str]:
     """Return what a reader calls each family, by what tells it from others of its panel."""
     flat = [flatten({"spec": record["spec"]}) for record in firsts]
-    names = [_variant(record).removeprefix(f"{GROWN}: ") for record in firsts]
+    names = [variant_of(record).removeprefix(f"{GROWN}: ") for record in firsts]
     known = [*TOLD, *(key.removeprefix("spec.") for key in dict.fromkeys(key for one in flat for key in one))]
     own = ("study", "name", "seed", RATE)
     for key in (key for key in known if key not in own):
-        places = list(zip(names, map(_panel, firsts), strict=True))
+        places = list(zip(names, (panel_of(first, scale) for first in firsts), strict=True))
         values = [one.get(f"spec.{key}") for one in flat]
         for place in {place for place in places if places.count(place) > 1}:
             alike = [number for number, other in enumerate(places) if other == place]
@@ -125,27 +127,3 @@ def at_the_edge(rows: DataFrame) -> list[str]:
             best, low, high = chosen["lr"].iloc[0], group["lr"].min(), group["lr"].max()
             lines.append(f"{family} ({panel}): {best:g}, of {low:g} to {high:g}")
     return lines
-
-
-def draw(rows: DataFrame) -> Figure:
-    """Draw a panel for each depth and start, a curve for each family, with its best rate ringed."""
-    edges, gone = at_the_edge(rows), rows[rows["part"].eq("mean") & rows["diverged"].gt(0)]
-    diverged = ", ".join(f"{name} at {rate:g}" for name, rate in zip(gone["family"], gone["lr"], strict=True))
-    notes = [
-        "Ringed: the rate with the lowest validation loss.",
-        f"At the edge of the grid, so a better rate may lie beyond it: {'; '.join(edges)}." if edges else "",
-        f"Diverged, and not drawn: {diverged}." if diverged else "",
-    ]
-    panel = Panel("lr", "loss_nats", by="family", each="panel", log="x",
-                  xlabel="peak learning rate", ylabel="validation loss at the end (nats)", ring="chosen",
-                  ticks="{:.2g}".format, style=_styles(rows))  # fmt: skip
-    return sheet(panel, notes=notes, height=1.7)(rows.drop(columns="diverged"))
-
-
-def _styles(rows: DataFrame) -> Callable[[str, DataFrame], Style]:
-    """Return how a family is drawn: as its kind, or with a spare look where another of its panel has that."""
-    found: dict[tuple[str, str], Look] = {}
-    for panel, family, kind in rows[["panel", "family", "variant"]].drop_duplicates().itertuples(index=False):
-        taken = {one for (other, _), one in found.items() if other == panel}
-        found[panel, family] = next((one for one in (look(kind), *_SPARE) if one not in taken), look(kind))
-    return lambda name, points: dict(zip(("color", "marker"), found[points["panel"].iloc[0], name], strict=True))

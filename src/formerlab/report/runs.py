@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.report.families import regime
 from formerlab.report.names import called, names
 from formerlab.results.read import Results
 from formerlab.statistics import Interval, over_examples, paired_student, student, weighted_means
@@ -51,6 +52,12 @@ def _growth(record: Mapping[Hashable, Any]) -> str:
     return f"{record['spec.growth.keys']} keys, {tau}{carried}{held}"
 
 
+def regime_of(record: Mapping[Hashable, Any]) -> str:
+    """Return the regime of a run from the flat columns of its record (`families.regime`)."""
+    schedule = {key: record.get(f"spec.schedule.{key}") for key in ("kind", "floor", "end_division")}
+    return regime({"data": record["data.name"], "schedule": schedule})
+
+
 def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return one row per run and seed: the columns of `Results.runs` with `variant`, `layers` and `loss_nats`.
 
@@ -64,6 +71,7 @@ def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) 
     records["layers"] = records.get("spec.model.layers", pd.Series(np.nan, records.index))
     records["variant"] = [variant(record) for record in records.to_dict("records")]
     records["diverged"] = records["status"] == "diverged"
+    records["regime"] = [regime_of(record) for record in records.to_dict("records")]
     data = zip(records["data.name"], records["data.fingerprint"], strict=True)
     records["bytes_per_token"] = [results.bytes_per_token(name, fingerprint) for name, fingerprint in data]
     return records.join(weighted_means(rows, ["run", "seed"]), on=["run", "seed"])
@@ -100,6 +108,13 @@ def floors(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
         row |= {"perplexity": math.exp(mean), "bits_per_byte": bits_per_byte(mean, size)}
         found.append(row)
     return DataFrame(found).drop_duplicates("run") if found else DataFrame()
+
+
+def main_first(rows: DataFrame, *then: str) -> DataFrame:
+    """Return rows of several regimes, that with the most rows first, each sorted by the columns `then`."""
+    counts = rows.groupby("regime")["regime"].transform("size").astype(int)
+    order = ["_count", "regime", *then]
+    return rows.assign(_count=-counts).sort_values(order, ignore_index=True).drop(columns="_count")
 
 
 def bits_per_byte(loss_nats: float, bytes_per_token: float) -> float:

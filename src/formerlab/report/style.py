@@ -1,4 +1,4 @@
-"""The one style of all figures: sizes, colours per variant, axes, notes, published values.
+"""The one style of all figures: sizes, colours per variant, axes, labels, published values.
 
 Colours are those of Okabe and Ito, which colour-blind readers can tell apart; the marker says the same again.
 """
@@ -6,12 +6,13 @@ Colours are those of Okabe and Ito, which colour-blind readers can tell apart; t
 import textwrap
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.patheffects import withStroke
 
 from formerlab.report.names import look_of
 
@@ -41,16 +42,14 @@ SETTINGS: dict[Any, Any] = {
 
 WIDEST = 7.0
 """Inches of a figure, as wide as the text of a paper."""
+LETTER = 0.063
+"""Inches that a letter of 8 points takes, about."""
+EDGE = 24
+"""Letters in a line of a name beside its last point."""
 PUBLISHED_GROUND = "#f6f2e7"
 """Ground of a panel with published values."""
 PUBLISHED_INK = "#6b5510"
 """Colour of published values and of the titles of their panels."""
-LEGEND_ON_GROUND: dict[str, Any] = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
-"""Of a legend inside a panel, which no grid line crosses."""
-
-
-_LEAST_FACTOR = 2.5
-"""The ends of a logarithmic axis are at least this factor apart."""
 
 
 class Look(NamedTuple):
@@ -69,6 +68,7 @@ _LOOKS = {
     "grown: zero keys, tau kept, optimizer carried": Look(SKY, ">"),
     "grown: random keys, tau sqrt(n), old tokens frozen": Look("#8C564B", "X"),
     "grown: zero keys, tau kept, old tokens frozen": Look(GREY, "p"),
+    "grown: Net2Net by padding": Look(ORANGE, "v"),
     "Tokenformer, trained on": Look(BLUE, "*"),
     "Transformer, trained on": Look(BLACK, "*"),
     "DenseFormer 1x1": Look(BLUE, "s"),
@@ -101,43 +101,135 @@ def look(name: str) -> Look:
     return Look(*found) if found else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)]
 
 
-def canvas(
-    widths: Sequence[float],
-    notes: Sequence[str],
-    height: float = 3.4,
-    right: float | Sequence[float] = 1.45,
-    columns: int = 4,
-    below: float = 0.55,
-    left: float = 0.95,
+def placed(
+    count: int,
+    width: float,
+    lefts: Sequence[float],
+    rights: Sequence[float],
+    heights: Sequence[float],
+    tops: Sequence[float],
+    below: float,
+    head: float = 0.0,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels in rows of at most `columns`, and the notes for its caption.
+    """Return a figure with panels in rows; sizes are inches: of every panel, and of the room around it and above all.
 
-    `widths` and `height` are inches of the panels themselves, less where a row would be too wide, `right` the room
-    beside each for labels or a second axis,
-    `below` that under each for its ticks, `left` that before the first of a row.
     Positions are fixed, not found by a layout engine, so that labels can be set against the final size.
     """
-    top = 0.45
-    rights = [right] * len(widths) if isinstance(right, float | int) else list(right)
-    sizes = list(zip(widths, rights, strict=True))
-    for most in range(columns, 0, -1):  # fewer in a row, where they would be too narrow
-        rows = [sizes[first : first + most] for first in range(0, len(sizes), most)]
-        shares = [(WIDEST - left - sum(room for _, room in row)) / sum(panel for panel, _ in row) for row in rows]
-        share = min(1.0, *shares)
-        if share > 0.35:
-            break
-    width = left + max(sum(share * panel + room for panel, room in row) for row in rows)
-    height *= max(share, 0.75)
-    total = len(rows) * (top + height + below)
-    figure = Figure(figsize=(width, total))
-    axes = []
-    for place, row in enumerate(rows):
-        x, y = left, total - (place + 1) * (top + height) - place * below
-        for panel, room in row:
-            axes.append(figure.add_axes((x / width, y / total, share * panel / width, height / total)))
-            x += share * panel + room
+    total = head + sum(tops) + sum(heights) + below * len(heights)
+    figure, y = Figure(figsize=(WIDEST, total)), total - head
+    axes: list[Axes] = []
+    for top, tall in zip(tops, heights, strict=True):
+        y -= top + tall
+        x = 0.0
+        for left, right in list(zip(lefts, rights, strict=True))[: count - len(axes)]:
+            axes.append(figure.add_axes(((x + left) / WIDEST, y / total, width / WIDEST, tall / total)))
+            x += left + width + right
+        y -= below
+    return figure, axes
+
+
+def headed(figure: Figure, words: str) -> None:
+    """Write words above all panels."""
+    figure.text(0.012, 1 - 0.06 / figure.get_size_inches()[1], words, va="top", color=GREY)
+
+
+def canvas(
+    count: int,
+    columns: int,
+    height: float,
+    notes: Sequence[str] = (),
+    left: float = 0.6,
+    right: float = 0.15,
+    below: float = 0.55,
+    top: float = 0.35,
+    heading: str = "",
+    first: float = 0.0,
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels of one size for drawings by hand, a heading, and notes for its caption."""
+    rows, lefts, rights = -(-count // columns), [left] * columns, [right] * columns
+    lefts[0] += first
+    width = (WIDEST - sum(lefts) - sum(rights)) / columns
+    figure, axes = placed(count, width, lefts, rights, [height] * rows, [top] * rows, below, 0.17 * bool(heading))
+    headed(figure, heading)
     figure.set_label(" ".join(note for note in notes if note))
     return figure, axes
+
+
+def one_large(small: int, columns: int, left: float, below: float, right: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a large square panel, first, and small ones in rows beside it; inches of room around it."""
+    size, high = 2.9, 0.35 + 2.9 + below
+    figure = Figure(figsize=(WIDEST, high))
+    axes = [figure.add_axes((left / WIDEST, below / high, size / WIDEST, size / high))]
+    start, step = left + size + right, (WIDEST - left - size - right) / columns
+    for number in range(small):
+        down, across = divmod(number, columns)
+        x, y, wide = start + across * step, high - 0.25 - (down + 1) * (step - 0.1) - 0.3 * down, step - 0.1
+        axes.append(figure.add_axes((x / WIDEST, y / high, wide / WIDEST, wide / high)))
+    return figure, axes
+
+
+class Label(NamedTuple):
+    """A text beside a point, in data coordinates."""
+
+    x: float
+    y: float
+    text: str
+    colour: str
+
+
+def wrapped(name: object) -> str:
+    """Return a name in lines as short as stand beside a panel."""
+    return "\n".join(textwrap.fill(line, EDGE) for line in str(name).split("\n"))
+
+
+def label_at_edge(axes: Axes, labels: Sequence[Label]) -> None:
+    """Write names below each other, right of the last of all points, moved up or down so that no two overlap.
+
+    A dotted line leads to a text that is not beside its point. Call it last, when the limits are final.
+    """
+    labels = [label for label in labels if np.isfinite([label.x, label.y]).all()]
+    if not labels:
+        return
+    axes.autoscale_view()  # limits are otherwise found only when the figure is drawn
+    dots = axes.figure.dpi / 72
+    texts = [wrapped(label.text) for label in labels]
+    lines = np.array([text.count("\n") + 1 for text in texts])
+    # nothing is written beside a point outside the panel, so that of one is moved to the edge
+    ends = np.sort(axes.get_xlim()), np.sort(axes.get_ylim())
+    points = [(np.clip(label.x, *ends[0]), np.clip(label.y, *ends[1])) for label in labels]
+    across, heights = axes.transData.transform(points).T
+    placed = _spread(heights, 4.5 * dots * (lines + 0.15), (axes.bbox.y0, axes.bbox.y1))
+    asides = (np.nanmax(across) - across) / dots
+    halo = [withStroke(linewidth=2.5, foreground=axes.get_facecolor())]
+    for label, point, text, old, new, right in zip(labels, points, texts, heights, placed, asides, strict=True):
+        # The line ends at the left edge of the text, so that it crosses no other; dotted, it is no curve of the data.
+        arrow = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.6, "linestyle": (0, (1, 3))}
+        arrow |= {"shrinkA": 1, "shrinkB": 3, "relpos": (0.0, 0.5)}
+        axes.annotate(
+            text,
+            point,
+            xytext=(9 + right, (new - old) / dots),
+            textcoords="offset points",
+            va="center",
+            color=label.colour,
+            path_effects=halo,
+            arrowprops=arrow if abs(new - old) > 3 * dots or right > 8 else None,
+        )
+
+
+def _spread(heights: Any, halves: Any, bounds: tuple[float, float]) -> Any:
+    """Return heights moved apart by the halves of both texts, within bounds as far as there is room."""
+    order = np.argsort(heights, kind="stable")
+    low, high = bounds[0] + halves, np.maximum(bounds[0] + halves, bounds[1] - halves)
+    placed = np.clip(heights, low, high)
+    for _ in range(200):  # neighbours push each other apart until all have room
+        for one, other in pairwise(order):
+            short = halves[one] + halves[other] - (placed[other] - placed[one])
+            if short > 1e-6:
+                placed[one] -= short / 2
+                placed[other] += short / 2
+        placed = np.clip(placed, low, high)
+    return placed
 
 
 def loss_axis(axes: Axes) -> None:
@@ -147,35 +239,6 @@ def loss_axis(axes: Axes) -> None:
     right.set_ylabel("perplexity")
     right.spines["right"].set_visible(True)
     right.spines["right"].set_color("#bbbbbb")
-
-
-def widen(axes: Axes, share: float) -> None:
-    """Make room for labels on the right: `share` of the axis, in its own scale, without ticks there."""
-    low, high = axes.get_xlim()
-    logarithmic = axes.get_xscale() == "log"
-    if logarithmic and high / low < _LEAST_FACTOR:  # else the ticks of a narrow range run into each other
-        spread = (_LEAST_FACTOR * low / high) ** 0.5
-        low, high = low / spread, high * spread
-        axes.set_xlim(low, high)
-    ticks = {minor: [tick for tick in axes.get_xticks(minor=minor) if low <= tick <= high] for minor in (False, True)}
-    axes.set_xlim(low, high * (high / low) ** share if logarithmic else high + (high - low) * share)
-    for minor, places in ticks.items():
-        axes.xaxis.set_ticks(places, minor=minor)
-    if logarithmic:
-        axes.xaxis.set_minor_formatter(_some_minor if len(ticks[False]) < 2 else NullFormatter())
-
-
-def _some_minor(value: float, _: float) -> str:
-    """Label 2 and 5 times a power of ten; more would run into each other."""
-    exponent = int(np.floor(np.log10(value)))
-    factor = round(value / 10.0**exponent)
-    return f"${factor} \\times 10^{{{exponent}}}$" if factor in (2, 5) else ""
-
-
-def mark_published(axes: Axes, title: str) -> None:
-    """Make a panel visibly one of published values, which are not ours and have another scale."""
-    axes.set_facecolor(PUBLISHED_GROUND)
-    axes.set_title(f"PUBLISHED, not ours: {title}", color=PUBLISHED_INK)
 
 
 def empty(message: str) -> Figure:

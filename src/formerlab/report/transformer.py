@@ -7,7 +7,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.evaluation.translation.bleu import METRICS, STATISTICS, corpus_bleu
-from formerlab.report.runs import add_perplexity, ends
+from formerlab.report.runs import add_perplexity, ends, regime_of
 from formerlab.results.read import Results
 from formerlab.statistics import student, weighted_means
 
@@ -59,6 +59,7 @@ def over_seeds(results: Results, split: str, runs: Sequence[str]) -> DataFrame:
     rows = []
     for run, group in table.groupby("run", sort=False):
         row: dict[Any, Any] = group.iloc[0].to_dict() | {"run": run, "source": "ours", "seeds": len(group)}
+        row["regime"] = regime_of(row)
         for name in SCORES:
             values = group[name].dropna() if name in group else pd.Series(dtype=float)
             row |= ends(name, student(values.to_numpy(dtype=float)))

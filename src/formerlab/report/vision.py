@@ -18,7 +18,7 @@ STUDY = "vision"
 NAMES = {
     "vit": "ViT",
     "vit-wider": "ViT, a third more parameters",
-    "tokenformer-matched": "Tokenformer, parameters of the ViT",
+    "tokenformer-matched": "Tokenformer, parameter-matched",
     "tokenformer": "Tokenformer: L2 norm, then GeLU; norms without parameters",
     "score-exp-l1": "exp, then L1 norm (softmax times n)",
     "score-gelu-l1": "GeLU, then L1 norm times n (our definition)",
@@ -42,8 +42,8 @@ SHARED = ("parameters", "flops_cumulative")
 COMPARED = "top1_points"
 
 COLUMNS = (
-    "source run model parameters top1_percent[] top1_points[] compared_with interval top5_percent loss_nats[] "
-    "calibration_error flops_cumulative images seeds diverged"
+    "source -run model parameters top1_percent[] top1_points[] compared_with interval -top5_percent loss_nats[] "
+    "calibration_error -flops_cumulative -images seeds -diverged"
 )
 """Columns of the tables."""
 
@@ -122,10 +122,10 @@ def comparison(results: Results, runs: Sequence[str], *, compared: Mapping[str, 
     points = [against(results, measured, run, compared[run]) for run in table["run"]]
     order = {run: place for place, run in enumerate(compared)}
     table = table.join(DataFrame(points)).sort_values("run", key=lambda names: names.map(order), ignore_index=True)
-    return pd.concat([_floors(results, tuple(compared)), table], ignore_index=True)
+    return pd.concat([floors(results, tuple(compared)), table], ignore_index=True)
 
 
-def _floors(results: Results, runs: Sequence[str]) -> DataFrame:
+def floors(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per model without depth and data set (floors.csv), in the form of `by_run`."""
     rows, records = results.rows("floors.csv", STUDY, runs), results.runs(STUDY, runs)
     found = []

@@ -5,9 +5,8 @@ ours and published values in blocks of their own.
 """
 
 import io
-import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -18,27 +17,9 @@ from pandas.testing import assert_frame_equal
 from formerlab.files import replacing, write_text
 from formerlab.report import pages, pictures
 from formerlab.report.drawings import Drawing, Plot, Table
-from formerlab.report.runs import quantity
+from formerlab.report.names import RELEASED, data_set
 from formerlab.report.style import SETTINGS, empty
 from formerlab.results.read import Results
-
-HEADINGS = {
-    "loss_nats": "held-out loss (nats)",
-    "loss_minus_plain_nats": "loss minus plain (nats)",
-    "increase_nats": "loss minus Full (nats)",
-    "top1_percent": "top-1 (%)",
-    "top5_percent": "top-5 (%)",
-    "top1_points": "top-1 minus compared (points)",
-    "gain_nats": "gain over plain (nats)",
-    "layers": "blocks",
-    "flops": "FLOPs",
-    "flops_cumulative": "cumulative FLOPs",
-    "parameters_non_embedding": "without embedding",
-    "inference_batches_per_s": "inference batches/s",
-    "forward_sequences": "sequences of a forward pass",
-}
-_SUFFIXES = ("_low", "_high", "_se")
-
 
 _BEHIND = """
 
@@ -52,8 +33,19 @@ Runs behind it: {{ snakemake.params.drawings.%(name)s.runs | join(", ") }}
 def rows_of(drawing: Drawing, declared: Plot | Table, results: Results) -> DataFrame:
     """Return the rows that a figure or table shows; the column `source` tells ours from the published ones."""
     runs = drawing.names(results)
-    rows = declared.data(results, runs) if isinstance(declared, Plot) else declared.rows(results, runs)
+    if isinstance(declared, Table):
+        return declared.rows(results, runs)
+    files = [file for file in drawing.reads if file != "run.json"]
+    known = (bool(runs) and not files) or any(_has(results, drawing.study, runs, file) for file in files)
+    rows = declared.data(results, runs) if known else DataFrame()
     return rows if "source" in rows else rows.assign(source="ours")
+
+
+def _has(results: Results, study: str, runs: Sequence[str], file: str) -> bool:
+    """Say whether the study, or one of its runs, has rows of a file."""
+    records = results.runs(study, runs)
+    owners = [study, *(f"{study}/{run}/seed{seed}" for run, seed in zip(records["run"], records["seed"], strict=True))]
+    return any(frame is not None and len(frame) > 0 for frame in (results.rows_of(file, owner) for owner in owners))
 
 
 def write(
@@ -71,8 +63,8 @@ def write(
     if isinstance(declared, Plot):
         notes = _write_pictures(paths[:2], drawing, declared, rows, results)
     else:
-        write_text(paths[1], markdown(drawing, rows, results))
-        write_text(paths[2], html(drawing, rows, results))
+        write_text(paths[1], markdown(drawing, declared, rows, results))
+        write_text(paths[2], html(drawing, declared, rows, results))
     if not same_rows(numbers, rows):  # another machine may round the last digit otherwise, which is no change
         with replacing(numbers) as temporary:
             rows.to_csv(temporary, index=False, lineterminator="\n")
@@ -111,7 +103,7 @@ def _write_pictures(paths: list[Path], drawing: Drawing, plot: Plot, data: DataF
         if data.empty or not (data["source"] == "ours").any():
             figure = empty(_why_empty(drawing, results))
         else:
-            figure = plot.draw(_without_formulas(data))
+            figure = plot.draw(_without_formulas(with_settings(data, results.runs(drawing.study), results.scale)))
         pictures.save(figure, *paths)
         return [str(figure.get_label()), f"Rows: {results.place(drawing.study, drawing.runs)}."]
 
@@ -131,6 +123,19 @@ def _why_empty(drawing: Drawing, results: Results) -> str:
     return f"No finished run of {where} has {what} yet, or what it has cannot be compared."
 
 
+def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
+    """Return rows with data set and model of each run, which titles name: `data_set`, `blocks`, `wide`, `released`."""
+    if "run" not in rows:
+        return rows
+    columns = {"spec.model.layers": "blocks", "spec.model.width": "wide", "spec.released": "released"}
+    known = records.drop_duplicates("run").set_index("run").reindex(columns=["data.name", *columns])
+    known = known.rename(columns=columns)
+    released = known["released"].astype(object).where(known["released"].notna(), None)
+    names = [data_set(str(name), model, scale) for name, model in zip(known["data.name"], released, strict=True)]
+    known = known.assign(data_set=names, released=released.map(lambda name: RELEASED.get(name, name)))
+    return rows.assign(**{name: rows["run"].map(known[name]) for name in ("data_set", "blocks", "wide", "released")})
+
+
 def _without_formulas(data: DataFrame) -> DataFrame:
     """Return rows in whose texts a dollar is a dollar: what stands between two, matplotlib would read as a formula."""
     plain = data.copy()
@@ -140,96 +145,33 @@ def _without_formulas(data: DataFrame) -> DataFrame:
     return plain
 
 
-def markdown(drawing: Drawing, table: DataFrame, results: Results) -> str:
+def markdown(drawing: Drawing, declared: Table, table: DataFrame, results: Results) -> str:
     """Return caption and blocks of a table."""
-    ours, theirs = _blocks(table)
-    parts = [f"# {drawing.name}", drawing.caption, f"**Ours** ({results.place(drawing.study, drawing.runs)})"]
-    parts.append(_missing(drawing) if ours.empty else _pipes(ours))
-    if len(theirs):
-        parts += ["**Published, not ours**", _pipes(theirs)]
+    parts = [f"# {pages.title(drawing.caption)}", drawing.caption]
+    for heading, cells, said in _blocks(drawing, declared, table, results):
+        parts += [f"**{heading}** {said}".strip(), *([] if cells.empty else [pages.pipes(cells)])]
     return "\n\n".join(parts) + "\n"
 
 
-def html(drawing: Drawing, table: DataFrame, results: Results) -> str:
+def html(drawing: Drawing, declared: Table, table: DataFrame, results: Results) -> str:
     """Return the same as a page."""
-    ours, theirs = _blocks(table)
-    parts = [pages.paragraph(drawing.caption), pages.heading(f"Ours ({results.place(drawing.study, drawing.runs)})")]
-    parts.append(pages.paragraph(_missing(drawing)) if ours.empty else pages.table(readable(ours)))
-    if len(theirs):
-        parts += [pages.heading("Published, not ours"), pages.table(readable(theirs))]
-    return pages.page(drawing.name, parts)
+    parts = [pages.paragraph(drawing.caption)]
+    for heading, cells, said in _blocks(drawing, declared, table, results):
+        parts += [pages.heading(heading), pages.paragraph(said), *([] if cells.empty else [pages.table(cells)])]
+    return pages.page(pages.title(drawing.caption), parts)
 
 
-def _blocks(table: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """Return the rows of ours and the published ones."""
-    return tuple(table[table["source"] == source] if len(table) else table for source in ("ours", "published"))  # type: ignore[return-value]
-
-
-def _missing(drawing: Drawing) -> str:
-    return f"No finished run of study '{drawing.study}' has {', '.join(drawing.reads)} yet."
-
-
-def readable(table: DataFrame) -> DataFrame:
-    """Return the table as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as `x ± se`.
-
-    Columns without any value are left out, and the policy, whose configuration names it.
-    """
-    columns = {}
-    for name in table.columns:
-        if name in ("source", "policy") or name.endswith(_SUFFIXES) or table[name].isna().all():
-            continue
-        spreads = {suffix: table[name + suffix] for suffix in _SUFFIXES if name + suffix in table}
-        columns[_heading(name)] = [
-            _cell(name, value, {suffix: spread.iloc[row] for suffix, spread in spreads.items()})
-            for row, value in enumerate(table[name])
-        ]
-    return DataFrame(columns)
-
-
-def _heading(name: str) -> str:
-    return HEADINGS.get(name, name if "(" in name else name.replace("_", " "))
-
-
-def _cell(name: str, value: Any, spreads: dict[str, float]) -> str:
-    if pd.isna(value):
-        return ""
-    if not isinstance(value, int | float):
-        return str(value)
-    text = number(name, value)
-    if not math.isnan(spreads.get("_low", math.nan)):
-        text += f" [{number(name, spreads['_low'])}, {number(name, spreads['_high'])}]"
-    if not math.isnan(spreads.get("_se", math.nan)):
-        text += f" ± {number(name, spreads['_se'])}"
-    return text
-
-
-def number(name: str, value: float) -> str:
-    """Return a number with the digits that its column deserves; zero, rounded from below, has no sign."""
-    if "nats" in name or name == "bits_per_byte":
-        return f"{value:z.4f}"
-    if "perplexity" in name or name.endswith("_per_s"):
-        return f"{value:z,.2f}" if value < 1000 else f"{value:,.0f}"
-    if name.startswith(("parameters", "tokens")):
-        return quantity(value)
-    if name.startswith("flops"):
-        return f"{value:.3g}"
-    if name.startswith("top"):
-        return f"{value:z.2f}"
-    if name.endswith(("(%)", "(points)")):
-        return f"{value:z.1f}"
-    if name.startswith(("acc", "chance", "calibration")) or "(" in name:
-        return f"{value:z.3f}"
-    return f"{value:g}" if value == round(value, 4) else f"{value:.4g}"
-
-
-def plain(table: DataFrame) -> str:
-    """Return a table as aligned text for a terminal."""
-    return _text(readable(table), "simple")
-
-
-def _pipes(table: DataFrame) -> str:
-    return _text(readable(table).map(pages.markdown).rename(columns=pages.markdown), "pipe")
-
-
-def _text(table: DataFrame, form: str) -> str:
-    return str(table.to_markdown(index=False, tablefmt=form, disable_numparse=True))
+def _blocks(drawing: Drawing, declared: Table, table: DataFrame, results: Results) -> list[tuple[str, DataFrame, str]]:
+    """Return heading, readable rows and what all of these say, of ours and of the published ones."""
+    place = results.place(drawing.study, drawing.runs)
+    ours, theirs = (table[table["source"] == source] if len(table) else table for source in ("ours", "published"))
+    blocks = [(f"Ours ({place})", ours)]
+    if declared.each and len(ours):
+        blocks = [(f"Ours, {name} ({place})", rows) for name, rows in ours.groupby(declared.each, sort=False)]
+    blocks += [("Published, not ours", theirs)] if len(theirs) else []
+    missing = DataFrame(), f"No finished run of study '{drawing.study}' has {', '.join(drawing.reads)} yet."
+    found = []
+    for name, rows in blocks:
+        hidden = declared.hidden | ({declared.each} if rows is not theirs else set())
+        found.append((name, *(pages.without_constants(pages.readable(rows, hidden)) if len(rows) else missing)))
+    return found

@@ -1,7 +1,7 @@
 """The one table of stages: what each does, for what, and which files it leaves. It imports nothing heavy.
 
 Everything that has to know the stages takes them from here: the plan, the judge, the rules of the DAG, the verbs, the
-readers of rows, docs/files.md. docs/extending/stage.md shows how one is added.
+readers of rows, docs/files.md. docs/extending.md shows how one is added.
 """
 
 from dataclasses import dataclass, field
@@ -102,22 +102,16 @@ STAGES = {
             "run",
             {
                 "train.csv": table(
-                    "a logged training step (deterministic)",
-                    "step tokens loss_nats lr grad_norm unsmoothed_nats?",
+                    "a logged training step (deterministic)", "step tokens loss_nats lr grad_norm unsmoothed_nats?"
                 ),
-                "timing.csv": table(
-                    "the same steps (not deterministic)",
-                    "step time_s tokens_per_s memory_bytes",
-                ),
+                "timing.csv": table("the same steps (not deterministic)", "step time_s tokens_per_s memory_bytes"),
                 "eval.csv": table(
-                    "a batch of the fixed validation stream at a step",
-                    "step split batch tokens loss_nats top1? top5?",
+                    "a batch of the fixed validation stream at a step", "step split batch tokens loss_nats top1? top5?"
                 ),
                 "test.csv": TEST,
                 "lender_test.csv": LENDER_TEST,
                 "depth.csv": table(
-                    "a learned mixing weight at an evaluation (DenseFormer runs)",
-                    "step? destination source weight",
+                    "a learned mixing weight at an evaluation (DenseFormer runs)", "step? destination source weight"
                 ),
             },
             ("run.yaml", "weights.safetensors"),
@@ -143,7 +137,7 @@ STAGES = {
                     by="task metric",
                 )
             },
-            module="language.answers",
+            module="language.zeroshot",
             settings="Zeroshot",
             models=("decoder", "released"),
         ),
@@ -167,12 +161,10 @@ STAGES = {
                     f"{CONFIGURATION} window metric value",
                 ),
                 "prune_alphas.csv": table(
-                    "the alpha that a way of choosing gives a head",
-                    "budget choice layer head alpha distance_to_ideal",
+                    "the alpha that a way of choosing gives a head", "budget choice layer head alpha distance_to_ideal"
                 ),
                 "prune_calibrated.csv": table(
-                    "a test window under a choice",
-                    "budget choice realised_budget window tokens loss_nats",
+                    "a test window under a choice", "budget choice realised_budget window tokens loss_nats"
                 ),
                 "prune_mask_dumps.csv": table(
                     "the keys that a query sees in one head, a digit each",
@@ -180,8 +172,7 @@ STAGES = {
                     Column("kept", "text", "1 for every key that is seen, else 0"),
                 ),
                 "prune_score_trajectories.csv": table(
-                    "scores of a group of tokens after a query",
-                    "group alpha query mean low high missed",
+                    "scores of a group of tokens after a query", "group alpha query mean low high missed"
                 ),
                 "prune_one_shot.csv": table(
                     "a window whose first half was compressed in one shot",

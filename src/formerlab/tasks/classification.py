@@ -78,10 +78,10 @@ class Classification(TaskSpec):
     def check(self, model: Any) -> None:
         """Refuse other models, parts that differ in size, and what mixing cannot do."""
         super().check(model)
-        if (self.mixup or self.cutmix) and self._part % 2:
+        if (self.mixup or self.cutmix) and self.part_tokens % 2:
             raise ValueError(
-                f"task.batch={self.batch} with task.accumulate={self.accumulate} makes parts of {self._part} images, "
-                "but mixup and cutmix pair the images of a part; make them even"
+                f"task.batch={self.batch} with task.accumulate={self.accumulate} makes parts of {self.part_tokens} "
+                "images, but mixup and cutmix pair the images of a part; make them even"
             )
         if self.normalise == "imagenet" and model.channels != 3:
             raise ValueError(f"task.normalise=imagenet needs colour, but model.channels={model.channels}; use data")
@@ -125,7 +125,7 @@ class Classification(TaskSpec):
         """Return the fixed validation images."""
         count = min(self.valid_images, len(data))
         indices = np.linspace(0, len(data) - 1, count).astype(np.int64)
-        return list(held_out_batches(data, indices, self.look(data, self.crop), self._part))
+        return list(held_out_batches(data, indices, self.look(data, self.crop), self.part_tokens))
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> Float[Tensor, ""]:
         """Mean cross-entropy with the targets, smoothed and mixed, nats, in float32."""
@@ -139,24 +139,31 @@ class Classification(TaskSpec):
         top1, top5 = ((ranks < k).double().mean() for k in (1, 5))
         return len(losses), losses.mean(), top1, top5
 
-    def test_rows(self, model: Any, folder: Path) -> list[Row]:
-        """Return loss and prediction of every test image."""
-        images = load_images(folder, "test")
-        device = next(model.parameters()).device
-        rows: list[Row] = []
-        with evaluating(model):
-            for batch in held_out_batches(images, np.arange(len(images)), self.look(images, self.crop), self._part):
-                ready = batch.to(device)
-                made = predictions(model(ready.images), ready.targets)
-                rows += [(len(rows) + index, 1, *row) for index, row in enumerate(made)]
-        return rows
+    def test_groups(self, data: ImageSet) -> list[NDArray[np.int64]]:
+        """Return the test images in batches."""
+        return np.split(np.arange(len(data)), range(self.part_tokens, len(data), self.part_tokens))
 
-    def guessed_rows(self, model: Any, folder: Path) -> list[Row]:
+    def test_rows(self, model: Any, data: ImageSet, group: NDArray[np.int64]) -> list[Row]:
+        """Return loss and prediction of some test images."""
+        (batch,) = held_out_batches(data, group, self.look(data, self.crop), self.part_tokens)
+        ready = batch.to(next(model.parameters()).device)
+        with evaluating(model):
+            made = predictions(model(ready.images), ready.targets)
+        return [(number, 1, *row) for number, row in zip(group.tolist(), made, strict=True)]
+
+    def guessed_rows(self, model: Any, data: ImageSet) -> list[Row]:
         """Return ln(classes) for every test image, and the classes in turn as predictions."""
-        labels, classes = load_images(folder, "test").labels.tolist(), model.classes
         return [
-            (index, 1, math.log(classes), label, index % classes, (label - index) % classes, 1 / classes)
-            for index, label in enumerate(labels)
+            (
+                index,
+                1,
+                math.log(model.classes),
+                label,
+                index % model.classes,
+                (label - index) % model.classes,
+                1 / model.classes,
+            )
+            for index, label in enumerate(data.labels.tolist())
         ]
 
     @property
@@ -179,7 +186,7 @@ class Classification(TaskSpec):
     @property
     def part_tokens(self) -> int:
         """Images of a part."""
-        return self._part
+        return self.batch // self.accumulate
 
     def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:
         """Follow the weights with their moving average."""
@@ -190,10 +197,6 @@ class Classification(TaskSpec):
         """Test the average of the weights."""
         if self.average is not None:
             use_average(averaging["average"], model)
-
-    @property
-    def _part(self) -> int:
-        return self.batch // self.accumulate
 
 
 def predictions(logits: Float[Tensor, " batch classes"], labels: Int[Tensor, " batch"]) -> list[Prediction]:

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +15,18 @@ from formerlab.data.text.streams import load_stream, read_manifest
 from formerlab.errors import UserError
 from formerlab.spec import Count, Size
 from formerlab.tasks.task import BEGINNING, WHOLE, Measures, Place, Row, Share, TaskSpec
-from formerlab.tasks.window_losses import window_documents, window_losses
+from formerlab.tasks.window_losses import window_documents, window_groups, window_losses
 
 Windows = Int[Tensor, "batch window"]
 Proportion = Annotated[float, Field(ge=0, le=1)]
+
+
+class HeldOut(NamedTuple):
+    """A held-out stream in windows."""
+
+    stream: NDArray[np.unsignedinteger]
+    documents: list[int]
+    """The document of each window."""
 
 
 class LanguageModeling(TaskSpec):
@@ -103,17 +111,25 @@ class LanguageModeling(TaskSpec):
         """Return the number of predicted tokens and their mean loss."""
         return batch.shape[0] * (batch.shape[1] - 1), self.loss(model, batch)
 
-    def test_rows(self, model: Any, folder: Path) -> list[Row]:
-        """Return the losses of the non-overlapping windows of the held-out stream, each with its document."""
-        stream, documents = self._test_stream(folder)
-        losses = window_losses(model, stream, self.context, batch=self.batch // self.accumulate)
-        return [(*row[:3], documents[row.window]) for row in losses]
+    def held_out(self, folder: Path) -> HeldOut:
+        """Return the held-out stream, and the document of each of its windows."""
+        stream, end = load_stream(folder, "test"), read_manifest(folder)["tokenizer"]["end_of_text"]
+        return HeldOut(stream, window_documents(stream, self.context, end).tolist())
 
-    def guessed_rows(self, model: Any, folder: Path) -> list[Row]:
+    def test_groups(self, data: HeldOut) -> list[list[int]]:
+        """Return the non-overlapping windows of the held-out stream in batches."""
+        return window_groups(data.stream, self.context, range(len(data.documents)), self.batch // self.accumulate)
+
+    def test_rows(self, model: Any, data: HeldOut, group: list[int]) -> list[Row]:
+        """Return the losses of some windows of the held-out stream, each with its document."""
+        losses = window_losses(model, data.stream, self.context, batch=len(group), windows=group)
+        return [(*row[:3], data.documents[row.window]) for row in losses]
+
+    def guessed_rows(self, model: Any, data: HeldOut) -> list[Row]:
         """Return ln(vocabulary) for every window."""
-        (stream, documents), uniform = self._test_stream(folder), math.log(model.vocabulary)
-        tokens = [min(self.context, len(stream) - 1 - i * self.context) for i in range(len(documents))]
-        return [(i, count, uniform, documents[i]) for i, count in enumerate(tokens)]
+        uniform, last = math.log(model.vocabulary), len(data.stream) - 1
+        counts = [min(self.context, last - window * self.context) for window in range(len(data.documents))]
+        return [(window, count, uniform, data.documents[window]) for window, count in enumerate(counts)]
 
     @property
     def step_tokens(self) -> int:
@@ -132,11 +148,6 @@ class LanguageModeling(TaskSpec):
     def part_tokens(self) -> int:
         """Tokens of a part."""
         return self.batch // self.accumulate * self.context
-
-    def _test_stream(self, folder: Path) -> tuple[NDArray[np.unsignedinteger], list[int]]:
-        """Return the held-out stream, and the document of each of its windows."""
-        stream, end = load_stream(folder, "test"), read_manifest(folder)["tokenizer"]["end_of_text"]
-        return stream, window_documents(stream, self.context, end).tolist()
 
     def _windows(self, stream: NDArray[np.unsignedinteger], starts: NDArray[np.int64]) -> Windows:
         rows = [np.asarray(stream[start : start + self.context + 1], dtype=np.int64) for start in starts]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,12 +29,12 @@ class Scores(NamedTuple):
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout and gradients off, and the model's mode back afterwards."""
+def evaluating(model: nn.Module, without: Callable[[], Any] = torch.inference_mode) -> Iterator[None]:
+    """Switch dropout and, by `without`, gradients off, and the model's mode back afterwards."""
     training = model.training
     model.eval()
     try:
-        with torch.inference_mode():
+        with without():
             yield
     finally:
         model.train(training)

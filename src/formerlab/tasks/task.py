@@ -94,7 +94,6 @@ class TaskSpec(Spec, ABC):
 
     def part_count(self, data: Any, seed: int, step: int, start: Place = BEGINNING) -> int:
         """Return the number of parts of optimizer step `step` (0-based), by default that of all steps."""
-        del data, seed, step, start
         return self.accumulate
 
     @abstractmethod
@@ -125,12 +124,20 @@ class TaskSpec(Spec, ABC):
         Values that are on the device stay there: whoever asks for many batches reads them at once.
         """
 
-    @abstractmethod
-    def test_rows(self, model: Any, folder: Path) -> list[Row]:
-        """Return a row of `test_columns` per held-out example: its number, predicted tokens, mean loss in nats, ..."""
+    def held_out(self, folder: Path) -> Any:
+        """Return what the next three are asked of: the test split of the data prepared in `folder`."""
+        return self.load(folder, "test")
 
     @abstractmethod
-    def guessed_rows(self, model: Any, folder: Path) -> list[Row]:
+    def test_groups(self, data: Any) -> Sequence[Any]:
+        """Return the held-out examples in groups that are measured together, one after another."""
+
+    @abstractmethod
+    def test_rows(self, model: Any, data: Any, group: Any) -> list[Row]:
+        """Return a row of `test_columns` per example of a group: number, predicted tokens, mean loss in nats, ..."""
+
+    @abstractmethod
+    def guessed_rows(self, model: Any, data: Any) -> list[Row]:
         """Return the test rows of a uniform guess with the output of the spec `model`: what a diverged run is worth."""
 
     @property
@@ -153,7 +160,6 @@ class TaskSpec(Spec, ABC):
 
     def place_after(self, data: Any, start: Place, step: int) -> Place:
         """Return where a run that begins at `start` is after `step` steps: where the next of its chain goes on."""
-        del data
         return self._moved(start, step, start.steps + step)
 
     def _moved(self, start: Place, step: int, position: int) -> Place:
@@ -164,15 +170,9 @@ class TaskSpec(Spec, ABC):
             step_tokens=self.step_tokens,
         )
 
-    def tokens_until(self, data: Any, seed: int, step: int, start: Place = BEGINNING) -> int:
-        """Tokens predicted in the first `step` steps."""
-        del data, seed, start
-        return step * self.step_tokens
-
-    def flops_until(self, model: Any, data: Any, seed: int, step: int, start: Place = BEGINNING) -> int:
-        """Training FLOPs of the first `step` steps."""
-        del data, seed, start
-        return TRAINING_PASSES * step * self.step_flops(model)
+    def step_counts(self, model: Any, data: Any, seed: int, step: int, start: Place = BEGINNING) -> tuple[int, int]:
+        """Return the tokens that step `step` (0-based) predicts, and its training FLOPs."""
+        return self.step_tokens, TRAINING_PASSES * self.step_flops(model)
 
     def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:
         """Look at the weights after step `step` (1-based) of `steps`; checkpoints hold what is put into `averaging`."""

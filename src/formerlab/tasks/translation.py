@@ -68,7 +68,7 @@ class Translation(TaskSpec):
         """Return the fixed validation pairs in batches of like length."""
         count = min(self.valid_pairs, len(data))
         chosen = np.unique(np.linspace(0, len(data) - 1, count).round().astype(np.int64))
-        batches = (np.intersect1d(batch, chosen) for batch in data.batches(max(self._part, _longest(data))))
+        batches = (np.intersect1d(batch, chosen) for batch in data.batches(max(self.part_tokens, _longest(data))))
         return [sentence_batch(data, batch) for batch in batches if len(batch)]
 
     def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
@@ -88,21 +88,23 @@ class Translation(TaskSpec):
         losses = _token_losses(model, batch)
         return batch.tokens, losses.double().sum() / batch.tokens
 
-    def test_rows(self, model: Any, folder: Path) -> list[Row]:
-        """Return the mean loss of every test sentence, in the order of the data."""
-        data, device = load_pairs(folder, "test"), next(model.parameters()).device
-        rows: list[Row] = []
-        with evaluating(model):
-            for numbers in data.batches(max(self._part, _longest(data))):
-                losses = _token_losses(model, sentence_batch(data, numbers).to(device)).double().sum(dim=1)
-                counts = data.target_lengths[numbers]
-                rows += zip(numbers.tolist(), counts.tolist(), (losses.cpu().numpy() / counts).tolist(), strict=True)
-        return sorted(rows)  # type: ignore[type-var]
+    def test_groups(self, data: PairStream) -> list[Numbers]:
+        """Return the test sentences in batches of like length."""
+        return data.batches(max(self.part_tokens, _longest(data)))
 
-    def guessed_rows(self, model: Any, folder: Path) -> list[Row]:
+    def test_rows(self, model: Any, data: PairStream, group: Numbers) -> list[Row]:
+        """Return the mean loss of every test sentence of a batch."""
+        batch = sentence_batch(data, group).to(next(model.parameters()).device)
+        with evaluating(model):
+            losses = _token_losses(model, batch).double().sum(dim=1)
+        counts = data.target_lengths[group]
+        return list(zip(group.tolist(), counts.tolist(), (losses.cpu().numpy() / counts).tolist(), strict=True))
+
+    def guessed_rows(self, model: Any, data: PairStream) -> list[Row]:
         """Return ln(vocabulary) for every test sentence."""
-        lengths = load_pairs(folder, "test").target_lengths
-        return [(number, count, math.log(model.vocabulary)) for number, count in enumerate(lengths.tolist())]
+        return [
+            (number, count, math.log(model.vocabulary)) for number, count in enumerate(data.target_lengths.tolist())
+        ]
 
     @property
     def step_tokens(self) -> int:
@@ -116,7 +118,7 @@ class Translation(TaskSpec):
     @property
     def part_tokens(self) -> int:
         """Target tokens of a part at most."""
-        return self._part
+        return -(-self.tokens // self.accumulate)
 
     def epoch_tokens(self, data: PairStream) -> int:
         """Target tokens of the training split."""
@@ -126,14 +128,13 @@ class Translation(TaskSpec):
         """Count batches of the row of epochs."""
         return self._moved(start, step, self._first(data, start) + step)
 
-    def tokens_until(self, data: PairStream, seed: int, step: int, start: Place = BEGINNING) -> int:
-        """Target tokens of the first `step` steps, without padding."""
-        return self._sum_until(data, seed, step, start, data.target_lengths)
-
-    def flops_until(self, model: Any, data: PairStream, seed: int, step: int, start: Place = BEGINNING) -> int:
-        """Training FLOPs of the first `step` steps, without padding."""
-        flops = model.flops(data.source_lengths, data.target_lengths)
-        return TRAINING_PASSES * self._sum_until(data, seed, step, start, flops)
+    def step_counts(
+        self, model: Any, data: PairStream, seed: int, step: int, start: Place = BEGINNING
+    ) -> tuple[int, int]:
+        """Count target tokens, and FLOPs, without padding."""
+        pairs = self._pairs(data, seed, step, start)
+        sources, targets = data.source_lengths[pairs], data.target_lengths[pairs]
+        return int(targets.sum()), TRAINING_PASSES * int(model.flops(sources, targets).sum())
 
     def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:
         """Add the weights to the mean of the last snapshots where one is due."""
@@ -145,10 +146,6 @@ class Translation(TaskSpec):
         """Give the model the mean of the snapshots, where there are any."""
         if averaging:
             mean_weights(model, averaging)
-
-    @property
-    def _part(self) -> int:
-        return -(-self.tokens // self.accumulate)
 
     def _pairs(self, data: PairStream, seed: int, step: int, start: Place) -> Numbers:
         """Return the numbers of the pairs of a step."""
@@ -163,15 +160,6 @@ class Translation(TaskSpec):
             return start.position
         epoch, begun = data.epoch_of(start.step_tokens, start.position)
         return data.epoch_size(self.tokens) * (epoch + (begun > 0))
-
-    def _sum_until(self, data: PairStream, seed: int, step: int, start: Place, values: np.ndarray) -> int:
-        first = self._first(data, start)
-        return self._sum_before(data, seed, first + step, values) - self._sum_before(data, seed, first, values)
-
-    def _sum_before(self, data: PairStream, seed: int, position: int, values: np.ndarray) -> int:
-        epoch, place = data.epoch_of(self.tokens, position)
-        begun = data.epoch(self.tokens, seed, epoch)[:place]
-        return epoch * int(values.sum()) + sum(int(values[numbers].sum()) for numbers in begun)
 
 
 def smoothed_loss(

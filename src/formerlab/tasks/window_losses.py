@@ -92,13 +92,17 @@ def mean_loss(rows: Sequence[WindowLoss]) -> float:
     return sum(row.tokens * row.loss_nats for row in rows) / sum(row.tokens for row in rows)
 
 
+def window_groups(stream: Stream, context: int, windows: Sequence[int], batch: int) -> list[list[int]]:
+    """Return windows in groups of `batch`, the partial one alone."""
+    full = [window for window in windows if (window + 1) * context < len(stream)]
+    groups = [full[first : first + batch] for first in range(0, len(full), batch)]
+    return groups + [[window] for window in windows[len(full) :]]
+
+
 def window_batches(
     stream: Stream, context: int, windows: Sequence[int], batch: int
 ) -> Iterator[tuple[Sequence[int], Int[Tensor, "batch time_plus_1"]]]:
     """Yield windows and their tokens in batches, the partial one alone, so that no row is padded."""
-    full = [window for window in windows if (window + 1) * context < len(stream)]
-    groups = [full[first : first + batch] for first in range(0, len(full), batch)]
-    groups += [[window] for window in windows[len(full) :]]
-    for group in groups:
+    for group in window_groups(stream, context, windows, batch):
         rows = [stream[window * context : (window + 1) * context + 1] for window in group]
         yield group, torch.from_numpy(np.stack(rows).astype(np.int64))

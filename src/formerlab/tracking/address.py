@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from formerlab.errors import UserError
@@ -22,6 +23,8 @@ SHOWN_COLUMNS = tuple(
 )
 NOT_SEEDS = "tags.`formerlab.level` != 'run'"
 """What the view shows: MLflow lists all runs flat as soon as they are sorted by a metric."""
+CURVES = ("valid/loss_nats", "train/loss_nats")
+"""The charts that stand first; MLflow adds one for every other metric below them."""
 _SECRETS = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD")
 
 
@@ -36,13 +39,23 @@ def experiment_tags(scale: str, study: str) -> dict[str, str]:
         f"Study {study} at scale {scale}. A row is a configuration, with means over its seeds. Clear the search "
         f"field to see every seed. The row *{study}: figures, tables, claims* has the pictures as artifacts."
     )
-    sorting = {"orderByKey": "metrics.`test/loss_nats`", "orderByAsc": True}
-    view = sorting | {"searchFilter": NOT_SEEDS, "selectedColumns": list(SHOWN_COLUMNS)}
     return {
         "mlflow.experimentKind": "custom_model_development",
         "mlflow.note.content": note,
-        f"mlflow.sharedViewState.{VIEW}": json.dumps(view),
+        f"mlflow.sharedViewState.{VIEW}": json.dumps(_view()),
     }
+
+
+def _view() -> dict[str, Any]:
+    """Return what the page of an experiment shows, as MLflow's own page writes it: sorting, columns and charts."""
+    axes = {"xAxisKey": "step", "xAxisScaleType": "linear", "scaleType": "linear", "yAxisKey": "metric", "range": {}}
+    shared = {"useGlobalXaxisKey": True, "useGlobalLineSmoothing": True, "lineSmoothness": 0, "yAxisExpressions": []}
+    card = {"type": "LINE", "metricSectionId": "loss", "runsCountToCompare": 10, "deleted": False, "isGenerated": True}
+    charts = [card | axes | shared | {"uuid": name, "metricKey": name, "displayName": name} for name in CURVES]
+    section = {"uuid": "loss", "name": "loss", "display": True, "isReordered": True, "columns": len(charts)}
+    sorting = {"orderByKey": "metrics.`test/loss_nats`", "orderByAsc": True, "searchFilter": NOT_SEEDS}
+    shown = {"selectedColumns": list(SHOWN_COLUMNS), "compareRunCharts": charts, "compareRunSections": [section]}
+    return sorting | shown | {"isAccordionReordered": True}
 
 
 def database_of(uri: str) -> Path | None:

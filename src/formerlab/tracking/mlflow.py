@@ -1,4 +1,4 @@
-"""Rows of finished runs -> MLflow. One writer, after the fact: training neither waits for tracking nor fails with it.
+"""Rows of runs -> MLflow. One writer, beside training, which neither waits for tracking nor fails with it.
 
 The database is a product of results/ that can be thrown away and written again. Each study at a scale is an
 experiment: an MLflow run with its figures, one per configuration, and below that one per seed. An MLflow run is found
@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import cache, partial
 from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,25 @@ from formerlab.results.read import Results
 from formerlab.results.records import read_run
 from formerlab.results.stages import MAKING
 from formerlab.tracking.address import database_of, experiment_name, experiment_tags, redacted, without_secrets
-from formerlab.tracking.rows import Entry, configuration_entry, content_of, hash_files, seed_entry, study_entry
+from formerlab.tracking.rows import (
+    Entry,
+    configuration_entry,
+    content_of,
+    figure_of,
+    hash_files,
+    seed_entry,
+    study_entry,
+    study_files,
+    unfinished,
+)
 
 LAYOUT = "3"
 """Stands before the hash of what an entry holds: what another layout wrote is written anew."""
 METRICS_PER_CALL, ITEMS_PER_CALL = 1000, 100
 """The limits of MLflow's REST interface."""
+_KEYS = ("study", "run", "seed")
+SECONDS_UNSEEN = 2
+"""How long a sync works before it shows its progress."""
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -37,21 +52,23 @@ _ENVIRONMENT = {
 }
 
 
-def sync(root: Path, uri: str, figures: Path | None = None) -> dict[str, Any]:
-    """Bring MLflow at `uri` up to date with the finished runs in `root` (results/<tree>/<scale>).
+def sync(root: Path, uri: str, figures: Path | None = None, *, weights: bool = False) -> dict[str, Any]:
+    """Bring MLflow at `uri` up to date with the runs in `root` (results/<tree>/<scale>), those that train included.
 
     Repeating it changes nothing.
     `figures` is the folder with the drawn figures and tables, figures/<tree>/<scale> beside `results` where not given.
+    With `weights` those of finished runs become artifacts too.
     Returns what was done, with the URI free of credentials, and under `refused` which runs have damaged rows. Raises
     UserError where anything else goes wrong, without credentials too; whoever calls turns that into a warning.
     """
-    results = Results(root, partial(_unreadable, root))
-    place = root.resolve()
+    place, lock = root.resolve(), root / ".mlflow.lock"
     folder = figures or place.parents[2] / "figures" / place.parent.name / place.name
-    lock = root / ".mlflow.lock"
+    training = unfinished(root)  # read first: what finishes meanwhile is among the results
+    results = Results(root, partial(_unreadable, root))
     with locked(lock, lambda: f"{lock}: another sync of these results is running; wait for it and sync again"):
         try:
-            return {"status": "ok", "uri": redacted(uri)} | _sync(results, _Store(uri, place), folder)
+            store = _Store(uri, place, weights=weights)
+            return {"status": "ok", "uri": redacted(uri)} | _sync(results, training, store, folder)
         except UserError:
             raise
         except Exception as error:  # whatever MLflow, its database or the network throws
@@ -72,45 +89,43 @@ def _unreadable(root: Path, stage: str, name: str) -> str:
     return ""
 
 
-def _sync(results: Results, store: "_Store", figures: Path) -> dict[str, Any]:
-    records, refused = results.records(), results.left_out()
-    with Progress(len(records), "track", unit="run") as progress:
-        for study in sorted({record["study"] for record in records}):
-            of_study = [record for record in records if record["study"] == study]
+def _sync(results: Results, training: list[dict[str, Any]], store: "_Store", figures: Path) -> dict[str, Any]:
+    finished, refused = results.records(), results.left_out()
+    known = {record["id"] for record in finished}
+    records = sorted([*finished, *(one for one in training if one["id"] not in known)], key=itemgetter(*_KEYS))
+    with Progress(len(records), "track", unit="run", delay=SECONDS_UNSEEN) as progress:
+        for study, group in groupby(records, itemgetter("study")):
+            of_study = list(group)
             store.open(experiment_name(results.scale, study), experiment_tags(results.scale, study))
-            pictures = study_entry(results, of_study, figures)
-            store.upsert([study], hash_files(pictures.files), partial(study_entry, results, of_study, figures))
-            for run in sorted({record["run"] for record in of_study}):
-                seeds = [record for record in of_study if record["run"] == run]
+            content = hash_files(study_files(figures, study))
+            store.upsert([study], content, partial(study_entry, results, of_study, figures))
+            for _, seeds in groupby(of_study, itemgetter("run")):
+                of_run = list(seeds)
                 try:
-                    _configuration(results, store, seeds)
+                    _configuration(results, store, of_run, figure_of(figures, of_run[0]))
                 except UserError as error:  # rows of one run are damaged; the others are wanted
                     refused.append(str(error))
-                progress.advance(len(seeds))
+                progress.advance(len(of_run))
     return {"runs": len(records), **store.done, "refused": refused}
 
 
-def _configuration(results: Results, store: "_Store", records: Sequence[dict[str, Any]]) -> None:
+def _configuration(results: Results, store: "_Store", records: Sequence[dict[str, Any]], figure: list[Path]) -> None:
     """Upsert a configuration and its seeds; their rows are read only where something changed."""
     contents = [content_of(results, record) for record in records]
-
-    @cache
-    def seed(index: int) -> Entry:
-        return seed_entry(results, records[index])
-
-    def configuration() -> Entry:
-        return configuration_entry(run, [seed(index) for index in range(len(records))])
-
+    seeds = [cache(partial(seed_entry, results, record)) for record in records]
     study, run = records[0]["study"], records[0]["run"]
-    parent = store.upsert([study, run], " ".join(contents), configuration)
-    for index, record in enumerate(records):
-        store.upsert([record["id"]], contents[index], partial(seed, index), parent)
+    content = " ".join([*contents, hash_files(figure)])
+    parent = store.upsert([study, run], content, lambda: configuration_entry(run, [one() for one in seeds], figure))
+    for record, content, seed in zip(records, contents, seeds, strict=True):
+        identity = store.upsert([record["id"]], content, seed, parent)
+        if "weights_sha256" in record:
+            store.keep_weights(identity, results.root / record["id"] / "weights.safetensors", record["weights_sha256"])
 
 
 class _Store:
     """MLflow, as far as it is needed."""
 
-    def __init__(self, uri: str, root: Path) -> None:
+    def __init__(self, uri: str, root: Path, *, weights: bool) -> None:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
@@ -119,7 +134,7 @@ class _Store:
             logging.getLogger(name).setLevel(logging.WARNING)
         self._database = database_of(uri)
         self._client = MlflowClient(tracking_uri=f"sqlite:///{self._database}" if self._database else uri)
-        self._experiment, self._known = "", dict[str, Any]()
+        self._experiment, self._known, self._weights = "", dict[str, Any](), weights
         self._results = _label(root.parents[1], self._database.parent if self._database else Path.cwd())
         self._prefix = "/".join(filter(None, [self._results, root.parent.name, root.name]))
         self.done: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}
@@ -176,6 +191,14 @@ class _Store:
         self._client.set_tag(identity, "formerlab.content", content)
         return identity
 
+    def keep_weights(self, identity: str, path: Path, digest: str) -> None:
+        """Log the weights of a run once, if they are wanted."""
+        if self._weights and path.exists():
+            found = self._client.get_run(identity).data.tags.get("formerlab.weights")
+            if found != digest:
+                self._client.log_artifact(identity, str(path))
+                self._client.set_tag(identity, "formerlab.weights", digest)
+
     def _emptied(self, found: Any, entry: Entry) -> str:
         """Return the id of an MLflow run for an entry: the one `found`, without what may have changed, or a new one.
 
@@ -224,7 +247,9 @@ class _Store:
             client.log_inputs(identity, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
         for path in entry.files:
             client.log_artifact(identity, str(path))
-        if entry.finished_ms is not None:  # else it goes on: MLflow shows it as running
+        if entry.finished_ms is None:  # it goes on, maybe after a stop
+            client.update_run(identity, status="RUNNING")
+        else:
             client.set_terminated(identity, entry.status, end_time=entry.finished_ms)
 
 

@@ -3,25 +3,30 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
+import yaml
 from numpy.typing import NDArray
 from pandas import DataFrame
 
+from formerlab.files import read_json
+from formerlab.results.notes import read_note
 from formerlab.results.read import Results
 from formerlab.results.records import flatten
 from formerlab.results.schema import Table
 from formerlab.results.stages import MEASURED
 from formerlab.statistics import student, weighted_means
-from formerlab.tracking.claims import FILES, claim_tags
 
-MOST_PARAMS, LONGEST_PARAM, MOST_POINTS = 100, 500, 1000
+MOST_PARAMS, LONGEST_PARAM, LONGEST_TAG, MOST_POINTS = 100, 500, 5000, 1000
+CLAIMS = ("claims.csv", "claims.html")
+"""What the command `claims` leaves in the folder of the figures."""
 COSTS = {
     "parameters": ("size/million_parameters", 1e6),
     "parameters_non_embedding": ("size/million_parameters_non_embedding", 1e6),
@@ -35,6 +40,8 @@ COSTS = {
     "model_flops_utilisation": ("cost/model_flops_utilisation", 1),
 }
 """Numbers of run.json that become metrics, each with its name and unit there."""
+STATUS = {"finished": "FINISHED", "diverged": "FAILED", "failed": "FAILED", "running": "RUNNING"}
+"""MLflow's word for the status of a run."""
 SHOWN = {file: table for stage in MEASURED.values() for file, table in stage.tables.items() if table.value}
 READ = ("train.csv", "timing.csv", "eval.csv", "test.csv", *SHOWN)
 
@@ -59,16 +66,34 @@ class Entry:
     dataset: tuple[str, str] | None = None  # name and digest
 
 
-def figure_files(figures: Path, study: str) -> list[Path]:
-    """Return the pictures and pages of a study that exist. The numbers beside them are of the rows that runs have."""
-    from formerlab.report.drawings import catalogue
+def unfinished(root: Path) -> list[dict[str, Any]]:
+    """Return what is known of each run in `root` that trains, or was stopped, and has rows: the beginning of a record.
 
-    drawn = [name for drawing in catalogue().values() if drawing.study == study for name in drawing.outputs]
-    names = [name for name in drawn if not name.endswith(".csv")]
-    return [path for name in (*names, *FILES) if (path := figures / name).exists()]
+    Its `status` is running, stopped, failed or killed.
+    """
+    found = []
+    for path in sorted(root.glob("*/*/seed*/run.yaml")):
+        folder, note = path.parent, read_note("train", path.parent)
+        if note is None or (folder / "run.json").exists() or not (folder / "timing.csv").exists():
+            continue
+        spec = yaml.safe_load(path.read_text(encoding="utf-8"))
+        manifest = root / "data" / spec["data"] / "manifest.json"
+        found.append(
+            {
+                "id": "/".join(folder.parts[-3:]),
+                **dict(zip(("study", "run"), folder.parts[-3:], strict=False)),
+                "seed": spec["seed"],
+                "status": note["state"],
+                "spec": spec,
+                "data": {"name": spec["data"], "fingerprint": read_json(manifest)["fingerprint"]},
+                "started": note["since"],
+                "finished": datetime.fromtimestamp((folder / "timing.csv").stat().st_mtime, UTC).isoformat(),
+            }
+        )
+    return found
 
 
-def content_of(results: Results, record: dict[str, Any]) -> str:
+def content_of(results: Results, record: Mapping[str, Any]) -> str:
     """Return a hash of what decides the entry of a run: its records, which state the hashes of its rows."""
     folder = results.root / record["id"]
     files = [path for path in sorted(folder.glob("*.json")) if not path.name.startswith(".")]
@@ -81,6 +106,44 @@ def hash_files(files: Sequence[Path]) -> str:
     return sha256(" ".join(contents).encode()).hexdigest()
 
 
+def study_files(figures: Path, study: str) -> list[Path]:
+    """Return the pictures and pages of a study that exist. The numbers beside them are of the rows that runs have."""
+    from formerlab.report.drawings import catalogue
+
+    drawn = [name for drawing in catalogue().values() if drawing.study == study for name in drawing.outputs]
+    names = [name for name in drawn if not name.endswith(".csv")]
+    return [path for name in (*names, *CLAIMS) if (path := figures / name).exists()]
+
+
+def figure_of(figures: Path, record: Mapping[str, Any]) -> list[Path]:
+    """Return the first picture of its study that shows a run; nothing before it is drawn."""
+    from formerlab.report.drawings import catalogue
+    from formerlab.report.families import is_of
+
+    drawings = [one for one in catalogue().values() if (one.kind, one.study) == ("figure", record["study"])]
+    shown = (figures / f"{one.name}.png" for one in drawings if is_of(record["run"], record["spec"], one.runs))
+    return [path for path in shown if path.exists()][:1]
+
+
+def _claim_tags(figures: Path, study: str) -> dict[str, str]:
+    """Return the verdicts on the study's claims; nothing before they were judged.
+
+    `claim.<id>` is the verdict in a word, `claim.<id>.ours` what was found, `claim.<id>.reason` why it is not tested,
+    and `claim.<id>.changed` marks a younger criterion.
+    """
+    path = figures / CLAIMS[0]
+    if not path.exists():
+        return {}
+    rows = pd.read_csv(path).drop_duplicates("claim").set_index("claim")
+    own = rows[rows.index.str.startswith(f"{study}-")]
+    endings = {"outcome": "", "ours": ".ours", "reason": ".reason", "changed": ".changed"}
+    return {
+        f"claim.{claim}{ending}": str(text)[:LONGEST_TAG]
+        for column, ending in endings.items()
+        for claim, text in own[column].dropna().items()
+    }
+
+
 def study_entry(results: Results, records: Sequence[dict[str, Any]], figures: Path) -> Entry:
     """Return the MLflow run that holds the pictures of a study, its tables and the verdicts on its claims."""
     study = records[0]["study"]
@@ -90,16 +153,18 @@ def study_entry(results: Results, records: Sequence[dict[str, Any]], figures: Pa
         note=f"Figures, tables and verdicts on the claims of study {study} at scale {results.scale}: open Artifacts.",
         started_ms=min(_milliseconds(record["started"]) for record in records),
         finished_ms=max(_milliseconds(record["finished"]) for record in records),
-        tags=claim_tags(figures, study),
-        files=figure_files(figures, study),
+        tags=_claim_tags(figures, study),
+        files=study_files(figures, study),
     )
 
 
-def configuration_entry(run: str, seeds: Sequence[Entry]) -> Entry:
+def configuration_entry(run: str, seeds: Sequence[Entry], files: list[Path]) -> Entry:
     """Return the MLflow run of a configuration: its params, and the means over seeds of what all of them have.
 
-    The interval of the held-out loss stands beside its mean: `test/loss_nats_low`, `test/loss_nats_high`.
+    `files` are its artifacts. The interval of the held-out loss stands beside its mean: `test/loss_nats_low`,
+    `test/loss_nats_high`.
     """
+    states = {entry.status for entry in seeds}
     ends = [entry.finished_ms for entry in seeds if entry.finished_ms is not None]
     losses = [point for entry in seeds for point in entry.points if point[0] == "test/loss_nats"]
     interval = student([loss for _, loss, *_ in losses])
@@ -114,9 +179,11 @@ def configuration_entry(run: str, seeds: Sequence[Entry]) -> Entry:
         note=f"{run}, {count}: {mean}. Metrics are means over its seeds, the runs below it.",
         started_ms=min(entry.started_ms for entry in seeds),
         finished_ms=max(ends) if len(ends) == len(seeds) else None,
+        status=next((status for status in ("RUNNING", "KILLED") if status in states), "FINISHED"),
         tags={name: tag for name, tag in seeds[0].tags.items() if name.startswith("mlflow.source")},
         params={key: value for key, value in seeds[0].params.items() if key != "seed"},
         points=points,
+        files=files,
         dataset=seeds[0].dataset,
     )
 
@@ -146,8 +213,8 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
         level="run",
         note=f"{record['run']}, seed {record['seed']}, on data set {data['name']}.{grown} Command: {command}",
         started_ms=_milliseconds(record["started"]),
-        finished_ms=_milliseconds(record["finished"]),
-        status="FINISHED" if record["status"] == "finished" else "FAILED",
+        finished_ms=None if record["status"] == "running" else _milliseconds(record["finished"]),
+        status=STATUS.get(record["status"], "KILLED"),
         tags=_tags(record) | {"formerlab.params_omitted": str(max(0, len(spec) - MOST_PARAMS))},
         params={_name(key): _shorten(value) for key, value in spec[:MOST_PARAMS]},
         points=[point for point in _points(rows, record) if math.isfinite(point[1])],

@@ -1,31 +1,10 @@
-"""What a model costs in closed form, and what a machine does in a second."""
+"""What a machine does in a second, and how much of it training uses."""
 
 import resource
 import sys
 import time
 
 import torch
-
-from formerlab.models.decoder import Decoder
-
-TRAINING_PASSES = 3  # one forward, and a backward of twice its products: gradients by inputs and by weights
-
-
-def model_cost(spec: Decoder, context: int) -> dict[str, int]:
-    """Return the costs of a decoder on sequences of `context` tokens, per token where the name says so.
-
-    FLOPs count 2 per multiply-add of matrix products and attention over the full square (see `Decoder.flops`);
-    training counts three forward passes; the depth mixer's elementwise FLOPs stand apart; bytes are float32.
-    """
-    forward = spec.flops(context) // context
-    return {
-        "parameters": spec.params(),
-        "parameters_non_embedding": spec.params(embedding=False),
-        "flops_per_token_forward": forward,
-        "flops_per_token_training": TRAINING_PASSES * forward,
-        "mixing_flops_per_token": spec.mixing_flops(context) // context,
-        "kv_bytes_per_token": spec.kv_bytes(1),
-    }
 
 
 def matmul_flops_per_s(

@@ -2,28 +2,31 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from formerlab.data.text.streams import lender
 from formerlab.errors import StoppedEarly
 from formerlab.progress import Progress
 from formerlab.seeding import mixed_seed
+from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.task import BEGINNING, Measures, Place
 from formerlab.training import processes
 from formerlab.training.batches import Batches
 from formerlab.training.cost import peak_memory_bytes
 from formerlab.training.run import Run
-from formerlab.training.state import Outcome, State, Updates
+from formerlab.training.state import Outcome, Row, State, Updates
 
 
-@dataclass(frozen=True)
+@dataclass
 class Hooks:
     """What the loop asks of its surroundings."""
 
@@ -35,6 +38,36 @@ class Hooks:
     """Least time between two checkpoints; 0 saves after every step."""
     between_saves: float = 30.0
     """Time between two checkpoints over what the last one took: saving stops training, for 3 % of the time at most."""
+
+    def __post_init__(self) -> None:
+        self._next = time.monotonic() + self.checkpoint_seconds
+        self.due = False
+        """Whether what is under way is to be saved when it is done."""
+
+    def asked(self) -> str | None:
+        """Return why to stop now, if there is a reason, and set `due`; all processes agree."""
+        reason = self.stop()
+        stops, self.due = processes.any_wants(reason is not None, time.monotonic() >= self._next)
+        return reason or ("another process was asked to" if stops else None)
+
+    def write_if_due(self, state: State) -> None:
+        """Write a checkpoint if it was time for one when `asked` was called."""
+        if self.due:
+            self.write(state)
+
+    def write(self, state: State) -> None:
+        """Write a checkpoint, unless the run is about to diverge: then the last good one is worth more."""
+        began = time.monotonic()
+        if _finite_weights(state.model):
+            self.save(state)
+        now, least = time.monotonic(), self.checkpoint_seconds
+        self._next = now + (max(least, self.between_saves * (now - began)) if least else 0.0)
+
+    def leave(self, state: State, done: str, reason: str) -> NoReturn:
+        """Save and raise StoppedEarly."""
+        self.write(state)
+        processes.wait_for_all()
+        raise StoppedEarly(f"{done} ({reason}); run again to continue")
 
 
 def train(
@@ -49,67 +82,77 @@ def train(
 
     Raises
     ------
-    UserError
-        Where the parts of a step cannot be shared out to the processes.
     StoppedEarly
         When `hooks.stop` gave a reason; the state is saved.
     """
-    processes.check_parts(getattr(run.task, "accumulate", processes.count()))
     model, summing = _compiled_and_summing(run, state.model)
     valid = run.task.valid_batches(valid_data)
     if not state.rows["eval"] and not _validate(run, model, state, valid):
         return state.step
     updates = Updates(state.optimizer, run.optimizer.clip, _device(state))
-    next_save = time.monotonic() + hooks.checkpoint_seconds
     batches = Batches(run, train_data, start, state.step, _device(state))
     with batches, Progress(run.steps, f"train {run.id}", start=state.step) as progress:
         while state.step < run.steps:
-            reason, saves = _stops_or_saves(hooks, next_save)
-            if reason is not None:
-                return _stop(run, state, hooks, updates, reason)
-            last = state.step + 1 == run.steps
-            logged = last or state.step == 0 or (state.step + 1) % run.log_every == 0
-            evaluated = last or (state.step + 1) % run.evaluate_every == 0
+            if (reason := hooks.asked()) is not None:
+                if missed := updates.read().missed:  # before anybody looked
+                    return state.count(run, train_data, start, -missed)
+                hooks.leave(state, f"{run.id}: stopped after step {state.step} of {run.steps}", reason)
+            logged, evaluated = _due(run, state.step)
             started = time.perf_counter()
             _optimizer_step(run, model, state, summing, batches, updates)
-            state.step += 1
-            outcome = updates.read() if updates.waits or logged or evaluated or saves else None
+            outcome = updates.read() if updates.waits or logged or evaluated or hooks.due else None
             spent = time.perf_counter() - started
-            if outcome and (outcome.missed or ((logged or evaluated) and not _finite_weights(state.model))):
-                return _back_to_good(state, max(outcome.missed, 1))
+            state.count(run, train_data, start, 1)
+            if missed := _missed(state, outcome, looks=logged or evaluated):
+                return state.count(run, train_data, start, -missed)
             state.training_time_s += spent
             run.task.after_step(state.model, state.step, run.steps, state.kept)
             if outcome and logged:
-                _log(run, state, train_data, start, outcome, progress)
+                _log(state, outcome, progress)
             if evaluated and not _validate(run, model, state, valid):
                 return state.step
-            if saves:
-                next_save = _save(state, hooks)
+            hooks.write_if_due(state)
     run.task.finish(state.model, state.kept)
     return None
 
 
-def _stops_or_saves(hooks: Hooks, next_save: float) -> tuple[str | None, bool]:
-    """Return why to stop now, if there is a reason, and whether the next step is to be saved; all processes agree."""
-    reason = hooks.stop()
-    stops, saves = processes.any_wants(reason is not None, time.monotonic() >= next_save)
-    return reason or ("another process was asked to" if stops else None), saves
+def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | None) -> None:
+    """Measure the test split of prepared data, and of those that lend them their tokenizer; guess for a diverged run.
+
+    Raises
+    ------
+    StoppedEarly
+        When `hooks.stop` gave a reason; the state is saved, and what is measured is not measured again.
+    """
+    other = lender(data) if run.task.reads == "text" else None
+    for table, folder in {"test": data, "lender_test": other}.items():
+        if folder is not None:
+            held_out: Any = run.task.held_out(folder)
+            done = state.tested.setdefault(table, [])
+            if diverged is None:
+                _test(run, state, held_out, done, hooks)
+            else:
+                done[:] = [[list(row) for row in run.task.guessed_rows(run.model, held_out)]]
 
 
-def _stop(run: Run, state: State, hooks: Hooks, updates: Updates, reason: str) -> int:
-    """Save and raise StoppedEarly, or return the step at which the run diverged before anybody looked."""
-    if missed := updates.read().missed:
-        return _back_to_good(state, missed)
-    _save(state, hooks)
-    processes.wait_for_all()
-    done = f"stopped after step {state.step} of {run.steps}"
-    raise StoppedEarly(f"{run.id}: {done} ({reason}); run again to continue")
+def _test(run: Run, state: State, held_out: Any, done: list[list[Row]], hooks: Hooks) -> None:
+    """Measure group after group of held-out examples; each process takes its own."""
+    groups: Any = run.task.test_groups(held_out)
+    narrow = _device(state).type != "cpu" or processes.sharded()  # a CPU gains nothing
+    while len(done) < len(groups):
+        if (reason := hooks.asked()) is not None:
+            hooks.leave(state, f"{run.id}: stopped in the test, {len(done)} of {len(groups)} groups done", reason)
+        mine = min(len(done) + processes.rank(), len(groups) - 1)  # who has none repeats the last, to meet in sums
+        with _precision(run, _device(state)) if narrow else nullcontext():
+            rows = run.task.test_rows(state.model, held_out, groups[mine])
+        done += processes.gathered([list(row) for row in rows])[: len(groups) - len(done)]
+        hooks.write_if_due(state)
 
 
-def _back_to_good(state: State, steps: int) -> int:
-    """Take back steps that were not taken; return the first of them."""
-    state.step -= steps
-    return state.step + 1
+def _due(run: Run, step: int) -> tuple[bool, bool]:
+    """Say whether the step after `step` others leaves rows of training, and of an evaluation."""
+    last = step + 1 == run.steps
+    return last or step == 0 or (step + 1) % run.log_every == 0, last or (step + 1) % run.evaluate_every == 0
 
 
 def _compiled_and_summing(run: Run, model: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -160,6 +203,13 @@ def _optimizer_step(
     updates.take(total)
 
 
+def _missed(state: State, outcome: Outcome | None, *, looks: bool) -> int:
+    """Return how many steps are to be taken back: those that were not taken, or the one that spoilt the weights."""
+    if outcome is None:
+        return 0
+    return outcome.missed or int(looks and not _finite_weights(state.model))
+
+
 def _finite(*numbers: float) -> bool:
     return all(map(math.isfinite, numbers))
 
@@ -168,25 +218,11 @@ def _finite_weights(model: nn.Module) -> bool:
     return _finite(processes.whole(nn.utils.get_total_norm(model.parameters())).item())
 
 
-def _save(state: State, hooks: Hooks) -> float:
-    """Write a checkpoint, unless the run is about to diverge: then the last good one is worth more.
-
-    Return when the next one is due, on the monotonic clock.
-    """
-    began = time.monotonic()
-    if _finite_weights(state.model):
-        hooks.save(state)
-    now = time.monotonic()
-    least = hooks.checkpoint_seconds
-    return now + (max(least, hooks.between_saves * (now - began)) if least else 0.0)
-
-
-def _log(run: Run, state: State, data: Any, start: Place, outcome: Outcome, progress: Progress) -> None:
+def _log(state: State, outcome: Outcome, progress: Progress) -> None:
     """Add the rows of a logged step."""
-    tokens = run.task.tokens_until(data, run.seed, state.step, start)
     lr = state.optimizer.param_groups[0]["lr"]
-    speed = tokens / state.training_time_s
-    state.rows["train"].append([state.step, tokens, outcome.loss, lr, outcome.norm, *outcome.beside])
+    speed = state.tokens / state.training_time_s
+    state.rows["train"].append([state.step, state.tokens, outcome.loss, lr, outcome.norm, *outcome.beside])
     memory = peak_memory_bytes(_device(state))
     state.rows["timing"].append([state.step, state.training_time_s, speed, memory])
     progress.update(state.step, tokens_per_s=speed, loss=outcome.loss)
@@ -196,7 +232,7 @@ def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) 
     """Add one row per batch of the fixed validation stream and per mixing weight, or say that a loss is not finite."""
     device = _device(state)
     measures: list[Measures] = []
-    with _evaluating(state.model), _precision(run, device):
+    with evaluating(state.model, torch.no_grad), _precision(run, device):
         for batch in batches:
             measures.append(run.task.measure(model, batch.to(device, non_blocking=True)))
     rows = _read(measures)
@@ -221,14 +257,3 @@ def _device(state: State) -> torch.device:
 
 def _precision(run: Run, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.precision == "bfloat16")
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)

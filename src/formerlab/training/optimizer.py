@@ -1,11 +1,11 @@
 """The optimizer and its parameter groups."""
 
 import inspect
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from formerlab.spec import AnyCount, Epsilon, Spec
 from formerlab.torchvision_shim import ensure_torchvision_imports
@@ -22,6 +22,33 @@ class FusedAdamW(torch.optim.AdamW):
     load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
+
+class MuonAndAdamW(FusedAdamW):
+    """AdamW, but for the groups with a momentum, which are torch's Muon's."""
+
+    muon: torch.optim.Muon
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state; AdamW's own way looks for its moments in every group."""
+        torch.optim.Optimizer.__setstate__(self, state)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Take a step of all groups; where `found_inf` is 1 it changes no weight."""
+        groups, bad = self.param_groups, cast(Tensor | None, getattr(self, "found_inf", None))
+        self.muon.state, self.muon.param_groups = self.state, [group for group in groups if "momentum" in group]
+        weights = [weight for group in self.muon.param_groups for weight in group["params"]]
+        before = [weight.clone() for weight in weights] if bad is not None else []
+        _MUON_STEP(self.muon)
+        if bad is not None:
+            for weight, old in zip(weights, before, strict=True):
+                weight.copy_(torch.where(bad > 0, old, weight))
+        self.param_groups = [group for group in groups if "momentum" not in group]
+        _ADAMW_STEP(self)
+        self.param_groups = groups
+
+
+_ADAMW_STEP, _MUON_STEP = (inspect.unwrap(kind.step) for kind in (torch.optim.AdamW, torch.optim.Muon))
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -52,34 +79,31 @@ class AdamW(Spec):
     """Largest gradient norm; 0 turns clipping off."""
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """Return the optimizer over the model's parameters in groups: decayed, not decayed, mixing weights.
+        """Return the optimizer over the model's parameters in their groups."""
+        return FusedAdamW(self.groups(model), **self._settings)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "fused": True}
+
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Return the parameters in groups: decayed, not decayed, mixing weights.
 
         A fourth holds the mixing weights that are never decayed, where there are any.
         """
-        matrices: list[nn.Parameter] = []
-        vectors: list[nn.Parameter] = []
-        mixing: list[nn.Parameter] = []
-        static: list[nn.Parameter] = []
+        matrices, vectors, mixing, static = (list[nn.Parameter]() for _ in range(4))
         exempt = _never_decayed(model)
         for name, parameter in model.named_parameters():
             mixers = static if name in exempt else mixing
             others = matrices if parameter.ndim >= 2 else vectors
             (mixers if name.startswith("mixer.") else others).append(parameter)
-        mixing_decay = self.weight_decay if self.decay_mixing else 0.0
-        groups: list[dict[str, Any]] = [
-            {"params": matrices, "weight_decay": self.weight_decay, "lr_factor": 1.0},
-            {"params": vectors, "weight_decay": 0.0, "lr_factor": 1.0},
-            {"params": mixing, "weight_decay": mixing_decay, "lr_factor": self.mixing_lr_factor},
+        decays = {True: self.weight_decay, False: 0.0}
+        rows = [(matrices, True, 1.0), (vectors, False, 1.0), (mixing, self.decay_mixing, self.mixing_lr_factor)]
+        rows += [(static, False, self.mixing_lr_factor)] if static else []
+        return [
+            {"params": parameters, "weight_decay": decays[decay], "lr_factor": factor}
+            for parameters, decay, factor in rows
         ]
-        if static:
-            groups.append({"params": static, "weight_decay": 0.0, "lr_factor": self.mixing_lr_factor})
-        return FusedAdamW(
-            groups,
-            lr=self.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            fused=True,
-        )
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, factor: float) -> None:
         """Set the learning rates of a step (0-based), and whether the mixing weights take part in it.
@@ -107,16 +131,10 @@ class LayerwiseAdamW(AdamW):
     layer_decay: float = Field(default=1.0, gt=0.0, le=1.0)
     """Factor of the learning rate from a layer to the one before it; 1 for training from scratch."""
 
-    def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """Return the optimizer over groups of decayed and other parameters, by timm's rule also for every layer."""
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Return decayed and other parameters, by timm's rule also for every layer."""
         exempt: set[str] = model.no_weight_decay()  # type: ignore[operator]
-        return FusedAdamW(
-            self._uniform(model, exempt) if self.layer_decay == 1 else self._by_layer(model, exempt),
-            lr=self.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            fused=True,
-        )
+        return self._uniform(model, exempt) if self.layer_decay == 1 else self._by_layer(model, exempt)
 
     def _uniform(self, model: nn.Module, exempt: set[str]) -> list[dict[str, Any]]:
         groups: dict[float, list[nn.Parameter]] = {self.weight_decay: [], 0.0: []}
@@ -133,4 +151,30 @@ class LayerwiseAdamW(AdamW):
         return [{key: group[key] for key in kept} | {"lr_factor": group["lr_scale"]} for group in groups]
 
 
-Optimizer = Annotated[AdamW | LayerwiseAdamW, Field(discriminator="kind")]
+class Muon(AdamW):
+    """W <- W - lr (0.2 sqrt(max(d_in, d_out)) O + decay W) for matrices of blocks, O being torch.optim.Muon's
+    orthogonalised momentum, and AdamW for all else (arXiv:2502.16982, section 2.2).
+
+    The factor gives O the size of AdamW's update, so that one learning rate and one decay serve both.
+    """
+
+    kind: Literal["muon"] = "muon"  # type: ignore[assignment]
+    momentum: Beta = 0.95
+    """Muon's decay of the momentum."""
+
+    def build(self, model: nn.Module) -> torch.optim.AdamW:
+        """Return the optimizer over AdamW's groups, of whose matrices those of blocks are Muon's."""
+        names = {parameter: name.partition(".")[0] for name, parameter in model.named_parameters()}
+        groups = self.groups(model)
+        matrices = groups[0]["params"]
+        inside = [matrix for matrix in matrices if names[matrix] in ("blocks", "encoder", "decoder")]
+        groups[0]["params"] = [matrix for matrix in matrices if names[matrix] not in ("blocks", "encoder", "decoder")]
+        muon = torch.optim.Muon(
+            inside, self.lr, self.weight_decay, momentum=self.momentum, adjust_lr_fn="match_rms_adamw"
+        )
+        made = MuonAndAdamW([*groups, muon.param_groups[0] | {"lr_factor": 1.0}], **self._settings)
+        made.muon = muon
+        return made
+
+
+Optimizer = Annotated[AdamW | LayerwiseAdamW | Muon, Field(discriminator="kind")]

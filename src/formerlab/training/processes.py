@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, distributed, nn
 
 from formerlab.errors import UserError
+from formerlab.layers.initial import with_tables
 from formerlab.layers.norm import LayerNormLayer, RMSNormLayer
 from formerlab.tasks.task import Share
+from formerlab.training.optimizer import Muon
 from formerlab.training.run import Run
 from formerlab.training.runtime_config import SHARDED
 
@@ -59,16 +61,13 @@ def sharded() -> bool:
     return os.environ.get(SHARDED) == "1" and count() > 1
 
 
-def check_parts(parts: int) -> None:
-    """Raise UserError where steps of so many parts cannot be shared out evenly."""
+def check(run: Run, *, keep_optimizer: bool) -> None:
+    """Raise UserError where processes cannot share out the parts of a step, or split tensors that it needs whole."""
+    parts = getattr(run.task, "accumulate", count())
     if parts % count():
         raise UserError(
             f"{count()} processes cannot share a step of {parts} parts; make task.accumulate a multiple of gpus"
         )
-
-
-def check_sharding(run: Run, *, keep_optimizer: bool) -> None:
-    """Raise UserError where tensors are to be split of a run that needs them whole."""
     reason = "a run that hands its optimizer on (growth.optimizer=carry)" if keep_optimizer else unsplittable(run)
     if sharded() and reason:
         raise UserError(f"{run.id}: {reason} needs whole tensors; leave sharded out, or train on GPUs that hold them")
@@ -81,6 +80,7 @@ def unsplittable(run: Run) -> str | None:
         f"model.kind={run.model.kind}": run.model.kind != "decoder",
         "growth.optimizer=carry": growth is not None and growth.optimizer == "carry",
         "growth.old_tokens": growth is not None and growth.old_tokens != "train",
+        "optimizer.kind=muon": isinstance(run.optimizer, Muon),
         "optimizer.mixing_start_step": run.optimizer.mixing_start_step > 0,
     }
     return next((reason for reason, met in reasons.items() if met), None)
@@ -89,31 +89,43 @@ def unsplittable(run: Run) -> str | None:
 def placed(model: Any, device: str, precision: str) -> nn.Module:
     """Return the model on its device: whole, or where tensors are split this process's parts of it.
 
+    A model built on the meta device has memory there, but no values yet.
+    """
+    if sharded():
+        _split(model, device, precision)
+    moved: nn.Module
+    if any(weight.is_meta for weight in model.parameters()):
+        moved = with_tables(model.to_empty(device=device))
+    else:
+        moved = model.to(device)
+    return moved
+
+
+def _split(model: Any, device: str, precision: str) -> None:
+    """Leave this process its parts of the model's tensors.
+
     A decoder is split block by block, and the rest of it is one part more. Under bfloat16 the weights of a block are
     gathered in it, as their products want them; its norms and the rest stay float32, like the stream between blocks.
     Gradients are summed in float32 in any case.
     """
-    if sharded():
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-        mesh = init_device_mesh(torch.device(device).type, (count(),))
-        half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-        for block in model.blocks:
-            if precision != "bfloat16":
-                fully_shard(block, mesh=mesh)
-                continue
-            for norm in block.modules():
-                if isinstance(norm, LayerNormLayer | RMSNormLayer) and list(norm.parameters()):
-                    fully_shard(norm, mesh=mesh)
-            fully_shard(block, mesh=mesh, mp_policy=half)
-        fully_shard(model, mesh=mesh)
-        for part in model.modules():
-            if isinstance(part, FSDPModule):
-                part.set_gradient_divide_factor(1.0)  # summed: losses are divided by the number of parts already
-                part.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
-    moved: nn.Module = model.to(device)
-    return moved
+    mesh = init_device_mesh(torch.device(device).type, (count(),))
+    half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    for block in model.blocks:
+        if precision != "bfloat16":
+            fully_shard(block, mesh=mesh)
+            continue
+        for norm in block.modules():
+            if isinstance(norm, LayerNormLayer | RMSNormLayer) and list(norm.parameters()):
+                fully_shard(norm, mesh=mesh)
+        fully_shard(block, mesh=mesh, mp_policy=half)
+    fully_shard(model, mesh=mesh)
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)  # summed: losses are divided by the number of parts already
+            part.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
 
 
 def compile_parts(model: Any) -> None:
@@ -142,7 +154,6 @@ def summing_gradients(model: nn.Module, *, some_rest: bool) -> nn.Module:
 
 
 def _sum(state: None, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
-    del state
     work = distributed.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     summed: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
@@ -186,16 +197,39 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def whole_model(model: Any) -> nn.Module:
-    """Return the whole model, for what follows training; all processes take part, the first alone has it."""
+def whole_tensors(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return nested mappings with whole tensors in place of split ones, on the CPU of the first process alone."""
     if not sharded():
-        return model  # type: ignore[no-any-return]
-    weights = {name: whole(weight).cpu() for name, weight in model.state_dict().items()}
-    if rank() > 0:
-        return model  # type: ignore[no-any-return]
-    built: nn.Module = model.spec.build()
-    built.load_state_dict(weights)
-    return built.to(device_of(model))
+        return tree
+    from torch.distributed.tensor import DTensor
+    from torch.utils._pytree import tree_map_only
+
+    def gather(tensor: Any) -> Tensor | None:
+        full: Tensor = tensor.full_tensor()
+        return full.cpu() if rank() == 0 else None
+
+    gathered: dict[str, Any] = tree_map_only(DTensor, gather, tree)
+    return gathered
+
+
+def part(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return this process's part of a whole tensor, split as another of its shape is."""
+    if not sharded():
+        return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(like, DTensor) or tensor.shape != like.shape:
+        return tensor
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
+
+
+def gathered(rows: Any) -> list[Any]:
+    """Return what every process has, in their order."""
+    if count() == 1:
+        return [rows]
+    found = [None] * count()
+    distributed.all_gather_object(found, rows)
+    return found
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -1,82 +1,19 @@
-"""The record of a run: what it was, what it read, what it cost and where it comes from."""
+"""What the record of a finished run says to others: its weights, and what its chain read of the training data."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256
 from formerlab.spec import Spec
 from formerlab.tasks.task import Place
-from formerlab.training import processes, provenance
-from formerlab.training.cost import matmul_flops_per_s, model_flops_utilisation, peak_memory_bytes
 from formerlab.training.run import Run
-from formerlab.training.runtime_config import RuntimeConfig
 from formerlab.training.state import State
 
-SCHEMA = 1
-
 Record = dict[str, Any]
-
-
-def record_of(
-    run: Run,
-    state: State,
-    runtime: RuntimeConfig,
-    manifest: Record,
-    parent: Record | None,
-    diverged: int | None,
-    data: Any,
-) -> Record:
-    """Return the content of run.json but for the hash of the weights and the final losses.
-
-    `manifest` is that of the data, `parent` the record of the run that this one grew from, `data` what
-    the task loaded to train on.
-    """
-    device = torch.device(runtime.device)
-    chain = readings(parent)
-    read = reading_of(run, state.step, manifest["fingerprint"], data, chain)
-    tokens = read.tokens
-    flops = run.task.flops_until(run.model, data, run.seed, state.step, read.start)
-    rate, time_s = matmul_flops_per_s(device, run.precision), state.training_time_s
-    return {
-        "schema": SCHEMA,
-        "id": run.id,
-        "study": run.study,
-        "run": run.name,
-        "seed": run.seed,
-        "status": "finished" if diverged is None else "diverged",
-        "diverged_at_step": diverged,
-        "spec": run.to_dict(),
-        "spec_hash": run.fingerprint(),
-        "code_hash": runtime.code_hash,
-        "data": {key: manifest[key] for key in ("name", "fingerprint")},
-        "init": parent and {key: parent[key] for key in ("id", "weights_sha256")},
-        "read": [reading.to_dict() for reading in (*chain, read)],
-        "parameters": run.model.params(),
-        "parameters_non_embedding": run.model.params(embedding=False),
-        "tokens": tokens,
-        "flops": flops,
-        "flops_cumulative": flops + (parent["flops_cumulative"] if parent else 0),
-        "training_time_s": time_s,
-        "wall_time_s": state.wall_time_s,
-        "tokens_per_s": tokens / time_s if time_s else None,
-        "peak_memory_bytes": peak_memory_bytes(device),
-        "model_flops_utilisation": model_flops_utilisation(flops, time_s, rate, processes.count()) if time_s else None,
-        "matmul_flops_per_s": rate,
-        "threads": runtime.threads,
-        "processes": processes.count(),
-        "device": provenance.device_name(device),
-        "kernels": state.kernels,
-        "host": provenance.host(),
-        "git": provenance.git_state(),
-        "versions": provenance.versions(),
-        "started": state.started,
-        "finished": provenance.now(),
-    }
 
 
 def load_record(folder: Path) -> Record:
@@ -126,22 +63,21 @@ def next_place(chain: Sequence[Reading], data: str) -> Place:
     return last.model_copy(update={"chain_steps": chain[-1].end.chain_steps})
 
 
-def reading_of(run: Run, step: int, fingerprint: str, data: Any, chain: Sequence[Reading]) -> Reading:
-    """Return what `step` steps of a run read of the `data` that its task loaded, as a descendant of `chain`."""
+def reading_of(run: Run, state: State, fingerprint: str, data: Any, chain: Sequence[Reading]) -> Reading:
+    """Return what a run read so far of the `data` that its task loaded, as a descendant of `chain`."""
     start = next_place(chain, fingerprint)
     stretch = getattr(run.task, "stretch", (0.0, 1.0))
-    tokens = run.task.tokens_until(data, run.seed, step, start)
-    epochs = tokens / run.task.epoch_tokens(data)
+    epochs = state.tokens / run.task.epoch_tokens(data)
     before = [reading for reading in chain if reading.data == fingerprint]
     return Reading(
         run=run.id,
         data=fingerprint,
         stretch=stretch,
         start=start,
-        end=run.task.place_after(data, start, step),
-        tokens=tokens,
+        end=run.task.place_after(data, start, state.step),
+        tokens=state.tokens,
         epochs=epochs,
-        tokens_cumulative=tokens + sum(reading.tokens for reading in before),
+        tokens_cumulative=state.tokens + sum(reading.tokens for reading in before),
         epochs_cumulative=epochs + sum(reading.epochs * _covered(stretch, reading.stretch) for reading in before),
     )
 

@@ -3,8 +3,8 @@
 from typing import Literal
 
 from formerlab.released import Dtype, ReleasedModel, Sizes
-from formerlab.spec import Count, Seed, Size, Spec
-from formerlab.training.run import Name, Run
+from formerlab.spec import Count, Size
+from formerlab.training.any_run import AnyRun, Name
 
 
 class Pretrained(Sizes):
@@ -17,17 +17,11 @@ class Pretrained(Sizes):
     """Where it lies, and the type that its weights are given."""
 
 
-class ReleasedRun(Spec):
+class ReleasedRun(AnyRun):
     """A run that trains nothing: a released model, whose loss is measured on held-out text of its own tokens."""
 
-    study: Name
-    """Study that the run belongs to."""
-    name: Name
-    """Name of the run within its study."""
-    seed: Seed = 0
-    """Always 0: nothing is drawn."""
-    data: Name = "text"
-    """Name of the data set, whose tokenizer is that of the model."""
+    model: Pretrained
+    """What the plan knows of the model, whose tokenizer is that of the data set."""
     released: Name
     """The model, by its name below `released` of the scale."""
     dtype: Dtype | None = None
@@ -36,13 +30,6 @@ class ReleasedRun(Spec):
     """Tokens predicted in a window of the held-out text."""
     windows: Count = 128
     """Windows at most, evenly spread over it."""
-    model: Pretrained
-    """What the plan knows of the model."""
-
-    @property
-    def id(self) -> str:
-        """The run's name in the whole project, which is also its folder."""
-        return f"{self.study}/{self.name}/seed{self.seed}"
 
     @property
     def tokens(self) -> int:
@@ -54,6 +41,7 @@ class ReleasedRun(Spec):
         """FLOPs of a token, forward, in a window."""
         return self.model.flops(self.context) // self.context
 
-
-AnyRun = Run | ReleasedRun
-"""What measurements are made of."""
+    @property
+    def measured_in(self) -> str:
+        """Type of the products: that of the weights."""
+        return "bfloat16" if self.model.source.dtype in ("float16", "bfloat16") else "float32"

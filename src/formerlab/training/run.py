@@ -1,31 +1,22 @@
 """Run: everything that `train` needs to know."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import StringConstraints, model_validator
+from pydantic import model_validator
 
 from formerlab.growth.tokens import Growth
 from formerlab.models import Model
-from formerlab.spec import Count, Seed, Spec
+from formerlab.spec import Count
 from formerlab.tasks import LanguageModeling, Task
 from formerlab.tasks.task import TRAINING_PASSES
+from formerlab.training.any_run import AnyRun, Name
 from formerlab.training.optimizer import AdamW, Optimizer
 from formerlab.training.schedule import Cosine, Schedule
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,99}$")]
 
-
-class Run(Spec):
+class Run(AnyRun):
     """One training run: a model, what it learns from which data, how long, and what it starts from."""
 
-    study: Name
-    """Study that the run belongs to."""
-    name: Name
-    """Name of the run within its study."""
-    seed: Seed = 0
-    """Seed of initial values, batches and dropout."""
-    data: Name = "text"
-    """Name of the data set, as the scale defines it."""
     model: Model
     """The model."""
     task: Task = LanguageModeling()
@@ -64,11 +55,6 @@ class Run(Spec):
         return values | {key: usual[key] | value for key, value in given.items()}
 
     @property
-    def id(self) -> str:
-        """The run's name in the whole project, which is also its folder."""
-        return f"{self.study}/{self.name}/seed{self.seed}"
-
-    @property
     def init_id(self) -> str | None:
         """The id of the run that this one starts from."""
         return None if self.init is None else f"{self.study}/{self.init}/seed{self.seed}"
@@ -82,6 +68,11 @@ class Run(Spec):
     def flops(self) -> int:
         """Training FLOPs in closed form: backward costs twice the forward."""
         return TRAINING_PASSES * self.steps * self.task.step_flops(self.model)
+
+    @property
+    def forward_flops(self) -> int:
+        """FLOPs of a token, forward, averaged over a training step."""
+        return self.flops // (TRAINING_PASSES * self.tokens)
 
     @model_validator(mode="after")
     def _check(self) -> "Run":

@@ -21,5 +21,7 @@ class RuntimeConfig:
     """What to do with the results or the checkpoint of another run in the same folder: refuse | restart."""
     code_hash: str = ""
     """Hash of the code that the run depends on."""
+    deterministic: bool = False
+    """Let a GPU compute the same bits every time, with slower kernels; torch refuses what it has none for."""
     keep_optimizer: bool = False
     """Leave the optimizer's final state in optimizer.pt, for runs that grow from this one and carry it on."""

@@ -22,6 +22,23 @@ class Constant(Spec):
         return _linear_warmup(step, round(self.warmup * steps))
 
 
+class Trapezoid(Spec):
+    """1 between a linear warm-up and a linear fall that would reach 0 one step after the last (arXiv:2405.18392,
+    section 2.1: cooldown).
+    """
+
+    kind: Literal["trapezoid"] = "trapezoid"
+    warmup: Share = 0.01
+    """Share of the steps with a linear rise from zero."""
+    cooldown: Share = 0.2
+    """Share of the steps with a linear fall to zero."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """Factor of the peak rate in step `step` of `steps` (0-based)."""
+        falling = (steps - step) / max(1, round(self.cooldown * steps))
+        return min(_linear_warmup(step, round(self.warmup * steps)), falling, 1.0)
+
+
 class Cosine(Spec):
     """Linear warm-up, then floor + (1 - floor) (1 + cos(pi t)) / 2 (arXiv:1608.03983, eq. 5, one period)."""
 
@@ -29,7 +46,7 @@ class Cosine(Spec):
     warmup: Share = 0.01
     """Share of the steps with a linear rise from zero."""
     floor: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Final factor: 0.1 in both codes of Tokenformer, 0 in its paper."""
+    """Final factor: 0.1 in both codes of Tokenformer; 0, in its paper, falls to zero."""
 
     def factor(self, step: int, steps: int) -> float:
         """Factor of the peak rate in step `step` of `steps` (0-based)."""
@@ -74,12 +91,11 @@ class Noam(Spec):
 
     def factor(self, step: int, steps: int) -> float:
         """Factor of the peak rate in step `step` (0-based)."""
-        del steps
         s = float(step + 1)
         return min(math.sqrt(self.warmup_steps / s), s / self.warmup_steps)
 
 
-Schedule = Annotated[Constant | Cosine | OneCycle | Noam, Field(discriminator="kind")]
+Schedule = Annotated[Constant | Trapezoid | Cosine | OneCycle | Noam, Field(discriminator="kind")]
 
 
 def _linear_warmup(step: int, warmup: int) -> float:

@@ -1,20 +1,22 @@
 """How a run starts: what it needs is checked, and its state is made: fresh, grown from a parent, or resumed."""
 
-import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256
-from formerlab.growth.tokens import continued_spec, grow_into, grow_optimizer_state, hold_old_tokens
+from formerlab.growth.optimizer import grow_optimizer_state, hold_old_tokens
+from formerlab.growth.tokens import continued_spec, grow_into, grown_spec
 from formerlab.kernels.native import kernel_path
+from formerlab.layers.initial import without_values
 from formerlab.results.stages import OPTIMIZER
 from formerlab.training import processes, provenance
-from formerlab.training.checkpoint import differences, load_checkpoint, load_tensors, previous, remove, restore
-from formerlab.training.finish import FILES, SUPERSEDED, WEIGHTS, tidy
+from formerlab.training.checkpoint import Content, differences, load_tensors
+from formerlab.training.finish import FILES, WEIGHTS, tidy
 from formerlab.training.record import Record, load_record
 from formerlab.training.run import Run
 from formerlab.training.runtime_config import RuntimeConfig
@@ -70,49 +72,34 @@ def is_finished(run: Run, out: Path, belongs_to: dict[str, str], runtime: Runtim
     return True
 
 
-def initial_state(run: Run, parent: Path | None, record: Record | None, device: str) -> State:
-    """Build model and optimizer at step 0, from the weights of the parent where there is one, with its record."""
-    if parent is None or record is None:
-        return _at_start(run, processes.placed(run.model.build(run.seed), device, run.precision))
-    weights, spec = load_file(parent / WEIGHTS), Run.model_validate(record["spec"]).model
-    if run.growth is None:
-        model = continued_spec(spec, run.model).build(run.seed)
-        model.load_state_dict(weights)
-        return _at_start(run, processes.placed(model, device, run.precision))
-    grown = grow_into(weights, spec, run.model, run.growth, run.seed)
-    state = _at_start(run, processes.placed(grown, device, run.precision))
-    hold_old_tokens(state.optimizer, state.model, weights, run.growth.old_tokens)
-    if run.growth.optimizer == "carry":
-        remedy = f"train {record['id']} again, which then keeps it"
+def initial_state(run: Run, parent: Path | None, record: Record | None, content: Content | None, device: str) -> State:
+    """Build model and optimizer at step 0, from the weights of the parent where there is one, with its record.
+
+    Where the content of a checkpoint follows, nothing is drawn or copied before: the model is built without values.
+    """
+    growth, weights, spec = run.growth, dict[str, Tensor](), run.model
+    if parent is not None and record is not None:
+        weights, old = load_file(parent / WEIGHTS), Run.model_validate(record["spec"]).model
+        spec = continued_spec(old, spec) if growth is None else grown_spec(old, spec, growth)
+    model: nn.Module
+    if content is None and growth is not None:
+        model = grow_into(weights, old, spec, growth, run.seed)
+    else:
+        with nullcontext() if content is None else without_values():
+            model = spec.build(run.seed)
+        if weights and content is None:
+            model.load_state_dict(weights)
+    model = processes.placed(model, device, run.precision)
+    state = State(model, run.optimizer.build(model), started=provenance.now())
+    if growth is not None:
+        hold_old_tokens(state.optimizer, model, weights, growth.old_tokens)
+    if content is not None:
+        state.restore(content)
+    elif parent is not None and growth is not None and growth.optimizer == "carry":
+        remedy = f"train {run.init_id} again, which then keeps it"
         carried = load_tensors(parent / OPTIMIZER, {"state", "param_groups"}, remedy)
         state.optimizer.load_state_dict(grow_optimizer_state(carried, state.optimizer))
     return state
-
-
-def _at_start(run: Run, model: nn.Module) -> State:
-    return State(model, run.optimizer.build(model), started=provenance.now())
-
-
-def resume(path: Path, state: State, belongs_to: dict[str, str], on_mismatch: str) -> None:
-    """Take over a checkpoint where there is one; one of another run is refused or set aside."""
-    with processes.first_in_turn():
-        if processes.rank() == 0:  # it writes already when the others come here
-            for left in path.parent.glob(".*.tmp"):
-                remove(left)  # half a checkpoint of a killed process
-        if not path.exists() and not previous(path).exists():
-            return
-        try:
-            content = load_checkpoint(path, belongs_to)
-        except UserError as error:
-            if on_mismatch != "restart":
-                raise
-            aside = path.parent.with_name(SUPERSEDED)
-            shutil.rmtree(aside, ignore_errors=True)
-            path.parent.rename(aside)
-            print(f"starting from step 0: {error}", file=sys.stderr)
-            return
-    restore(state, content)
-    print(f"continuing after step {state.step} of {path}", file=sys.stderr)
 
 
 def note_kernels(state: State) -> None:

@@ -55,7 +55,6 @@ class StopRequest:
         self._margin_s = max(self._margin_s, seconds)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        del frame
         self._signal = signal.Signals(number).name
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)

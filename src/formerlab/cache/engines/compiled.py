@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from formerlab.cache.engines.engine import Prompt, Pruned
-from formerlab.cache.eviction import Eviction, coefficients, decides_by_score
+from formerlab.cache.eviction import Eviction, Pruned, coefficients, decides_by_score
+from formerlab.cache.policies.policy import Prompt
 from formerlab.cache.store import Store
 from formerlab.kernels import pruned_attention_cpu
-from formerlab.kernels.cache_state import EMPTY, Scores
+from formerlab.kernels.cache_state import Scores
 from formerlab.layers.attention import Heads, KeyHeads
 
 Array = NDArray[Any]
@@ -33,15 +33,12 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     out = v.new_empty(batch, time, heads, d_head).transpose(1, 2)
     last = torch.full((batch, head_groups, time), time, dtype=torch.int32)
     scores = v.new_zeros(batch, head_groups, time)
-    initial = policy.initial_scores(torch.arange(time), head_groups, k, prompt.layer)
-    initial = (
-        v.new_empty(batch, head_groups, 0)
-        if initial is None
-        else initial.to(v.dtype).expand(batch, head_groups, time).contiguous()
-    )
+    initial = policy.entering(k, head_groups, prompt.layer, v)
+    width = 0 if initial is None else time
+    initial = (scores if initial is None else initial)[..., :width].expand(batch, head_groups, width).contiguous()
     most = min(max(policy.capacity(budget) for budget in prompt.budgets), time)
     pruned_attention_cpu.whole_sequences(
-        _threads(batch * head_groups), _rule(policy, d_head), _bounds(policy, prompt.budgets),
+        _threads(batch * head_groups), _rule(policy, d_head), np.array(policy.bounds(prompt.budgets)),
         np.array(prompt.lengths), most,
         *(x.numpy() for x in (q, k, v, out)), *(_flat(x) for x in (initial, last, scores)),
     )  # fmt: skip
@@ -61,7 +58,7 @@ class Step:
             _flat(store.state.positions),
             _flat(store.state.scores),
         )
-        self._rule, self._bounds = _rule(policy, d_head), _bounds(policy, budgets)
+        self._rule, self._bounds = _rule(policy, d_head), np.array(policy.bounds(budgets))
         self._none = np.empty((self._units, 0), self._held[3].dtype)
         self._large = 2 * store.keys.numel() >= LARGE
 
@@ -77,10 +74,6 @@ class Step:
 
 def _rule(policy: Eviction, d_head: int) -> Array:
     return np.array([*(coefficients(policy) or (0.0, 0.0)), d_head**-0.5])
-
-
-def _bounds(policy: Eviction, budgets: list[int]) -> Array:
-    return np.array([(min(policy.capacity(budget), EMPTY), *policy.protected(budget)) for budget in budgets])
 
 
 def _flat(x: Float[Tensor, "batch head_groups time"] | Int[Tensor, "batch head_groups time"]) -> Array:

@@ -2,18 +2,14 @@
 
 import functools
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from formerlab import kernels
-from formerlab.cache.eviction import Eviction
-from formerlab.layers.attention import Heads, KeyHeads
+from formerlab.cache.engines import loop
+from formerlab.cache.eviction import Engine, Eviction
+from formerlab.cache.policies.policy import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -21,50 +17,8 @@ WORTHWHILE = 2**17
 """Pairs of query and held key, over a batch and its heads, from which on loading compiled code pays."""
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """Whole right-padded sequences as one layer meets them."""
-
-    q: Heads
-    k: KeyHeads
-    v: KeyHeads
-    budgets: list[int]
-    """Budget of each sequence."""
-    lengths: list[int]
-    """True length of each sequence."""
-    layer: int = 0
-
-    def of(self, rows: slice) -> "Prompt":
-        """Return some of the sequences."""
-        q, k, v = self.q[rows], self.k[rows], self.v[rows]
-        return Prompt(q, k, v, self.budgets[rows], self.lengths[rows], self.layer)
-
-    def for_scope(self, scope: Literal["head", "group", "layer"]) -> "Prompt":
-        """Give every query head keys of its own where each chooses alone."""
-        groups = self.q.shape[1] // self.k.shape[1]
-        if scope != "head" or groups == 1:
-            return self
-        return replace(self, k=self.k.repeat_interleave(groups, 1), v=self.v.repeat_interleave(groups, 1))
-
-
-class Pruned(NamedTuple):
-    """What came of a prompt."""
-
-    out: Heads
-    """softmax(q k^T / sqrt(d_head)) v over the keys that each query finds; rows of padding mean nothing."""
-    last: Int[Tensor, "batch head_groups time"]
-    """The last query that sees each key; no smaller than a sequence's length where the key is still held at its end."""
-    scores: Float[Tensor, "batch head_groups time"]
-    """Scores of the keys held at the end of a sequence without padding."""
-
-
-Engine = Callable[[Eviction, Prompt], Pruned]
-
-
 def choose(policy: Eviction, prompt: Prompt) -> Engine:
     """Return the engine for a prompt: the fused one on a GPU, the compiled one on a CPU where that pays, else torch."""
-    from formerlab.cache.engines import loop
-
     engine = None
     if prompt.q.is_cuda:
         engine = load_fused()

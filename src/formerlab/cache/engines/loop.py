@@ -5,9 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from formerlab.cache.engines.engine import Prompt, Pruned
-from formerlab.cache.eviction import VECTOR, Eviction, Rows
-from formerlab.cache.policies.policy import by_group
+from formerlab.cache.eviction import VECTOR, Eviction, Pruned, Rows
+from formerlab.cache.policies.policy import Prompt, by_group
 
 QUERIES = 64  # whose logits against all keys are held at a time
 
@@ -40,8 +39,7 @@ def _simulate(policy: Eviction, prompt: Prompt) -> Pruned:
     state = policy.empty_state(prompt.budgets, k.shape[1], capacity, q.new_empty(0, dtype=precise))
     batch, head_groups, _ = state.positions.shape
     last = torch.full((batch, head_groups, time + 1), time, dtype=torch.int32, device=q.device)
-    initial = policy.initial_scores(torch.arange(time, device=q.device), head_groups, k, prompt.layer)
-    initial = None if initial is None else initial.to(precise)
+    initial = policy.entering(k, head_groups, prompt.layer, state.scores)
     looked_at = k if "keys" in policy.needs else None
     out: list[Tensor] = []
     for first in range(0, time, QUERIES):

@@ -1,12 +1,10 @@
 """The engine compiled by Triton: from tensors to the kernel and back. Importing it imports Triton."""
 
 import torch
-from torch import Tensor
 
-from formerlab.cache.engines.engine import Prompt, Pruned
-from formerlab.cache.eviction import Eviction, coefficients, decides_by_score
+from formerlab.cache.eviction import Eviction, Pruned, coefficients, decides_by_score
+from formerlab.cache.policies.policy import Prompt
 from formerlab.kernels import pruned_attention
-from formerlab.kernels.cache_state import EMPTY
 from formerlab.layers.attention import KeyHeads
 
 
@@ -23,9 +21,9 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     out = torch.empty_like(q)
     last = torch.full((batch, head_groups, time), time, dtype=torch.int32, device=q.device)
     scores = q.new_zeros(batch, head_groups, time, dtype=torch.float32)
-    initial = _initial_scores(policy, prompt, head_groups)
-    pairs = zip(prompt.lengths, prompt.budgets, strict=True)
-    bounds = [(n, min(policy.capacity(budget), EMPTY), *policy.protected(budget)) for n, budget in pairs]
+    initial = policy.entering(prompt.k, head_groups, prompt.layer, scores)
+    initial = None if initial is None else initial.expand(batch, head_groups, time).contiguous()
+    bounds = [(n, *own) for n, own in zip(prompt.lengths, policy.bounds(prompt.budgets), strict=True)]
     slots = pruned_attention.slots_for(min(max(capacity for _, capacity, *_ in bounds), time))
     share, number = heads // k.shape[1], heads // head_groups
     logits = q.new_empty(batch * head_groups, number, pruned_attention.BLOCK, slots, dtype=torch.float32)
@@ -40,11 +38,3 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
             *tensors, *made, *numbers, initial is not None, **pruned_attention.launch(slots, d_head)
         )
     return Pruned(out, last, scores)
-
-
-def _initial_scores(policy: Eviction, prompt: Prompt, head_groups: int) -> Tensor | None:
-    """Return the scores with which keys enter the cache, if any but 0."""
-    batch, _, time, _ = prompt.q.shape
-    with torch.autocast(prompt.q.device.type, enabled=False):
-        initial = policy.initial_scores(torch.arange(time, device=prompt.q.device), head_groups, prompt.k, prompt.layer)
-    return None if initial is None else initial.float().expand(batch, head_groups, time).contiguous()

@@ -7,8 +7,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from formerlab.cache.engines.engine import Prompt
-from formerlab.cache.policies.policy import by_group
+from formerlab.cache.policies.policy import Prompt, by_group
 from formerlab.cache.prefill import QUERIES, Importance, OneShot
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding, RotaryEncoding

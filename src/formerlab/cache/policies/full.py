@@ -8,7 +8,6 @@ from torch import Tensor
 
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import Layer
-from formerlab.kernels.cache_state import Scores
 
 
 class Full(Eviction):
@@ -17,14 +16,6 @@ class Full(Eviction):
     label: ClassVar[str] = "Full"
     look: ClassVar[tuple[str, str]] = ("#222222", "o")
     kind: Literal["full"] = "full"
-
-    def score(self, past: Scores, attention: Scores) -> Scores:
-        """Nothing is ever chosen."""
-        return past
-
-    def protected(self, budget: int) -> tuple[int, int]:
-        """Nothing needs protection."""
-        return 0, 0
 
     def capacity(self, budget: int) -> int:
         """Without end."""

@@ -32,11 +32,3 @@ class KeyDiff(Eviction):
         anchor = F.normalize(held.sum(2, keepdim=True), dim=-1)
         likeness = ((direction * anchor).sum(-1) * 2**16).round() / 2**16
         return self.reduce_over_heads(-likeness.unsqueeze(2)).to(state.scores.dtype)
-
-    def score(self, past: Scores, attention: Scores) -> Scores:
-        """Attention plays no part."""
-        return past
-
-    def protected(self, budget: int) -> tuple[int, int]:
-        """Protect nothing."""
-        return 0, 0

@@ -6,7 +6,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from formerlab.cache.eviction import Eviction, Keys
-from formerlab.kernels.cache_state import Scores
 
 
 class Knorm(Eviction):
@@ -29,11 +28,3 @@ class Knorm(Eviction):
             raise ValueError("Knorm needs keys")
         mantissa, exponent = keys.norm(dim=-1).frexp()
         return self.reduce_over_heads(-((mantissa * 2**12).round() / 2**12).ldexp(exponent).unsqueeze(2))
-
-    def score(self, past: Scores, attention: Scores) -> Scores:
-        """Attention plays no part."""
-        return past
-
-    def protected(self, budget: int) -> tuple[int, int]:
-        """Protect nothing."""
-        return 0, 0

@@ -3,15 +3,16 @@
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from formerlab.cache.budget import resolve_budget
 from formerlab.errors import UserError
-from formerlab.layers.attention import KeyHeads
+from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
 from formerlab.spec import Spec
 
@@ -66,6 +67,32 @@ class Layer:
         return probabilities.masked_fill(~self.real[:, None, :, None], 0.0)
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """Whole right-padded sequences as one layer meets them."""
+
+    q: Heads
+    k: KeyHeads
+    v: KeyHeads
+    budgets: list[int]
+    """Budget of each sequence."""
+    lengths: list[int]
+    """True length of each sequence."""
+    layer: int = 0
+
+    def of(self, rows: slice) -> "Prompt":
+        """Return some of the sequences."""
+        q, k, v = self.q[rows], self.k[rows], self.v[rows]
+        return Prompt(q, k, v, self.budgets[rows], self.lengths[rows], self.layer)
+
+    def for_scope(self, scope: Literal["head", "group", "layer"]) -> "Prompt":
+        """Give every query head keys of its own where each chooses alone."""
+        groups = self.q.shape[1] // self.k.shape[1]
+        if scope != "head" or groups == 1:
+            return self
+        return replace(self, k=self.k.repeat_interleave(groups, 1), v=self.v.repeat_interleave(groups, 1))
+
+
 class Policy(Spec, ABC):
     """Which keys each query may see under a budget. Every query sees itself, whatever the policy says."""
 
@@ -93,6 +120,19 @@ class Policy(Spec, ABC):
         """Return the logits as they are with the kept keys numbered anew; `queries` are scaled."""
         return logits
 
+    def check_position(self, position: PositionEncoding | None) -> PositionEncoding | None:
+        """Return the position encoding; raise UserError where the policy numbers keys anew and this cannot follow."""
+        if not self.reindexes_positions:
+            return position
+        if position is None:
+            raise UserError(f"{self!r} numbers the kept keys anew; pass position=model.position")
+        if type(position).embed is not PositionEncoding.embed:
+            raise UserError(
+                f"{self!r} cannot number the kept keys anew: the model adds positions to the embedded tokens, so keys "
+                "are made of them; use positions='kept'"
+            )
+        return position
+
     def check_stepwise(self) -> None:
         """Raise UserError where the policy has no rule for single steps."""
 
@@ -105,11 +145,12 @@ class Policy(Spec, ABC):
         """Return for every query (third axis) the keys that it may see; later keys and padding do not matter."""
 
 
-def check_policy(policy: object) -> None:
-    """Raise UserError for what is no policy: the name of one, or its class."""
+def check_configuration(policy: object, budget: int | float) -> None:
+    """Raise UserError for the name or the class of a policy in its place, and for an impossible budget."""
     if not isinstance(policy, Policy):
         name = policy.__name__ if isinstance(policy, type) else "Decay"
         raise UserError(f"policy={policy!r}: give a policy of formerlab.cache itself, such as {name}()")
+    resolve_budget(budget, 1)
 
 
 def by_group(

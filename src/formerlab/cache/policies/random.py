@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from formerlab.cache.eviction import Eviction, Keys
-from formerlab.kernels.cache_state import Scores
 from formerlab.seeding import mixed_seed
 from formerlab.spec import Seed
 
@@ -35,14 +34,6 @@ class Random(Eviction):
         heads = torch.arange(head_groups, device=positions.device)[:, None]
         bits = _scrambled(_scrambled(positions.long() ^ mixed_seed("cache", self.seed, layer)) + heads * 0x9E3779B9)
         return (bits >> 8).unsqueeze(0) / 2**24
-
-    def score(self, past: Scores, attention: Scores) -> Scores:
-        """Attention plays no part."""
-        return past
-
-    def protected(self, budget: int) -> tuple[int, int]:
-        """Protect nothing."""
-        return 0, 0
 
 
 def _scrambled(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from torch.nn import functional as F
 
-from formerlab.cache.engines.engine import Prompt
+from formerlab.cache.policies.policy import Prompt
 from formerlab.cache.prefill import Importance, OneShot, attention_rows
 from formerlab.layers.position import PositionEncoding
 from formerlab.spec import Size

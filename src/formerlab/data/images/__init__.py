@@ -3,7 +3,8 @@
 `ImageData` is the spec, `prepare` writes the files, `load_images` reads them.
 """
 
-from formerlab.data.images.spec import Digits, ImageData, ImageFolders, ImageHub
-from formerlab.data.images.store import ImageSet, load_images
-
-__all__ = ["Digits", "ImageData", "ImageFolders", "ImageHub", "ImageSet", "load_images"]
+from formerlab.data.images.hub import ImageHub as ImageHub
+from formerlab.data.images.prepare import ImageData as ImageData
+from formerlab.data.images.source import Digits as Digits
+from formerlab.data.images.source import ImageFolders as ImageFolders
+from formerlab.data.images.store import load_images as load_images

@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 
 from formerlab.data.images.source import Picture, Pixels
 from formerlab.data.splitting import Split
+from formerlab.errors import reason
 
 MODES = {1: "L", 3: "RGB"}
 
@@ -90,8 +91,7 @@ def decode_all(work: tuple[Form, list[tuple[Split, Picture]]]) -> list[Decoded |
         try:
             done.append(_decoded(split, picture, form))
         except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
-            reason = (str(error) or type(error).__name__).partition("\n")[0]
-            done.append(f"{picture.name}: {reason}")
+            done.append(f"{picture.name}: {reason(error)}")
     return done
 
 

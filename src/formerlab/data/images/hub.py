@@ -4,7 +4,7 @@ import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from formerlab.data.hub import HubSource
 from formerlab.data.images.source import Gallery, ImageSource, Picture
@@ -19,8 +19,6 @@ class ImageHub(HubSource, ImageSource):
 
     Without network (HF_HUB_OFFLINE=1) a data set of the hub is read from the cache, where an earlier run left it.
     """
-
-    division: ClassVar[str] = "by image: BLAKE2b of its name"
 
     kind: Literal["hub"] = "hub"
     name: str

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -40,8 +40,6 @@ class Phrases(PairSource):
 
     A phrase of the source language has exactly one translation; all are distinct, drawn with a fixed seed.
     """
-
-    division: ClassVar[str] = "by pair: BLAKE2b of the source phrase"
 
     kind: Literal["embedded"] = "embedded"
     source: str = "en"

@@ -1,34 +1,75 @@
-"""The data stage of parallel text: from a source of pairs to token streams, tokenizer and, last, the manifest.
+"""A parallel corpus, and the stage that makes it: token streams, tokenizer and, last, the manifest.
 
 The stream of a split holds, for every pair, the tokens of the source sentence and those of its translation, each
-followed by `<|endoftext|>`, which occurs outside_recipe else.
+followed by `<|endoftext|>`, which occurs nowhere else.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from formerlab.data.dataset import source_fingerprint
+from formerlab.data.dataset import DataSpec
 from formerlab.data.file_hashes import FILE_HASHES
-from formerlab.data.manifest import current_manifest, load_all, made_from, tell, write_manifest
-from formerlab.data.pairs.sources import Pair
-from formerlab.data.pairs.spec import ParallelData
+from formerlab.data.manifest import prepared, streams_load
+from formerlab.data.pairs.phrases import Phrases
+from formerlab.data.pairs.sources import HubPairs, LinePairs, Pair
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.encoding import Encoded, stream_type
 from formerlab.data.text.streams import writing
-from formerlab.data.text.tokenizer import read_tokenizer, write_tokenizer
+from formerlab.data.text.tokenizer import BytePairs, TokenizerFile, read_tokenizer, write_tokenizer
 from formerlab.errors import UserError
 from formerlab.files import sha256
 from formerlab.progress import Progress
-from formerlab.spec import fingerprint
+from formerlab.spec import Count, Size, fingerprint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+Share = Annotated[float, Field(gt=0, lt=0.5)]
+
+Pairs = Annotated[Phrases | LinePairs | HubPairs, Field(discriminator="kind")]
+
+ROOM = 50
+"""Tokens by which a translation may be longer than its source (arXiv:1706.03762, section 6.1)."""
+
+
+class ParallelData(DataSpec):
+    """Pairs of a sentence and its translation, in tokens of one joint vocabulary."""
+
+    kind: Literal["parallel"] = "parallel"
+    source: Pairs = Phrases()
+    """Where the pairs come from."""
+    tokenizer: BytePairs | TokenizerFile = Field(default=BytePairs(vocabulary=512), discriminator="kind")
+    """What turns both languages into tokens; bpe is learned from the training pairs of both."""
+    valid_share: Share = 0.025
+    """Share of the pairs that become validation pairs, where the source does not say which."""
+    test_share: Share = 0.025
+    """Share of the pairs that become test pairs, where the source does not say which."""
+    max_pairs: Count | None = None
+    """Training pairs at most; None keeps all."""
+    max_tokens: Size = 256
+    """Longest sentence of either language in tokens, its end included; longer training and validation pairs are left
+    out and counted, a longer test pair is an error."""
+    max_ratio: float | None = Field(default=None, gt=0.0, le=1e6)
+    """Training pairs with more than this times as many tokens on one side as on the other are left out and counted."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens a model needs, known before anything is read."""
+        return self.tokenizer.vocabulary
+
+    def known(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Return the vocabulary, and room for the longest translation."""
+        del task
+        return {"model": {"vocabulary": self.vocabulary, "context": self.max_tokens + ROOM}}
+
 
 BATCH = 4096
 """Pairs that are encoded together."""
@@ -41,18 +82,20 @@ def prepare(name: str, data: ParallelData, out: Path, *, code_hash: str = "", pr
     split without pairs.
     """
     del processes  # the tokenizers library has threads of its own
-    provenance = made_from(data, source_fingerprint(data, out / FILE_HASHES), code_hash)
-    if current_manifest(out, provenance, load_all) is not None:
-        print(f"{out}: already prepared", file=sys.stderr)
-        return
+    write, current = partial(_written, data, out), lambda _: streams_load(out)
+    packages, cache = ("tokenizers", "numpy"), out / FILE_HASHES
+    prepared(name, data, out, code_hash, write, is_current=current, packages=packages, cache=cache)
+
+
+def _written(data: ParallelData, out: Path) -> dict[str, Any]:
+    """Write all files but the manifest; return what it says of them."""
     (out / "manifest.json").unlink(missing_ok=True)  # no old one vouches for new files
     tokenizer = write_tokenizer(data.tokenizer, out / "tokenizer.json", lambda size: _sample(data, size))
     written = {split: _write_split(split, data, out, tokenizer) for split in reversed(SPLITS)}  # the small ones first
     splits = {split: written[split] for split in SPLITS}
-    tell(name, notes := [note for split, entry in splits.items() for note in _cuts(split, data, entry)])
+    notes = [note for split, entry in splits.items() for note in _cuts(split, data, entry)]
     files = [tokenizer["sha256"], *(entry["sha256"] for entry in splits.values())]
-    content = {"fingerprint": fingerprint(files), "tokenizer": tokenizer, "splits": splits, "notes": notes}
-    write_manifest(out, name, data, provenance, content, ("tokenizers", "numpy"))
+    return {"fingerprint": fingerprint(files), "tokenizer": tokenizer, "splits": splits, "notes": notes}
 
 
 def _sample(data: ParallelData, size: int) -> Iterator[str]:

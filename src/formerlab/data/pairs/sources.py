@@ -48,8 +48,6 @@ class LinePairs(PairSource):
     """Two plain text files a split, one sentence a line, in UTF-8, packed (.gz .bz2 .xz .zst) or not."""
 
     outside_recipe: ClassVar[set[str]] = {"train", "valid", "test", "licence"}
-    division: ClassVar[str] = "by a hash of the source line"
-    named_as: ClassVar[str] = "the files named"
 
     kind: Literal["files"] = "files"
     source: str
@@ -75,7 +73,7 @@ class LinePairs(PairSource):
 
     def state(self, cache: Path | None = None) -> str | None:
         """Return the fingerprint of the contents; None where a file is missing."""
-        paths = {split: [_path(name) for name in getattr(self, split) or ()] for split in SPLITS}
+        paths = {split: [expanded(name) for name in getattr(self, split) or ()] for split in SPLITS}
         try:
             known = file_hashes((path for some in paths.values() for path in some), cache)
         except OSError:
@@ -85,7 +83,7 @@ class LinePairs(PairSource):
     def search(self) -> None:
         """Raise UserError for a missing file."""
         for path in (path for split in SPLITS for path in getattr(self, split) or ()):
-            if not _path(path).is_file():
+            if not expanded(path).is_file():
                 raise UserError(f"no file at '{path}' (working directory {Path.cwd()})")
 
     def read(self, split: Split) -> Iterator[Pair]:
@@ -98,7 +96,7 @@ def read_pairs(source: str, target: str) -> Iterator[Pair]:
 
     Raises UserError where a file is missing or not UTF-8, or where one has more lines than the other.
     """
-    lines, others = _lines(_path(source)), _lines(_path(target))
+    lines, others = _lines(expanded(source)), _lines(expanded(target))
     count = 0
     while True:
         left, right = next(lines, None), next(others, None)
@@ -124,14 +122,8 @@ def _lines(path: Path) -> Iterator[str]:
         raise UserError(f"{path}: cannot be read ({error}); name files that exist and are whole") from None
 
 
-def _path(name: str) -> Path:
-    return Path(expanded(name))
-
-
 class HubPairs(HubSource, PairSource):
     """A translation data set of the hub, whose rows hold a mapping of language to sentence, such as wmt/wmt14."""
-
-    division: ClassVar[str] = "by a hash of the source sentence"
 
     kind: Literal["hub"] = "hub"
     source: str

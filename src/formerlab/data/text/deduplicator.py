@@ -1,10 +1,13 @@
 """Which documents of a source go into which stream, each once."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from formerlab.data.splitting import SPLITS, Seen, Shard, Split, digest, parts
-from formerlab.data.text.spec import TextData
 from formerlab.errors import UserError
+
+if TYPE_CHECKING:
+    from formerlab.data.text.prepare import TextData
 
 BATCH_CHARACTERS = 1 << 20
 """About how much text a worker gets at a time."""
@@ -19,7 +22,7 @@ class Deduplicator:
     equal documents meet in one split by construction.
     """
 
-    def __init__(self, data: TextData) -> None:
+    def __init__(self, data: "TextData") -> None:
         self.duplicates = 0
         self.shards_begun = 0
         self.limited: set[Split] = set()
@@ -76,7 +79,7 @@ class Deduplicator:
         return enough
 
 
-def without_documents(shards: list[Shard], data: TextData) -> tuple[list[Split], int]:
+def without_documents(shards: list[Shard], data: "TextData") -> tuple[list[Split], int]:
     """Return the splits that the documents of the shards leave empty, and how many documents there are.
 
     Reads no further than until every split has one. A shard that belongs to one split is taken to hold some text.
@@ -109,7 +112,7 @@ def batches(documents: Iterator[tuple[Split, str]]) -> Iterator[tuple[Split, lis
             yield split, texts
 
 
-def training_sample(shards: list[Shard], data: TextData, size: int) -> Iterator[str]:
+def training_sample(shards: list[Shard], data: "TextData", size: int) -> Iterator[str]:
     """Yield up to `size` bytes of training text, evenly from up to 16 shards spread over the source."""
     deduplicator = Deduplicator(data)
     for _ in deduplicator.documents([shard for shard in shards if "train" not in shard.splits]):

@@ -5,12 +5,11 @@ import platform
 import sysconfig
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from email.message import Message
 from functools import partial
 from importlib import metadata
 from pathlib import Path, PurePath
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
@@ -44,8 +43,6 @@ class Embedded(TextSource):
     names, and read in an order shuffled by their names, so that any beginning is a fair sample of the whole.
     """
 
-    division: ClassVar[str] = "by module: BLAKE2b of its dotted name"
-
     kind: Literal["embedded"] = "embedded"
     packages: tuple[Annotated[str, Field(min_length=1)], ...] = PACKAGES
     """Distributions to read; one that is not installed is left out, and the manifest names those used."""
@@ -57,13 +54,6 @@ class Embedded(TextSource):
     def state(self, cache: Path | None = None) -> str | None:
         """Return the fingerprint of the versions of what is read: they decide the text."""
         return fingerprint(self.versions())
-
-    def split_rule(self, shares: Shares) -> str:
-        """Say how modules are divided."""
-        return (
-            f"{super().split_rule(shares)}; a paragraph of {REPEATABLE_CHARACTERS} characters or more stays where it "
-            "comes first, in test before valid before train"
-        )
 
     def versions(self) -> dict[str, str]:
         """Return the versions of Python and of the packages read."""
@@ -127,20 +117,11 @@ def _documents(modules: Iterable[Module], after: Iterable[Module] = ()) -> Itera
 
 def _read(content: Content, located: list[Located]) -> list[Module]:
     read = read_code if content == "code" else read_module
-    with collection_paused():
-        return [read(name, path.read_bytes()) for name, path in located]
-
-
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """Pause the garbage collector: syntax trees have no cycles, and looking for them takes a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
+    gc.disable()  # syntax trees have no cycles, and looking for them takes a third of the time
     try:
-        yield
+        return [read(name, path.read_bytes()) for name, path in located]
     finally:
-        if enabled:
-            gc.enable()
+        gc.enable()
 
 
 def _distribution(name: str) -> metadata.Distribution | None:

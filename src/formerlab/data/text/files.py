@@ -28,8 +28,6 @@ class Files(TextSource):
     """
 
     outside_recipe: ClassVar[set[str]] = {"paths", "train", "valid", "test", "licence"}
-    division: ClassVar[str] = "by document: BLAKE2b of its content"
-    named_as: ClassVar[str] = "the files named"
 
     kind: Literal["files"] = "files"
     paths: tuple[str, ...] = ()
@@ -93,11 +91,6 @@ class Files(TextSource):
                 f"source.split_by: file: none of {sum(map(len, named.values()))} files goes to '{split}', for their "
                 f"names alone decide; {share}name source.{split}, or set split_by: document"
             )
-
-    def split_rule(self, shares: Shares) -> str:
-        """Say how documents are divided."""
-        rule = super().split_rule(shares)
-        return rule if self.split_by == "document" else rule.replace(self.division, "by file: BLAKE2b of its name")
 
     def open(self, shares: Shares, workers: Workers) -> Corpus:
         """Return one shard per file, held-out files first, then by name."""

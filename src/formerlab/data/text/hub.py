@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from formerlab.data.hub import HubSource
 from formerlab.data.splitting import Shard, Shares, Split
@@ -20,8 +20,6 @@ class Hub(HubSource, TextSource):
 
     Without network (HF_HUB_OFFLINE=1) it is read from the cache, where an earlier run left it.
     """
-
-    division: ClassVar[str] = "by document: BLAKE2b of its content"
 
     kind: Literal["hub"] = "hub"
     column: str = "text"

@@ -1,29 +1,79 @@
-"""The data stage: from a source to token streams, tokenizer, questions and, last, the manifest."""
+"""A corpus: where the text comes from, how it is divided, cut and tokenised, and the stage that does so."""
 
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from formerlab.data.dataset import source_fingerprint
+from pydantic import Field, model_validator
+
+from formerlab.data.dataset import DataSpec
 from formerlab.data.file_hashes import FILE_HASHES
-from formerlab.data.manifest import current_manifest, load_all, made_from, tell, write_manifest
+from formerlab.data.manifest import prepared, streams_load
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.deduplicator import Deduplicator, batches, training_sample, without_documents
+from formerlab.data.text.embedded import Embedded
 from formerlab.data.text.encoding import Encoding, encode, stream_type
+from formerlab.data.text.files import Files
+from formerlab.data.text.hub import Hub
 from formerlab.data.text.questions import FOLDER, write_questions
 from formerlab.data.text.released_tokenizer import ReleasedTokenizer
 from formerlab.data.text.source import Corpus
-from formerlab.data.text.spec import TextData
 from formerlab.data.text.streams import Stream, load_tokenizer, read_manifest, writing
-from formerlab.data.text.tokenizer import TokenizerFile, TokenizerOf, write_tokenizer
+from formerlab.data.text.tokenizer import BytePairs, Tokenizer, TokenizerFile, TokenizerOf, write_tokenizer
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.files import replacing, sha256
 from formerlab.progress import Progress
-from formerlab.spec import fingerprint
+from formerlab.spec import AnyCount, Bytes, fingerprint
+
+Source = Annotated[Embedded | Files | Hub, Field(discriminator="kind")]
+
+Share = Annotated[float, Field(gt=0, lt=0.5)]
+
+
+class TextData(DataSpec):
+    """A corpus as token streams for training, validation and test."""
+
+    kind: Literal["text"] = "text"
+    source: Source = Embedded()
+    """Where the text comes from."""
+    tokenizer: Tokenizer = BytePairs()
+    """What turns it into tokens."""
+    valid_share: Share = 0.05
+    """Share of the documents that become validation text, where the source does not say which."""
+    test_share: Share = 0.05
+    """Share of the documents that become test text, where the source does not say which."""
+    max_bytes: Bytes | None = None
+    """Training text ends with the document that reaches this size; None keeps all."""
+    max_held_out_bytes: Bytes | None = 8_000_000
+    """Validation and test text each end with the document that reaches this size; None keeps all."""
+    questions: AnyCount = 0
+    """At most so many multiple-choice questions for each embedded task, from the test documents; 0 makes none."""
+
+    @model_validator(mode="after")
+    def _questions_need_structure(self) -> "TextData":
+        if self.questions and not (isinstance(self.source, Embedded) and self.source.content == "docstrings"):
+            raise ValueError("questions are made from the docstrings of source 'embedded' only; set questions: 0")
+        return self
+
+    def search(self) -> None:
+        """Raise UserError for named files that are not there, and for splits that their names alone leave empty."""
+        self.source.check_division(self.shares)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens a model needs, known before anything is read."""
+        if self.tokenizer.vocabulary is None:
+            raise ValueError("the plan has not filled in tokenizer.vocabulary yet")
+        return self.tokenizer.vocabulary
+
+    def known(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Return the vocabulary, and the longest sequence that the task asks for."""
+        context = {"context": task["context"]} if "context" in task else {}
+        return {"model": {"vocabulary": self.vocabulary} | context}
 
 
 def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
@@ -33,10 +83,13 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
     core available; the result does not depend on it. Raises UserError naming the file, column or setting that is wrong;
     what is half written is removed. Where the source is gone, data prepared before with the same settings stay valid.
     """
-    provenance = made_from(data, source_fingerprint(data, out / FILE_HASHES), code_hash)
-    if _is_current(out, data, provenance):
-        print(f"{out}: already prepared", file=sys.stderr)
-        return
+    write, current = partial(_written, name, data, out, processes), partial(_is_current, out, data)
+    packages, cache = ("tokenizers", "regex", "numpy"), out / FILE_HASHES
+    prepared(name, data, out, code_hash, write, is_current=current, packages=packages, cache=cache)
+
+
+def _written(name: str, data: TextData, out: Path, processes: int | None) -> dict[str, Any]:
+    """Write all files but the manifest; return what it says of them."""
     with Workers(processes) as workers:
         corpus, notes = _opened(name, data, workers)
         if isinstance(data.tokenizer, TokenizerFile | ReleasedTokenizer):
@@ -48,9 +101,8 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
         tokenizer = _write_tokenizer(data, out, corpus)
         splits, deduplicator = _write_streams(data, out, corpus, tokenizer, workers)
     notes += [_cut(split, data, splits[split]) for split in SPLITS if split in deduplicator.limited]
-    tell(name, notes)
     files = [tokenizer["sha256"], *(entry["sha256"] for entry in (*splits.values(), *questions))]
-    content = {
+    return {
         "fingerprint": fingerprint(files),
         "tokenizer": tokenizer,
         "splits": splits,
@@ -58,7 +110,6 @@ def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", proces
         "notes": notes,
         "questions": questions,
     }
-    write_manifest(out, name, data, provenance, content, ("tokenizers", "regex", "numpy"))
 
 
 def _opened(name: str, data: TextData, workers: Workers) -> tuple[Corpus, list[str]]:
@@ -88,13 +139,10 @@ def _cut(split: Split, data: TextData, entry: dict[str, Any]) -> str:
     return f"{key}={getattr(data, key)} ends the {split} text at {size}; the rest is left out ({key}: null takes all)"
 
 
-def _is_current(out: Path, data: TextData, provenance: dict[str, Any]) -> bool:
-    manifest = current_manifest(out, provenance, load_all)
-    if manifest is None:
-        return False
+def _is_current(out: Path, data: TextData, manifest: dict[str, Any]) -> bool:
     if isinstance(data.tokenizer, TokenizerOf) and manifest["tokenizer"] != _borrowed(data.tokenizer, out):
         return False
-    return all((out / entry["file"]).is_file() for entry in manifest["questions"])
+    return streams_load(out) and all((out / entry["file"]).is_file() for entry in manifest["questions"])
 
 
 def _clear(out: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -33,8 +33,7 @@ FOLDER = "questions"
 METRICS = ("acc", "acc_norm", "acc_mutual_info")
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A possible question and its right answer."""
 
     module: str

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import IO, Any, Literal, TextIO
 
 from formerlab.data.splitting import DOCUMENT_CHARACTERS, last_break
-from formerlab.errors import UserError
+from formerlab.errors import UserError, reason
+from formerlab.files import is_utf8
 
 Format = Literal["text", "jsonl", "parquet"]
 Documents = Literal["file", "paragraph", "line"]
@@ -46,12 +47,7 @@ def format_of(path: Path) -> Format:
 def read_text(path: Path, encoding: str, documents: Documents) -> Iterator[str]:
     """Yield the documents of a text file. Raises UserError naming the file and what is wrong with it."""
     with _text(path, encoding) as handle:
-        if documents == "file":
-            yield from _blocks(handle)
-        elif documents == "line":
-            yield from _lines(handle)
-        else:
-            yield from _paragraphs(handle)
+        yield from {"file": _blocks, "line": _lines, "paragraph": _paragraphs}[documents](handle)
 
 
 def read_jsonl(path: Path, encoding: str, column: str) -> Iterator[str]:
@@ -90,7 +86,7 @@ def read_parquet(path: Path, column: str) -> Iterator[str]:
                 for value in batch.column(0):
                     yield text_of(value.as_py(), str(path), column)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a readable Parquet file ({_first_line(error)})") from None
+        raise UserError(f"{path}: not a readable Parquet file ({reason(error)})") from None
 
 
 def text_of(value: object, where: str, column: str) -> str:
@@ -99,15 +95,7 @@ def text_of(value: object, where: str, column: str) -> str:
         return ""
     if not isinstance(value, str):
         raise UserError(f"{where}: field '{column}' holds {type(value).__name__}, not text; set source.column")
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _has_surrogates(value) else value
-
-
-def _has_surrogates(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
+    return value if is_utf8(value) else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 @contextmanager
@@ -126,7 +114,7 @@ def _text(path: Path, encoding: str) -> Iterator[TextIO]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read ({_first_line(error)})") from None
+        raise UserError(f"{path}: cannot be read ({reason(error)})") from None
 
 
 def opened(path: Path) -> IO[bytes]:
@@ -169,7 +157,3 @@ def _paragraphs(handle: TextIO) -> Iterator[str]:
             size += len(line)
     if lines:
         yield "\n".join(lines)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from formerlab.errors import UserError
-from formerlab.released import ReleasedModel, reason, shown_place
+from formerlab.errors import UserError, reason
+from formerlab.released import ReleasedModel, shown_place
 from formerlab.spec import Size, Spec
 
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ class TokenizerFile(Spec):
     @property
     def place(self) -> Path:
         """Where the file lies; `~` and `$NAME` are understood."""
-        return Path(expanded(self.path))
+        return expanded(self.path)
 
     def load(self) -> "HuggingFaceTokenizer":
         """Read the file and check it against the vocabulary. Raises UserError naming the file."""

@@ -1,16 +1,17 @@
 """The stage `flow`: how information moves over the depth of a trained model (arXiv:2402.02622, section 5).
 
 Three questions to a finished run: how close to the embedding is what each block reads, how many of the smallest mixing
-weights may be dropped after training, and how the singular values of the weights fall (`spectra.py`).
+weights may be dropped after training, and how the singular values of the weights fall (Fig 13).
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
@@ -18,10 +19,10 @@ from torch.nn import functional as F
 
 from formerlab.data import load_stream
 from formerlab.errors import UserError
-from formerlab.evaluation.language.spectra import singular_values
 from formerlab.evaluation.measurement import Measured, Measurement, Reading
 from formerlab.layers.depth.dwa import DepthWeightedAverageLayer
 from formerlab.layers.depth.identity import History, Mixer, Stream
+from formerlab.layers.linear import LinearProjection
 from formerlab.models.decoder import DecoderModel
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 from formerlab.results.stages import TABLES
@@ -29,7 +30,7 @@ from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count
 from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import mean_loss, spread_windows, window_losses
-from formerlab.training.released import AnyRun
+from formerlab.training.any_run import AnyRun
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -134,3 +135,46 @@ def _pruned(mixer: DepthWeightedAverageLayer, share: float) -> Iterator[int]:
         with torch.no_grad():
             for alpha, old in zip(alphas, before, strict=True):
                 alpha.copy_(old)
+
+
+MATRICES = {
+    "query-key-value": ("attention.query", "attention.key", "attention.value"),
+    "attention output": ("attention.output",),
+    "feed-forward up": ("feedforward.inner",),
+    "feed-forward down": ("feedforward.outer",),
+}
+"""Matrices of a block: the modules whose weights, below each other, are one of them."""
+
+
+class SingularValue(NamedTuple):
+    """One singular value, relative to the largest of its matrix; of blocks it is the mean."""
+
+    matrix: str
+    rank: float
+    """Its place among the singular values: 0 is the largest, 1 the smallest."""
+    value: float
+
+
+def singular_values(model: DecoderModel) -> Iterator[SingularValue]:
+    """Yield those of the matrices of the blocks and of the embedding.
+
+    A projection without a weight matrix, such as Pattention, has none.
+    """
+    blocks = list(model.blocks)
+    for name, parts in MATRICES.items():
+        modules = [block.get_submodule(part) for block in blocks for part in parts]
+        weights = [module.weight for module in modules if isinstance(module, LinearProjection)]
+        if len(weights) == len(modules):
+            matrices = [torch.cat(weights[first : first + len(parts)]) for first in range(0, len(weights), len(parts))]
+            yield from _placed(name, torch.stack([_relative(matrix) for matrix in matrices]).mean(0))
+    yield from _placed("embedding", _relative(model.embedding))
+
+
+def _relative(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, " ranks"]:
+    values: Tensor = torch.linalg.svdvals(matrix.detach().double().cpu())
+    return values / values[0]
+
+
+def _placed(name: str, values: Float[Tensor, " ranks"]) -> Iterator[SingularValue]:
+    for place, value in enumerate(values.tolist()):
+        yield SingularValue(name, place / max(1, len(values) - 1), value)

@@ -1,26 +1,41 @@
 """Questions with their tokens, asked again and again: a study of many cache policies tokenises and checks them once."""
 
-import io
-import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from importlib.metadata import version
+from itertools import groupby
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from formerlab.errors import UserError
+from formerlab.evaluation.kept import Journal
 from formerlab.evaluation.language.generate import end_of_text_id
-from formerlab.evaluation.language.journal import Journal
+from formerlab.evaluation.language.requests import Told, answers
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.tasks.scoring import AttendFor
 
 Tasks = dict[str, Any]
 """What the harness calls a TaskDict: its tasks by name."""
-FEWSHOT_SEED = 1234  # the harness's own default
 METRIC_NAMES = {"perplexity": "log_prob"}
 """Of an example the harness calls its log-probability perplexity; exp(-mean) over examples is one."""
+
+
+def load_tasks(configs: Sequence[Mapping[str, Any] | str], *, offline: bool = True) -> Tasks:
+    """Load tasks once, for any number of evaluations.
+
+    A config is the harness's own: a dictionary like a task's YAML, the path of one, or the name of a task it comes
+    with. `offline` forbids the hub; tasks that are not embedded then must be in the local cache. Raises UserError where
+    a task is not found.
+    """
+    from formerlab.evaluation.language import harness
+
+    return harness.load(configs, offline=offline)
+
+
+def harness_version() -> str:
+    """Return the version of lm-evaluation-harness, which belongs beside every number it gave."""
+    return version("lm_eval")
 
 
 class QuestionScore(NamedTuple):
@@ -29,7 +44,7 @@ class QuestionScore(NamedTuple):
     task: str
     task_version: str
     example: str | int
-    """The example's own id, or its place in the task where it has none."""
+    """The example's own id, or its number in the task where it has none."""
     metric: str
     """acc, acc_norm (log-probability per character), acc_mutual_info (log-probability gained by the context), log_prob
     (nats)."""
@@ -54,8 +69,9 @@ class Questions:
     """All examples of some tasks, ready to be answered.
 
     Contexts and continuations are those of lm-evaluation-harness, and so are the metrics. `limit` keeps the first
-    examples of a task; `leading` names the tasks whose contexts begin with the token `end_of_text`, which also stands
-    for an empty context. Raises UserError for a task that is not answered by log-probabilities.
+    examples of a task; `leading` names the tasks whose contexts begin with the token `end_of_text` (none: the id of
+    `<|endoftext|>`), which also stands for an empty context. Raises UserError for a task that is not answered by
+    log-probabilities: `lm_eval --model hf` asks such tasks of an exported folder.
     """
 
     def __init__(
@@ -67,27 +83,24 @@ class Questions:
         limit: int | None = None,
         leading: Sequence[str] = (),
     ) -> None:
-        from formerlab.evaluation.language.harness import Encoder
+        from formerlab.evaluation.language.harness import Encoder, prepared
 
-        self.end_of_text = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
-        self.tokenizer = tokenizer
+        end = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
         self.questions: list[Question] = []
         self.encoded: list[Any] = []
-        for name, task in prepare(tasks, limit).items():
-            if task.OUTPUT_TYPE not in ("multiple_choice", "loglikelihood"):
-                raise UserError(f"task '{name}' is of type {task.OUTPUT_TYPE}; leave it out of suites")
-            closed = task.OUTPUT_TYPE == "multiple_choice"
-            for doc_id, first, last in _groups(task.instances):
-                doc = task.instances[first].doc
-                requests = range(len(self.encoded) + first, len(self.encoded) + last)
+        for name, task in prepared(tasks, limit).items():
+            first, closed = len(self.encoded), task.OUTPUT_TYPE == "multiple_choice"
+            for doc_id, group in groupby(task.instances, key=lambda instance: instance.doc_id):
+                instances = list(group)
+                doc = instances[0].doc
+                requests = range(first, first := first + len(instances))
                 choices = len(task.doc_to_choice(doc)) if closed else None
                 self.questions.append(Question(task, doc.get("id", doc_id), doc, requests, choices))
-            encoder = Encoder(tokenizer, self.end_of_text, leading_token=name in leading)
-            self.encoded += encoder.encode(task.instances)
+            self.encoded += Encoder(tokenizer, end, leading_token=name in leading).encode(task.instances)
 
     def __len__(self) -> int:
-        """Return how many sequences one pass scores."""
-        return len(self.encoded)
+        """Return how many examples there are."""
+        return len(self.questions)
 
     def cut(self, context: int) -> dict[str, int]:
         """Return, by task, how many requests are longer than a model's context and lose their beginning."""
@@ -112,57 +125,35 @@ class Questions:
 
         What the `journal` knows is not asked again, and what is answered is written into it batch by batch.
         """
-        from formerlab.evaluation.language.harness import HarnessModel
-
-        adapter = HarnessModel(
+        found = answers(
             model,
-            self.tokenizer,
+            self.encoded,
             batch=batch,
             batch_tokens=batch_tokens,
             attend_for=attend_for,
-            end_of_text=self.end_of_text,
-            progress=progress,
+            journal=journal,
+            told=self._counted(progress),
         )
-        answers = adapter.answers(self.encoded, journal)
         for question in self.questions:
-            mine = [answers[request] for request in question.requests]
+            mine = [found[request] for request in question.requests]
             held = fmean(answer.realised_budget for answer in mine)
             task = question.task
             for metric, value in task.process_results(question.doc, [answer[:2] for answer in mine]).items():
                 if isinstance(value, int | float):  # corpus metrics give tuples: no value of one example
                     name = METRIC_NAMES.get(metric, metric)
-                    version, choices = str(task.VERSION), question.choices
-                    yield QuestionScore(task.config.task, version, question.example, name, float(value), choices, held)
+                    release, choices = str(task.VERSION), question.choices
+                    yield QuestionScore(task.config.task, release, question.example, name, float(value), choices, held)
 
+    def _counted(self, progress: Progress | None) -> Told:
+        """Return what lets progress count the questions all of whose requests are answered."""
+        owners = [number for number, question in enumerate(self.questions) for _ in question.requests]
+        left = [len(question.requests) for question in self.questions]
 
-def prepare(tasks: Tasks, limit: int | None = None) -> dict[str, Any]:
-    """Build the requests of every task; return the tasks by name. `limit` keeps the first examples of each."""
-    by_name: dict[str, Any] = tasks["tasks"]
-    seed_shots(tasks)
-    with quiet():
-        for task in by_name.values():
-            task.build_all_requests(limit=limit)
-    return by_name
+        def told(requests: Sequence[int], known: bool) -> None:
+            for request in requests:
+                left[owners[request]] -= 1
+            whole = sum(left[owner] == 0 for owner in {owners[request] for request in requests})
+            if progress is not None:
+                (progress.skip if known else progress.advance)(whole)
 
-
-def seed_shots(tasks: Tasks) -> None:
-    """Have the next evaluation draw the same examples for its few-shot prompts as every other one."""
-    for task in tasks["tasks"].values():
-        task.set_fewshot_seed(FEWSHOT_SEED)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the harness: its log below errors, and progress bars that it offers no way to switch off."""
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    with redirect_stderr(io.StringIO()):
-        yield
-
-
-def _groups(instances: Sequence[Any]) -> Iterator[tuple[int, int, int]]:
-    """Yield (document, first, last + 1) of the consecutive requests of each document."""
-    first = 0
-    for place in range(1, len(instances) + 1):
-        if place == len(instances) or instances[place].doc_id != instances[first].doc_id:
-            yield instances[first].doc_id, first, place
-            first = place
+        return told

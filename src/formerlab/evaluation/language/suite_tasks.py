@@ -15,9 +15,8 @@ from pydantic import TypeAdapter
 from formerlab.data import load_tokenizer, task_configs
 from formerlab.data.text.readers import json_lines
 from formerlab.errors import UserError
-from formerlab.evaluation.language.questions import Questions, Tasks
+from formerlab.evaluation.language.questions import Questions, Tasks, load_tasks
 from formerlab.evaluation.language.suites import Form, HarnessSuite, LocalSuite, Suite
-from formerlab.evaluation.language.zeroshot import load_tasks
 from formerlab.evaluation.measurement import Measured
 from formerlab.files import read_json
 

@@ -6,7 +6,7 @@ published ones. `suite_tasks.py` makes tasks of suites.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,8 +21,38 @@ LOCAL = "_local"
 Form = Literal["choices", "contexts", "cloze", "pairs"]
 
 
-class LocalSuite(Spec):
-    """Questions in JSON lines of your own, one per line; docs/questions.md lists the fields of each format."""
+class _Suite(Spec):
+    """What suites share."""
+
+    shots: AnyCount = 0
+    """Solved examples in front of each question, the same for every model and policy."""
+    limit: Count | None = None
+    """Examples at most; none means all."""
+    leading_token: bool = False
+    """Put the token that ends documents in front of every context; the published accuracies have none."""
+    outside_state: ClassVar[set[str]] = {"paths", "shots_from"}
+    """Fields that say where files lie."""
+
+    def all_files(self) -> list[Path]:
+        """Return all files that the suite reads. Raises UserError where one is missing."""
+        raise NotImplementedError
+
+    def state(self) -> str | None:
+        """Return the fingerprint of settings and contents, places aside; none where a file is missing.
+
+        What the hub holds is not looked up.
+        """
+        try:
+            known = file_hashes(self.all_files(), None)
+        except (UserError, OSError):
+            return None
+        named = sorted([path.name, digest] for path, digest in known.items())
+        unsaid = {"shots"} if "shots_from" in type(self).model_fields and not self.shots else set()
+        return fingerprint([self.model_dump(mode="json", exclude=self.outside_state | unsaid), named])
+
+
+class LocalSuite(_Suite):
+    """Questions in JSON lines of your own, one per line; docs/data.md lists the fields of each format."""
 
     kind: Literal["files"] = "files"
     paths: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -34,14 +64,8 @@ class LocalSuite(Spec):
     """What stands before the choices, with the names of fields in braces; for the format `choices` only."""
     delimiter: str = " "
     """What stands between context and ending; pairs have neither."""
-    shots: AnyCount = 0
-    """Solved examples in front of each question, the same for every model and policy."""
     shots_from: tuple[str, ...] = ()
     """Files, folders or globs that they are drawn from, in the same format; none: the other questions."""
-    limit: Count | None = None
-    """Examples at most, a sample of all, the same on every machine; none means all."""
-    leading_token: bool = False
-    """Put the token that ends documents in front of every context; the published accuracies have none."""
     version: float = Field(default=1.0, gt=0.0, le=1e6)
     """Version of the task; raise it when files or prompt change what is asked."""
 
@@ -53,15 +77,9 @@ class LocalSuite(Spec):
             raise ValueError("format=pairs has no question that examples could stand in front of; leave shots out")
         return self
 
-    def state(self) -> str | None:
-        """Return the fingerprint of settings and contents, places aside; none where a file is missing."""
-        try:
-            known = file_hashes([*self.files(), *self.shot_files()], None)
-        except (UserError, OSError):
-            return None
-        named = sorted([path.name, digest] for path, digest in known.items())
-        places = {"paths", "shots_from"} | (set() if self.shots else {"shots"})
-        return fingerprint([self.model_dump(mode="json", exclude=places), named])
+    def all_files(self) -> list[Path]:
+        """Return questions and solved examples."""
+        return [*self.files(), *self.shot_files()]
 
     def files(self, name: str = "<name>") -> list[Path]:
         """Return the files, sorted. Raises UserError for a pattern without any; `name` is that of the suite."""
@@ -72,7 +90,7 @@ class LocalSuite(Spec):
         return files_named(self.shots_from, f"suites.{name}.shots_from", ".jsonl")
 
 
-class HarnessSuite(Spec):
+class HarnessSuite(_Suite):
     """A task that lm-evaluation-harness defines, from local copies of its data set, from the hub or the hub's cache."""
 
     kind: Literal["harness"] = "harness"
@@ -81,25 +99,14 @@ class HarnessSuite(Spec):
     paths: dict[Literal["train", "validation", "test"], str] = {}
     """Local copies of the data set by split, in JSON lines or Parquet, with the fields that it has on the hub; every
     split that the task names must be there. Empty: the hub, or its cache where HF_HUB_OFFLINE is set."""
-    shots: AnyCount = 0
-    """Solved examples in front of each question."""
-    limit: Count | None = None
-    """First examples at most; none means all."""
-    leading_token: bool = False
-    """Put the token that ends documents in front of every context; the published accuracies have none."""
 
-    def state(self) -> str | None:
-        """Return the fingerprint of settings and local copies, places aside; what the hub holds is not looked up."""
-        try:
-            known = file_hashes(self.files().values(), None)
-        except (UserError, OSError):
-            return None
-        named = sorted([path.name, digest] for path, digest in known.items())
-        return fingerprint([self.model_dump(mode="json", exclude={"paths"}), named])
+    def all_files(self) -> list[Path]:
+        """Return the local copies."""
+        return list(self.files().values())
 
     def files(self, name: str = "<name>") -> dict[str, Path]:
         """Return the local copies by split. Raises UserError for one that is missing; `name` is that of the suite."""
-        files: dict[str, Path] = {split: Path(expanded(path)).absolute() for split, path in self.paths.items()}
+        files: dict[str, Path] = {split: expanded(path).absolute() for split, path in self.paths.items()}
         for split, path in files.items():
             if not path.is_file():
                 raise UserError(f"suites.{name}.paths.{split}: no file at '{path}'")

@@ -17,16 +17,16 @@ from tokenizers import Tokenizer
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Local
 from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
+from formerlab.evaluation.kept import Kept
 from formerlab.evaluation.measurement import Measured, Measurement, Reading
 from formerlab.evaluation.pruning.configuration import Configuration
-from formerlab.evaluation.pruning.kept import Kept
 from formerlab.evaluation.pruning.prune import PruneSweep, Work
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.write import Cell
 from formerlab.spec import Count, Size
 from formerlab.tasks.scoring import evaluating, score
-from formerlab.training.released import AnyRun
+from formerlab.training.any_run import AnyRun
 
 KEPT = ".passkey"
 """Folder beside a run in which the answers that are there wait for the others."""

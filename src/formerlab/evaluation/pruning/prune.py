@@ -1,6 +1,6 @@
-"""All cache policies of one model, on the same windows and the same questions."""
+"""All cache policies of one model, on the same windows and the same questions: of a run, and of any model folder."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -12,13 +12,11 @@ from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, Local
 from formerlab.cache.policies.policy import Policy
 from formerlab.data import load_stream
 from formerlab.errors import UserError
-from formerlab.evaluation.language import zeroshot
-from formerlab.evaluation.language.journal import Journal
-from formerlab.evaluation.language.questions import Questions
+from formerlab.evaluation.kept import Kept, Rows
+from formerlab.evaluation.language.questions import Questions, harness_version
 from formerlab.evaluation.language.suite_tasks import questions_of
 from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Reading
 from formerlab.evaluation.pruning.configuration import Configuration
-from formerlab.evaluation.pruning.kept import Kept
 from formerlab.evaluation.pruning.sweep_extras import SweepExtras
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
@@ -26,7 +24,7 @@ from formerlab.results.stages import STAGES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import AnyCount, Count, Size
 from formerlab.tasks.window_losses import Stream, spread_windows, window_losses
-from formerlab.training.released import AnyRun
+from formerlab.training.any_run import AnyRun
 
 FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
 """Every file of a sweep, with its columns; what is not asked for has no rows."""
@@ -128,7 +126,7 @@ def measure(run: Measured, settings: PruneSweep) -> None:
     """Write FILES into the folder of the run."""
     questions = questions_of(run, settings.question_limit) if settings.questions else None
     cut = questions.cut(run.model.spec.context) if questions is not None else {}
-    run.notes.update(versions={"lm_eval": zeroshot.harness_version()}, cut=cut)
+    run.notes.update(versions={"lm_eval": harness_version()}, cut=cut)
     streams = {split: load_stream(run.data, split) for split in ("valid", "test")}
     work = Work(Kept(run.folder / KEPT), run.belongs_to, run.code_of)
     prune(run.model, streams, questions, settings, run.folder, label=run.label, work=work)
@@ -179,70 +177,60 @@ def prune(
     context = sweep.context or model.spec.context
     if context > model.spec.context:
         raise UserError(f"prune.context={context} exceeds the model's context of {model.spec.context}; lower it")
+    write_rows(out / "prune.csv", WINDOW_COLUMNS, losses(model, streams["test"], context, sweep, work, label))
+    answered = answers(model, questions, sweep, work, label) if questions is not None else ()
+    write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, answered)
     windows = spread_windows(streams["test"], context, sweep.windows)
-    configurations = sweep.configurations(sweep.budgets)
-    # Windows, questions and the rest are shown apart: a mean speed over such different work predicts nothing.
-    with Progress(len(configurations) * len(windows), label, unit="window") as progress:
-        rows: list[list[Cell]] = []
-        for configuration in configurations:
-            about = work.of(sweep, configuration, "windows", windows, context, sweep.batch_of(context))
-            if work.kept.has(*about):
-                progress.skip(len(windows))
-            make = partial(_window_rows, model, streams["test"], context, windows, configuration, sweep, progress)
-            rows += work.kept.rows(make, *about)
-        write_rows(out / "prune.csv", FILES["prune.csv"], rows)
-    answers: list[tuple[Cell, ...]] = []
-    if questions is not None:
-        asked = sweep.configurations(sweep.question_budgets)
-        with Progress(len(asked) * len(questions), label, unit="request") as progress:
-            for configuration in asked:
-                about = work.of(
-                    sweep, configuration, "questions", sweep.question_limit, sweep.batch, sweep.batch_tokens
-                )
-                answers += _question_rows(model, questions, configuration, sweep, progress, work.kept.journal(*about))
-    write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, answers)
     for name, rows_of in SweepExtras(model, streams, context, windows, sweep, label).files.items():
         write_rows(out / name, FILES[name], work.kept.rows(rows_of, *work.of_all(sweep, name)))
     work.kept.tidy()
 
 
-def _window_rows(
-    model: DecoderModel,
-    stream: Stream,
-    context: int,
-    windows: Sequence[int],
-    configuration: Configuration,
-    sweep: PruneSweep,
-    progress: Progress,
-) -> Iterator[tuple[Cell, ...]]:
-    losses = window_losses(
-        model,
-        stream,
-        context,
-        batch=sweep.batch_of(context),
-        attend_for=partial(configuration.attend, position=model.position),
-        windows=windows,
-        progress=progress,
-    )
-    for loss in losses:
-        yield *configuration.cells(), loss.realised_budget, *loss[:3]
+# Windows, questions and the rest are shown apart: a mean speed over such different work predicts nothing.
 
 
-def _question_rows(
-    model: DecoderModel,
-    questions: Questions,
-    configuration: Configuration,
-    sweep: PruneSweep,
-    progress: Progress,
-    journal: Journal,
-) -> Iterator[tuple[Cell, ...]]:
-    answers = questions.answers(
-        model,
-        batch=sweep.batch,
-        batch_tokens=sweep.batch_tokens,
-        attend_for=partial(configuration.attend, position=model.position),
-        progress=progress,
-        journal=journal,
-    )
-    for answer in answers:
-        yield *configuration.cells(), answer.realised_budget, *answer[: len(zeroshot.COLUMNS)]
+def losses(model: DecoderModel, stream: Stream, context: int, sweep: PruneSweep, work: Work, label: str) -> Rows:
+    """Return the loss of every window under every configuration, in the columns of prune.csv."""
+    windows, configurations = spread_windows(stream, context, sweep.windows), sweep.configurations(sweep.budgets)
+    rows: Rows = []
+    with Progress(len(configurations) * len(windows), label, unit="window") as progress:
+
+        def made(configuration: Configuration) -> Iterator[tuple[Cell, ...]]:
+            for loss in window_losses(
+                model,
+                stream,
+                context,
+                batch=sweep.batch_of(context),
+                attend_for=partial(configuration.attend, position=model.position),
+                windows=windows,
+                progress=progress,
+            ):
+                yield *configuration.cells(), loss.realised_budget, *loss[:3]
+
+        for configuration in configurations:
+            about = work.of(sweep, configuration, "windows", windows, context, sweep.batch_of(context))
+            if work.kept.has(*about):
+                progress.skip(len(windows))
+            rows += work.kept.rows(partial(made, configuration), *about)
+    return rows
+
+
+def answers(
+    model: DecoderModel, questions: Questions, sweep: PruneSweep, work: Work, label: str
+) -> list[tuple[Cell, ...]]:
+    """Return every metric of every question under every configuration, in the columns of prune_questions.csv."""
+    configurations = sweep.configurations(sweep.question_budgets)
+    rows: list[tuple[Cell, ...]] = []
+    with Progress(len(configurations) * len(questions), label, unit="question") as progress:
+        for configuration in configurations:
+            asked = "questions", sweep.question_limit, sweep.batch, sweep.batch_tokens
+            found = questions.answers(
+                model,
+                batch=sweep.batch,
+                batch_tokens=sweep.batch_tokens,
+                attend_for=partial(configuration.attend, position=model.position),
+                progress=progress,
+                journal=work.kept.journal(*work.of(sweep, configuration, *asked)),
+            )
+            rows += [(*configuration.cells(), answer.realised_budget, *answer[:6]) for answer in found]
+    return rows

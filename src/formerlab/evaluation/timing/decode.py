@@ -29,7 +29,8 @@ from formerlab.progress import Progress
 from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count, Size
-from formerlab.training.released import AnyRun, Pretrained
+from formerlab.training.any_run import AnyRun
+from formerlab.training.released import Pretrained
 
 DYNAMIC = "dynamic_cache"
 """What rows call it."""

@@ -15,7 +15,7 @@ from formerlab.layers.attention import Attend
 from formerlab.models.decoder import DecoderModel
 from formerlab.spec import Count, Spec
 from formerlab.training import provenance
-from formerlab.training.released import AnyRun
+from formerlab.training.any_run import AnyRun
 from formerlab.training.run import Run
 
 Item = TypeVar("Item")

@@ -112,11 +112,9 @@ class CausalLM(nn.Module):
         config = model.config.get_text_config(decoder=True)
         longest = getattr(config, "max_position_embeddings", None)
         length: int | None = longest if context is None else context
-        if length is None:
-            raise UserError(f"{self._name(model)}: the config gives no max_position_embeddings; give a context")
         if context is not None and longest is not None and context > longest:
             raise UserError(f"{self._name(model)}: context {context} exceeds the model's {longest} positions")
-        self.spec = Sizes(length, config.vocab_size, config.num_hidden_layers)
+        self.spec = Sizes(length or PROBE, config.vocab_size, config.num_hidden_layers)
         _check_windows(self._name(model), config, self.spec.context)
         self.model = model.eval()
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -127,6 +125,8 @@ class CausalLM(nn.Module):
         except ValueError:
             raise UserError(f"{self._name(model)}: its attention does not go through transformers' interface") from None
         self._check(own)
+        if length is None:  # said last: a context would help none of the models that are refused above
+            raise UserError(f"{self._name(model)}: the config gives no max_position_embeddings; give a context")
         first, later = self._keys_at(0), self._keys_at(DISTANCE)
         self.position = find_positions(model, first.keys, later.keys, DISTANCE)
 

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple, cast
 
 import psutil
 import torch
+import transformers
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from formerlab.data.text.released_tokenizer import load_fast_tokenizer
 from formerlab.data.text.tokenizer import read_tokenizer
-from formerlab.errors import UserError
+from formerlab.errors import UserError, reason
 from formerlab.files import read_json
 from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.export import load_folder, load_spec
@@ -22,7 +23,7 @@ from formerlab.integrations.huggingface.modeling import MODEL_TYPE
 from formerlab.integrations.huggingface.neox import load_released, released_tokenizer
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import short
-from formerlab.released import Folder, ReleasedModel, reason, shown_place
+from formerlab.released import Folder, ReleasedModel, shown_place
 
 
 class Loaded(NamedTuple):
@@ -59,6 +60,17 @@ def load_any(source: ReleasedModel, *, device: str = "cpu", online: bool = False
     tokenizer, prefix = load_fast_tokenizer(arguments)
     # It has of DecoderModel what evaluation uses: forward, spec.context, embedding, position.
     return Loaded(cast(DecoderModel, CausalLM(model, source.context)), tokenizer, prefix)
+
+
+def identity_of(source: ReleasedModel, device: str) -> dict[str, Any]:
+    """Say which model answers, and how it computes."""
+    return {
+        **source.identity(),
+        "dtype": source.dtype or "as saved",
+        "device": device,
+        "context": source.context,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
 
 
 def _tokenformer(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:

@@ -37,7 +37,7 @@ class FormerlabConfig(PreTrainedConfig):  # type: ignore[misc]
             "hidden_size": decoder.width,
             "num_hidden_layers": decoder.layers,
             "num_attention_heads": decoder.heads,
-            "num_key_value_heads": decoder.heads,
+            "num_key_value_heads": decoder.key_heads or decoder.heads,
             "max_position_embeddings": decoder.context,
             "tie_word_embeddings": decoder.tied,
             "is_decoder": True,
@@ -61,11 +61,10 @@ class CacheAttend:
         """Take in the new keys and values; return softmax(q k^T / sqrt(d_head)) v over all that each query may see."""
         if self.cache is not None:
             k, v = self.cache.update(k, v, layer)
-        if self.padding is None and q.shape[2] == k.shape[2]:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        if self.padding is None and q.shape[2] == 1:
-            return F.scaled_dot_product_attention(q, k, v)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=self._visible(q, k))
+        prompt = self.padding is None and q.shape[2] == k.shape[2]
+        mask = None if self.padding is None and q.shape[2] in (1, k.shape[2]) else self._visible(q, k)
+        gqa = q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=prompt, enable_gqa=gqa)
 
     def _visible(self, q: Heads, k: KeyHeads) -> Tensor:
         """Return the keys that each query sees; padding sees itself, so that nothing is NaN."""

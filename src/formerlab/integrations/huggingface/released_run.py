@@ -24,7 +24,7 @@ from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import mean_loss, spread_windows, window_documents, window_losses
 from formerlab.training import provenance
 from formerlab.training.cost import peak_memory_bytes
-from formerlab.training.record import SCHEMA
+from formerlab.training.finish import SCHEMA
 from formerlab.training.released import ReleasedRun
 
 BATCH_TOKENS = 2048

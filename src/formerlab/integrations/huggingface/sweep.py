@@ -1,8 +1,7 @@
-"""Zero-shot accuracy under cache policies: the published experiment on any model folder."""
+"""Cache policies on any model folder: the published experiment, on questions and texts that its user names."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,27 +11,23 @@ import numpy as np
 import yaml
 from pydantic import Field, field_validator
 
-from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full
+from formerlab.cache import H2O, Budget, CachePolicy
 from formerlab.errors import UserError
-from formerlab.evaluation.language.questions import QuestionScore, Tasks
+from formerlab.evaluation.kept import Kept
+from formerlab.evaluation.language.questions import Questions, harness_version, load_tasks
 from formerlab.evaluation.language.suite_tasks import suite_configs
 from formerlab.evaluation.language.suites import Suite, check_names
-from formerlab.evaluation.language.zeroshot import evaluate_tasks, harness_version, load_tasks
 from formerlab.evaluation.pruning.configuration import Configuration
-from formerlab.evaluation.pruning.prune import QUESTION_COLUMNS, WINDOW_COLUMNS, PruneSweep
-from formerlab.files import read_json, write_json
+from formerlab.evaluation.pruning.prune import QUESTION_COLUMNS, WINDOW_COLUMNS, PruneSweep, Work, answers, losses
+from formerlab.files import write_json
 from formerlab.integrations.huggingface.load import Loaded
 from formerlab.plan.code import code_hash
-from formerlab.plan.layers import Layer
+from formerlab.plan.layers import Tree, merge
 from formerlab.plan.read import parse
-from formerlab.progress import Progress
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count, Size, Spec, fingerprint
-from formerlab.tasks.scoring import AttendFor
-from formerlab.tasks.window_losses import Stream, spread_windows, window_losses
+from formerlab.tasks.window_losses import Stream
 from formerlab.yaml_files import read_yaml
-
-Rows = list[list[Cell]]
 
 LOG_PROBABILITIES = ("perplexity", "log_prob")
 """Names under which an example's log-probability goes; their perplexity is exp(-mean)."""
@@ -79,11 +74,21 @@ class QuestionSweep(Spec):
     def asked(self) -> list[Any]:
         """Return what tells these questions from others."""
         suites = [[name, suite.state() or suite.to_dict()] for name, suite in sorted(self.suites.items())]
-        return [self.limit, self.leading_token, [_task(name) for name in self.tasks], *([suites] if suites else [])]
+        return [self.limit, self.leading_token, [_task(name) for name in self.tasks], suites]
 
-    def configurations(self) -> list[Configuration]:
-        """Return the full cache and every policy, each once."""
-        return PruneSweep(policies=self.policies, alphas=self.alphas).configurations(self.budgets)
+    def of_model(self) -> PruneSweep:
+        """Return the sweep in the form in which that of a run is."""
+        shared = {name: getattr(self, name) for name in ("policies", "alphas", "budgets", "windows", "batch")}
+        more = {"question_budgets": self.budgets, "question_limit": self.limit, "batch_tokens": self.batch_tokens}
+        return PruneSweep(**shared, **more)
+
+    def questions(self, loaded: Loaded, *, online: bool = False) -> Questions:
+        """Load what is asked, in the tokens of a model; only `online` asks the network."""
+        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            configs = [*map(_task, self.tasks), *suite_configs(self.suites, Path(folder))]
+            tasks = load_tasks(configs, offline=not online)
+        leading = list(tasks["tasks"]) if self.leading_token else ()
+        return Questions(tasks, loaded.tokenizer, end_of_text=loaded.prefix, limit=self.limit, leading=leading)
 
 
 def read_sweep(path: Path | None, **changes: Any) -> QuestionSweep:
@@ -95,7 +100,7 @@ def read_sweep(path: Path | None, **changes: Any) -> QuestionSweep:
     given = {key: value for key, value in changes.items() if value is not None}
     if {"suites", "texts"} & tree.keys() and "tasks" not in tree | given:
         tree["tasks"] = []
-    sweep = parse(QuestionSweep, [Layer(str(path or "sweep"), tree), Layer("command line", given)])
+    sweep = parse(QuestionSweep, merge(Tree(tree, str(path or "sweep")), Tree(given, "command line")))
     for name, suite in sweep.suites.items():
         suite.files(name)  # a file that is missing is named before a large model is loaded
     for name in sweep.tasks:
@@ -117,134 +122,27 @@ def run_sweep(
     """
     if sweep.texts and max(sweep.contexts) > (longest := loaded.model.spec.context):
         raise UserError(f"contexts: {max(sweep.contexts)} tokens exceed the model's context of {longest}")
-    tasks = _load(sweep, online) if sweep.tasks or sweep.suites else None
     about = {"model": identity, "versions": {"lm_eval": harness_version()}}
-    streams = {text: _encoded(loaded, text) for text in sweep.texts}
-    rows: list[Sequence[Cell]] = []
-    losses: list[Sequence[Cell]] = []
-    means: list[dict[str, Cell]] = []
-    configurations = sweep.configurations()
-    for number, configuration in enumerate(configurations, start=1):
-        label = f"{number} of {len(configurations)}: {named(configuration)}"
-        kept = _Kept(out / "configurations", configuration, about)
-        answers = kept.rows(
-            sweep.asked(),
-            lambda configuration=configuration, label=label: _answers(loaded, sweep, configuration, tasks, label),  # type: ignore[misc]
-        )
-        rows += [(*configuration.cells(), *row) for row in answers]
-        measured: Rows = []
-        for text, context in product(streams, sweep.contexts):
-            measured += kept.rows(
-                [text, fingerprint(streams[text].tolist()), sweep.windows, context],
-                lambda configuration=configuration, label=label, text=text, context=context: _losses(  # type: ignore[misc]
-                    loaded, sweep, configuration, text, streams[text], context, label
-                ),
-            )
-        losses += [(*row[:2], *configuration.cells(), *row[2:]) for row in measured]
-        means.append(_means(configuration, answers, measured))
+    pruned, kept = sweep.of_model(), Kept(out / "configurations")
+    modules = "formerlab.integrations.huggingface.load", "formerlab.evaluation.pruning.prune"
+    work = Work(kept, (about,), lambda settings: code_hash(*modules, specs=[settings]))
+    rows: list[tuple[Cell, ...]] = []
+    cut: dict[str, int] = {}
+    if sweep.tasks or sweep.suites:
+        questions = sweep.questions(loaded, online=online)
+        cut = questions.cut(loaded.model.spec.context)
+        of_questions = work._replace(belongs_to=(about, sweep.asked()))
+        rows = answers(loaded.model, questions, pruned, of_questions, "questions")
+    measured: list[tuple[Cell, ...]] = []
+    for text, context in product(sweep.texts, sweep.contexts):
+        stream, name = _encoded(loaded, text), Path(text).stem
+        of_text = work._replace(belongs_to=(about, text, fingerprint(stream.tolist())))
+        found = losses(loaded.model, stream, context, pruned, of_text, f"{name}, {context} tokens")
+        measured += [(name, context, *row) for row in found]
     write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, rows)
-    write_rows(out / "prune_texts.csv", ("text", "context", *WINDOW_COLUMNS), losses)
-    write_json(out / "prune.json", {"schema": 1, **about, "sweep": sweep.to_dict()})
-    return means
-
-
-def answer(loaded: Loaded, sweep: QuestionSweep, *, online: bool = False) -> Rows:
-    """Return the rows of zeroshot.csv: every metric of every example, without pruning."""
-    tasks = _load(sweep, online)
-    return [list(score[:6]) for score in _ask(loaded, sweep, tasks, None)]
-
-
-def _load(sweep: QuestionSweep, online: bool) -> Tasks:
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        configs = [*map(_task, sweep.tasks), *suite_configs(sweep.suites, Path(folder))]
-        return load_tasks(configs, offline=not online)
-
-
-def _ask(
-    loaded: Loaded, sweep: QuestionSweep, tasks: Any, attend_for: AttendFor | None, progress: Progress | None = None
-) -> list[QuestionScore]:
-    return evaluate_tasks(
-        loaded.model,
-        loaded.tokenizer,
-        tasks,
-        batch=sweep.batch,
-        batch_tokens=sweep.batch_tokens,
-        attend_for=attend_for,
-        progress=progress,
-        limit=sweep.limit,
-        leading_token=sweep.leading_token,
-        end_of_text=loaded.prefix,
-    )
-
-
-def named(configuration: Configuration) -> str:
-    """Return a configuration as people speak of it, such as `decay 0.2 at 40 %`."""
-    policy, alpha, recent, budget = configuration.cells()
-    if isinstance(configuration.policy, Full):
-        return "full"
-    name = f"{policy} {alpha:g}" if isinstance(configuration.policy, Decay) and alpha is not None else str(policy)
-    name += f", {recent:.0%} recent" if isinstance(configuration.policy, Decay) and recent else ""
-    return f"{name} at {f'{budget:.0%}' if isinstance(budget, float) else f'{budget} entries'}"
-
-
-class _Kept:
-    """What a configuration gave, kept on disk while model, question and code are the same."""
-
-    def __init__(self, folder: Path, configuration: Configuration, about: dict[str, Any]) -> None:
-        modules = "formerlab.integrations.huggingface.load", "formerlab.integrations.huggingface.sweep"
-        self.folder, self.configuration = folder, configuration
-        self.known = [
-            about,
-            configuration.policy.to_dict(),
-            configuration.budget,
-            code_hash(*modules, specs=[configuration.policy]),
-        ]
-
-    def rows(self, asked: Any, make: Callable[[], Rows]) -> Rows:
-        """Return the rows of what is asked, from disk if there."""
-        path = self.folder / f"{fingerprint([self.known, asked])}.json"
-        if path.is_file():
-            known: Rows = read_json(path)["rows"]
-            return known
-        rows = make()
-        write_json(
-            path, {"policy": self.configuration.policy.to_dict(), "budget": self.configuration.budget, "rows": rows}
-        )
-        return rows
-
-
-def _answers(loaded: Loaded, sweep: QuestionSweep, configuration: Configuration, tasks: Any, label: str) -> Rows:
-    """Return (realised budget, task, version, example, metric, value, choices) of every example."""
-    if tasks is None:
-        return []
-    attend_for = partial(configuration.attend, position=loaded.model.position)
-    with Progress(None, label, unit="answer") as progress:
-        scores = _ask(loaded, sweep, tasks, attend_for, progress)
-    return [[score.realised_budget, *score[:6]] for score in scores]
-
-
-def _losses(
-    loaded: Loaded,
-    sweep: QuestionSweep,
-    configuration: Configuration,
-    text: str,
-    stream: Stream,
-    context: int,
-    label: str,
-) -> Rows:
-    """Return (text, context, realised budget, window, tokens, loss) of every window."""
-    windows = spread_windows(stream, context, sweep.windows)
-    with Progress(len(windows), label, unit="window") as progress:
-        losses = window_losses(
-            loaded.model,
-            stream,
-            context,
-            batch=max(1, min(sweep.batch, sweep.batch_tokens // context)),
-            attend_for=partial(configuration.attend, position=loaded.model.position),
-            windows=windows,
-            progress=progress,
-        )
-    return [[Path(text).stem, context, loss.realised_budget, *loss[:3]] for loss in losses]
+    write_rows(out / "prune_texts.csv", ("text", "context", *WINDOW_COLUMNS), measured)
+    write_json(out / "prune.json", {"schema": 1, **about, "cut": cut, "sweep": sweep.to_dict()})
+    return [_means(configuration, rows, measured) for configuration in pruned.configurations(sweep.budgets)]
 
 
 def _encoded(loaded: Loaded, text: str) -> Stream:
@@ -253,15 +151,19 @@ def _encoded(loaded: Loaded, text: str) -> Stream:
     return np.array(loaded.tokenizer.encode(content, add_special_tokens=False).ids, dtype=np.int64)
 
 
-def _means(configuration: Configuration, rows: Rows, losses: Rows) -> dict[str, Cell]:
+def _means(
+    configuration: Configuration, answered: Sequence[Sequence[Cell]], measured: Sequence[Sequence[Cell]]
+) -> dict[str, Cell]:
     """Return the configuration's name, its mean realised budget, and the means of metrics and losses."""
-    policy, alpha, _, budget = configuration.cells()
-    row: dict[str, Cell] = {"policy": policy, "alpha": alpha, "budget": budget}
-    row |= {"realised": _mean([row[0] for row in rows] or [row[2] for row in losses])}
-    row |= dict(task_means([row[1:] for row in rows]))
-    for text, context in dict.fromkeys((row[0], row[1]) for row in losses):
-        row[f"{text} {context} loss"] = _mean([own[5] for own in losses if (own[0], own[1]) == (text, context)])
-    return row
+    policy, alpha, _, budget = cells = configuration.cells()
+    rows = [row[4:] for row in answered if tuple(row[:4]) == cells]
+    windows = [(f"{row[0]} {row[1]} loss", row[6], row[9]) for row in measured if tuple(row[2:6]) == cells]
+    found: dict[str, Cell] = {"policy": policy, "alpha": alpha, "budget": budget}
+    found |= {"realised": _mean([row[0] for row in rows] or [row[1] for row in windows])}
+    found |= dict(task_means([row[1:] for row in rows]))
+    for name in dict.fromkeys(row[0] for row in windows):
+        found[name] = _mean([row[2] for row in windows if row[0] == name])
+    return found
 
 
 def task_means(rows: Sequence[Sequence[Cell]]) -> Iterator[tuple[str, float]]:

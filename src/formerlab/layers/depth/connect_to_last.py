@@ -32,5 +32,4 @@ class ConnectToLast(Averages):
 
     def build(self, layers: int, width: int | None = None) -> DepthWeightedAverageLayer:
         """Return the module for `layers` blocks."""
-        del width
         return DepthWeightedAverageLayer(self.table(layers), self.others)

@@ -19,12 +19,10 @@ class Averages(DepthSpec):
 
     def build(self, layers: int, width: int | None = None) -> Mixer:
         """Return the module for `layers` blocks."""
-        del width
         return DepthWeightedAverageLayer(self.table(layers))
 
     def params(self, layers: int, width: int | None = None) -> int:
         """Count of parameters."""
-        del width
         return sum(map(len, self.table(layers).values()))
 
     def flops(self, layers: int, width: int) -> int:

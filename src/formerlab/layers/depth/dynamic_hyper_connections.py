@@ -50,8 +50,8 @@ class DynamicHyperConnections(HyperConnections):
         return super().products(layers, width) + 2 * (2 * layers * self.streams * width * (self.streams + 2))
 
     def kept(self, width: int) -> int:
-        """Estimate of the numbers kept per token and block: the normalised streams as well."""
-        return super().kept(width) + 2 * self.streams * width
+        """Estimate of the numbers kept per token and block: the normalised streams as well, which are float32."""
+        return super().kept(width) + (4 * self.streams + 2) * width
 
 
 class DynamicHyperConnectionsLayer(HyperConnectionsLayer):

@@ -21,12 +21,10 @@ class SkipsWithGains(DepthSpec):
 
     def build(self, layers: int, width: int | None = None) -> "SkipsWithGainsLayer":
         """Return the module for `layers` blocks."""
-        del width
         return SkipsWithGainsLayer(layers)
 
     def params(self, layers: int, width: int | None = None) -> int:
         """Count of parameters."""
-        del width
         return 2 * layers
 
     def flops(self, layers: int, width: int) -> int:
@@ -48,7 +46,6 @@ class SkipsWithGainsLayer(Mixer):
 
     def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
         """Return g x + update, summed in float32 at least."""
-        del history
         stream = torch.promote_types(x.dtype, update.dtype)
         wide = torch.promote_types(stream, torch.float32)
         return (self.gains[site - 1].to(wide) * x.to(wide) + update).to(stream)

@@ -62,12 +62,10 @@ class StaticHyperConnections(HyperConnections):
 
     def build(self, layers: int, width: int | None = None) -> "StaticHyperConnectionsLayer":
         """Return the module for `layers` blocks."""
-        del width
         return StaticHyperConnectionsLayer(layers, self.streams)
 
     def params(self, layers: int, width: int | None = None) -> int:
         """Count of parameters: A_m, A_r and B of every sub-layer."""
-        del width
         return 2 * layers * self.streams * (self.streams + 2)
 
 
@@ -98,7 +96,6 @@ class HyperConnectionsLayer(Mixer):
 
     def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
         """Carry the streams past the sub-layer, write its output to them, and return what the next one reads."""
-        del x
         streams, (_, carry, write) = history[site]
         if not torch.is_grad_enabled():
             del history[site]

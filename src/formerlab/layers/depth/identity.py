@@ -25,7 +25,6 @@ class DepthSpec(Spec):
 
     def products(self, layers: int, width: int) -> int:
         """FLOPs of matrix products per token (2 per multiply-add)."""
-        del layers, width
         return 0
 
     def kept(self, width: int) -> int:
@@ -42,22 +41,18 @@ class Identity(DepthSpec):
 
     def build(self, layers: int, width: int | None = None) -> "Mixer":
         """Return the module."""
-        del layers, width
         return Mixer()
 
     def params(self, layers: int, width: int | None = None) -> int:
         """Count of parameters."""
-        del layers, width
         return 0
 
     def flops(self, layers: int, width: int) -> int:
         """Elementwise FLOPs per token (2 per multiply-add), beyond the two residual additions of every block."""
-        del layers, width
         return 0
 
     def kept(self, width: int) -> int:
         """Nothing."""
-        del width
         return 0
 
 
@@ -87,12 +82,10 @@ class Mixer(nn.Module):
         Sub-layers count from 1: attention of block i is 2i - 1, its feed-forward 2i. x is the stream that the sub-layer
         read (before its norm) and `update` what it gave.
         """
-        del site, history
         return x + update
 
     def mix(self, index: int, x: Stream, history: History) -> Stream:
         """Return Y_index, what block index + 1 reads, given the raw output X_index of block `index` (from 1)."""
-        del index, history
         return x
 
     def weights(self) -> list[tuple[int, int, float]]:

@@ -31,7 +31,6 @@ class SoftmaxAverage(Dilated):
 
     def build(self, layers: int, width: int | None = None) -> "SoftmaxAverageLayer":
         """Return the module for `layers` blocks."""
-        del width
         return SoftmaxAverageLayer(self.table(layers), own=self.own)
 
 

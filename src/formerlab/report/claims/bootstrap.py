@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
+from pandas import DataFrame
 
-from formerlab.report.claims.quantity import Paired
+from formerlab.report.claims.quantity import MIN_UNITS, MissingRowsError, Paired
 from formerlab.report.two_fold import Grid, two_fold_means
 from formerlab.statistics import resampled
 
@@ -60,6 +61,24 @@ class Examples:
         for part, drawn in resampled(group.shape[1], len(found), random_seed):
             found[part] = self.reduce(np.einsum("re,sek->rsk", drawn, group, optimize=True)).mean(axis=1)
         return found
+
+
+def grouped(rows: DataFrame, example: str, run: str) -> Examples:
+    """Return an array per task, seeds by examples (documents, where there are enough) by sum and count, in order."""
+    example = "document" if "document" in rows and rows["document"].nunique() >= MIN_UNITS else example
+    groups, names, seeds = [], {}, set()
+    for task, block in sorted(rows.groupby("task"), key=lambda pair: str(pair[0])):
+        sums = DataFrame(block.groupby(["seed", example])["value"].agg(["sum", "count"]).unstack())
+        if sums.isna().any(axis=None):
+            raise MissingRowsError(f"the seeds of {run} answered different examples")
+        groups.append(np.stack([sums["sum"].to_numpy(float), sums["count"].to_numpy(float)], axis=-1))
+        names[str(task)] = tuple(map(str, sums["sum"].columns))
+        seeds.add(tuple(map(int, sums.index)))
+    if len(seeds) != 1:
+        raise MissingRowsError(
+            f"the seeds of {run} answered different tasks" if seeds else f"run {run} has no such rows"
+        )
+    return Examples(tuple(groups), seeds.pop(), names)
 
 
 @dataclass(frozen=True)

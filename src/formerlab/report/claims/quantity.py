@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
+from pandas import DataFrame
 from scipy import special
 
-from formerlab.statistics import Interval, half_width
+from formerlab.statistics import Interval, half_width, interval_over
 
 Same = TypeVar("Same", bound="Quantity")
 MIN_UNITS = 20
@@ -80,6 +82,15 @@ class Pooled(NamedTuple):
 
     variance: float
     freedom: int
+
+
+def residual_variance(values: DataFrame) -> Pooled | None:
+    """Return the mean square that remains of values by run and seed after a fit of run + seed; nothing without one."""
+    columns = [pd.get_dummies(values[name]).to_numpy(float) for name in ("run", "seed")]
+    design, found = np.concatenate(columns, axis=1), values["value"].to_numpy(float)
+    fit, _, rank, _ = np.linalg.lstsq(design, found, rcond=None)
+    freedom = len(values) - int(rank)
+    return Pooled(float(np.sum((found - design @ fit) ** 2)) / freedom, freedom) if freedom > 0 else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,15 +220,10 @@ class Paired(Quantity):
             tasks = len(self.groups) ** 2
             within = [(float(g.var(ddof=1)) / len(g) / tasks, len(g) - 1) for g in self.groups]
             return t_interval(mean, [*between, *within], confidence, method="student", **more)
-        if between:
-            parts = [*between, (float(replicates.var()), self.examples - 1)]
-            return t_interval(mean, parts, confidence, method="seeds and examples", **more)
-        if self.percentiles:
-            low, high = np.quantile(replicates, [(1 - confidence) / 2, (1 + confidence) / 2])
-        else:
-            half = float(special.ndtri((1 + confidence) / 2)) * replicates.std()
-            low, high = mean - half, mean + half
-        return Interval(mean, float(low), float(high), method="bootstrap", **more)
+        if between or self.percentiles:
+            return interval_over(seeds, replicates, self.examples, confidence)
+        half = float(special.ndtri((1 + confidence) / 2)) * replicates.std()
+        return Interval(mean, float(mean - half), float(mean + half), method="bootstrap", **more)
 
     def scaled(self, factor: float) -> "Paired":
         """Return the product with a number."""

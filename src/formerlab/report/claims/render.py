@@ -1,21 +1,24 @@
-"""The verdicts for people: claims.md, claims.html, and the blocks of README.md and docs/verdicts.md."""
+"""The verdicts for people: claims.md, claims.html, the blocks of README.md and docs/verdicts.md, and what changed."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.errors import UserError
+from formerlab.files import replacing, write_text
 from formerlab.report import pages
-from formerlab.report.claims.registry import read_claims
-from formerlab.report.claims.table import frame, worded
+from formerlab.report.claims.registry import ClaimArms, read_claims
+from formerlab.report.claims.table import frame, ours, verdicts, worded
 from formerlab.report.claims.verdict import Outcome, Verdict
+from formerlab.results.read import Results
 
-KINDS = {
-    "measured": "decided by trained models",
-    "exact": "decided by arithmetic and algebra, without training",
-}
+KINDS = {"measured": "decided by trained models", "exact": "decided by arithmetic and algebra, without training"}
 ORDER: tuple[Outcome, ...] = ("agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails")
+COLUMNS, MORE = ("published", "ours", "what was run", "word"), ("source", "runs", "traps")
+ABSENT = "not registered"
 RULES = (
     "Each claim was registered with its criterion; what a later version changed is marked. A measured claim agrees or "
     "contradicts by its 95 % interval and a minimal effect; cannot tell is all else. Not tested: no rows, too few "
@@ -36,34 +39,38 @@ FIRST_SCREEN = {
 """The claims on the first screen of the README, and what their first number is."""
 
 
-def history() -> str:
-    """Return what later versions of the registered claims changed, and what was known by then."""
-    registry = read_claims()
-    notes = [f"Version {change.version} ({change.date}); known by then: {change.known}." for change in registry.changes]
-    return " ".join([f"The registered claims are version {registry.version}.", *notes])
-
-
 def markdown(found: list[Verdict], scale: str) -> str:
     """Return all verdicts as Markdown, by paper below the headline claims."""
-    parts = [f"# Claims at scale {scale}", RULES, history(), counts(found)]
-    for title, verdicts in _groups(found):
-        parts += [f"## {title}", pipes(readable(verdicts))]
+    parts = [f"# Claims at scale {scale}", *_head(found)]
+    for title, group in _groups(found):
+        parts += [f"## {title}", pipes(readable(group))]
     return "\n\n".join(parts) + "\n"
 
 
 def html(found: list[Verdict], scale: str) -> str:
     """Return the same as a page, with sources, runs and traps."""
-    parts = [pages.paragraph(text) for text in (RULES, history(), counts(found))]
-    for title, verdicts in _groups(found):
-        more = DataFrame(
-            {
-                "source": [verdict.claim.source for verdict in verdicts],
-                "runs": [", ".join(verdict.runs) for verdict in verdicts],
-                "traps": ["\n".join(verdict.claim.traps) for verdict in verdicts],
-            }
-        )
-        parts += [pages.heading(title), pages.table(pd.concat([readable(verdicts), more], axis=1))]
+    parts = [pages.paragraph(text) for text in _head(found)]
+    for title, group in _groups(found):
+        parts += [pages.heading(title), pages.table(readable(group, more=True))]
     return pages.page(f"Claims at scale {scale}", parts)
+
+
+def _head(found: Sequence[Verdict]) -> list[str]:
+    """Return the rules, what later versions of the claims changed and what was known by then, and the counts."""
+    registry = read_claims()
+    notes = [f"Version {change.version} ({change.date}); known by then: {change.known}." for change in registry.changes]
+    return [RULES, " ".join([f"The registered claims are version {registry.version}.", *notes]), counts(found)]
+
+
+def _groups(found: list[Verdict]) -> list[tuple[str, list[Verdict]]]:
+    """Return headline claims, then the others by kind and paper, in the order of the registry."""
+    others = [verdict for verdict in found if not verdict.claim.headline]
+    groups = {"Headline claims": [verdict for verdict in found if verdict.claim.headline]}
+    for kind, meaning in KINDS.items():
+        for study in dict.fromkeys(verdict.claim.study for verdict in others):
+            of_kind = [v for v in others if (v.claim.study, v.claim.kind) == (study, kind)]
+            groups[f"{study}, {kind}: {meaning}"] = of_kind
+    return [(title, verdicts) for title, verdicts in groups.items() if verdicts]
 
 
 def best(found: Mapping[str, Sequence[Verdict]]) -> list[Verdict]:
@@ -84,16 +91,19 @@ def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
         verdict = by_id[name]
         deciding = [item for item in verdict.items if item.outcome == verdict.outcome and item.values]
         number = next(iter(deciding[0].values.values())).partition(" (SD")[0] if deciding else ""
-        ran = deciding[0].ran if deciding else ""
         reason = deciding[0].reason.partition(";")[0] if deciding else ""
         word = f"**{verdict.outcome.replace('_', ' ')}**" + (f": {reason}" if reason else "")
-        rows.append((verdict.claim.statement, verdict.claim.published, f"{meaning}: {number}", ran, word))
-    lines = [["claim", "published", "ours", "what was run", "word"], ["---"] * 5, *rows]
-    return "\n".join("| " + " | ".join(map(pages.markdown, line)) + " |" for line in lines)
+        ran = deciding[0].ran if deciding else ""
+        published = verdict.claim.published.partition(";")[0]
+        rows.append((verdict.claim.statement, published, f"{meaning}: {number}", ran, word))
+    return pipes(DataFrame(rows, columns=["claim", *COLUMNS]), bold=False)
 
 
 def all_block(found: Mapping[str, Sequence[Verdict]], testable: Mapping[str, Sequence[str]]) -> str:
-    """Return every claim once as Markdown for docs/verdicts.md, with the scales that have all its arms."""
+    """Return every claim once as Markdown for docs/verdicts.md, with the scales that have all its arms.
+
+    Below stand the verdicts that new definitions alone changed, as they were registered with them.
+    """
     once = sorted(best(found), key=lambda verdict: ORDER.index(verdict.outcome))
     parts = [RULES, counts(once)]
     for kind, meaning in KINDS.items():
@@ -103,17 +113,7 @@ def all_block(found: Mapping[str, Sequence[Verdict]], testable: Mapping[str, Seq
             scales = [", ".join(testable.get(verdict.claim.id, ())) or "none yet" for verdict in group]
             table = table.assign(**{"scales with all arms": scales})
         parts += [f"### {kind}: {meaning}", pipes(table)]
-    return "\n\n".join([*parts, *_changes()])
-
-
-def _changes() -> list[str]:
-    """Return the verdicts that new definitions alone changed, as they were registered with them."""
-    parts = []
-    for change in read_claims().changes:
-        for scale, claims in change.verdicts.items():
-            listed = "; ".join(f"{claim} {text}" for claim, text in claims.items())
-            parts.append(f"Changed by the definitions of version {change.version} alone, at `{scale}`: {listed}.")
-    return [pages.markdown(text) for text in parts]
+    return "\n\n".join(parts)
 
 
 def counts(found: Sequence[Verdict]) -> str:
@@ -126,49 +126,69 @@ def counts(found: Sequence[Verdict]) -> str:
     return " ".join(sentences)
 
 
-def readable(found: Sequence[Verdict]) -> DataFrame:
-    """Return a row per claim as text; p where any of them has one, and no column that is empty."""
-    columns = ["claim", "published", "ours", "what was run", "word", "p (Holm)"]
-    table = DataFrame([_row(verdict) for verdict in found], columns=columns)
-    return table.drop(columns=[name for name in ("what was run", "p (Holm)") if not table[name].any()])
+def readable(found: Sequence[Verdict], *, more: bool = False) -> DataFrame:
+    """Return a row per claim as text; p where any of them has one, no column that is empty, and `more` on request."""
+    table = DataFrame([_row(verdict) for verdict in found], columns=["claim", *COLUMNS, "p (Holm)", *MORE])
+    empty = [name for name in ("what was run", "p (Holm)") if not table[name].any()]
+    return table.drop(columns=[*empty, *(() if more else MORE)])
 
 
-def _row(verdict: Verdict) -> dict[str, str]:
-    claim, rows = verdict.claim, frame([verdict])
+def _row(verdict: Verdict) -> tuple[str, ...]:
+    claim, changed = verdict.claim, read_claims().changed(verdict.claim)
     shown = [item for item in verdict.counted or verdict.items if item.values or item.reason]
     reasons = dict.fromkeys(item.reason for item in shown if item.reason)
-    ours = [
-        (f"{item}: " if item else "") + text
-        for item, text in zip(rows["item"].fillna(""), rows["ours"], strict=True)
-        if text
-    ]
-    changed = rows["changed"].iloc[0]
-    return {
-        "claim": f"{claim.id}\n{claim.statement}",
-        "published": claim.published,
-        "ours": "\n".join(ours),
-        "what was run": "\n".join(dict.fromkeys(item.ran for item in shown if item.ran)),
-        "word": worded(verdict.outcome, verdict)
-        + (f": {' / '.join(reasons)}" if reasons else "")
-        + (f"\n[{changed}]" if changed else ""),
-        "p (Holm)": "" if verdict.holm_p is None else f"{verdict.holm_p:.3g}",
-    }
+    word = worded(verdict.outcome, verdict) + (f": {' / '.join(reasons)}" if reasons else "")
+    named = len(verdict.items) > 1
+    return (
+        f"{claim.id}\n{claim.statement}",
+        claim.published,
+        "\n".join(f"{item.item}: " * named + ours(item) for item in verdict.items if item.values),
+        "\n".join(dict.fromkeys(item.ran for item in shown if item.ran)),
+        word + (f"\n[{changed}]" if changed else ""),
+        "" if verdict.holm_p is None else f"{verdict.holm_p:.3g}",
+        *(claim.source, ", ".join(verdict.runs), "\n".join(claim.traps)),
+    )
 
 
-def pipes(table: DataFrame) -> str:
+def pipes(table: DataFrame, *, bold: bool = True) -> str:
     """Return a table as Markdown; the first line of its first column is bold."""
     first = table.columns[0]
-    table = table.assign(**{first: table[first].str.replace(r"^(.*)", r"**\1**", n=1, regex=True)})
+    if bold:
+        table = table.assign(**{first: table[first].str.replace(r"^(.*)", r"**\1**", n=1, regex=True)})
     lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
     return "\n".join("| " + " | ".join(map(pages.markdown, line)) + " |" for line in lines)
 
 
-def _groups(found: list[Verdict]) -> list[tuple[str, list[Verdict]]]:
-    """Return headline claims, then the others by kind and paper, in the order of the registry."""
-    groups = [("Headline claims", [verdict for verdict in found if verdict.claim.headline])]
-    others = [verdict for verdict in found if not verdict.claim.headline]
-    for kind, meaning in KINDS.items():
-        for study in dict.fromkeys(verdict.claim.study for verdict in others):
-            of_kind = [v for v in others if (v.claim.study, v.claim.kind) == (study, kind)]
-            groups.append((f"{study}, {kind}: {meaning}", of_kind))
-    return [(title, verdicts) for title, verdicts in groups if verdicts]
+def changes(then: DataFrame, now: DataFrame) -> DataFrame:
+    """Return a row per claim and item whose verdict is another in two files claims.csv: then, now, and both numbers.
+
+    A claim, or an item, that one of them lacks counts as not registered there.
+    """
+    key = ["claim", "item"]
+    both = [rows[[*key, "kind", "verdict", "ours"]].fillna("").drop_duplicates(key) for rows in (then, now)]
+    table = both[0].merge(both[1], on=key, how="outer", suffixes=("_then", "_now"))
+    table["kind"] = table["kind_now"].fillna(table["kind_then"])
+    table = table.rename(columns={"verdict_then": "then", "verdict_now": "now"}).fillna({"then": ABSENT, "now": ABSENT})
+    shown = table[table["then"] != table["now"]].fillna("")
+    shown = shown.sort_values(["kind", *key], ascending=[False, True, True])
+    return shown[[*key, "kind", "then", "now", "ours_then", "ours_now"]].reset_index(drop=True)
+
+
+def read_verdicts(path: Path) -> DataFrame:
+    """Return the rows of a claims.csv. Raises UserError where it is not such a file."""
+    try:
+        return pd.read_csv(path, dtype=str, usecols=["claim", "item", "kind", "verdict", "ours"])
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: cannot be read ({reason}); name a claims.csv, which claims --out writes") from None
+
+
+def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], out: Path) -> list[Path]:
+    """Write claims.csv (everything), claims.md and claims.html (for people) into `out`; return their paths."""
+    found = verdicts(results, arms)
+    paths = [out / f"claims.{ending}" for ending in ("csv", "md", "html")]
+    with replacing(paths[0]) as temporary:
+        frame(found).to_csv(temporary, index=False, lineterminator="\n")
+    write_text(paths[1], markdown(found, results.scale))
+    write_text(paths[2], html(found, results.scale))
+    return paths

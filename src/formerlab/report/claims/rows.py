@@ -1,29 +1,29 @@
 """From result rows to the quantities that expressions ask for."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from formerlab.evaluation.translation.bleu import STATISTICS, corpus_bleu
 from formerlab.report.claims import envelope
-from formerlab.report.claims.arms import Arm, ClaimArms
-from formerlab.report.claims.bootstrap import Chosen, Examples, Sample
-from formerlab.report.claims.pool import pooled
-from formerlab.report.claims.quantity import MIN_UNITS, Agreement, Level, MissingRowsError, Pooled
+from formerlab.report.claims.bootstrap import Chosen, Examples, Sample, grouped
+from formerlab.report.claims.quantity import Agreement, Level, MissingRowsError, Pooled, residual_variance
+from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.two_fold import half_of
 from formerlab.results.read import Results
 from formerlab.statistics import weighted_means
 
-RUN_KEYS = ("flops", "flops_cumulative", "training_time_s")
-"""Metrics that stand in run.json."""
-FLOPS_RATIO = "flops_ratio_at_equal_loss"
+Found = TypeVar("Found")
 OF_WINDOWS = {"loss_nats": "prune.csv", "early_share": "prune_masks.csv", "distance_to_ideal": "prune_masks.csv"}
 """What is measured of a policy on every window, and where it stands."""
+POOL_FACTOR = 2
+"""Runs within this factor of the arms, in FLOPs and in parameters, share their variance (pool_factor)."""
 
 
 class Rows:
@@ -38,10 +38,7 @@ class Rows:
     @property
     def all_runs(self) -> DataFrame:
         """The records of all runs of the study."""
-        if self.study not in self._found:
-            self._found[self.study] = self.results.runs(self.study)
-        runs: DataFrame = self._found[self.study]
-        return runs
+        return self._once(lambda: self.results.runs(self.study), "runs")
 
     def records(self, run: str) -> DataFrame:
         """Return the records of a run."""
@@ -52,29 +49,42 @@ class Rows:
         if metric in ("time_s", "memory_bytes"):
             return self._timing(arm, metric)
         run = self.run(arm)
-        if metric in (*RUN_KEYS, FLOPS_RATIO):
-            return self._recorded(run, metric) if metric in RUN_KEYS else self._flops_ratio(run, arm)
-        if metric in ("embedding_weight_first_third", "embedding_weight_last_third"):
-            return self._embedding_weight(run, last=metric.endswith("last_third"))
-        if metric in ("bleu", "bleu_compound_split"):
+        if metric in ("loss_nats", "error_rate"):
+
+            def read(other: str) -> Level:
+                return self._held_out(other, metric, arm.at, logarithm=logarithm)
+
+            return replace(read(run), pooled=lambda levels: self._pooled(levels, read))
+        values: Mapping[int, float]
+        if metric in ("flops", "flops_cumulative", "training_time_s"):
+            values = self._recorded(run, metric)
+        elif metric == "flops_ratio_at_equal_loss":
+            values = self._flops_ratio(run, arm)
+        elif metric in ("embedding_weight_first_third", "embedding_weight_last_third"):
+            values = self._embedding_weight(run, last=metric.endswith("last_third"))
+        elif metric in ("bleu", "bleu_compound_split"):
             sentences = self._sentences(run, metric, "test")
-            return Level(
-                f"{metric} {run}", {s: float(corpus_bleu(group.sum(axis=0))) for s, group in sentences.items()}
-            )
-        if metric not in ("loss_nats", "error_rate"):
+            values = {seed: float(corpus_bleu(group.sum(axis=0))) for seed, group in sentences.items()}
+        else:
             raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")
-        found = self._held_out(run, metric, arm.at, logarithm=logarithm)
+        return Level(f"{metric} {run}", values)
 
-        def over_runs(levels: Sequence[Level]) -> Pooled | None:
-            names = frozenset(level.name for level in levels)
-            if (self.study, names) not in self._found:
-                own = {name.split()[-1] for name in names}
-                read = lambda other: self._held_out(other, metric, arm.at, logarithm=logarithm).values  # noqa: E731
-                self._found[self.study, names] = pooled(self.all_runs, own, read)
-            found_pool: Pooled | None = self._found[self.study, names]
-            return found_pool
+    def _pooled(self, levels: Sequence[Level], read: Callable[[str], Level]) -> Pooled | None:
+        """Return the variance of one run between seeds, over the runs like those of the levels."""
+        names = frozenset(level.name for level in levels)
 
-        return Level(found.name, found.values, found.units, found.weights, over_runs)
+        def find() -> Pooled | None:
+            values = []
+            like = alike(self.all_runs, {name.split()[-1] for name in names})
+            for run in like["run"].unique():
+                try:
+                    found = read(str(run)).values
+                except MissingRowsError:
+                    continue
+                values += [(run, seed, found[seed]) for seed in like.loc[like["run"] == run, "seed"] if seed in found]
+            return residual_variance(DataFrame(values, columns=["run", "seed", "value"]))
+
+        return self._once(find, names)
 
     def sample(self, arm: Arm, metric: str, *, above_chance: bool = False, suite: str | None = None) -> Sample:
         """Return an arm's examples, in the same order for every arm; of accuracies, over guessing where asked."""
@@ -86,7 +96,7 @@ class Rows:
         if metric in OF_WINDOWS:
             rows = self.policy(self.rows(OF_WINDOWS[metric], run), arm)
             rows = rows[rows["metric"] == metric] if "metric" in rows else rows.assign(value=rows[metric])
-            return _grouped(rows.assign(task=metric), "window", run)
+            return grouped(rows.assign(task=metric), "window", run)
         if metric != "accuracy":
             raise MissingRowsError(f"metric {metric} is in no rows of study {self.study}")
         rows = self.rows("prune_questions.csv" if arm.policy else "zeroshot.csv", run)
@@ -95,7 +105,7 @@ class Rows:
         suites = (suite,) if suite else self.arms.suites
         rows = rows[rows["task"].isin(suites)] if suites else rows
         guess = 1 / rows["choices"] if arm.chance or above_chance else 0.0
-        return _grouped(rows.assign(value=guess if arm.chance else rows["value"] - guess), "example", run)
+        return grouped(rows.assign(value=guess if arm.chance else rows["value"] - guess), "example", run)
 
     def realised_budget(self, arm: Arm, metric: str) -> float:
         """Return the mean realised cache budget of a policy where the metric is measured: on windows or questions."""
@@ -143,12 +153,12 @@ class Rows:
                 halves[task] = (stack[:, :, half == 0, 0], stack[:, :, half == 1, 0])
         return Chosen(halves, first.seeds, {task: first.names[task] for task in halves}, arm.chosen == "common")
 
-    def _recorded(self, run: str, key: str) -> Level:
+    def _recorded(self, run: str, key: str) -> dict[int, float]:
         """Return a number of run.json."""
         records = self.records(run)
-        return Level(f"{key} {run}", {int(s): float(v) for s, v in zip(records["seed"], records[key], strict=True)})
+        return {int(seed): float(value) for seed, value in zip(records["seed"], records[key], strict=True)}
 
-    def _flops_ratio(self, run: str, arm: Arm) -> Level:
+    def _flops_ratio(self, run: str, arm: Arm) -> dict[int, float]:
         """Return the cumulative FLOPs of a run by those that models from scratch need for its loss."""
         if not arm.envelope:
             raise MissingRowsError(f"arm {run} names no envelope")
@@ -158,12 +168,8 @@ class Rows:
         self.used |= set(losses)
         found = [losses[name][seed] for name, seed in zip(points["run"], points["seed"], strict=True)]
         points = points.assign(loss_nats=found)
-        costs = self._recorded(run, "flops_cumulative").values
-        own = self._held_out(run, "loss_nats").values
-        return Level(
-            f"{FLOPS_RATIO} {run}",
-            {s: envelope.flops_ratio(costs[s], loss, envelope.of_seed(points, s)) for s, loss in own.items()},
-        )
+        costs, own = self._recorded(run, "flops_cumulative"), self._held_out(run, "loss_nats").values
+        return {s: envelope.flops_ratio(costs[s], loss, envelope.of_seed(points, s)) for s, loss in own.items()}
 
     def rows(self, name: str, run: str) -> DataFrame:
         """Return the rows of a file of a run. Raises MissingRowsError where there are none."""
@@ -175,10 +181,7 @@ class Rows:
     def _held_out(self, run: str, metric: str, at: str = "end", *, logarithm: bool = False) -> Level:
         """Return the loss or error of a run at a moment, on the test split with its documents, pairs or images."""
         name = f"{'ln ' * logarithm}{metric} {at} {run}"
-        if (self.study, name) not in self._found:
-            self._found[self.study, name] = self._read_held_out(name, run, metric, at, logarithm=logarithm)
-        found: Level = self._found[self.study, name]
-        return found
+        return self._once(lambda: self._read_held_out(name, run, metric, at, logarithm=logarithm), name)
 
     def _read_held_out(self, name: str, run: str, metric: str, at: str, *, logarithm: bool) -> Level:
         change: Callable[[float], float] = (lambda value: float(np.log(value))) if logarithm else float
@@ -246,14 +249,14 @@ class Rows:
             raise MissingRowsError(f"no rows of policy {arm.policy} alpha {arm.alpha} recent {arm.recent}")
         return rows[wanted]
 
-    def _embedding_weight(self, run: str, *, last: bool) -> Level:
+    def _embedding_weight(self, run: str, *, last: bool) -> dict[int, float]:
         """Mean weight on X_0 over the first or the last third of the averages, the very last average left out."""
         rows = _last_step(self.rows("depth.csv", run))
         destinations = sorted(rows["destination"].unique())
         third = len(destinations) // 3
         wanted = destinations[:-1][-third:] if last else destinations[:third]
         chosen = rows[(rows["source"] == 0) & rows["destination"].isin(wanted)]
-        return Level(f"embedding {last} {run}", {s: float(group["weight"].mean()) for s, group in _seeds(chosen)})
+        return {seed: float(group["weight"].mean()) for seed, group in _seeds(chosen)}
 
     def _timing(self, arm: Arm, metric: str) -> Level:
         """Return seconds or bytes of a run by repetition, which stands for the seed."""
@@ -264,6 +267,30 @@ class Rows:
         self.used.add(str(arm.run))
         found = {int(n): float(value) for n, value in zip(chosen["repetition"], chosen[metric], strict=True)}
         return Level(f"{metric} {arm.run}", found)
+
+    def _once(self, find: Callable[[], Found], *key: Any) -> Found:
+        return once(self._found, (self.study, *key), find)
+
+
+def once(known: dict[Any, Any], key: tuple[Any, ...], find: Callable[[], Found]) -> Found:
+    """Return what is known of a key, found where it is not."""
+    if key not in known:
+        known[key] = find()
+    found: Found = known[key]
+    return found
+
+
+def alike(runs: DataFrame, own: Collection[str]) -> DataFrame:
+    """Return the finished runs on the data of the arms that start as an arm does, of their size and budget."""
+    origin = runs["init.id"] if "init.id" in runs else Series("", index=runs.index)
+    start = origin.fillna("").astype(str).str.rpartition("/")[0]
+    arms = runs["run"].isin(own)
+    wanted = (runs["status"] == "finished") & start.isin(start[arms])
+    wanted &= runs["data.fingerprint"].isin(runs.loc[arms, "data.fingerprint"])
+    for column in ("flops", "parameters_non_embedding"):
+        lowest, highest = runs.loc[arms, column].min() / POOL_FACTOR, runs.loc[arms, column].max() * POOL_FACTOR
+        wanted &= runs[column].between(lowest, highest)
+    return runs[wanted]
 
 
 def shots(suite: str) -> int:
@@ -289,21 +316,3 @@ def _last_step(rows: DataFrame) -> DataFrame:
 def _mean_over_steps(group: DataFrame) -> float:
     steps, losses = group["step"].to_numpy(float), group["loss_nats"].to_numpy(float)
     return float(np.trapezoid(losses, steps) / (steps[-1] - steps[0])) if len(steps) > 1 else float(losses[0])
-
-
-def _grouped(rows: DataFrame, example: str, run: str) -> Examples:
-    """Return an array per task, seeds by examples (documents, where there are enough) by sum and count, in order."""
-    example = "document" if "document" in rows and rows["document"].nunique() >= MIN_UNITS else example
-    groups, names, seeds = [], {}, set()
-    for task, block in sorted(rows.groupby("task"), key=lambda pair: str(pair[0])):
-        sums = DataFrame(block.groupby(["seed", example])["value"].agg(["sum", "count"]).unstack())
-        if sums.isna().any(axis=None):
-            raise MissingRowsError(f"the seeds of {run} answered different examples")
-        groups.append(np.stack([sums["sum"].to_numpy(float), sums["count"].to_numpy(float)], axis=-1))
-        names[str(task)] = tuple(map(str, sums["sum"].columns))
-        seeds.add(tuple(map(int, sums.index)))
-    if len(seeds) != 1:
-        raise MissingRowsError(
-            f"the seeds of {run} answered different tasks" if seeds else f"run {run} has no such rows"
-        )
-    return Examples(tuple(groups), seeds.pop(), names)

@@ -7,12 +7,9 @@ from typing import Any
 from pandas import DataFrame
 
 from formerlab.errors import UserError, near_misses
-from formerlab.files import replacing, write_text
-from formerlab.report.claims.arms import ClaimArms
-from formerlab.report.claims.evidence import Numbers
-from formerlab.report.claims.registry import Claim, ClaimRegistry, read_claims
+from formerlab.report.claims.registry import Claim, ClaimArms, read_claims
 from formerlab.report.claims.rows import Rows
-from formerlab.report.claims.verdict import ItemVerdict, Verdict, judge_all
+from formerlab.report.claims.verdict import ItemVerdict, Outcome, Verdict, judge_all
 from formerlab.results.read import Results
 from formerlab.results.schema import WITHDRAWN
 from formerlab.results.write import write_rows
@@ -20,31 +17,23 @@ from formerlab.yaml_files import read_yaml
 
 EXACT = "exact.csv"
 """The numbers of the exact checks: claim, name, value."""
-COLUMNS = (
-    *("claim", "kind", "headline", "item", "outcome", "verdict", "changed", "ours", "published", "ran"),
-    *("seeds", "examples", "reason", "holm_p", "runs", "statement", "source", "traps"),
-)
-"""Columns of claims.csv: a row per claim, and per item where a claim has several."""
+NO_ITEM = ItemVerdict(None, "not_tested")
 
 
 def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> list[Verdict]:
-    """Return the verdicts at the scale of `results`; `arms` are those that each study maps, by claim."""
-    registry, numbers = read_claims(), _exact(results)
-
-    shared: dict[Any, Any] = {}
+    """Return the verdicts at the scale of `results`, headlines first; `arms` are what each study maps, by claim."""
+    registry, shared = read_claims(), dict[Any, Any]()
 
     def rows_of(claim: Claim) -> Rows | None:
         mapped = arms.get(claim.study, {}).get(claim.id)
         return None if mapped is None else Rows(results, claim.study, mapped, shared)
 
-    return judge_all(
-        ordered(registry),
-        registry.protocol,
-        results.scale,
-        rows_of,
-        lambda claim: numbers.get(claim.id, {}),
-        read_withdrawn(results.root),
-    )
+    numbers = {
+        str(claim): dict(zip(group["name"], group["value"].astype(float), strict=True))
+        for claim, group in results.rows_of_study(EXACT, "").groupby("claim")
+    }
+    ordered = sorted(registry.claims, key=lambda claim: not claim.headline)
+    return judge_all(ordered, registry.protocol, results.scale, rows_of, numbers, read_withdrawn(results.root))
 
 
 def read_withdrawn(root: Path) -> dict[str, str]:
@@ -65,52 +54,43 @@ def read_withdrawn(root: Path) -> dict[str, str]:
     return found
 
 
-def ordered(registry: ClaimRegistry) -> list[Claim]:
-    """Return the claims, headline claims first."""
-    return sorted(registry.claims, key=lambda claim: not claim.headline)
-
-
-def _exact(results: Results) -> dict[str, Numbers]:
-    """Return the numbers of the exact checks by claim; none where they were not run."""
-    return {
-        str(claim): dict(zip(group["name"], group["value"].astype(float), strict=True))
-        for claim, group in results.rows_of_study(EXACT, "").groupby("claim")
-    }
-
-
 def frame(found: list[Verdict]) -> DataFrame:
     """Return a row per claim; a claim with items has its joint verdict first and a row per item below."""
     rows = []
     for verdict in found:
         single = len(verdict.items) == 1
-        rows.append(_row(verdict, verdict.items[0] if single else None))
-        rows += [] if single else [_row(verdict, item) for item in verdict.items]
-    return DataFrame(rows, columns=list(COLUMNS))
+        rows.append(_row(verdict, verdict.outcome, verdict.items[0] if single else NO_ITEM))
+        rows += [] if single else [_row(verdict, item.outcome, item) for item in verdict.items]
+    return DataFrame(rows)
 
 
-def _row(verdict: Verdict, item: ItemVerdict | None) -> dict[str, object]:
+def _row(verdict: Verdict, outcome: Outcome, item: ItemVerdict) -> dict[str, object]:
     claim = verdict.claim
-    outcome = verdict.outcome if item is None or len(verdict.items) == 1 else item.outcome
     return {
         "claim": claim.id,
         "kind": claim.kind,
         "headline": claim.headline,
-        "item": None if item is None else item.item,
+        "item": item.item,
         "outcome": outcome,
         "verdict": worded(outcome, verdict),
         "changed": read_claims().changed(claim),
-        "ours": "" if item is None else "; ".join(f"{name} = {text}" for name, text in item.values.items()),
+        "ours": ours(item),
         "published": claim.published,
-        "ran": "" if item is None else item.ran,
-        "seeds": None if item is None or not item.seeds else item.seeds,
-        "examples": None if item is None or not item.examples else item.examples,
-        "reason": "" if item is None else item.reason,
+        "ran": item.ran,
+        "seeds": item.seeds or None,
+        "examples": item.examples or None,
+        "reason": item.reason,
         "holm_p": verdict.holm_p,
         "runs": ", ".join(verdict.runs),
         "statement": claim.statement,
         "source": claim.source,
         "traps": " | ".join(claim.traps),
     }
+
+
+def ours(item: ItemVerdict) -> str:
+    """Return the numbers of an item."""
+    return "; ".join(f"{name} = {text}" for name, text in item.values.items())
 
 
 def worded(outcome: str, verdict: Verdict) -> str:
@@ -133,16 +113,3 @@ def write_exact(path: Path) -> None:
 
     rows = [(claim, name, value) for claim, check in CHECKS.items() for name, value in check().items()]
     write_rows(path, ("claim", "name", "value"), rows)
-
-
-def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], out: Path) -> list[Path]:
-    """Write claims.csv (everything), claims.md and claims.html (for people) into `out`; return their paths."""
-    from formerlab.report.claims.render import html, markdown
-
-    found = verdicts(results, arms)
-    paths = [out / f"claims.{ending}" for ending in ("csv", "md", "html")]
-    with replacing(paths[0]) as temporary:
-        frame(found).to_csv(temporary, index=False, lineterminator="\n")
-    write_text(paths[1], markdown(found, results.scale))
-    write_text(paths[2], html(found, results.scale))
-    return paths

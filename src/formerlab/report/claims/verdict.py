@@ -3,11 +3,10 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
-from formerlab.report.claims.evidence import Evidence, Numbers
-from formerlab.report.claims.expression import evaluate
-from formerlab.report.claims.quantity import Agreement, Level, Linear, MissingRowsError, Paired, Quantity
+from formerlab.report.claims.judgement import Evidence, Judgement, Numbers
+from formerlab.report.claims.quantity import MissingRowsError
 from formerlab.report.claims.regime import sizes, unmet
 from formerlab.report.claims.registry import Claim, Protocol
 from formerlab.report.claims.rows import Rows
@@ -35,139 +34,6 @@ class ItemVerdict:
     """What was run, in words."""
     one_text: bool = False
     """Whether its intervals leave out the choice of the held-out text."""
-
-
-class Judgement:
-    """The criterion of a claim on one item."""
-
-    def __init__(self, evidence: Evidence, item: str | None, confidence: float | None = None) -> None:
-        self.evidence, self.item = evidence, item
-        self.criterion, self.min_seeds = evidence.claim.criterion, evidence.protocol.min_seeds
-        self.confidence = evidence.protocol.confidence if confidence is None else confidence
-        self.fewest_seeds = math.inf
-        self.seeds_of_pairs = self.examples = 0
-        self.names: dict[str, Any] = {}
-        self.arms: set[str] = set()
-        self.one_text = False
-
-    def verdict(self, scale: str) -> ItemVerdict:
-        """Return the verdict; what is missing or out of the regime is named in its reason."""
-        claim, reasons = self.evidence.claim, []
-        try:
-            self._define()
-            if claim.kind == "measured":
-                reasons = self._not_tested(scale)
-            holds = not reasons and self._evaluate(self.criterion.holds)
-            fails = not reasons and not holds and self._evaluate(self.criterion.fails)
-        except MissingRowsError as error:
-            return ItemVerdict(self.item, "not_tested", self._texts(), str(error))
-        except ZeroDivisionError:
-            return ItemVerdict(self.item, "not_tested", self._texts(), "a number to divide by is zero")
-        words: tuple[Outcome, Outcome] = ("holds", "fails") if claim.kind == "exact" else ("agrees", "contradicts")
-        outcome: Outcome = "not_tested" if reasons else words[0] if holds else words[1] if fails else "cannot_tell"
-        seeds = self.seeds_of_pairs if math.isinf(self.fewest_seeds) else int(self.fewest_seeds)
-        runs = {run for arm in self.arms if (run := self.evidence.arm(self.item, arm).run) is not None}
-        compared = tuple(sorted(runs))
-        reason, ran = "; ".join(reasons), self._ran(seeds) if runs else ""
-        return ItemVerdict(
-            self.item, outcome, self._texts(), reason, seeds, self.examples, compared, ran, self.one_text
-        )
-
-    def holds(self) -> bool:
-        """Say whether `holds` is true at this level of confidence."""
-        self._define()
-        return bool(self._evaluate(self.criterion.holds))
-
-    def _define(self) -> None:
-        for name, expression in self.criterion.let.items():
-            self.names[name] = found = self._evaluate(expression)
-            if isinstance(found, Linear):  # arms may have more than those they share, over which its interval goes
-                self.fewest_seeds = min(self.fewest_seeds, len(found.seeds))
-
-    def _not_tested(self, scale: str) -> list[str]:
-        """Return why rows that are there decide nothing."""
-        claim = self.evidence.claim
-        reasons = [] if scale in claim.scales.judged else [f"scale {scale} decides nothing here: {claim.scales.why}"]
-        reasons += unmet(self.evidence, self.item)
-        if self.criterion.requires is not None and not self._evaluate(self.criterion.requires):
-            reasons.append(f"requires {self.criterion.requires}")
-        if self.fewest_seeds < self.min_seeds:
-            reasons.append(f"{self.fewest_seeds} seeds of {self.min_seeds}")
-        return reasons
-
-    def _ran(self, seeds: int) -> str:
-        """Return how large the compared models are, what they read, and how often."""
-        units = f"{self.examples} examples" if self.examples else ""
-        times = f"{seeds} {'seed' if seeds == 1 else 'seeds'}"
-        return ", ".join(filter(None, [sizes(self.evidence, self.item), units, times]))
-
-    def _evaluate(self, expression: str) -> Any:
-        return evaluate(expression, self.names, self._functions(), self.evidence.claim.id)
-
-    def _functions(self) -> dict[str, Callable[..., Any]]:
-        return {
-            "value": lambda arm, metric: self._linear(self._level(arm, metric), metric),
-            "diff": lambda a, b, metric: self._minus(a, b, metric),
-            "ratio": self._ratio,
-            "logratio": lambda a, b, metric: self._minus(a, b, metric, logarithm=True),
-            "paired": self._paired,
-            "correlation": self._agreement,
-            "mean": lambda quantity: quantity.interval(self.confidence).mean,
-            "lo": lambda quantity: quantity.ends(self.confidence)[0],
-            "hi": lambda quantity: quantity.ends(self.confidence)[1],
-            "number": self._number,
-            "error": self._number,
-            "slope": lambda cost, size: self._number(f"slope:{cost}:{size}"),
-            "log": math.log,
-            "abs": abs,
-            "min": min,
-            "max": max,
-        }
-
-    def _level(self, arm: str, metric: str, *, logarithm: bool = False) -> Level:
-        self.arms.add(arm)
-        level = self.evidence.level(self.item, arm, metric, logarithm=logarithm)
-        self.fewest_seeds = min(self.fewest_seeds, len(level.values))
-        return level
-
-    def _linear(self, level: Level, metric: str) -> Linear:
-        found = Linear({level.name: (1.0, level)})
-        self.one_text |= metric == "loss_nats" and found.of_one_text
-        return found
-
-    def _minus(self, a: str, b: str, metric: str, *, logarithm: bool = False) -> Linear:
-        first, second = (self._level(arm, metric, logarithm=logarithm) for arm in (a, b))
-        return self._linear(first, metric) - self._linear(second, metric)
-
-    def _ratio(self, a: str, b: str, metric: str) -> Linear:
-        first, second = self._level(a, metric), self._level(b, metric)
-        shared = first.values.keys() & second.values.keys()
-        values = {seed: first.values[seed] / second.values[seed] for seed in sorted(shared)}
-        return Linear({"ratio": (1.0, Level("ratio", values))})
-
-    def _paired(self, a: str, b: str, metric: str) -> Paired:
-        self.arms.update((a, b))
-        paired = self.evidence.paired(self.item, a, b, metric)
-        self.seeds_of_pairs, self.examples = len(paired.of_seeds), paired.examples
-        return paired
-
-    def _agreement(self, arm: str, metric: str) -> Agreement:
-        self.arms.add(arm)
-        found = self.evidence.agreement(self.item, arm, metric)
-        self.fewest_seeds = min(self.fewest_seeds, len(found.of_seeds))
-        return found
-
-    def _number(self, name: str) -> float:
-        return self.evidence.number(self.item, name)
-
-    def _texts(self) -> dict[str, str]:
-        return {name: self._text(value) for name, value in self.names.items()}
-
-    def _text(self, value: Any) -> str:
-        if not isinstance(value, Quantity):
-            return f"{value:.4g}"
-        own = value.deviation if isinstance(value, Linear) else math.nan
-        return str(value.interval(self.confidence)) + (f" (SD {own:.2g})" if own > 1e-12 else "")
 
 
 @dataclass(frozen=True)
@@ -199,19 +65,60 @@ class Verdict:
         return max((item.examples for item in self.items), default=0)
 
 
+def judge(evidence: Evidence, scale: str) -> Verdict:
+    """Return the verdict on one claim."""
+    claim = evidence.claim
+    items = tuple(_of_item(Judgement(evidence, item), scale) for item in claim.criterion.for_each or (None,))
+    outcome = combined((item.outcome for item in items), claim.criterion.combine)
+    return Verdict(claim, scale, outcome, items, tuple(sorted(evidence.rows.used)) if evidence.rows else ())
+
+
+def _of_item(found: Judgement, scale: str) -> ItemVerdict:
+    """Return the verdict on an item; what is missing or out of the regime is named in its reason."""
+    claim, reasons = found.claim, []
+    try:
+        found.define()
+        if claim.kind == "measured":
+            reasons = _not_tested(found, scale)
+        holds = not reasons and found.evaluate(claim.criterion.holds)
+        fails = not reasons and not holds and found.evaluate(claim.criterion.fails)
+    except MissingRowsError as error:
+        return ItemVerdict(found.item, "not_tested", found.texts(), str(error))
+    except ZeroDivisionError:
+        return ItemVerdict(found.item, "not_tested", found.texts(), "a number to divide by is zero")
+    words: tuple[Outcome, Outcome] = ("holds", "fails") if claim.kind == "exact" else ("agrees", "contradicts")
+    outcome: Outcome = "not_tested" if reasons else words[0] if holds else words[1] if fails else "cannot_tell"
+    seeds = found.seeds_of_pairs if math.isinf(found.fewest_seeds) else int(found.fewest_seeds)
+    runs = {run for arm in found.arms if (run := found.arm(arm).run) is not None}
+    times = f"{found.examples} examples" * bool(found.examples), f"{seeds} {'seed' if seeds == 1 else 'seeds'}"
+    return ItemVerdict(
+        found.item,
+        outcome,
+        values=found.texts(),
+        reason="; ".join(reasons),
+        seeds=seeds,
+        examples=found.examples,
+        runs=tuple(sorted(runs)),
+        ran=", ".join(filter(None, [sizes(found), *times])) if runs else "",
+        one_text=found.one_text,
+    )
+
+
+def _not_tested(found: Judgement, scale: str) -> list[str]:
+    """Return why rows that are there decide nothing."""
+    claim, needed, least = found.claim, found.claim.criterion.requires, found.protocol.min_seeds
+    reasons = [] if scale in claim.scales.judged else [f"scale {scale} decides nothing here: {claim.scales.why}"]
+    reasons += unmet(found)
+    if needed is not None and not found.evaluate(needed):
+        reasons.append(f"requires {needed}")
+    return reasons + ([f"{found.fewest_seeds} seeds of {least}"] if found.fewest_seeds < least else [])
+
+
 def combined(outcomes: Iterable[Outcome], combine: str | None) -> Outcome:
     """Return what the verdicts of items come to: by `all` every item is needed, by `tested` those that are tested."""
     found = [outcome for outcome in outcomes if combine != "tested" or outcome != "not_tested"]
     order: tuple[Outcome, ...] = ("contradicts", "fails", "not_tested", "cannot_tell", "agrees", "holds")
     return next((outcome for outcome in order if outcome in found), "not_tested")
-
-
-def judge(evidence: Evidence, scale: str) -> Verdict:
-    """Return the verdict on one claim."""
-    claim = evidence.claim
-    items = tuple(Judgement(evidence, item).verdict(scale) for item in claim.criterion.for_each or (None,))
-    outcome = combined((item.outcome for item in items), claim.criterion.combine)
-    return Verdict(claim, scale, outcome, items, evidence.runs)
 
 
 def p_value(evidence: Evidence, verdict: Verdict) -> float:
@@ -243,12 +150,13 @@ def judge_all(
     protocol: Protocol,
     scale: str,
     rows_of: Callable[[Claim], Rows | None],
-    numbers_of: Callable[[Claim], Numbers],
+    numbers: Mapping[str, Numbers],
     withdrawn: Mapping[str, str],
 ) -> list[Verdict]:
     """Return the verdicts on all claims, headline claims that have one with their corrected p.
 
-    `withdrawn` gives the reason why rows that exist are no evidence, by claim: those are not tested, without numbers.
+    `numbers` are those of the exact checks, by claim. `withdrawn` gives the reason why rows that exist are no evidence,
+    by claim: those are not tested, without numbers.
     """
     verdicts, p_values = [], {}
     for claim in claims:
@@ -256,7 +164,7 @@ def judge_all(
             item = ItemVerdict(None, "not_tested", reason=f"withdrawn: {withdrawn[claim.id]}")
             verdicts.append(Verdict(claim, scale, "not_tested", (item,)))
             continue
-        evidence = Evidence(claim, protocol, rows_of(claim), numbers_of(claim))
+        evidence = Evidence(claim, protocol, rows_of(claim), numbers.get(claim.id, {}))
         verdicts.append(judge(evidence, scale))
         if claim.headline and verdicts[-1].outcome in TESTED:
             p_values[claim.id] = p_value(evidence, verdicts[-1])

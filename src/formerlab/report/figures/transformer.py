@@ -11,27 +11,20 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.panel import Panel, Style, sheet
-from formerlab.report.rates import draw as draw_rates
-from formerlab.report.rates import searches
-from formerlab.report.style import BLACK, BLUE, GREEN, VERMILION, canvas
+from formerlab.report.panel import Panel, Style, setting, sheet
+from formerlab.report.style import BLACK, BLUE, GREEN, LETTER, VERMILION, canvas, one_large
 from formerlab.report.transformer import complexity
 from formerlab.results.read import Results
 
 STUDY = "transformer"
 _PARTS = ("encoder", "decoder", "cross")
-_LOOKING = {"cross": "piece that is written next"}
-"""What the rows of a map are, where they are not the pieces that look."""
 _END = "<|endoftext|>"
 _MOST_HEADS = 4
-_INCHES_OF_A_LETTER = 0.06
 
 
 def attention_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return the weights of the last layer of one seed on its first sentence, of at most four heads."""
     rows = results.rows("attention.csv", STUDY, runs)
-    if rows.empty:
-        return DataFrame()
     first = rows.iloc[0]
     rows = rows[(rows["seed"] == first["seed"]) & (rows["sentence"] == first["sentence"])]
     rows = rows[(rows["layer"] == rows["layer"].max()) & (rows["head"] < _MOST_HEADS)]
@@ -40,23 +33,23 @@ def attention_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def draw_attention(data: DataFrame) -> Figure:
-    """Draw one row of panels per kind of attention, one panel per head."""
+    """Draw the head of the cross-attention that chooses most sharply large, and all heads small, a column per kind."""
     heads = sorted(data["head"].unique())
-    panels = [(part, head) for part in _PARTS for head in heads]
-    notes = [
-        f"Run {data['run'].iloc[0]}, seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence."
-    ]
-    longest = max(len(_shown(str(token))) for place in ("query", "key") for token in data[f"{place}_token"].unique())
-    room = 0.55 + _INCHES_OF_A_LETTER * longest
-    figure, axes = canvas([2.3] * len(panels), notes, height=2.3, right=room, columns=len(heads), below=room, left=room)
-    for panel, (part, head) in zip(axes, panels, strict=True):
-        shown = _draw_map(panel, data[(data["part"] == part) & (data["head"] == head)])
-        panel.set_title(f"{part}, head {head + 1}")
-        if head == heads[0]:
-            panel.set_ylabel(_LOOKING.get(part, "piece that looks"), fontsize=8)
-        if part == _PARTS[-1]:
-            panel.set_xlabel("piece looked at", fontsize=8)
-    figure.colorbar(shown, cax=axes[-1].inset_axes((1.06, 0.0, 0.05, 1.0)), label="share of the attention")
+    sharpest = data[data["part"] == "cross"].groupby(["head", "query"])["weight"].max().groupby("head").mean()
+    sharp = heads[int(sharpest.argmax())]
+    small = [(part, head) for head in heads for part in _PARTS]
+    longest = max(len(_shown(str(token))) for side in ("query", "key") for token in data[f"{side}_token"].unique())
+    room = 0.5 + LETTER * longest
+    figure, axes = one_large(len(small), len(_PARTS), left=room, below=room, right=0.85)
+    figure.set_label(f"Seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence.")
+    for panel, (part, head) in zip(axes, [("cross", sharp), *small], strict=True):
+        image = _draw_map(panel, data[(data["part"] == part) & (data["head"] == head)])
+        panel.set_title(part if head == heads[0] else "")
+        if panel is not axes[0]:
+            panel.set(xticks=[], yticks=[], ylabel=f"head {head + 1}" if part == _PARTS[0] else "")
+    axes[0].set(title=f"{setting(data) or 'Model'}: from decoder to encoder, head {sharp + 1}",
+                xlabel="piece looked at", ylabel="piece that is written next")  # fmt: skip
+    figure.colorbar(image, cax=axes[0].inset_axes((1.03, 0.0, 0.03, 1.0)), label="share of the attention")
     return figure
 
 
@@ -64,12 +57,11 @@ def _draw_map(panel: Axes, rows: DataFrame) -> AxesImage:
     weights = rows.pivot(index="query", columns="key", values="weight").fillna(0.0)
     image = panel.imshow(weights.to_numpy(), cmap="Greys", vmin=0.0, vmax=1.0, aspect="auto")
     panel.grid(visible=False)
-    for axis, place in ((panel.yaxis, "query"), (panel.xaxis, "key")):
-        tokens = rows.drop_duplicates(place).sort_values(place)[f"{place}_token"].tolist()
-        if place == "query" and rows["part"].iloc[0] in _LOOKING:
+    for axis, side in ((panel.yaxis, "query"), (panel.xaxis, "key")):
+        tokens = rows.drop_duplicates(side).sort_values(side)[f"{side}_token"].tolist()
+        if side == "query" and rows["part"].iloc[0] == "cross":
             tokens = [*tokens[1:], _END]  # the decoder reads a piece to write the one after it
         axis.set_ticks(range(len(tokens)), [_shown(str(token)) for token in tokens])
-    panel.tick_params(labelsize=7)
     panel.tick_params(axis="x", rotation=90)
     return image
 
@@ -83,12 +75,11 @@ transformer_attention = Plot(
     reads=("attention.csv", "run.json"),
     runs=("base",),
     caption=(
-        "Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762: "
-        "heads of the last layer, in the encoder, in the decoder and from decoder to encoder. Rows are the "
-        "pieces that look, in the last row of panels the piece that is written from what was looked at; columns are "
-        "the pieces looked at. To see: in the cross-attention a trace "
-        "of which source piece each target piece is written from, across the different word orders of the two "
-        "languages."
+        "Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762. "
+        "Large: of the heads from decoder to encoder in the last layer the one that chooses most sharply; a row is the "
+        "piece that is written from what was looked at, a column a piece looked at. Small: heads of the same layer, in "
+        "the encoder, in the decoder and from decoder to encoder (cross). To see: a trace of "
+        "which source piece each target piece is written from, across the different word orders of the two languages."
     ),
     data=attention_data,
     draw=draw_attention,
@@ -121,7 +112,7 @@ def draw_complexity(data: DataFrame) -> Figure:
     ]  # fmt: skip
     first = data.iloc[0]
     notes = [f"Fastest of several calls on one machine; kernel k = {first['k']}, neighbourhood r = {first['r']}."]
-    return sheet(*panels, notes=notes)(data.assign(operation=data["operation"].str.replace("_", "-")))
+    return sheet(*panels, notes=notes)(data.assign(operation=data["operation"].str.replace("_", "-"), data_set=None))
 
 
 def _titled(rows: DataFrame, *, axis: str, column: str) -> str:
@@ -151,7 +142,7 @@ _CHANNELS = 64
 def positions_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return the encoding of the first positions at the base model's width, and the products by distance."""
     records = results.runs(STUDY, runs)
-    if records.empty or records.iloc[0].get("spec.model.position.kind") != "sinusoidal":
+    if records.iloc[0].get("spec.model.position.kind") != "sinusoidal":
         return DataFrame()
     encoding = sinusoids(_POSITIONS, int(records.iloc[0]["spec.model.width"]))
     shown = encoding[:, :_CHANNELS]
@@ -177,7 +168,7 @@ def draw_positions(data: DataFrame) -> Figure:
         f"The first {_POSITIONS} positions; left at most {_CHANNELS} channels, right all of the model's. "
         "Nothing here is learned."
     ]
-    figure, (left, right) = canvas([2.2, 2.2], notes, height=2.0, right=[1.4, 0.2])
+    figure, (left, right) = canvas(2, 2, 2.0, notes, right=0.7)
     weights = values.pivot(index="position", columns="channel", values="value")
     shown = left.imshow(weights.to_numpy(), cmap="RdBu", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
     figure.colorbar(shown, cax=left.inset_axes((1.04, 0.0, 0.04, 1.0)), label="value", ticks=[-1, 0, 1])
@@ -203,19 +194,4 @@ transformer_positions = Plot(
     ),
     data=positions_data,
     draw=draw_positions,
-)
-
-
-transformer_rates = Plot(
-    reads=("eval.csv", "run.json"),
-    runs=("*",),
-    varied="optimizer.lr",
-    caption=(
-        "Validation loss at the end of training, in nats per target token, against the peak learning rate, for every "
-        "translator whose rate was searched: runs that differ in nothing else. To see: each ringed rate has a higher "
-        "and a lower one beside it in the grid; where it has not, the last sentence says so, and no comparison at "
-        "that rate is fair."
-    ),
-    data=partial(searches, study="transformer"),
-    draw=draw_rates,
 )

@@ -1,119 +1,79 @@
 """Figures of the vision study (Tokenformer, arXiv:2410.23168)."""
 
-import textwrap
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from textwrap import fill
 
 import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
-from formerlab.report.panel import Panel, Style, hollow, sheet
-from formerlab.report.rates import draw as draw_rates
-from formerlab.report.rates import searches
-from formerlab.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, look
-from formerlab.report.vision import COMPARED, NAMES, accuracies, against, by_run, published_accuracies
+from formerlab.report.drawings import Plot, shown_columns
+from formerlab.report.panel import Panel, Style, sheet
+from formerlab.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, look
+from formerlab.report.vision import COMPARED, NAMES, accuracies, against, by_run, floors, published_accuracies
 from formerlab.results.read import Results
 
 STUDY = "vision"
 
 
-class Group(NamedTuple):
-    """Runs that answer one question."""
-
-    table: str
-    """The published table beside them; empty where there is none."""
-    colour: str
-    words: str
-    """What the caption says of the colour."""
-    runs: tuple[str, ...]
-
-
-GROUPS = {
-    "sizes": Group("Table 2", BLACK, "black models", ("vit", "vit-wider", "tokenformer-matched", "tokenformer")),
-    "scores": Group("Table 4", BLUE, "blue scores and their norm", ("score-exp-l1", "score-gelu-l1", "score-gelu-l2")),
-    "norms": Group("Table 5", GREEN, "green norms of blocks", ("norm-bias", "norm-gain-bias")),
-    "growth": Group(
-        "",
-        ORANGE,
-        "orange growth",
-        ("tokenformer-small", "tokenformer-short", "trained-on", "grown-random-sqrt", "grown-zero-keep"),
-    ),
-    "depth": Group("", PURPLE, "purple averages over depth", ("vit-dwa", "tokenformer-dwa")),
-}
-
-_COLUMNS = (
-    "source",
-    "part",
-    "group",
-    "run",
-    "seed",
-    "model",
-    "top1_percent",
-    "top1_percent_low",
-    "top1_percent_high",
-    "seeds",
-    "diverged",
-)
+GROUPS: dict[str, tuple[str, str, str]] = {
+    "sizes": (BLACK, "black models", "vit vit-wider tokenformer-matched tokenformer"),
+    "scores": (BLUE, "blue scores and their norm", "score-exp-l1 score-gelu-l1 score-gelu-l2"),
+    "norms": (GREEN, "green norms of blocks", "norm-bias norm-gain-bias"),
+    "growth": (ORANGE, "orange growth",
+               "tokenformer-small tokenformer-short trained-on grown-random-sqrt grown-zero-keep"),
+    "depth": (PURPLE, "purple averages over depth", "vit-dwa tokenformer-dwa"),
+    "floor": (GREY, "grey a model without depth", ""),
+}  # fmt: skip
+"""Runs that answer one question: their colour, what the caption says of it, and their names."""
+PUBLISHED = {"sizes": "Table 2", "scores": "Table 4", "norms": "Table 5"}
+_COLUMNS = shown_columns("source part group run seed model top1_percent[] seeds diverged")
 
 
 def accuracy_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run and a row per published value, by group; `part` is `mean`, or `seed` for a row per seed."""
     measured = accuracies(results, runs)
-    frames = []
-    if len(measured):
-        groups = {run: name for name, group in GROUPS.items() for run in group.runs}
-        ours = by_run(measured).assign(part="mean")
-        seeds = measured[["run", "seed", "top1_percent"]].merge(ours[["source", "run", "model"]], on="run")
-        ours = pd.concat([ours, seeds.assign(part="seed")], ignore_index=True)
-        frames.append(ours.assign(group=ours["run"].map(groups).fillna("other")))
-    for name, group in GROUPS.items():
-        if group.table:
-            frames.append(published_accuracies(group.table).assign(source="published", group=name))
-    return pd.concat(frames, ignore_index=True).reindex(columns=list(_COLUMNS))
+    groups = {run: name for name, (_, _, names) in GROUPS.items() for run in names.split()}
+    ours = by_run(measured).assign(part="mean")
+    seeds = measured[["run", "seed", "top1_percent"]].merge(ours[["source", "run", "model"]], on="run")
+    ours = pd.concat([ours, seeds.assign(part="seed")], ignore_index=True)
+    ours = ours.assign(group=ours["run"].map(groups).fillna("other"))
+    lowest = floors(results, runs).assign(group="floor", part="mean")
+    theirs = [published_accuracies(table).assign(source="published", group=name) for name, table in PUBLISHED.items()]
+    return pd.concat([ours, lowest, *theirs], ignore_index=True).reindex(columns=_COLUMNS)
 
 
 def draw_accuracy(data: DataFrame) -> Figure:
     """Draw a line per run, ours left and the published right."""
-    place = {run: number for number, run in enumerate(NAMES)}
     rank = data["group"].map({name: number for number, name in enumerate(GROUPS)}).fillna(99)
-    rows = data.assign(rank=rank, place=data["run"].map(place).fillna(99), label=data["model"].map(_wrapped))
-    rows = rows.assign(
-        group=rows["group"].fillna(rows["run"].map(rows.dropna(subset="group").groupby("run")["group"].first()))
-    )
-    shown = [group.words for name, group in GROUPS.items() if name in set(data["group"])]
+    place = data["run"].map({run: number for number, run in enumerate(NAMES)}).fillna(99)
+    rows = data.assign(rank=rank, place=place, label=data["model"].map(partial(fill, width=26)))
+    shown = [words for name, (_, words, _) in GROUPS.items() if name in set(data["group"])]
     panel = partial(
         Panel, "top1_percent", "label", by="label", kind="forest", xlabel="top-1 accuracy (%)", style=_of_group
     )
     return sheet(
-        panel(where={"source": "ours"}, title="Test images"),
+        panel(where={"source": "ours"}),
         panel(where={"source": "published"}, title="ImageNet-1K"),
         notes=[f"Colours: {', '.join(shown)}."],
     )(rows.sort_values(["rank", "place"], kind="stable"))
 
 
-def _wrapped(name: str) -> str:
-    return textwrap.fill(name, 26)
-
-
 def _of_group(name: str, rows: DataFrame) -> Style:
-    group = GROUPS.get(str(rows["group"].iloc[0]))
-    own = name.replace("\n", " ").rpartition(" (")[0]
-    return {"color": group.colour if group else look(own).colour, "marker": "o"} | hollow(
-        rows["source"].eq("published").all()
-    )
+    own = look(name.replace("\n", " ").rpartition(" (")[0]).colour
+    return {"color": GROUPS.get(str(rows["group"].iloc[0]), (own,))[0], "marker": "o"}
 
 
 vision_accuracy = Plot(
-    reads=("test.csv", "run.json"),
+    reads=("test.csv", "floors.csv", "run.json"),
     runs=("*",),
     caption=(
-        "Top-1 accuracy on test images of every run, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168). To "
-        "see: whether a Tokenformer with the parameters of the ViT reaches it, whether exp is worse than GeLU, and "
-        "whether parameters of the norms matter. Right: the published values on ImageNet-1K, single runs: compare "
-        "differences, never levels."
+        "Top-1 accuracy on test images of every run, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168). "
+        "Parameter-matched is a Tokenformer with as many parameters as the ViT; the linear probe is a classifier of "
+        "the pixels without any depth. To see: whether the parameter-matched Tokenformer reaches the ViT, whether exp "
+        "is worse than GeLU, and whether parameters of the norms matter. Right: the published values on ImageNet-1K, "
+        "single runs: compare differences, never levels."
     ),
     data=accuracy_data,
     draw=draw_accuracy,
@@ -133,7 +93,7 @@ _LOOKS = {
 def growth_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return how many points of top-1 each run is above the parent; `part` is `mean`, or `seed` for a row per seed."""
     measured = accuracies(results, runs)
-    if measured.empty or _PARENT not in set(measured["run"]):
+    if _PARENT not in set(measured["run"]):
         return DataFrame()
     level = measured[measured["run"] == _PARENT].set_index("seed")["top1_percent"]
     rows = []
@@ -144,25 +104,20 @@ def growth_data(results: Results, runs: Sequence[str]) -> DataFrame:
         cost = float(own["flops_cumulative"].mean())
         rows.append(shared | above | {"part": "mean", "flops_cumulative": cost, "seeds": len(own)})
         found = own.assign(above=own["top1_percent"] - own["seed"].map(level)).dropna(subset="above")
-        rows += [
-            shared | {"part": "seed", "seed": seed, COMPARED: value}
-            for seed, value in found[["seed", "above"]].itertuples(index=False, name=None)
-        ]
+        rows += [shared | {"part": "seed", "seed": one.seed, COMPARED: one.above} for one in found.itertuples()]
     return DataFrame(rows)
 
 
 def draw_growth(data: DataFrame) -> Figure:
     """Draw how far every run is above the parent, the best on top."""
-    means = data[data["part"] == "mean"].sort_values(COMPARED, ascending=False)
-    costs = means.set_index("run")["flops_cumulative"]
+    costs = data.groupby("run")["flops_cumulative"].max()
     names = [f"{model}\n{costs[run] / 1e12:.2g} TFLOP" for run, model in zip(data["run"], data["model"], strict=True)]
-    order = {run: place for place, run in enumerate(means["run"])}
-    rows = data.assign(label=names, place=data["run"].map(order)).sort_values("place", kind="stable")
-    return sheet(
-        Panel(COMPARED, "label", by="label", kind="forest", zero=0.0, xlabel="top-1, points above the parent",
-              style=lambda _, rows: dict(zip(("color", "marker"), _LOOKS[rows["run"].iloc[0]][:2], strict=True))),
-        notes=["Paired by seed. TFLOP: of all training behind a model, its parent's included."],
-    )(rows)  # fmt: skip
+    best = data["run"].map(data[data["part"] == "mean"].set_index("run")[COMPARED])
+    panel = Panel(COMPARED, "label", by="label", kind="forest", zero=0.0, xlabel="top-1, points above the parent",
+                  style=dict(zip(names, [_LOOKS[run][:2] for run in data["run"]], strict=True)))  # fmt: skip
+    notes = ["Paired by seed. TFLOP: of all training behind a model, its parent's included."]
+    rows = data.assign(label=names, best=best).sort_values("best", ascending=False, kind="stable")
+    return sheet(panel, notes=notes)(rows)
 
 
 vision_growth = Plot(
@@ -177,19 +132,4 @@ vision_growth = Plot(
     ),
     data=growth_data,
     draw=draw_growth,
-)
-
-
-vision_rates = Plot(
-    reads=("eval.csv", "run.json"),
-    runs=("*",),
-    varied="optimizer.lr",
-    caption=(
-        "Validation loss at the end of training, in nats per image, against the peak learning rate, for every image "
-        "model whose rate was searched: runs that differ in nothing else. To see: each ringed rate has a higher and a "
-        "lower one beside it in the grid; where it has not, the last sentence says so, and no comparison at that "
-        "rate is fair."
-    ),
-    data=partial(searches, study="vision"),
-    draw=draw_rates,
 )

@@ -9,8 +9,6 @@ from formerlab.report.combined import PRUNED, cells, contrasts, levels
 from formerlab.report.drawings import Table
 from formerlab.results.read import Results
 
-STUDY = "combined"
-
 
 def main(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per cell, then a row per contrast."""
@@ -26,11 +24,10 @@ combined_table = Table(
     reads=("prune.csv", "run.json"),
     runs=("*",),
     caption=(
-        "Factorial analysis of Linear or Pattention x plain or DWA x Full, H2O or Decay at 40 % of the tokens: "
-        "held-out loss of every cell, main effects, and interactions as differences of differences, zero where two "
-        "ideas add up (of pruning: of what it costs). Brackets: 95 % Student t interval over seeds, each contrast "
-        "computed by seed. To see: whether an interaction is of the size of a main effect. The intervals are not "
-        "corrected for their number."
+        "Linear or Pattention x plain or DWA x Full, H2O or Decay at 40 % of the tokens: held-out loss of every cell, "
+        "main effects, and interactions as differences of differences, zero where two ideas add up (of pruning: of "
+        "what it costs). Brackets: 95 % Student t interval over seeds, each contrast computed by seed, not corrected "
+        "for their number."
     ),
     ours=main,
     columns="source kind name loss_nats[] effect_nats[] seeds",

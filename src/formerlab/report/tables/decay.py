@@ -25,7 +25,6 @@ from formerlab.report.questions import (
     accuracies,
     accuracy_columns,
     answers,
-    counted,
     title,
 )
 from formerlab.report.runs import ends
@@ -36,49 +35,59 @@ from formerlab.statistics import bootstrap_means, interval_over, over_examples
 STUDY = "decay"
 
 
-_COLUMNS = (
-    *("source", "run", "configuration", "policy", "alpha", "recent", "budget", "realised_budget"),
-    *("perplexity", "loss_nats", "increase_nats", "increase_nats_low", "increase_nats_high", "seeds", "windows"),
+decay_table = Table(
+    reads=("prune.csv", "run.json"),
+    runs=("*",),
+    caption=(
+        "Held-out perplexity of every eviction policy at every budget. Loss minus Full is paired: the same windows of "
+        "the same model, with the 95 % interval over windows, and over seeds where there are several, in brackets; "
+        "with one seed it speaks of this model alone. Compare policies at equal realised budget. The table "
+        "decay_answers_table has accuracies at every budget, decay_suites_table those at 40 % beside the published."
+    ),
+    ours=lambda results, runs: configurations(results, STUDY, runs),
+    columns=(
+        "source run configuration policy -alpha -recent budget realised_budget perplexity -loss_nats increase_nats[] "
+        "seeds windows"
+    ),
+    each="run",
 )
 
 
-def main(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run and configuration."""
-    ours = configurations(results, STUDY, runs)
-    questions = results.rows("prune_questions.csv", STUDY, runs)
-    if len(questions):
-        scored = accuracy_columns(counted(questions), CONFIGURATION)
-        guessing = scored["run"] == CHANCE
-        answered = scored[~guessing]
-        ours = ours.merge(answered.drop(columns="seeds"), on=CONFIGURATION, how="outer") if len(ours) else answered
-        ours = pd.concat([ordered(ours), scored[guessing]], ignore_index=True)
-    answers = [name for name in ours.columns if "(" in name or name == "questions"]
-    return ours.reindex(columns=[*_COLUMNS, *answers])
+def answered(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run and configuration with the accuracy of every task, and rows of guessing."""
+    rows = answers(results, STUDY, runs)
+    if rows.empty:
+        return rows
+    scored = accuracy_columns(rows, CONFIGURATION).drop(columns="seeds")
+    chance, found = scored[scored["run"] == CHANCE].assign(configuration=CHANCE), []
+    table = ordered(scored[scored["run"] != CHANCE])
+    table.insert(1, "configuration", table.pop("configuration"))
+    for run, mine in table.groupby("run", sort=False):
+        asked = [name for name in mine if mine[name].notna().any()]
+        found += [mine, chance.assign(run=run, questions=mine["questions"].iloc[0]).reindex(columns=asked)]
+    return pd.concat(found, ignore_index=True)
 
 
-def _published_main() -> DataFrame:
+def _published_answers() -> DataFrame:
     rows = published(DECAY, "Fig 4a", "Table 2")
     order = [*(f"{suite}_acc" for suite in SUITES), "average"]
     rows = rows.assign(value=rows["value"].astype(float) / 100)
-    wide = rows.pivot(index=["model", "setting"], columns="metric", values="value")
-    wide = wide.reindex(pd.MultiIndex.from_frame(rows[["model", "setting"]].drop_duplicates()))[order]
+    wide = rows.pivot_table("value", ["model", "setting"], "metric", sort=False)[order]
     wide.columns = [f"{name} (published)" for name in order]
     return wide.reset_index().rename(columns={"model": "run", "setting": "configuration"})
 
 
-decay_table = Table(
-    reads=("prune.csv", "prune_questions.csv", "run.json"),
+decay_answers_table = Table(
+    reads=("prune_questions.csv", "run.json"),
     runs=("*",),
     caption=(
-        "Held-out perplexity and zero-shot accuracy of every eviction policy at every budget, after Fig. 4a and Table "
-        "2 of the Decay article (accuracies at 40 % of the tokens, zero-shot). Loss minus Full is paired: the same "
-        "windows of the same model, with the 95 % interval over windows, and over seeds where there are several, in "
-        "brackets (with one seed it speaks of this model alone). Compare policies at equal realised budget. After ±: "
-        "one standard error over questions and seeds. The published models are OPT-2.7B and LLaMA-2-7B-chat on other "
-        "questions."
+        "Accuracies on every kind of question under every eviction policy and budget, after Fig. 4a and Table 2 of the "
+        "Decay article (accuracies at 40 % of the tokens, zero-shot). After ±: one standard error over questions and "
+        "seeds. The published models are OPT-2.7B and LLaMA-2-7B-chat on other questions."
     ),
-    ours=main,
-    published=_published_main,
+    ours=answered,
+    published=_published_answers,
+    each="run",
 )
 
 
@@ -138,8 +147,8 @@ decay_suites_table = Table(
     ours=suites,
     published=_published_suites,
     columns=(
-        "source run configuration policy realised_budget OpenBookQA~(%)[] WinoGrande~(%)[] ARC-e~(%)[] ARC-c~(%)[] "
-        "PIQA~(%)[] mean~of~five~(%)[] minus~Full~(points)[] minus~H2O~(points)[] SciQ~(%)[] BLiMP~(%)[] seeds"
+        "source run configuration policy -realised_budget OpenBookQA~(%)[] WinoGrande~(%)[] ARC-e~(%)[] ARC-c~(%)[] "
+        "PIQA~(%)[] mean~of~five~(%)[] minus~Full~(points)[] minus~H2O~(points)[] -SciQ~(%)[] -BLiMP~(%)[] seeds"
     ),
 )
 
@@ -213,6 +222,10 @@ decay_ideal_table = Table(
     ),
     ours=ideal,
     published=published_cosines,
+    columns=(
+        "source run configuration policy -alpha -recent budget seeds windows early_share[] -early_share_10[] "
+        "mean_position[] cosine[] cosine_without_first[]"
+    ),
 )
 
 
@@ -353,7 +366,9 @@ decay_one_shot_table = Table(
         "windows and seeds."
     ),
     ours=one_shot,
-    columns="source run configuration policy budget realised_budget perplexity loss_nats increase_nats[] seeds windows",
+    columns=(
+        "source run configuration policy budget realised_budget perplexity -loss_nats increase_nats[] seeds windows"
+    ),
 )
 
 
@@ -417,7 +432,7 @@ decay_decode_table = Table(
     ),
     ours=decode,
     columns=(
-        "source run sequences length configuration policy decoded_tokens_per_s[] speed_ratio[] prompt_s "
-        "prompt_ratio cache_megabytes cache_share metadata_megabytes repetitions"
+        "source run sequences length configuration policy decoded_tokens_per_s[] speed_ratio[] -prompt_s "
+        "prompt_ratio -cache_megabytes cache_share metadata_megabytes repetitions"
     ),
 )

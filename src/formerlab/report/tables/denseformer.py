@@ -14,11 +14,20 @@ from formerlab.report.depth import (
     plains,
     published_depths,
     published_table,
-    setting,
     speeds,
 )
 from formerlab.report.drawings import Table
-from formerlab.report.runs import TRANSFORMER, by_run, ends, floors, held_out_losses, paired_difference, variant
+from formerlab.report.families import setting
+from formerlab.report.runs import (
+    TRANSFORMER,
+    by_run,
+    ends,
+    floors,
+    held_out_losses,
+    main_first,
+    paired_difference,
+    variant,
+)
 from formerlab.results.read import Results
 from formerlab.results.schema import DECODE, FORWARD, TRAINING
 
@@ -32,16 +41,18 @@ def main(results: Results, runs: Sequence[str]) -> DataFrame:
     if losses.empty:
         return DataFrame()
     rows = by_run(losses).assign(mixed=lambda rows: rows["variant"] != TRANSFORMER)
+    rows["regime"] = rows["run"].map(losses.drop_duplicates("run").set_index("run")["regime"])
     rows = rows.merge(speeds(results, STUDY), on="run", how="left")
     rows = rows.assign(inference_batches_per_s=1 / rows[f"{FORWARD}_time_s"])
-    rows = rows.sort_values(["layers", "mixed", "variant", "run"], ignore_index=True)
+    rows = main_first(rows, "layers", "mixed", "variant", "run")
     rows = rows.join(DataFrame([_against_plain(results, losses, rows, place) for place in rows.index]))
     return pd.concat([floors(results, STUDY, runs), rows])
 
 
 def _against_plain(results: Results, losses: DataFrame, runs: DataFrame, place: int) -> dict[str, object]:
     mine = runs.iloc[place].to_dict()
-    plain = runs[(runs["variant"] == TRANSFORMER) & (runs["layers"] == mine["layers"])]["run"]
+    same = (runs["layers"] == mine["layers"]) & (runs["regime"] == mine["regime"])
+    plain = runs[(runs["variant"] == TRANSFORMER) & same]["run"]
     if mine["variant"] == TRANSFORMER or plain.empty:
         return {}
     difference = paired_difference(results, losses, mine["run"], plain.iloc[0])
@@ -52,18 +63,17 @@ denseformer_table = Table(
     reads=("test.csv", "floors.csv", "run.json", "speed.csv"),
     runs=("*",),
     caption=(
-        "Depth, parameters, held-out loss and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). "
-        "Loss minus plain is the difference to the plain Transformer of the same depth, paired by seed. In brackets: "
-        "95 % Student t interval over seeds. With a single seed only the difference has one, from a paired bootstrap "
-        "over windows; it speaks of these two models alone, and the column interval says so. Inference batches are "
-        "full forward passes of as many sequences as the column says, measured alone on our machine; those of "
-        "different machines are not comparable. After ±: the published standard error over three runs."
+        "Depth, held-out perplexity and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). Loss "
+        "minus plain: to the plain Transformer of the same depth, data set and schedule, paired by seed. Brackets: 95 "
+        "% Student t interval over seeds; with one seed a paired bootstrap over windows, of these two models alone. "
+        "Inference batches are full forward passes, measured alone on one machine. After ±: the published standard "
+        "error over three runs."
     ),
     ours=main,
     published=published_depths,
     columns=(
-        "source run variant layers parameters perplexity[]± loss_nats[] bits_per_byte loss_minus_plain_nats[] "
-        "interval inference_batches_per_s forward_sequences seeds diverged"
+        "source run regime variant layers -parameters perplexity[]± -loss_nats[] -bits_per_byte "
+        "loss_minus_plain_nats[] interval inference_batches_per_s -forward_sequences seeds -diverged"
     ),
 )
 
@@ -82,7 +92,7 @@ def patterns(results: Results, runs: Sequence[str]) -> DataFrame:
         kinds = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")["spec.model.depth.kind"]
         absent = 1 - ours["parameters_added"] / (ours["layers"] * (ours["layers"] + 3) / 2)
         ours["sparsity"] = absent.where(ours["run"].map(kinds).isin(STATIC))
-        ours = ours.sort_values(["setting", "layers", "loss_nats"])
+        ours = main_first(ours, "setting", "layers", "loss_nats")
     return ours
 
 
@@ -97,17 +107,17 @@ denseformer_patterns = Table(
     caption=(
         "Held-out loss of every way to mix the outputs of earlier blocks, after Tables 4 and 7 of DenseFormer "
         "(arXiv:2402.02622). Gain is the loss of the plain Transformer of the same depth and batch minus that of the "
-        "run, paired by seed, with its 95 % interval; what the interval speaks of stands beside it. Sparsity is the "
-        "exact share of the weights of 1x1 that are absent, where every added parameter is one weight (the paper "
-        "prints 1 - 1/(kp)). Last-K is there in the readings that the paper allows: the embedding enters always, as "
-        "one of the last K, or never. Softmax weights, Attention Residuals, MUDD, Hyper-Connections and random "
-        "patterns are not of the paper. After ±: the published standard error."
+        "run, paired by seed, with its 95 % interval over seeds (with one seed over windows). Sparsity is the exact "
+        "share of the weights of 1x1 that are absent, where every added parameter is one weight. The embedding enters "
+        "Last-K always, as one of the last K, or never: the paper allows each reading. Softmax weights, Attention "
+        "Residuals, MUDD, Hyper-Connections and random patterns are not of the paper. After ±: the published standard "
+        "error."
     ),
     ours=patterns,
     published=_published_patterns,
     columns=(
-        "source run setting variant layers parameters_added sparsity perplexity[]± loss_nats gain_nats[] interval "
-        "seeds diverged"
+        "source -run regime setting variant layers parameters_added sparsity perplexity[]± -loss_nats gain_nats[] "
+        "-interval seeds -diverged"
     ),
 )
 
@@ -142,16 +152,15 @@ denseformer_settings = Table(
         "context, a second corpus, a modern backbone (RMSNorm, SwiGLU, rotary positions) at several learning rates, "
         "and mixing weights without weight decay; after Tables 2 and 6 and section 4.2 of DenseFormer "
         "(arXiv:2402.02622). Gain is the loss of the plain Transformer of the same setting minus that of the run, "
-        "paired by seed, with its 95 % interval; what the interval speaks of stands beside it. Losses of different "
-        "corpora cannot be compared. The second corpus is books in the paper (PG-19) and here what the data set named "
-        "in the table is. The backbone and the run without decay are not of the paper. After ±: the published "
+        "paired by seed, with its 95 % interval. Losses of different corpora cannot be compared; the second one is "
+        "PG-19 in the paper. The backbone and the run without decay are not of the paper. After ±: the published "
         "standard error; it gives none for PG-19."
     ),
     ours=settings,
     published=_published_settings,
     columns=(
-        "source setting run variant layers lr batch context data perplexity[]± loss_nats gain_nats[] interval "
-        "seeds diverged"
+        "source setting -run regime variant layers lr -batch -context -data perplexity[]± -loss_nats gain_nats[] "
+        "-interval seeds -diverged"
     ),
 )
 
@@ -198,7 +207,7 @@ denseformer_delay = Table(
     ),
     ours=delay,
     published=_published_delay,
-    columns="source run layers start_share perplexity[] loss_nats gain_nats[] interval kept seeds",
+    columns="source run layers start_share perplexity[] -loss_nats gain_nats[] -interval kept seeds",
 )
 
 
@@ -244,8 +253,8 @@ denseformer_equal_time = Table(
     ours=equal_time,
     published=_published_equal_time,
     columns=(
-        "source run layers steps step_time_ratio training_time_s training_time_hours perplexity[]± loss_nats "
-        "gain_nats[] interval seeds"
+        "source run layers steps step_time_ratio training_time_s training_time_hours perplexity[]± -loss_nats "
+        "gain_nats[] -interval seeds"
     ),
 )
 
@@ -289,20 +298,34 @@ denseformer_speed = Table(
     reads=("run.json", "speed.csv"),
     runs=("*",),
     caption=(
-        "Training steps, full forward passes and decoded tokens per second, and peak memory, of every model, measured "
-        "in turns in one process on an otherwise idle machine: medians over repetitions, in brackets the quartiles. "
-        "Beside them the ratio of the time and of the memory to that of the plain Transformer of the same depth: "
-        "below 1 is faster or smaller. A forward pass is a batch of sequences without gradients, as many as the "
-        "column says: 64 in Tables 1 and 6 of DenseFormer (arXiv:2402.02622), which does not name the GPU; decoding "
-        "goes token by token with cached keys and values, which the paper does not report. Memory is the most that "
-        "tensors hold at one time, weights included, and in training gradients and AdamW's moments."
+        "Speed of training, scoring and decoding, after Tables 1 and 6 of DenseFormer (arXiv:2402.02622). All are "
+        "measured in turns in one process on an otherwise idle machine: medians over repetitions, in brackets the "
+        "quartiles. Beside them the ratio of the time to that of the plain Transformer of the same depth: below 1 is "
+        "faster. A forward pass is a batch of sequences without gradients, 64 in the paper, which names no GPU and "
+        "does not report decoding. The table denseformer_memory has the memory."
     ),
     ours=speed,
     published=_published_speed,
     columns=(
-        "source run variant layers parameters training_steps_per_s[] training_step_time_ratio "
-        "training_step_memory_ratio training_step_megabytes forward_batches_per_s[] forward_time_ratio "
-        "forward_memory_ratio forward_megabytes decoded_tokens_per_s[] decode_time_ratio decode_memory_ratio "
-        "decode_megabytes forward_sequences forward_batches_per_s_se"
+        "source run variant layers -parameters training_steps_per_s[] training_step_time_ratio "
+        "-training_step_memory_ratio -training_step_megabytes forward_batches_per_s[] forward_time_ratio "
+        "-forward_memory_ratio -forward_megabytes decoded_tokens_per_s[] decode_time_ratio -decode_memory_ratio "
+        "-decode_megabytes -forward_sequences forward_batches_per_s_se"
+    ),
+)
+
+
+denseformer_memory = Table(
+    reads=("run.json", "speed.csv"),
+    runs=("*",),
+    caption=(
+        "Peak memory of training steps, full forward passes and decoding, and its ratio to that of the plain "
+        "Transformer of the same depth. It is the most that tensors hold at one time, weights included, and in "
+        "training gradients and AdamW's moments."
+    ),
+    ours=speed,
+    columns=(
+        "source run variant layers training_step_megabytes training_step_memory_ratio forward_megabytes "
+        "forward_memory_ratio decode_megabytes decode_memory_ratio"
     ),
 )

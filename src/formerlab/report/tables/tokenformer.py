@@ -23,10 +23,11 @@ from formerlab.report.runs import (
     floors,
     held_out,
     held_out_losses,
+    main_first,
     minus,
 )
 from formerlab.report.scaling import against_envelope, scaling_laws
-from formerlab.report.tokenformer import ELSEWHERE, METHODS, STAGES, at_step, before_growth, by_step
+from formerlab.report.tokenformer import METHODS, STAGES, at_step, before_growth, by_step
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -37,10 +38,8 @@ def main(results: Results, runs: Sequence[str]) -> DataFrame:
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
         return losses
-    shown = losses[~losses["run"].str.startswith(ELSEWHERE)]
-    if shown.empty:
-        return shown
-    return pd.concat([floors(results, STUDY, runs), by_run(shown).sort_values(["flops_cumulative", "run"])])
+    rows = by_run(losses).merge(losses[["run", "regime"]].drop_duplicates(), on="run")
+    return pd.concat([floors(results, STUDY, runs), main_first(rows, "flops_cumulative", "run")])
 
 
 def _published_main() -> DataFrame:
@@ -64,16 +63,15 @@ tokenformer_table = Table(
     runs=("*",),
     caption=(
         "Size, training cost and held-out loss of every run, after Tables 6 and 7 of Tokenformer (arXiv:2410.23168). "
-        "Cumulative FLOPs include all ancestors of a grown model. In brackets: 95 % Student t interval over seeds, "
-        "none with one seed. Perplexity is exp of the mean loss; bits per byte do not depend on the tokenizer. A run "
-        "that diverged counts as a uniform guess. The published values are those of OpenWebText at 124M to 1.4B "
-        "parameters: compare ratios, never levels."
+        "Losses compare within one data set. Cumulative FLOPs include all ancestors of a grown model. Brackets: 95 % "
+        "Student t interval over seeds. Perplexity is exp of the mean loss. A run that diverged counts as a uniform "
+        "guess. Published is OpenWebText at 124M to 1.4B parameters: compare ratios, never levels."
     ),
     ours=main,
     published=_published_main,
     columns=(
-        "source run variant parameters parameters_non_embedding tokens flops flops_cumulative loss_nats[] "
-        "bits_per_byte perplexity[] seeds diverged"
+        "source run regime variant parameters -parameters_non_embedding tokens -flops flops_cumulative loss_nats[] "
+        "-bits_per_byte perplexity[] seeds -diverged"
     ),
 )
 
@@ -179,6 +177,12 @@ tokenformer_formulas = Table(
     ),
     ours=formulas,
     published=_published_formulas,
+    columns=(
+        "source run variant layers width -attention_tokens -feedforward_tokens -parameters_attention "
+        "-parameters_feedforward parameters_formula -flops_token_token_coefficient -context -flops_projections "
+        "-flops_token_token flops_formula parameters_difference flops_difference parameters_printed "
+        "nearer_count_minus_printed_percent"
+    ),
 )
 
 
@@ -257,7 +261,7 @@ def ablation(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def _choices(record: dict[Any, Any]) -> dict[str, Any]:
     if not isinstance(record["spec.growth.keys"], str):
-        return {"run": record["run"], "keys": f"none, {TRAINED_ON}"}
+        return {"run": record["run"], "keys": f"not grown, {TRAINED_ON}"}
     old = record.get("spec.growth.old_tokens")
     slower = isinstance(old, float) and old == old  # NaN where no run of the table says anything
     return {
@@ -281,14 +285,12 @@ tokenformer_ablation = Table(
     ),
     needs=("grown-random-*-2", "grown-zero-*-2"),
     caption=(
-        "Ways to grow, at the end of the first stage, all from the same parent on the same batches (Tokenformer, "
-        "arXiv:2410.23168, sections 3.3 and 4.1), and the parent itself trained on: for the stage's FLOPs (trained- "
-        "on-2) and for its tokens (trained-on-tokens-2). Start minus parent: validation loss before the first step, "
-        "minus the parent's at its end; it is zero where growth keeps the function. Loss minus published: held-out "
+        "Ways to grow, at the end of the first stage. All are from the same parent on the same batches (Tokenformer, "
+        "arXiv:2410.23168, sections 3.3 and 4.1); beside them the parent itself trained on, for the stage's FLOPs "
+        "(trained-on-2) and for its tokens (trained-on-tokens-2). Start minus parent: validation loss before the first "
+        "step, minus the parent's at its end; zero where growth keeps the function. Loss minus published: held-out "
         "loss minus that of the published recipe (random keys, tau = sqrt(n), fresh optimizer, all tokens trained); "
-        "below zero is better. In brackets: 95 % Student t interval over seeds, differences paired by seed; none with "
-        "one seed. The paper has no such comparison; its author reports that frozen old tokens end slightly higher "
-        "but train more stably (issue 15)."
+        "below zero is better. Brackets: 95 % Student t interval over seeds, differences paired by seed."
     ),
     ours=ablation,
 )
@@ -363,6 +365,10 @@ tokenformer_methods = Table(
     ),
     ours=methods,
     published=_published_methods,
+    columns=(
+        "source method stage run -parameters_non_embedding -tokens flops_token_token_coefficient -loss_nats[] "
+        "perplexity[] seeds gain_nats[] tokenformers_lead_nats[] loss_minus_tokenformers_nats[]"
+    ),
 )
 
 
@@ -372,7 +378,7 @@ def modern(results: Results, runs: Sequence[str]) -> DataFrame:
     if losses.empty:
         return DataFrame()
     rates = losses.drop_duplicates("run").set_index("run")["spec.optimizer.lr"]
-    points = by_run(losses)
+    points = by_run(losses).merge(losses[["run", "regime"]].drop_duplicates(), on="run")
     points["arm"] = points["run"].str.rpartition("-")[0]  # long-matched, where the budget is a longer one
     curves = by_step(results, runs)
     points["validation"] = [np.mean(list(at_step(curves, run, None).values())) for run in points["run"]]
@@ -382,6 +388,7 @@ def modern(results: Results, runs: Sequence[str]) -> DataFrame:
         run, arm = str(row["run"]), str(row["arm"])
         ours = re.sub("modern|classic", "matched", arm)
         keys = (
+            "regime",
             "parameters_non_embedding",
             "tokens",
             "flops",
@@ -402,19 +409,21 @@ def modern(results: Results, runs: Sequence[str]) -> DataFrame:
 
 tokenformer_modern = Table(
     reads=("eval.csv", "test.csv", "run.json"),
-    runs=("modern-*", "classic-*", "matched-*", "long-modern-*", "long-classic-*", "long-matched-*"),
+    runs=("modern-*", "classic-*", "matched-*", "*-modern-*", "*-classic-*", "*-matched-*"),
     caption=(
-        "A Tokenformer from scratch (matched) beside a Transformer with RMSNorm, SwiGLU and full rotary positions "
-        "(modern) and one with LayerNorm, GeLU, biases and the Tokenformer's positions (classic): equal parameters "
-        "but for the embedding, equal tokens, rates searched for each (grids of three, four and three); runs "
-        "whose names begin with long have seen more tokens. Tokenformer minus best: the "
-        "Tokenformer's held-out loss at its own best rate minus this "
-        "arm's at its best, paired by seed, with its 95 % Student t interval over seeds; above zero, the Tokenformer "
-        "is worse. Public reports by third parties have it 0.024 nats (perplexity 15.86 against 15.49, 124M) and 0.15 "
-        "bits per byte (17M, feed-forward only) above a modern Transformer. The rate is chosen by the validation loss "
-        "at the last step, for all arms alike."
+        "A Tokenformer beside a modern and a classic Transformer. All are from scratch, with equal tokens and, but for "
+        "the embedding, equal parameters: matched is the Tokenformer; modern has RMSNorm, SwiGLU and full rotary "
+        "positions; classic has LayerNorm, GeLU, biases and the Tokenformer's positions. Runs named long have seen "
+        "more tokens. Every arm has the rate, of a grid of three or four, with the lowest validation loss at its end. "
+        "Tokenformer minus best: held-out loss of the Tokenformer minus this arm's, each at its best rate, paired by "
+        "seed, with its 95 % Student t interval; above zero, the Tokenformer is worse. Third parties report 0.024 nats "
+        "(124M) and 0.15 bits per byte (17M, feed-forward only) above a modern Transformer."
     ),
     ours=modern,
+    columns=(
+        "source run regime learning_rate best -parameters_non_embedding tokens -flops loss_nats[] -perplexity "
+        "tokenformer_minus_best_nats[] seeds -diverged"
+    ),
 )
 
 
@@ -432,8 +441,8 @@ tokenformer_envelope = Table(
     ),
     ours=against_envelope,
     columns=(
-        "source run variant parent parameters_non_embedding tokens tokens_cumulative flops flops_cumulative "
-        "loss_nats[] bits_per_byte flops_ratio[] envelope seeds"
+        "source run -variant parent parameters_non_embedding -tokens tokens_cumulative -flops flops_cumulative "
+        "loss_nats[] -bits_per_byte flops_ratio[] envelope seeds"
     ),
 )
 

@@ -1,6 +1,7 @@
 """Tables of the translation study (arXiv:1706.03762)."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 from pandas import DataFrame
@@ -46,8 +47,8 @@ transformer_bleu = Table(
     ours=bleu,
     published=_published_bleu,
     columns=(
-        "source run data sacrebleu[] compound_split tokenized_lowercase exact_percent bleu_en_de bleu_en_fr "
-        "perplexity parameters flops seeds"
+        "source run -data regime sacrebleu[] compound_split -tokenized_lowercase exact_percent bleu_en_de bleu_en_fr "
+        "perplexity -parameters flops seeds"
     ),
 )
 
@@ -64,8 +65,17 @@ def variations(results: Results, runs: Sequence[str]) -> DataFrame:
     ours = ours.rename(columns=names)
     if len(ours):
         order = [_place(run) for run in ours["run"]]
-        ours = ours.assign(order=order).sort_values(["order", "run"], ignore_index=True)
+        ours = ours.assign(order=order).sort_values(["regime", "order", "run"], ignore_index=True)
+        settings = ours.reindex(columns=[*_SPEC.values(), "smoothing", "positions"])
+        base = settings[ours["run"].isin(["base", "settled-base"])].head(1)
+        ours["change"] = [_change(row, base) for row in settings.to_dict("records")]
     return ours
+
+
+def _change(row: dict[Hashable, Any], base: DataFrame) -> str:
+    """Return what differs from the base model, such as `h = 1`."""
+    old = {str(name): values.iloc[0] for name, values in base.items()} if len(base) else {}
+    return ", ".join(f"{key} = {row[key]}" for key in old if str(row[key]) != str(old[key]))
 
 
 def _place(run: str) -> int:
@@ -92,7 +102,8 @@ transformer_variations = Table(
     ours=variations,
     published=_published_variations,
     columns=(
-        "source run N d_model h d_k P_drop smoothing positions loss_nats[] perplexity sacrebleu[] bleu parameters seeds"
+        "source run regime change -N -d_model -h -d_k -P_drop -smoothing -positions loss_nats[] perplexity sacrebleu[] "
+        "bleu parameters seeds"
     ),
 )
 

@@ -1,4 +1,7 @@
-"""Tables of the vision study (Tokenformer, arXiv:2410.23168, section 4.2)."""
+"""Tables of the vision study (Tokenformer, arXiv:2410.23168, section 4.2).
+
+In all of them the linear probe, a floor, is logistic regression on the pixels.
+"""
 
 from functools import partial
 
@@ -10,11 +13,9 @@ vision_sizes = Table(
     runs=("vit", "vit-wider", "tokenformer-matched", "tokenformer"),
     caption=(
         "ViT and Tokenformer, with as many parameters and with a third more, after Table 2 of Tokenformer "
-        "(arXiv:2410.23168). Points are of top-1 accuracy, against another run and paired by seed. In brackets: 95 % "
-        "Student t interval over seeds; with a single seed only the points have one, from a paired bootstrap over the "
-        "test images, and the column interval says so. Calibration error: 15 bins. A run that diverged counts as a "
-        "uniform guess. The linear probe, a floor, is logistic regression on the pixels. The published rows are "
-        "ImageNet-1K: compare differences, never levels."
+        "(arXiv:2410.23168). Points of top-1 are against another run, paired by seed. Brackets: 95 % Student t "
+        "interval over seeds; with one seed a paired bootstrap over the test images. A run that diverged counts as a "
+        "uniform guess. Published is ImageNet-1K: compare differences, never levels."
     ),
     ours=partial(
         comparison,
@@ -30,13 +31,11 @@ vision_scores = Table(
     runs=("score-*", "tokenformer"),
     needs=("score-*",),
     caption=(
-        "What stands in place of softmax in the parameter attention, after Table 4 of Tokenformer (arXiv:2410.23168): "
-        "its rows change the activation and the norm, and from the second to the third also their order, so the same "
-        "two in the other order stand here too. GeLU with the L1 norm exists in neither official code; ours is GeLU "
-        "first, the sum of absolute values, times n. Points are of top-1 accuracy, against another run and paired by "
-        "seed. In brackets: 95 % Student t interval over seeds; with a single seed only the points have one, from a "
-        "paired bootstrap over the test images, and the column interval says so. Calibration error: 15 bins. A run "
-        "that diverged counts as a uniform guess. The published rows are ImageNet-1K."
+        "What stands in place of softmax in the parameter attention, after Table 4 of Tokenformer (arXiv:2410.23168). "
+        "Its rows change activation and norm, and from the second to the third also their order, so the same two in "
+        "the other order stand here too. GeLU with the L1 norm is in neither official code; ours is GeLU, the sum of "
+        "absolute values, times n. Points are paired by seed; brackets: 95 % Student t interval over seeds, with one "
+        "seed a paired bootstrap over images."
     ),
     ours=partial(
         comparison,
@@ -58,11 +57,9 @@ vision_norms = Table(
     needs=("norm-*",),
     caption=(
         "Tokenformers whose block norms learn gain and bias, bias alone or nothing, after Table 5 of Tokenformer "
-        "(arXiv:2410.23168); the final norm learns both in all of them. A gain common to all channels cannot matter "
-        "in front of Pattention, only its variation can. Points are of top-1 accuracy, against another run and paired "
-        "by seed. In brackets: 95 % Student t interval over seeds; with a single seed only the points have one, from "
-        "a paired bootstrap over the test images, and the column interval says so. Calibration error: 15 bins. A run "
-        "that diverged counts as a uniform guess. The published rows are ImageNet-1K."
+        "(arXiv:2410.23168); the final norm learns both in all of them. A gain common to all channels cannot matter in "
+        "front of Pattention, only its variation can. Points are paired by seed; brackets: 95 % Student t interval "
+        "over seeds, with one seed a paired bootstrap over images."
     ),
     ours=partial(
         comparison,
@@ -79,12 +76,9 @@ vision_growth_table = Table(
     needs=("grown-*", "*-dwa"),
     caption=(
         "Tokenformers that grow on images, beside their parent trained on for the FLOPs of the stage and those trained "
-        "from scratch, and models with averages over depth. A grown model pays for its parent: cumulative FLOPs. "
-        "Neither is published for images: the method is that of Tokenformer (arXiv:2410.23168, section 3.3) and of "
-        "DenseFormer (arXiv:2402.02622). Points are of top-1 accuracy, against another run and paired by seed. In "
-        "brackets: 95 % Student t interval over seeds; with a single seed only the points have one, from a paired "
-        "bootstrap over the test images, and the column interval says so. Calibration error: 15 bins. A run that "
-        "diverged counts as a uniform guess."
+        "from scratch, and models with averages over depth. Neither is published for images; the methods are those of "
+        "Tokenformer (arXiv:2410.23168, section 3.3) and DenseFormer (arXiv:2402.02622). Points are paired by seed; "
+        "brackets: 95 % Student t interval over seeds, with one seed a paired bootstrap over images."
     ),
     ours=partial(
         comparison,

@@ -2,22 +2,21 @@
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.panel import Panel, Style, hollow, sheet
+from formerlab.report.names import RELEASED
+from formerlab.report.panel import Panel, sheet
 from formerlab.report.pruning import PUBLISHED_ALPHA, model_of
 from formerlab.report.published import DECAY, published
 from formerlab.report.questions import MEAN, SUITES, accuracies, answers, chance, title
-from formerlab.report.runs import missing_note, n_seeds
-from formerlab.report.style import GREY, look
+from formerlab.report.runs import missing_note
+from formerlab.report.style import look
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -27,8 +26,6 @@ CONFIGURATIONS = ("Full", "H2O", "Decay", "Local")
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return the accuracies of four configurations by task, and the published ones."""
     rows = answers(results, STUDY, runs)
-    if rows.empty:
-        return DataFrame()
     budgets = [budget for budget in rows["budget"].unique() if budget != 1]
     budget = min(budgets, key=lambda each: abs(each - 0.4), default=0.4)
     policy, alpha, recent = rows["policy"], rows["alpha"], rows["recent"]
@@ -63,33 +60,37 @@ def _setting(model: str) -> tuple[float, float, float]:
 
 
 def draw(data: DataFrame) -> Figure:
-    """Draw a panel per run, then one per published model."""
+    """Draw a panel per run, then one per published model, all on one axis."""
     ours = data[data["source"] == "ours"]
     unknown = data.loc[data["source"].eq("published") & data["series"].eq("Decay") & data["alpha"].isna(), "run"]
     notes = [
-        f"{n_seeds([ours['seeds'].max()])}. Beside each suite: accuracy with the whole cache; grey: not better than "
-        "guessing. Bars: 95 % interval of the difference, paired by question, over seeds where there are several; none "
-        "were published. One axis for all panels; what Local loses beyond it stands as a number at the edge.",
+        "Beside each suite: accuracy with the whole cache, and whether that is no better than guessing. Bars: 95 % "
+        "interval of the difference, paired by question, over seeds where there are several; none were published.",
         f"The alpha of Decay is not stated for {', '.join(unknown.unique())}." if len(unknown) else "",
         *missing_note(list(ours["series"]), list(CONFIGURATIONS)),
     ]
-    points = {name: 100 * data[name] for name in ("difference", "difference_low", "difference_high")}
+    ends = ("difference", "difference_low", "difference_high")
+    points = {name: 100 * data[name] for name in ends}
     full = data[data["series"] == "Full"].set_index(["run", "task"])
     names = [_name(full, run, task) for run, task in zip(data["run"], data["task"], strict=True)]
-    order = [*SUITES, *(f"{suite}_local" for suite in SUITES)]
-    place = data["task"].map({task: number for number, task in enumerate(order)}).fillna(99)
-    rows = data.assign(**points, name=names, place=place, title=_titles(data))
+    order = {task: place for place, task in enumerate((*SUITES, *(f"{suite}_local" for suite in SUITES)))}
+    rows = data.assign(**points, data_set="", name=names, place=data["task"].map(order).fillna(99), title=_titles(data))
     rows = rows[rows["series"] != "Full"].sort_values(["source", "run", "place"], kind="stable").drop(columns="seeds")
+    low, high = rows[[*ends]].min().min(), rows[[*ends]].max().max()
     panel = Panel("difference", "name", by="series", kind="forest", each="title", zero=0.0, name="legend",
-                  xlabel="accuracy minus Full's (points)", style=_style,
-                  finish=partial(_share_axis, ends=limits(data), full=full))  # fmt: skip
+                  xlabel="accuracy minus Full's (points)", style={name: look(name.lower()) for name in CONFIGURATIONS},
+                  finish=lambda axes, _: axes.set_xlim(low - 1, high + 1))  # fmt: skip
     return sheet(panel, notes=notes)(rows)
 
 
 def _name(full: DataFrame, run: str, task: str) -> str:
     """Return what stands beside a task: its name, and the accuracy of the whole cache."""
     words = title(task).replace(MEAN, "mean of five").removesuffix(" (local)")
-    return f"{words}: {100 * full['accuracy'].get((run, task), np.nan):.0f} %"
+    if (run, task) not in full.index:
+        return words
+    whole: Any = full.loc[(run, task)]
+    guess = ", chance" if whole.get("low", np.nan) <= np.nan_to_num(whole["chance"]) else ""
+    return f"{words}: {100 * whole['accuracy']:.0f} %{guess}"
 
 
 def _titles(data: DataFrame) -> "pd.Series[str]":
@@ -100,42 +101,9 @@ def _titles(data: DataFrame) -> "pd.Series[str]":
         held = pruned["realised_budget"].dropna()
         ends = dict.fromkeys(f"{100 * end:.1f}" for end in (held.min(), held.max())) if len(held) else ()
         budget = f"budget {100 * pruned['budget'].iloc[0]:g} %" if len(pruned) else "no pruned configuration"
-        found[run] = f"{model_of(str(run))}, {budget}" + (f", realised {' to '.join(ends)} %" if ends else "")
+        name = model_of(str(run))
+        found[run] = f"{RELEASED.get(name, name)}, {budget}" + (f", realised {' to '.join(ends)} %" if ends else "")
     return data["run"].map(found)
-
-
-def limits(data: DataFrame) -> tuple[float, float]:
-    """Return the ends of the one axis, in points: they hold all but what of Local lies below all others."""
-    points = 100 * data[["difference", "difference_low", "difference_high"]]
-    lowest = np.nanmin(points[data["series"] != "Local"])
-    shown = points[points["difference"] >= lowest]
-    low, high = float(np.nanmin(shown)), float(np.nanmax(shown))
-    room = 0.05 * (high - low) or 1.0
-    return low - room, high + room
-
-
-def _style(name: str, rows: DataFrame) -> Style:
-    colour, marker = look(name.lower())
-    return {"color": colour, "marker": marker} | hollow(rows["source"].eq("published").all())
-
-
-def _share_axis(axes: Axes, rows: DataFrame, *, ends: tuple[float, float], full: DataFrame) -> None:
-    axes.set_xlim(*ends)
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    for row in rows[rows["difference"] < ends[0]].itertuples():
-        words = f"\N{BLACK LEFT-POINTING TRIANGLE} {row.difference:.0f}"
-        axes.text(
-            ends[0], names.index(str(row.name)) + 0.22, words, va="center", fontsize=7, color=look("local").colour
-        )
-    for label, (run, task) in zip(axes.get_yticklabels(), _cells(rows, names), strict=True):
-        whole: Any = full.loc[(run, task)] if (run, task) in full.index else None
-        if whole is not None and whole["low"] <= np.nan_to_num(whole["chance"]):
-            label.set_color(GREY)
-
-
-def _cells(rows: DataFrame, names: Sequence[str]) -> list[tuple[str, str]]:
-    cells = rows.drop_duplicates("name").set_index("name")[["run", "task"]]
-    return [tuple(cells.loc[name]) for name in names]
 
 
 decay_accuracy = Plot(
@@ -146,9 +114,8 @@ decay_accuracy = Plot(
         "article, whose values stand in panels of their own, on the same axis: other models, other questions. H2O "
         "(half recent), Decay (alpha 0.2, no recent part) and Local keep 40 % of the tokens, or the budget nearest to "
         "it. The suites are asked from local files with prompts of their own; embedded questions count by mutual "
-        "information. A number at the edge is a loss of Local beyond the panel. To see: "
-        "how much H2O loses against Full, and how much of that Decay wins back; small models near chance (grey "
-        "names) lose nothing by pruning, and then tell nothing."
+        "information. To see: how much H2O loses against Full, and how much of that Decay wins back; models near "
+        "chance lose nothing by pruning, and then tell nothing."
     ),
     data=data,
     draw=draw,

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from formerlab.report.drawings import Plot
-from formerlab.report.panel import Panel, Style, sheet
+from formerlab.report.panel import Panel, sheet
 from formerlab.report.pruning import (
     CONFIGURATION,
     MINUS_H2O,
@@ -21,26 +20,18 @@ from formerlab.report.pruning import (
     main_configurations,
     minus_h2o,
     one_model,
+    size_of,
 )
 from formerlab.report.questions import MEAN, accuracies, answers, chance, title
 from formerlab.report.runs import missing_note, n_seeds
-from formerlab.report.style import GREY, look
+from formerlab.report.style import GREY
 from formerlab.results.read import Results
 
 STUDY = "decay"
 NAMES = {"decay": "Decay", "full": "Full", "h2o": "H2O"}
-_ENDS = ["perplexity_low", "perplexity", "perplexity_high"]
-FAR = 2
-"""An alpha is far off where its perplexity is more than this times as far from Full's as that of all nearer ones."""
 
 
-def style_of_kind(name: str, rows: DataFrame) -> Style:
-    """Return the style of a policy; one without an alpha is a line across."""
-    colour, marker = look(str(rows["policy"].iloc[0]))
-    return {"color": colour, "marker": marker} | ({"linestyle": "--"} if rows["alpha"].isna().all() else {})
-
-
-def mark_alpha(axes: Axes) -> None:
+def mark_alpha(axes: Axes, rows: DataFrame) -> None:
     """Mark the published choice on the axis of alphas."""
     axes.axvline(PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
     axes.set_xlim(-0.04, 1.04)
@@ -67,8 +58,6 @@ def alpha_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return Decay at every alpha, without a recent window, and H2O and Full at the same budgets."""
     table = configurations(results, STUDY, runs)
     decay = table[table["policy"] == "decay"]
-    if decay.empty:
-        return decay
     least = decay.groupby(["run", "budget"])["recent"].transform("min")
     decay = decay[(decay["recent"] == least) | decay["recent"].isna()]
     decay = decay[decay.groupby(["run", "budget"])["alpha"].transform("nunique") > 1]
@@ -83,42 +72,16 @@ def alpha_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def draw_alpha(data: DataFrame) -> Figure:
     """Draw a panel per run and budget."""
-    decay, frames = data[data["policy"] == "decay"], []
-    for run, budget in decay[["run", "budget"]].drop_duplicates().itertuples(index=False, name=None):
-        mine = data[(data["run"] == run) & (data["budget"].eq(budget) | data["policy"].eq("full"))]
-        size = f"budget {100 * budget:g} % of the tokens" if budget <= 1 else f"budget {budget:g} entries"
-        frames.append(mine.assign(cell=f"{run}: {size}" if decay["run"].nunique() > 1 else size))
-    rows = pd.concat(frames)
+    cells = data.loc[data["policy"] == "decay", ["run", "budget"]].drop_duplicates()
+    sizes = [f"budget {size_of(budget)}{' of the tokens' * (budget <= 1)}" for budget in cells["budget"]]
+    several = cells["run"].nunique() > 1
+    cells = cells.assign(cell=cells["run"] + ": " + sizes if several else sizes)
+    whole = data[data["policy"] == "full"].merge(cells[["run", "cell"]], on="run")
+    rows = pd.concat([data.merge(cells, on=["run", "budget"]), whole])
     rows = rows.assign(series=rows["policy"].map(NAMES), level=level_with_h2o(rows, MINUS_H2O[0]))
     panel = Panel("alpha", "perplexity", by="series", each="cell", xlabel="forgetting factor alpha", empty="level",
-                  ylabel="perplexity", style=style_of_kind, finish=_leave_far)  # fmt: skip
+                  ylabel="perplexity", style="policy", far=2.0, finish=mark_alpha)  # fmt: skip
     return sheet(panel, notes=[*interval_notes(data), *alpha_notes(data)])(rows.drop(columns="seeds"))
-
-
-def _leave_far(axes: Axes, rows: DataFrame) -> None:
-    """Let alphas that are far off leave the panel, and write their values where they do."""
-    mark_alpha(axes)
-    far = far_above(rows)
-    near = rows[~far]
-    low, high = np.nanmin(near[_ENDS]), np.nanmax(near[_ENDS])
-    room = 0.06 * (high - low) or 0.05
-    axes.set_ylim(low - room, high + room + 2 * room * far.sum())
-    words = [
-        f"alpha {row.alpha:g}: {row.perplexity:,.0f} \N{BLACK UP-POINTING TRIANGLE}"
-        for row in rows[far].sort_values("alpha").itertuples()
-    ]
-    where: dict[str, Any] = {"ha": "right", "va": "top", "transform": axes.transAxes}
-    axes.text(0.84, 0.985, "\n".join(words), color=look("decay").colour, **where)
-
-
-def far_above(rows: DataFrame) -> "Series[bool]":
-    """Say of every row whether it is an alpha that is far above most others, or above such a one."""
-    full = rows.loc[rows["policy"] == "full", "perplexity"].mean()
-    above = (rows["perplexity"] - full).where(rows["policy"] == "decay")
-    upwards = above.dropna().sort_values()
-    nearer = upwards.abs().cummax().shift()
-    gaps = upwards[(upwards > FAR * nearer) & (upwards > upwards.median())]
-    return above >= (gaps.min() if len(gaps) else np.inf)
 
 
 decay_alpha = Plot(
@@ -127,10 +90,10 @@ decay_alpha = Plot(
     caption=(
         "Held-out perplexity against the forgetting factor alpha of Decay, for each budget, with the whole cache and "
         "H2O at the same budget as lines, H2O in the band of its interval; after Fig. 4b and 4c of the Decay article, "
-        "which show accuracies (its points exist only as an image). alpha 0 keeps what the last query attended to, "
-        "alpha 1 is the plain sum. To see: where the curve is lowest, and where its points are filled, so that Decay "
-        "and H2O part on the same windows; bars are of the difference to the whole cache, and whether they meet says "
-        "nothing of that. Alphas that are far worse than the others leave the panel, with their values at its edge."
+        "which show accuracies. alpha 0 keeps what the last query attended to, alpha 1 is the plain sum. To see: "
+        "where the curve is lowest, and where its points are filled, so that Decay and H2O part on the same windows; "
+        "bars are of the difference to the whole cache, and whether they meet says nothing of that. Far worse alphas "
+        "leave the panel, with their values at its edge."
     ),
     data=alpha_data,
     draw=draw_alpha,
@@ -170,7 +133,7 @@ def draw_alpha_accuracy(data: DataFrame) -> Figure:
         for task, count in data.groupby("task", sort=False)["questions"].first().items()
     }  # fmt: skip
     rows = data.assign(**points, level=level_with_h2o(data, "minus_h2o"), title=data["task"].map(titles))
-    rows = rows.assign(series=rows["policy"].map(NAMES))
+    rows = rows.assign(series=rows["policy"].map(NAMES), data_set="")  # questions, which no text of the run holds
     rows = rows[best.gt(0) & rows["policy"].ne("full")]
     ends = rows["difference_low"].min(), rows["difference_high"].max()
     notes = [
@@ -180,13 +143,13 @@ def draw_alpha_accuracy(data: DataFrame) -> Figure:
         f"Not drawn, as not one answer is right: {', '.join(map(title, none))}." if len(none) else "",
     ]
     panel = Panel("alpha", "difference", by="series", each="title", zero=0.0, name="legend", empty="level",
-                  xlabel="alpha", ylabel="minus Full's (points)", style=style_of_kind,
+                  xlabel="alpha", ylabel="minus Full's (points)", style="policy",
                   finish=partial(_one_axis, ends=ends))  # fmt: skip
     return sheet(panel, notes=notes, columns=3, height=1.4)(rows.drop(columns="seeds"))
 
 
 def _one_axis(axes: Axes, rows: DataFrame, *, ends: tuple[float, float]) -> None:
-    mark_alpha(axes)
+    mark_alpha(axes, rows)
     axes.set_ylim(ends[0] - 0.5, ends[1] + 0.5)
 
 
@@ -197,10 +160,9 @@ decay_alpha_accuracy = Plot(
         "Accuracy against the forgetting factor alpha, minus that with the whole cache; after Fig. 4b and 4c of the "
         "Decay article, whose points exist only as an image. Decay has no recent part; H2O (half recent) at the same "
         "budget is a line in the band of its interval; one panel per data set. Bars: 95 % interval of the difference, "
-        "paired by question. To see: where points are filled, so that Decay and H2O part on the same questions; "
-        "whether small alphas do better than large ones, and whether the best alpha differs between data sets by more "
-        "than the bars; the best point of a curve is no fair estimate, decay_tasks_table chooses on one half of the "
-        "questions and judges on the other."
+        "paired by question. To see: where points are filled, so that Decay and H2O part on the same questions; and "
+        "whether the best alpha differs between data sets by more than the bars. The best point of a curve is no fair "
+        "estimate; decay_tasks_table chooses on one half of the questions and judges on the other."
     ),
     data=alpha_accuracy_data,
     draw=draw_alpha_accuracy,

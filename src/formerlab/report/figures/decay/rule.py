@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, label_directly
 from formerlab.report.pruning import PUBLISHED_ALPHA
-from formerlab.report.style import BLUE, GREY, ORANGE, VERMILION, canvas
+from formerlab.report.style import BLUE, GREY, ORANGE, VERMILION, Label, canvas, label_at_edge
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -73,8 +72,6 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
 
     They are no measurement; the runs say only that the study was run.
     """
-    if results.runs(STUDY, runs).empty:
-        return DataFrame()
     logits, rows = example(), []
     for alpha in ALPHAS:
         seen = pruned(logits, alpha, BUDGET)
@@ -93,7 +90,7 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
 def draw(data: DataFrame) -> Figure:
     """Draw the attention and the rule left, then a row per alpha: scores from query to query, and what is kept."""
     notes = ["An example made to show the rule, computed by it; nothing here is measured."]
-    figure, axes = canvas([1.6, 1.5, 1.6] * 2, notes, height=1.7, right=[0.75, 1.0, 0.1] * 2, columns=3, left=0.5)
+    figure, axes = canvas(6, 3, 1.7, notes, left=0.45, right=0.6)
     _draw_attention(axes[0], data[data["alpha"] == ALPHAS[0]])
     _write_rule(axes[3])
     for row, alpha in enumerate(ALPHAS):
@@ -151,7 +148,7 @@ def _draw_scores(axes: Axes, rows: DataFrame, alpha: float) -> None:
     axes.set_xticks(range(0, TOKENS, 4))
     axes.set_ylabel("score S, nothing dropped")
     axes.set_ylim(bottom=0)
-    label_directly(axes, labels)
+    label_at_edge(axes, labels)
 
 
 def _draw_kept(axes: Axes, rows: DataFrame) -> None:
@@ -168,13 +165,13 @@ decay_rule = Plot(
     reads=("run.json",),
     runs=("decoder", "released-*"),
     caption=(
-        "How Decay decides which tokens a cache keeps, with forgetting and without it, after Fig. 1 and 2 of the Decay "
-        "article, drawn by the rule itself on an example of 16 tokens. The topic of the example changes after half of "
-        "them; one token, a name, stays of use to the end. Left: the attention with a whole cache. Middle: the scores "
-        "of three tokens, query by query. Right: the tokens that each query finds in a cache of six, and its own. To "
-        "see: without forgetting (above) the first topic has gathered so much that no token of the second can take its "
-        "place; with it (below) the first topic goes, the second comes in, and the name, which every query still "
-        "attends to, stays. A real model's masks are in decay_masks."
+        "How Decay decides which tokens a cache keeps, with forgetting and without it, after Fig. 1 and 2 of the "
+        "Decay article, drawn by the rule itself on an example of 16 tokens. The topic changes after half of them; "
+        "one token, a name, stays of use to the end. Left: the attention with a whole cache. Middle: the scores of "
+        "three tokens, query by query. Right: the tokens that each query finds in a cache of six, and its own. To "
+        "see: without forgetting (above) the first topic has gathered so much that no token of the second can replace "
+        "it; with it (below) the first topic goes, the second comes in, and the name stays. A real model's masks are "
+        "in decay_masks."
     ),
     data=data,
     draw=draw,

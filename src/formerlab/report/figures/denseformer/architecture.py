@@ -16,7 +16,7 @@ from formerlab.results.read import Results
 STUDY = "denseformer"
 MOST = 8
 """Panels."""
-SHOWN = 10
+SHOWN = 8
 """Blocks of a panel, from the first on: more make a dense average a blur."""
 _THIN: dict[str, Any] = {"linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
 
@@ -32,8 +32,6 @@ def averages(layers: int, dilation: int, period: int) -> dict[int, list[int]]:
 def data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per average and source, for each dilation and period at the depth that has most of them."""
     records = results.runs(STUDY, runs)
-    if "spec.model.depth.dilation" not in records:
-        return DataFrame()
     records = records[records["spec.model.depth.kind"] == "dwa"]
     keys = ["spec.model.layers", "spec.model.depth.dilation", "spec.model.depth.period"]
     kinds = records.drop_duplicates(keys).sort_values(keys)
@@ -62,8 +60,7 @@ def draw(data: DataFrame) -> Figure:
         f"{part}Boxes: the embedding X0 and the raw outputs of the blocks. "
         "Circles: averages, which the next block reads."
     ]
-    widths = [max(4.4, 0.45 * shown)] * len(groups)
-    figure, axes = canvas(widths, notes, height=1.4, right=0.3, columns=2, below=0.1, left=0.3)
+    figure, axes = canvas(len(groups), 2, 1.1, notes, left=0.1, right=0.1, below=0.1)
     for panel, (name, rows) in zip(axes, groups, strict=True):
         _draw(panel, rows[rows["after_block"] <= shown], shown, look(str(name)).colour)
         panel.set_title(f"{name}: {len(rows)} weights in {rows['after_block'].nunique()} averages")
@@ -71,24 +68,23 @@ def draw(data: DataFrame) -> Figure:
 
 
 def _draw(axes: Axes, rows: DataFrame, layers: int, colour: str) -> None:
+    """Draw blocks in a row, after each what averages, and an arrow to the next block."""
+    after = set(rows["after_block"])
     for block in range(layers + 1):
-        corner = (block - 0.28, -0.28)
-        axes.add_patch(FancyBboxPatch(corner, 0.56, 0.56, "round,pad=0.05", facecolor="#eef2f6", edgecolor=GREY))
-        axes.text(block, 0, f"{block}" if block else "X0", ha="center", va="center", fontsize=8)
-        if block:
-            way = ((block - 0.67, 0), (block - 0.33, 0))
-            axes.add_patch(FancyArrowPatch(*way, arrowstyle="-|>", mutation_scale=6, color=GREY, **_THIN))
-    for after, read in rows[["after_block", "reads"]].itertuples(index=False, name=None):
-        end = (after + 0.5, 0.45)
-        bent = "arc3,rad=-0.32"
+        corner = (block - 0.2, -0.26)
+        axes.add_patch(FancyBboxPatch(corner, 0.4, 0.52, "round,pad=0.05", facecolor="#eef2f6", edgecolor=GREY))
+        axes.text(block, 0, f"{block}" if block else "X0", ha="center", va="center")
+        way = ((block + (0.58 if block in after else 0.26), 0), (block + 0.76, 0))
+        axes.add_patch(FancyArrowPatch(*way, arrowstyle="-|>", mutation_scale=5, color=GREY, **_THIN))
+    for block, read in rows[["after_block", "reads"]].itertuples(index=False, name=None):
         axes.add_patch(
-            FancyArrowPatch((read, 0.33), end, arrowstyle="-", connectionstyle=bent, color=colour, alpha=0.55, **_THIN)
-        )
-    after = rows["after_block"].unique()
-    axes.plot(after + 0.5, [0.0] * len(after), "o", color=colour, markersize=7, zorder=3)
-    axes.vlines(after + 0.5, 0, 0.45, color=colour, linewidth=0.8)
-    axes.set_xlim(-0.6, layers + 0.9)
-    axes.set_ylim(-0.5, 0.5 + 0.14 * (layers + 0.5))
+            FancyArrowPatch((read, 0.32), (block + 0.48, 0.45), arrowstyle="-", connectionstyle="arc3,rad=-0.32",
+                            color=colour, alpha=0.55, **_THIN)
+        )  # fmt: skip
+    places = [block + 0.48 for block in after]
+    axes.plot(places, [0.0] * len(places), "o", color=colour, markersize=5, zorder=3)
+    axes.vlines(places, 0, 0.45, color=colour, linewidth=0.8)
+    axes.set(xlim=(-0.4, layers + 0.9), ylim=(-0.5, 0.5 + 0.14 * (layers + 0.5)))
     axes.set_axis_off()
 
 

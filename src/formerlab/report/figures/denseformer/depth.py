@@ -8,19 +8,17 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from formerlab.report.depth import METHODS, gains, published_depths, speeds, with_seeds
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import Plot, shown_columns
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.runs import (
-    DENSEFORMER,
-    TRANSFORMER,
-    by_run,
-    held_out_losses,
-)
+from formerlab.report.runs import DENSEFORMER, TRANSFORMER, by_run, held_out_losses
 from formerlab.report.style import GREY
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
 
 STUDY = "denseformer"
+SOURCES = (("ours", "loss_nats", "{setting}", "held-out loss (nats per token)"),
+           ("published", "perplexity", "Table 1", "perplexity"))  # fmt: skip
+"""Source, column, title and label of the panels of both figures."""
 
 
 def depth_data(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -30,11 +28,9 @@ def depth_data(results: Results, runs: Sequence[str]) -> DataFrame:
     seeds of both share their data, so the differences spread far less than the losses.
     """
     losses = held_out_losses(results, STUDY, runs)
-    ours = []
-    if len(losses):
-        means = _with_paired_ends(by_run(losses), gains(results, STUDY, runs)).sort_values(["variant", "layers"])
-        ours = [with_seeds(means, losses, ("source", "variant", "layers"))]
-    return pd.concat([*ours, published_depths().assign(part="mean")], ignore_index=True)
+    means = _with_paired_ends(by_run(losses), gains(results, STUDY, runs)).sort_values(["variant", "layers"])
+    ours = with_seeds(means, losses, ("source", "variant", "layers"))
+    return pd.concat([ours, published_depths().assign(part="mean")], ignore_index=True)
 
 
 def _with_paired_ends(means: DataFrame, pairs: DataFrame) -> DataFrame:
@@ -56,26 +52,20 @@ denseformer_depth = Plot(
     runs=("depth.kind=identity", "depth.kind=dwa"),
     caption=(
         "Held-out loss of plain Transformers and DenseFormers against depth, after Table 1 of DenseFormer "
-        "(arXiv:2402.02622); k x p is dilation k and period p. To see: how far a DenseFormer lies "
-        "below the plain Transformer of its depth, and which depth the plain one needs to reach it. Where the plain "
-        "line does not fall with depth, deep plain models are not trained to their end, and part of the gain is "
-        "easier optimisation. Right: the published perplexities, for 378 to 676 million parameters (OWT2, 40k steps)."
+        "(arXiv:2402.02622); k x p is dilation k and period p. To see: how far a DenseFormer lies below the plain "
+        "Transformer of its depth, and which depth the plain one needs to reach it. Where the plain line does not "
+        "fall with depth, part of the gain is easier optimisation. Bars of a DenseFormer are those of its difference "
+        "to the Transformer of its depth, paired by seed: it is established where the bar does not reach the "
+        "Transformer's mean. Right: the published perplexities, for 378 to 676 million parameters (OWT2, 40k steps)."
     ),
     data=depth_data,
     draw=sheet(
         *(
             Panel("layers", y, where={"source": source}, title=title, xlabel="depth (blocks)", ylabel=label,
                   name="legend", ticks="{:.0f}".format, perplexity=source == "ours")
-            for source, y, title, label in (
-                ("ours", "loss_nats", "Measured", "held-out loss (nats per token)"),
-                ("published", "perplexity", "Table 1", "perplexity"),
-            )
+            for source, y, title, label in SOURCES
         ),
-        notes=[
-            "Bars of a DenseFormer are those of its difference to the Transformer of its depth, paired by seed: it is "
-            "established where the bar does not reach the Transformer's mean. Points of equal depth stand side by side."
-        ],
-        wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"],
+        wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], height=2.6,
     ),
 )  # fmt: skip
 
@@ -86,8 +76,7 @@ def tradeoff_data(results: Results, runs: Sequence[str]) -> DataFrame:
     Our runs have a row per seed below them: `part` is mean or seed.
     """
     ours = gains(results, STUDY, runs)
-    if len(ours):
-        ours = ours[ours["setting"] == "main"].merge(speeds(results, STUDY), on="run")
+    ours = ours[ours["setting"] == "main"].merge(speeds(results, STUDY), on="run")
     if len(ours):
         for end, time in (("", ""), ("_low", "_high"), ("_high", "_low")):
             ours[f"batches_per_s{end}"] = 1 / ours[f"{FORWARD}_time_s{time}"]
@@ -95,9 +84,8 @@ def tradeoff_data(results: Results, runs: Sequence[str]) -> DataFrame:
         ours = with_seeds(ours, held_out_losses(results, STUDY), ("source", "variant", "layers", "batches_per_s"))
     theirs = published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
     theirs = theirs.assign(front=_front(theirs["batches_per_s"], theirs["perplexity"]), part="mean")
-    columns = ["source", "part", "run", "variant", "layers", "batches_per_s", "batches_per_s_low", "batches_per_s_high"]
-    columns += [f"{FORWARD}_sequences", "loss_nats", "loss_nats_low", "loss_nats_high", "perplexity", "seeds", "seed"]
-    return pd.concat([ours, theirs], ignore_index=True).reindex(columns=[*columns, "diverged", "front"])
+    columns = f"source part run variant layers batches_per_s[] {FORWARD}_sequences loss_nats[] perplexity seeds seed"
+    return pd.concat([ours, theirs], ignore_index=True).reindex(columns=[*shown_columns(columns), "diverged", "front"])
 
 
 def _front(speed: "pd.Series[float]", loss: "pd.Series[float]") -> list[bool]:
@@ -112,9 +100,9 @@ def _mark_depths(axes: Axes, rows: DataFrame) -> None:
     """Write the depth beside each point, and draw the Pareto front."""
     column = "loss_nats" if rows["source"].eq("ours").all() else "perplexity"
     points = rows[rows["part"] == "mean"]
-    for place in points.itertuples():
-        where = (place.batches_per_s, getattr(place, column))
-        axes.annotate(f"{place.layers:.0f}", where, (4, 3), textcoords="offset points", fontsize=7, color=GREY)
+    for point in points.itertuples():
+        where = (point.batches_per_s, getattr(point, column))
+        axes.annotate(f"{point.layers:.0f}", where, (5, 4), textcoords="offset points", color=GREY)
     front = points[points["front"].astype(bool)].sort_values("batches_per_s")
     axes.step(front["batches_per_s"], front[column], where="pre", color=GREY, linewidth=1, linestyle=":", zorder=0)
 
@@ -136,10 +124,7 @@ denseformer_tradeoff = Plot(
             Panel("batches_per_s", y, where={"source": source}, title=title, ylabel=label, name="legend",
                   xlabel=lambda rows: f"forward passes of {rows[f'{FORWARD}_sequences'].max():.0f} sequences a second",
                   finish=_mark_depths, perplexity=source == "ours")
-            for source, y, title, label in (
-                ("ours", "loss_nats", "Measured", "held-out loss (nats per token)"),
-                ("published", "perplexity", "Table 1", "perplexity"),
-            )
+            for source, y, title, label in SOURCES
         ),
         height=2.6,
     ),

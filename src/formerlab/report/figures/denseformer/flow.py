@@ -7,8 +7,9 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.panel import Panel, Style, sheet, style_of
+from formerlab.report.panel import Panel, Style, sheet
 from formerlab.report.runs import TRANSFORMER, variant
+from formerlab.report.style import look
 from formerlab.report.summary import summary
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
@@ -33,10 +34,7 @@ def flow_data(results: Results, runs: Sequence[str]) -> DataFrame:
     Of several such depths it is the deepest. `part` is mean, or seed for a row per seed.
     """
     rows = results.rows("flow.csv", STUDY, runs)
-    rows = rows[rows["measure"].isin([COSINE, PRUNED])] if len(rows) else rows
-    if rows.empty:
-        return DataFrame()
-    rows = compared(results, rows, runs)
+    rows = compared(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)
     whole = rows[(rows["measure"] == PRUNED) & (rows["place"] == 0)].set_index(["run", "seed"])["value"]
     shift = [whole.get((row.run, row.seed), 0.0) if row.measure == PRUNED else 0.0 for row in rows.itertuples()]
     rows, keys = rows.assign(value=rows["value"] - np.array(shift)), ["variant", "run", "layers", "measure", "place"]
@@ -51,18 +49,17 @@ denseformer_flow = Plot(
     caption=(
         "How far information flows over depth. Left: mean cosine between what each block passes on, Y_i, and the "
         "embedding X_0, for the deepest models that were looked at, after Fig. 6 and 9 of DenseFormer "
-        "(arXiv:2402.02622). To see: how much of the embedding, whose cosine with itself is 1, is left after each "
-        "block; in the paper a DenseFormer stays near it over most of its depth and the plain Transformer leaves it "
-        "early. Right: held-out loss, less that of the whole model, when the smallest mixing weights are dropped after "
-        "training, after Fig. 7: in the paper perplexity rises sharply beyond 15 %. The paper prints no numbers for "
-        "these figures."
+        "(arXiv:2402.02622). To see: how much of the embedding is left after each block; in the paper a DenseFormer "
+        "stays near it over most of its depth and the plain Transformer leaves it early. Right: held-out loss, less "
+        "that of the whole model, when the smallest mixing weights are dropped after training, after Fig. 7: in the "
+        "paper perplexity rises sharply beyond 15 %. The paper prints no numbers for these figures."
     ),
     data=flow_data,
     draw=sheet(
         Panel("place", "value", kind="band", where={"measure": COSINE}, title="What each block passes on",
-              xlabel="block i", ylabel="cosine of Y_i with the embedding", name="legend"),
+              xlabel="block i", ylabel="cosine of Y_i with the embedding"),
         Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Without the smallest mixing weights",
-              xlabel="share of the mixing weights dropped", ylabel="added loss (nats per token)", name="legend"),
+              xlabel="share of the mixing weights dropped", ylabel="added loss (nats per token)", name="none"),
     ),
 )  # fmt: skip
 
@@ -70,9 +67,7 @@ denseformer_flow = Plot(
 def spectra_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return singular values over the largest by matrix and rank, mean and ends over seeds, of models of one depth."""
     rows = results.rows("flow.csv", STUDY, runs)
-    rows = rows[rows["measure"].str.startswith(SINGULAR)] if len(rows) else rows
-    if rows.empty:
-        return DataFrame()
+    rows = rows[rows["measure"].str.startswith(SINGULAR)]
     rows = compared(results, rows, runs).assign(matrix=lambda rows: rows["measure"].str.removeprefix(SINGULAR))
     of_seeds = rows.groupby(["variant", "run", "layers", "matrix", "place"], sort=False)["value"]
     table = of_seeds.agg(value="mean", lowest="min", highest="max", seeds="count").reset_index()
@@ -81,7 +76,7 @@ def spectra_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def _dashed(name: str, rows: DataFrame) -> Style:
     """Return a style without markers; the Transformer's line is dashed, for it may lie on another."""
-    return style_of(name, rows) | {"marker": "", "linestyle": "--" if name == TRANSFORMER else "-"}
+    return {"color": look(name).colour, "marker": "", "linestyle": "--" if name == TRANSFORMER else "-"}
 
 
 def draw_spectra(data: DataFrame) -> Figure:

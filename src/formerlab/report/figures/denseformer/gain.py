@@ -1,23 +1,21 @@
-"""What averages over depth gain: by budget, by sparsity, and the search for their rates (arXiv:2402.02622)."""
+"""What averages over depth gain: by budget, and by how sparse they are (DenseFormer, arXiv:2402.02622)."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.depth import gains, plains, published_depths, published_table
-from formerlab.report.drawings import Plot
-from formerlab.report.panel import Panel, Style, figure, hollow, sheet
-from formerlab.report.rates import draw as draw_rates
-from formerlab.report.rates import searches
-from formerlab.report.runs import DENSEFORMER, held_out, held_out_losses, minus, seed_notes, short
+from formerlab.report.depth import gains, plains, published_depths, published_table, speeds
+from formerlab.report.drawings import Plot, shown_columns
+from formerlab.report.panel import Panel, sheet
+from formerlab.report.runs import DENSEFORMER, held_out, held_out_losses, short
 from formerlab.report.style import BLUE, PUBLISHED_INK
-from formerlab.report.summary import differences, published_difference
+from formerlab.report.summary import differences, published_difference, summary
 from formerlab.results.read import Results
+from formerlab.results.schema import FORWARD
 
 STUDY = "denseformer"
 PUBLISHED_GAIN = float(np.log(18.61 / 17.84))
@@ -27,8 +25,6 @@ PUBLISHED_GAIN = float(np.log(18.61 / 17.84))
 def gain_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return rows of plain minus DenseFormer, by depth and budget."""
     losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return DataFrame()
     plain_of, rows = plains(losses), []
     dense = losses[losses["variant"].str.startswith(DENSEFORMER)].drop_duplicates("run")
     for record in dense.sort_values(["layers", "variant", "tokens"]).to_dict("records"):
@@ -40,98 +36,101 @@ def gain_data(results: Results, runs: Sequence[str]) -> DataFrame:
     return DataFrame(rows)
 
 
+def forest_of_differences(xlabel: str) -> "partial[Figure]":
+    """Return what draws differences as a forest: a line for each series and budget, published ones last."""
+    return partial(_draw_differences, xlabel=xlabel)
+
+
+def _draw_differences(data: DataFrame, xlabel: str) -> Figure:
+    tokens = [f", {short(count)} tokens" if count == count else "" for count in data["tokens"]]
+    published = data["source"].eq("published")
+    series = data["series"].where(~published, "PUBLISHED, not ours:\n" + data["series"])
+    rows = data.assign(label=series + tokens, kind=np.where(published, "published", "ours"), source="ours")
+    panel = Panel("difference_nats", "label", by="label", kind="forest", zero=0.0, xlabel=xlabel,
+                  style=lambda _, rows: {"color": PUBLISHED_INK, "marker": "D", "markerfacecolor": "white"}
+                  if rows["kind"].eq("published").all() else {"color": BLUE, "marker": "s"})  # fmt: skip
+    return sheet(panel)(rows)
+
+
 denseformer_gain = Plot(
     reads=("test.csv", "run.json"),
     runs=("depth.kind=identity", "depth.kind=dwa depth.dilation=1 depth.period=1", "long-plain-*", "long-dwa-1x1-*"),
     needs=("long-dwa-1x1-*",),
     caption=(
-        "Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, against the tokens "
-        "that each saw, every run with its own full schedule (arXiv:2402.02622). Differences are paired by seed; above "
-        "zero the DenseFormer is better. To see: whether the gain lasts when both train longer, or only makes the "
-        "first steps easier."
+        "Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth and "
+        "number of tokens seen, every run with its own full schedule (arXiv:2402.02622). Differences are paired by "
+        "seed; above zero the DenseFormer is better. To see: whether the gain lasts when both train longer, or only "
+        "makes the first steps easier."
     ),
     data=gain_data,
-    draw=sheet(
-        Panel("tokens", "difference_nats", by="series", log="x", ticks=short, zero=0.0,
-              xlabel="tokens of each run", ylabel="plain minus DenseFormer\n(nats per token)")
-    ),
-)  # fmt: skip
+    draw=forest_of_differences("plain minus DenseFormer (nats per token)"),
+)
 
 
-_SHARE, _GAIN, _ENDS = "share_percent", "gain_nats", ("", "_low", "_high")
+_GAIN, _BEHIND, _ENDS = "gain_nats", "minus_dense_nats", ("", "_low", "_high")
+_TIME = f"{FORWARD}_time_s"
 
 
 def sparsity_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per k x p of the depth that has most of them, with its share of what 1x1 gains; then the paper's.
+    """Return a row per k x p of the depth that has most of them; then the paper's.
 
-    `part` is `mean`, or `seed` for a row per seed. The interval is that of the gain: 1x1's own is left out.
+    `gain_nats` is how much lower its loss is than the plain Transformer's, `minus_dense_nats` how much higher than that
+    of 1x1, both paired by seed; beside them stands the time of a forward pass, where it was measured. `part` is `mean`,
+    or `seed` for a row per seed.
     """
     ours = gains(results, STUDY, runs)
-    if _GAIN not in ours:
-        ours = DataFrame()
-    else:
+    if _GAIN in ours:
         records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
         for name in ("dilation", "period"):
             ours[name] = ours["run"].map(records.get(f"spec.model.depth.{name}", pd.Series(dtype=float)))
         ours = ours.dropna(subset=["dilation", _GAIN])
-        counts = ours["layers"].value_counts()
-        ours = _shares(ours[ours["layers"] == max(counts[counts == counts.max()].index, default=0)])
-    seeds = _by_seed(results, ours) if len(ours) else DataFrame()
-    depths = published_depths().rename(columns={"variant": "model"})
-    theirs = pd.concat([depths[depths["layers"] == 48], published_table("Table 4")]).drop_duplicates("model")
-    theirs[_GAIN] = np.log(theirs["perplexity"].iloc[0] / theirs["perplexity"])
-    pattern = theirs["model"].str.extract(r"(\d+)x(\d+)").astype(float)
-    theirs = theirs.assign(dilation=pattern[0], period=pattern[1], layers=48.0, run=theirs["model"])
-    rows = pd.concat([ours, seeds, _shares(theirs.dropna(subset="dilation"))], ignore_index=True)
-    rows["part"] = np.where(rows["seed"].notna() if len(seeds) else False, "seed", "mean")
+        ours = ours[ours["layers"] == ours["layers"].mode().max()].merge(speeds(results, STUDY), on="run", how="left")
+    dense = ours[(ours["dilation"] == 1) & (ours["period"] == 1)] if _GAIN in ours else ours[:0]
+    if dense.empty:
+        return DataFrame()
+    losses = held_out_losses(results, STUDY)
+    gain = summary(losses, "loss_nats", ["run"], dict(zip(ours["run"], ours["plain"], strict=True)), _GAIN)
+    seeds = gain[gain["part"] == "seed"].assign(gain_nats=lambda rows: -rows[_GAIN])
+    behind = summary(losses, "loss_nats", ["run"], dict.fromkeys(ours["run"], str(dense["run"].iloc[0])), _BEHIND)
+    ours = pd.concat([ours.assign(part="mean"), seeds.merge(ours[["run", "layers", "dilation", "period"]], on="run")])
+    ours = ours.merge(behind.drop(columns=["source", "seeds"]), on=["run", "part", "seed"], how="left")
+    rows = pd.concat([ours, _published_sparsity()], ignore_index=True)
     rows["follows"] = (rows["dilation"] > 1) & (rows["period"] % rows["dilation"] == 1)
-    ends = [f"{name}{end}" for name in (_SHARE, _GAIN) for end in _ENDS]
-    columns = ["source", "part", "run", "layers", "dilation", "period", "follows", *ends, "interval", "seeds", "seed"]
-    return rows.reindex(columns=columns)
+    columns = f"source part run layers dilation period follows {_GAIN}[] {_BEHIND}[] {_TIME}[] interval seeds seed"
+    return rows.reindex(columns=shown_columns(columns))
 
 
-def _shares(rows: DataFrame) -> DataFrame:
-    """Return rows with their gains as shares of that of 1x1; none where it has no gain to share."""
-    dense = rows.loc[(rows["dilation"] == 1) & (rows["period"] == 1), _GAIN]
-    whole = float(dense.iloc[0]) if len(dense) and dense.iloc[0] > 0 else np.nan
-    shares = {_SHARE + end: 100 * rows[_GAIN + end] / whole for end in _ENDS if _GAIN + end in rows}
-    return rows.assign(**shares).dropna(subset=_SHARE)
-
-
-def _by_seed(results: Results, ours: DataFrame) -> DataFrame:
-    losses, rows = held_out_losses(results, STUDY), []
-    for row in ours.to_dict("records"):
-        per_nat = row[_SHARE] / row[_GAIN]
-        found = minus(held_out(losses, str(row["plain"])), held_out(losses, str(row["run"])))
-        shared = {name: row[name] for name in ("source", "run", "layers", "dilation", "period")}
-        rows += [shared | {"seed": seed, _GAIN: gain, _SHARE: gain * per_nat} for seed, gain in found.items()]
-    return DataFrame(rows)
-
-
-def _of_source(name: str, rows: DataFrame) -> Style:
-    published = name.startswith("PUBLISHED")
-    return {"color": PUBLISHED_INK if published else BLUE, "marker": "D" if published else "s"} | hollow(published)
+def _published_sparsity() -> DataFrame:
+    """Return the same of the models of 48 blocks in Tables 1 and 4."""
+    depths = published_depths().rename(columns={"variant": "model"})
+    rows = pd.concat([depths[depths["layers"] == 48], published_table("Table 4")]).drop_duplicates("model")
+    rows[_GAIN] = np.log(rows["perplexity"].iloc[0] / rows["perplexity"])
+    pattern = rows["model"].str.extract(r"(\d+)x(\d+)").astype(float)
+    rows = rows.assign(dilation=pattern[0], period=pattern[1], layers=48.0, run=rows["model"], part="mean")
+    rows = rows.dropna(subset=["dilation", _GAIN])
+    whole = rows.loc[(rows["dilation"] == 1) & (rows["period"] == 1), _GAIN].iloc[0]
+    return rows.assign(**{_BEHIND: whole - rows[_GAIN], _TIME: 1 / rows["inference_batches_per_s"]})
 
 
 def draw_sparsity(data: DataFrame) -> Figure:
-    """Draw the gain against dilation at period 1, and against period at the dilation that most runs have."""
-    counts = data.loc[data["source"].eq("ours") & data["part"].eq("mean") & data["dilation"].gt(1), "dilation"]
-    most = counts.mode().min() if len(counts) else 1.0
-    names = {"ours": "measured", "published": "PUBLISHED, not ours: 48 blocks"}
-    data = data.assign(series=data["source"].map(names), source="ours")
-    shared: dict[str, Any] = {
-        "by": "series",
-        "zero": 0.0,
-        "name": "legend",
-        "ring": "follows",
-        "style": _of_source,
-        "ticks": "{:.0f}".format,
-    }
-    panel = partial(Panel, y=_GAIN, ylabel="loss below the plain Transformer's\n(nats per token)", **shared)
-    notes = [*seed_notes(data[data["series"] == "measured"]), f"Measured at {data['layers'].min():.0f} blocks."]
-    panels = [panel(x="dilation", where={"period": 1.0}, xlabel="dilation k (period 1)")]
-    panels.append(panel(x="period", where={"dilation": most}, xlabel=f"period p (dilation {most:.0f})"))
-    return figure(data, panels, notes)
+    """Draw losses beside the dense average's, and the time of a forward pass beside it, ours above the published."""
+    marks = np.where(data["follows"], " *", "")
+    label = data["dilation"].map("{:.0f}".format) + " x " + data["period"].map("{:.0f}".format) + marks
+    base = data[(data["dilation"] == 1) & (data["period"] == 1)].groupby("source")[_TIME].first()
+    times = {f"slower{end}": 100 * (data[f"{_TIME}{end}"] / data["source"].map(base) - 1) for end in _ENDS}
+    rows = data.assign(label=label, kind="k x p", **times).sort_values(["dilation", "period"], kind="stable")
+    panel = partial(Panel, y="label", by="kind", kind="forest", zero=0.0, name="none", style={"k x p": (BLUE, "s")})
+    panels = [
+        each
+        for source, title in (("ours", "{setting}"), ("published", "48 blocks"))
+        for each in (
+            panel(_BEHIND, where={"source": source}, title=title, xlabel="loss minus that of 1 x 1 (nats per token)"),
+            panel(
+                "slower", where={"source": source}, title=f"{title}: time", xlabel="forward pass, % slower than 1 x 1"
+            ),
+        )
+    ]
+    return sheet(*panels)(rows[rows[["slower", _BEHIND]].notna().any(axis=1)])
 
 
 denseformer_sparsity = Plot(
@@ -139,29 +138,13 @@ denseformer_sparsity = Plot(
     runs=("depth.kind=identity", "depth.kind=dwa"),
     needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"),
     caption=(
-        "What DenseFormers of one depth gain over the plain Transformer, paired by seed: against dilation k at "
-        "period 1, and against period p at the dilation that most runs have, after Fig. 4, 11 and 12 of DenseFormer "
-        "(arXiv:2402.02622). To see: how far k and p may grow before the gain is lost; whether p = 1 mod k, where the "
-        "next average reads the block after the last one (ringed), does better than other periods. "
-        "What sparsity buys in speed is in denseformer_tradeoff. The paper's figures give no numbers; hollow "
-        "points are those its Tables 1 and 4 print, for 48 blocks, as differences of ln perplexity. A scale "
-        "that has no dilation but 1 at period 1 lacks this figure."
+        "What sparse averages over depth lose against the dense one (1 x 1) of the same depth, and what they save, by "
+        "dilation k x period p, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). Left: held-out loss minus "
+        "that of 1 x 1, paired by seed. Right: time of a full forward pass, where it was measured. A star marks p = 1 "
+        "mod k, where the next average reads the block after the last one. To see: which bars lie right of zero, "
+        "where the sparse one is worse, and whether the time that it saves is worth it. Below: what Tables 1 and 4 "
+        "print, as differences of ln perplexity. A scale that has no dilation but 1 at period 1 lacks this figure."
     ),
     data=sparsity_data,
     draw=draw_sparsity,
-)
-
-
-denseformer_rates = Plot(
-    reads=("eval.csv", "run.json"),
-    runs=("*",),
-    varied="optimizer.lr",
-    caption=(
-        "Search for the rates of the DenseFormer study (arXiv:2402.02622): validation loss at the end of training "
-        "against the peak learning rate, for every stack whose rate was searched: runs that differ in nothing else. "
-        "Each depth has a panel. To see: each ringed rate has a higher and a lower one beside it in the grid; where "
-        "it has not, the last sentence says so, and no comparison at that rate is fair."
-    ),
-    data=partial(searches, study="denseformer"),
-    draw=draw_rates,
 )

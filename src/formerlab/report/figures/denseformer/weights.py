@@ -13,8 +13,9 @@ from pandas import DataFrame
 
 from formerlab.report.depth import at_last_step
 from formerlab.report.drawings import Plot
+from formerlab.report.panel import setting
 from formerlab.report.runs import DENSEFORMER, n_seeds, variant
-from formerlab.report.style import canvas
+from formerlab.report.style import canvas, one_large
 from formerlab.results.read import Results
 
 STUDY = "denseformer"
@@ -25,8 +26,6 @@ _LINEAR = 0.05
 def weights_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return mean and spread over seeds of every weight of the deepest run of each dilation and period."""
     rows = at_last_step(results.rows("depth.csv", STUDY, runs))
-    if rows.empty:
-        return DataFrame()
     records = results.runs(STUDY, runs).drop_duplicates("run")
     records = records[records["run"].isin(rows["run"])]
     records = records.assign(variant=[variant(record) for record in records.to_dict("records")])
@@ -39,18 +38,22 @@ def weights_data(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def draw_weights(data: DataFrame) -> Figure:
-    """Draw one heat map per dilation and period, 1x1 first."""
-    seeds = sorted(data["seeds"].unique())
-    notes = [f"Mean over {n_seeds(seeds)}; grey cells: no weight."]
-    if f"{DENSEFORMER} 1x1" not in set(data["variant"]):
-        notes.append(f"Missing, no finished runs: {DENSEFORMER} 1x1.")
-    names = sorted(data["variant"].unique())
-    figure, axes = canvas([1.6] * len(names), notes, height=1.6, right=0.6, columns=3)
+    """Draw the heat map of 1x1 large, and those of the other dilations and periods small."""
+    dense = f"{DENSEFORMER} 1x1"
+    names = sorted(data["variant"].unique(), key=lambda name: (name != dense, name))
+    notes = [f"Mean over {n_seeds(sorted(data['seeds'].unique()))}; grey cells: no weight."]
+    notes += [] if names[0] == dense else [f"Missing, no finished runs: {dense}."]
+    figure, axes = one_large(len(names) - 1, 3, left=0.5, below=0.45, right=0.95)
+    figure.set_label(" ".join(notes))
     scale = weight_scale(data)
     for panel, name in zip(axes, names, strict=True):
         rows = data[data["variant"] == name]
-        image = _draw_map(panel, rows, scale, f"{name}, {rows['layers'].iloc[0]:.0f} blocks")
-    colour_bar(figure, axes[-1], image)
+        large = panel is axes[0]
+        title = f"{name}: {setting(rows)}" if large else name.removeprefix(f"{DENSEFORMER} ")
+        image = _draw_map(panel, rows, scale, title)
+        if not large:
+            panel.set(xlabel="", ylabel="", xticks=[], yticks=[])
+    colour_bar(figure, axes[0], image)
     return figure
 
 
@@ -108,7 +111,7 @@ PANELS = 6
 def evolution_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return the mean over seeds of every weight at some evaluations of the deepest run, the last one included."""
     rows = results.rows("depth.csv", STUDY, runs)
-    if rows.empty or "step" not in rows or rows["step"].isna().all():
+    if "step" not in rows or rows["step"].isna().all():
         return DataFrame()
     depths = rows.dropna(subset="step").groupby("run")["destination"].max()
     rows = rows[rows["run"] == depths.idxmax()]
@@ -137,9 +140,9 @@ def draw_evolution(data: DataFrame) -> Figure:
     """Draw a heat map per time."""
     steps = sorted(data["step"].unique())
     seeds = int(data["seeds"].max())
-    notes = [f"{data['run'].iloc[0]}: mean over {n_seeds([seeds])}; grey cells: no weight."]
+    notes = [f"Mean over {n_seeds([seeds])}; grey cells: no weight."]
     notes.append("r: correlation with the last panel, off the diagonal. Colours as in denseformer_weights.")
-    figure, axes = canvas([1.6] * len(steps), notes, height=1.6, right=0.6, columns=3)
+    figure, axes = canvas(len(steps), 3, 1.6, notes, left=0.5, right=0.3, heading=setting(data))
     scale = weight_scale(data)
     for panel, step in zip(axes, steps, strict=True):
         rows = data[data["step"] == step]

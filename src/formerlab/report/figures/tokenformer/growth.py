@@ -1,47 +1,45 @@
-"""What growth does to the loss (Tokenformer, arXiv:2410.23168, section 3.3, Appendix B, Fig 6, 7 and Table 8)."""
+"""What growth does to the loss, on its own text and on a second domain (Tokenformer, arXiv:2410.23168, Fig 6)."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.marks import Label, say_starts
 from formerlab.report.panel import Panel, Style, hollow, sheet
 from formerlab.report.runs import GROWN, TRAINED_ON, held_out_losses, parent
-from formerlab.report.style import BLACK, look
+from formerlab.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, look
 from formerlab.report.summary import summary
 from formerlab.report.tokenformer import at_step, by_step, equal_to_grown, means
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
-PUBLISHED = f"{GROWN}: random keys, tau sqrt(n)"
-KEEPING = f"{GROWN}: zero keys, tau kept"
-_SAID = {PUBLISHED: "the published way", KEEPING: "keeps the function"}
-_LOSS = "loss_minus_parent_nats"
+_SAID = {
+    f"{GROWN}: random keys, tau sqrt(n)": "the published way",
+    f"{GROWN}: zero keys, tau kept": "keeps the function",
+}
+_LOSS, _ENDED = "loss_minus_parent_nats", {"mean": "end", "seed": "seed"}
 
 
 def growth_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return losses minus the parent's, paired by seed, of what grew from a run and of that run trained on.
 
     `part` is `curve` for a row per run and evaluated step (validation), `end` for one per run and `seed` for one per
-    run and seed (held-out text, after the last step).
+    run and seed (held-out text, after the last step); `end_valid` and `seed_valid` are the same of the validation text.
     """
     losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return DataFrame()
     found = [(run, parent(losses, run)) for run in losses["run"].unique()]
     started = {run: start for run, start in found if start is not None}
     if not losses[losses["run"].isin(started)]["variant"].str.startswith(GROWN).any():
         return DataFrame()
     curves, parts = by_step(results, runs), []
+    lasts = curves[curves["step"] == curves.groupby(["run", "seed"])["step"].transform("max")]
     for run, start in started.items():
-        own = losses[losses["run"].isin((run, start))]
-        ended = summary(own, "loss_nats", ["run"], {run: start}, _LOSS)
-        parts += [_curve(curves, run, start), ended.assign(part=ended["part"].replace("mean", "end"))]
+        ended = [summary(rows[rows["run"].isin((run, start))], "loss_nats", ["run"], {run: start}, _LOSS)
+                 for rows in (losses, lasts)]  # fmt: skip
+        parts += [_curve(curves, run, start), ended[0].assign(part=ended[0]["part"].map(_ENDED))]
+        parts.append(ended[1].assign(part=ended[1]["part"].map(_ENDED) + "_valid"))
     rows = pd.concat(parts, ignore_index=True).assign(source="ours")
     first = losses.drop_duplicates("run").set_index("run")
     first["parent"] = first.index.map(started)
@@ -83,42 +81,24 @@ def line_and_marker(name: str, rows: DataFrame) -> Style:
     return {"color": look(base).colour, "marker": look(variant).marker, "linestyle": line} | hollow(fewer)
 
 
-def cut_starts(axes: Axes, rows: DataFrame, *, y: str, after: float, form: str) -> None:
-    """Show the losses after a share of the steps alone, where those before would flatten them, and say these."""
-    later = rows[rows["step"] >= after * rows["step"].max()]
-    if after == 0:
-        later = rows[rows["step"] > rows["step"].min()]
-    ends = later[[y, f"{y}_low", f"{y}_high"]]
-    low, high = (float(end) for end in (ends.min().min(), ends.max().max()))
-    bottom, top = (min(low, 0.0), max(high, 0.0)) if low < 0 else (low, high)
-    room = 0.1 * (top - bottom)
-    if bottom == top or not (rows[y] > top + 5 * room).any():
-        return
-    axes.set_ylim(min(bottom, rows[y].min()) - room, top + room)
-    first = rows[rows["step"] == rows["step"].min()]
-    lines = {line.get_label(): str(line.get_color()) for line in axes.get_lines()}
-    said = [
-        Label(0, row[y], row["label"].replace("\n", " "), lines.get(row["label"], BLACK))
-        for row in first.to_dict("records")
-    ]
-    say_starts(axes, said, form)
-
-
 def draw_growth(data: DataFrame) -> Figure:
-    """Draw the stage against its cost, and where every run ends."""
+    """Draw where every run ends on both texts, and the stage against its cost."""
     order = data[data["part"] == "end"].sort_values(_LOSS)["label"]
-    rows = data.assign(tera=data["flops_of_stage"] / 1e12, label=pd.Categorical(data["label"], order.unique()))
+    text = data["part"].str.endswith("_valid").map({True: "valid", False: "test"}).where(data["part"] != "curve")
+    rows = data.assign(tera=data["flops_of_stage"] / 1e12, label=pd.Categorical(data["label"], order.unique()),
+                       text=text, part=data["part"].str.removesuffix("_valid"))  # fmt: skip
     rows = rows.sort_values(["label", "step"], kind="stable").astype({"label": str})
     return sheet(
-        Panel(_LOSS, "label", by="label", kind="forest", where={"part": ["end", "seed"]}, zero=0.0,
-              title="At the end of the stage", xlabel="test loss minus the parent's (nats)", style=line_and_marker),
-        Panel("tera", _LOSS, by="label", kind="band", where={"part": "curve"}, zero=0.0, name="none",
-              title="From the moment of growth on", xlabel="training cost since then (TFLOP)",
-              ylabel="validation loss minus the parent's (nats)", style=line_and_marker,
-              finish=partial(cut_starts, y=_LOSS, after=0.5, form="+.2f")),
-        notes=["Differences are paired by seed. The lines at zero are the parent, below is better. The two panels are "
-               "of two texts, on which a model need not lie equally far from its parent."],
-        height=2.8,
+        *(
+            Panel(_LOSS, "label", by="label", kind="forest", where={"text": text}, zero=0.0, title=title,
+                  xlabel="loss minus the parent's (nats)", style=line_and_marker)
+            for text, title in (("test", "{setting}: at the end, test text"), ("valid", "At the end, validation text"))
+        ),
+        Panel("tera", _LOSS, by="label", kind="band", where={"part": "curve"}, zero=0.0, far=1.0,
+              title="From the moment of growth on, validation text", xlabel="training cost since then (TFLOP)",
+              ylabel="loss minus the parent's (nats)", style=line_and_marker),
+        notes=["Differences are paired by seed. The lines at zero are the parent, below is better."],
+        columns=1, height=2.4,
     )(rows)  # fmt: skip
 
 
@@ -127,15 +107,68 @@ tokenformer_growth = Plot(
     runs=("tokenformer-1", "long-matched-chosen", "grown-random-*-2", "grown-zero-*-2", "trained-on-*2"),
     needs=("grown-random-*-2", "grown-zero-*-2"),
     caption=(
-        "The first stage after growth: loss minus that of the parent at the end of its own training, by how the new "
-        "keys start, whether tau keeps its value, whether the optimizer's moments are carried over and whether old "
-        "tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). "
-        "The line at zero is the parent as it was; a start far above it is given in words. The control is the parent "
-        "trained on, without growth. Left are losses on the test text, right on the validation text. To see: of the "
-        "grown models only zero keys with tau kept start on the line, because only they keep the function. Growing has "
-        "helped where a model ends left of the parent trained on. Small models, so signs and sizes here need not hold "
-        "at scale. The paper prints no values for its curves."
+        "The first stage after growth: loss minus that of the parent (line at zero) at the end of its own training, "
+        "by how the new keys start, whether tau keeps its value, whether the optimizer's moments are carried over and "
+        "whether old tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). The control is "
+        "the parent trained on, without growth. Above: both held-out texts at the end; below: the validation text "
+        "from growth on, where far values are given in words. To see: of the grown models only zero keys with tau "
+        "kept start on the line, because only they keep the function. Growing has helped where a model ends left of "
+        "the parent trained on. Small models; the paper prints no values for its curves."
     ),
     data=growth_data,
     draw=draw_growth,
 )
+
+
+TOKENFORMER_START, TRANSFORMER_START = "continued-tokenformer-ungrown", "continued-transformer-ungrown"
+ARMS = {
+    "continued-tokenformer": ("Tokenformer, zero keys, tau kept", (GREEN, "D"), TOKENFORMER_START),
+    "continued-tokenformer-sqrt": ("Tokenformer, zero keys, tau sqrt(n)", (PURPLE, "P"), TOKENFORMER_START),
+    TOKENFORMER_START: ("Tokenformer, not grown", (BLUE, "s"), TOKENFORMER_START),
+    "continued-net2net-pad": ("Net2Net by padding", (ORANGE, "v"), TRANSFORMER_START),
+    "continued-net2net": ("Net2Net (2015)", ("#8C564B", "^"), TRANSFORMER_START),
+    "continued-hypercloning": ("HyperCloning", (SKY, "X"), TRANSFORMER_START),
+    TRANSFORMER_START: ("Transformer, not grown", (BLACK, "o"), TRANSFORMER_START),
+}
+"""Name for readers, look, and the ungrown run of its family, of every arm."""
+
+
+def continued_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run and step; `part` is `loss`, or `relative` to the ungrown model, paired by seed and step."""
+    curves = by_step(results, runs)
+    curves = curves[curves["run"].isin(ARMS)]
+    levels = curves.set_index(["run", "seed", "step"])["loss_nats"]
+    grown = curves[[ARMS[run][2] != run for run in curves["run"]]]
+    places = [(ARMS[run][2], seed, step) for run, seed, step in grown[["run", "seed", "step"]].itertuples(index=False)]
+    relative = grown.assign(loss_nats=grown["loss_nats"] - levels.reindex(places).to_numpy()).dropna()
+    parts = {"loss": curves, "relative": relative}
+    rows = pd.concat([means(part).assign(part=name) for name, part in parts.items()], ignore_index=True)
+    return rows.assign(variant=[ARMS[run][0] for run in rows["run"]])
+
+
+tokenformer_continued = Plot(
+    reads=("eval.csv", "run.json"),
+    runs=("continued-*",),
+    caption=(
+        "Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer "
+        "(arXiv:2410.23168): models grown one size, and models not grown. Above: validation loss on the new domain "
+        "from before the first step. Below: minus the loss of the ungrown model of the same family after as many "
+        "steps, paired by seed. To see: a line below zero is a model that growing has helped; one that keeps its "
+        "function starts on zero; padding with new blocks, the paper's form of Net2Net, does not, and copies (the "
+        "Net2Net of 2015, HyperCloning) do by construction. Far values are given in words. The paper prints no "
+        "values."
+    ),
+    data=continued_data,
+    draw=sheet(
+        *(
+            Panel("step", "loss_nats", kind="band", where={"part": part}, zero=zero, far=2.5, title=title,
+                  style={name: kind for name, kind, _ in ARMS.values()},
+                  xlabel="step on the second domain", ylabel=label)
+            for part, zero, title, label in (
+                ("loss", None, "{setting}", "validation loss (nats)"),
+                ("relative", 0.0, "Beside the ungrown model of the same family", "minus the ungrown model's (nats)"),
+            )
+        ),
+        wanted=[name for name, _, _ in ARMS.values()], columns=1, height=2.3,
+    ),
+)  # fmt: skip

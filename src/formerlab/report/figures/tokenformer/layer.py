@@ -11,13 +11,13 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
 from formerlab.report.runs import quantity
-from formerlab.report.style import BLACK, BLUE, GREEN, GREY, LEGEND_ON_GROUND, PURPLE, VERMILION, canvas
+from formerlab.report.style import BLACK, BLUE, GREEN, GREY, PURPLE, VERMILION, canvas
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
 STAGES = ("grown-random-sqrt-2", "grown-random-sqrt-3", "grown-random-sqrt-4")
 PROJECTIONS = ("query", "key", "value", "output")
-SCORES = {"l2_gelu": "gelu(tau s / |s|)"}
+SCORES = {"l2_gelu": "gelu(\ntau s / |s|)"}
 """Formulas of score functions; others are called by their names."""
 _COLOURS = (BLUE, VERMILION, GREEN, PURPLE)
 _PATTENTION = "#d9d9d9"
@@ -57,9 +57,7 @@ def draw(data: DataFrame) -> Figure:
     grown = ", then ".join(quantity(float(f"{size:.3g}")) for size in sizes["parameters_non_embedding"])
     whose = "The first model and what grew from it the published way. " if stages > 1 else ""
     notes = [f"{whose}Parameters without embedding: {grown}. Width {width} at every stage."]
-    figure, (block, formula, counts) = canvas(
-        [1.8, 2.2, 1.7], notes, height=2.9, right=[0.15, 0.75, 0.05], below=0.6, left=0.1
-    )
+    figure, (block, formula, counts) = canvas(3, 3, 2.9, notes, left=0.6, right=0.1, below=0.75, top=0.5)
     _draw_block(block, set(data["part"]))
     _draw_formula(formula, stages, width, SCORES.get(data["score"].iloc[0], data["score"].iloc[0]))
     _draw_counts(counts, data)
@@ -68,7 +66,7 @@ def draw(data: DataFrame) -> Figure:
 
 def _draw_block(axes: Axes, parts: set[str]) -> None:
     """Draw a block from its input at the bottom to its output: pre-norm, with two residual additions."""
-    boxes = [(1.0, 1.0, 6.0, "norm", False), (1.0, 3.8, 6.0, "attention among tokens", False)]
+    boxes = [(1.0, 1.0, 6.0, "norm", False), (1.0, 3.8, 6.0, "token attention", False)]
     boxes += [(1.0 + 2.1 * place, 2.4, 1.8, name, True) for place, name in enumerate(PROJECTIONS[:3])]
     boxes += [(1.0, 5.2, 6.0, PROJECTIONS[3], True), (1.0, 7.6, 6.0, "norm", False)]
     boxes.append((1.0, 9.0, 6.0, "feed-forward", "feed-forward" in parts))
@@ -128,10 +126,11 @@ def _draw_counts(axes: Axes, data: DataFrame) -> None:
     axes.grid(visible=False, axis="x")
     axes.set_xticks(range(len(parts)), parts, rotation=40, ha="right")
     axes.set_ylabel("tokens n")
+    axes.margins(y=0.25)
     axes.spines["left"].set_color(GREY)
     axes.set_title("Tokens of each projection\nof a block")
     if data["stage"].nunique() > 1:
-        axes.legend(loc="upper left", fontsize=8, **LEGEND_ON_GROUND)
+        axes.legend(loc="upper left", fontsize=8, frameon=True, facecolor="white", edgecolor="none", framealpha=1)
 
 
 tokenformer_layer = Plot(

@@ -1,91 +1,69 @@
-"""Growth on a second domain, and growth by tokens against growth in width (arXiv:2410.23168, Fig 6, 7, Table 8)."""
+"""A Tokenformer and its rivals: the gap by budget, and growth in width (arXiv:2410.23168, Fig 7, Table 8)."""
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import Plot
-from formerlab.report.figures.tokenformer.growth import cut_starts
-from formerlab.report.panel import Panel, Style, hollow, sheet
+from formerlab.report.figures.denseformer.gain import forest_of_differences
+from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
+from formerlab.report.rates import last_losses
 from formerlab.report.runs import held_out, held_out_losses, minus
-from formerlab.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, Look
-from formerlab.report.summary import summary
+from formerlab.report.summary import differences, published_difference, summary
 from formerlab.report.tokenformer import METHODS, STAGES, before_growth, by_step, means
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
-TOKENFORMER_START, TRANSFORMER_START = "continued-tokenformer-ungrown", "continued-transformer-ungrown"
-
-ARMS = {
-    "continued-tokenformer": ("Tokenformer, zero keys, tau kept", Look(GREEN, "D"), TOKENFORMER_START),
-    "continued-tokenformer-sqrt": ("Tokenformer, zero keys, tau sqrt(n)", Look(PURPLE, "P"), TOKENFORMER_START),
-    TOKENFORMER_START: ("Tokenformer, not grown", Look(BLUE, "s"), TOKENFORMER_START),
-    "continued-net2net-pad": ("Net2Net by padding", Look(ORANGE, "v"), TRANSFORMER_START),
-    "continued-net2net": ("Net2Net (2015)", Look("#8C564B", "^"), TRANSFORMER_START),
-    "continued-hypercloning": ("HyperCloning", Look(SKY, "X"), TRANSFORMER_START),
-    TRANSFORMER_START: ("Transformer, not grown", Look(BLACK, "o"), TRANSFORMER_START),
-}
-"""Name for readers, look, and the ungrown run of its family, of every arm."""
+OURS, RIVALS = "matched", ("modern", "classic")
 
 
-def continued_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run and step; `part` is `loss`, or `relative` to the ungrown model, paired by seed and step."""
-    curves = by_step(results, runs)
-    curves = curves[curves["run"].isin(ARMS)]
-    if curves.empty:
-        return DataFrame()
-    levels = curves.set_index(["run", "seed", "step"])["loss_nats"]
-    grown = curves[[ARMS[run][2] != run for run in curves["run"]]]
-    places = [(ARMS[run][2], seed, step) for run, seed, step in grown[["run", "seed", "step"]].itertuples(index=False)]
-    relative = grown.assign(loss_nats=grown["loss_nats"] - levels.reindex(places).to_numpy()).dropna()
-    parts = {"loss": curves, "relative": relative}
-    rows = pd.concat([means(part).assign(part=name) for name, part in parts.items()], ignore_index=True)
-    return rows.assign(variant=[ARMS[run][0] for run in rows["run"]])
+def gap_data(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return rows of Tokenformer minus each rival, by budget, both at their best rate by the validation loss."""
+    losses = held_out_losses(results, STUDY, runs)
+    best, rows = _best(losses, last_losses(results, STUDY, runs)), []
+    for (arm, tokens), run in best.items():
+        if arm in RIVALS and (OURS, tokens) in best:
+            ours = best[OURS, tokens]
+            shared = {"series": f"minus {arm} Transformer", "tokens": tokens, "run": ours, "rival": run}
+            rows += differences(held_out(losses, ours), held_out(losses, run), **shared)
+    theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
+    gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
+    rows += [published_difference(gap, "third party, 124M parameters")] * bool(rows)
+    return DataFrame(rows)
 
 
-def _of_arm(name: str, rows: DataFrame) -> Style:
-    _, kind, start = next(arm for arm in ARMS.values() if arm[0] == name)
-    return {"color": kind.colour, "marker": kind.marker, "linestyle": "--" if name == ARMS[start][0] else "-"}
+def _best(losses: DataFrame, validation: dict[str, float]) -> dict[tuple[str, float], str]:
+    """Return, by arm and tokens, the run with the lowest validation loss at its end, the mean over seeds."""
+    found: dict[tuple[str, float], dict[str, float]] = {}
+    for run, group in losses.groupby("run"):
+        for arm in (OURS, *RIVALS):
+            if any(fnmatchcase(str(run), pattern) for pattern in (f"{arm}-*", f"long-{arm}-*")):
+                mean = float(np.mean([validation[name] for name in group["id"]]))
+                if not np.isnan(mean):
+                    found.setdefault((arm, float(group["tokens"].iloc[0])), {})[str(run)] = mean
+    return {key: min(runs, key=lambda run: runs[run]) for key, runs in sorted(found.items())}
 
 
-def draw_continued(data: DataFrame) -> Figure:
-    """Draw the losses and, where there is an ungrown model, the losses relative to it."""
-    return sheet(
-        *(
-            Panel("step", "loss_nats", by="label", kind="band", where={"part": part}, zero=zero, style=_of_arm,
-                  xlabel="step on the second domain", ylabel=label, name="legend",
-                  finish=partial(cut_starts, y="loss_nats", after=0, form=form))
-            for part, zero, label, form in (
-                ("loss", None, "validation loss, second domain\n(nats per token)", ".2f"),
-                ("relative", 0.0, "minus the ungrown model's\nafter as many steps (nats)", "+.2f"),
-            )
-        ),
-        wanted=[name for name, _, _ in ARMS.values()],
-        height=2.6,
-    )(data.assign(label=data["variant"]))  # fmt: skip
-
-
-tokenformer_continued = Plot(
-    reads=("eval.csv", "run.json"),
-    runs=("continued-*",),
+tokenformer_gap = Plot(
+    reads=("eval.csv", "test.csv", "run.json"),
+    runs=("matched-*", "modern-*", "classic-*", "long-matched-*", "long-modern-*", "long-classic-*"),
+    needs=("long-matched-*",),
     caption=(
-        "Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer "
-        "(arXiv:2410.23168): models grown one size, and models not grown. Left: validation loss on the new domain "
-        "from before the first step. Right: minus the loss of the ungrown model of the same family after as many "
-        "steps, paired by seed, because the two families start from different places. To see: a line below zero is a "
-        "model that growing has helped; one that keeps its function starts on zero; padding with new blocks, the "
-        "paper's form of Net2Net, does not, and copies (the Net2Net of 2015, HyperCloning) do by construction. Losses "
-        "before the first step that would flatten the rest are said in words. The paper prints no values."
+        "Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of "
+        "tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic "
+        "one. Each model has the rate, of those run, with the lowest validation loss. Differences are paired by seed; "
+        "above zero the Tokenformer is worse. To see: whether the gap shrinks, stays or changes its sign as both train "
+        "longer. The published line is a third party's, against a modern Transformer at 124M parameters."
     ),
-    data=continued_data,
-    draw=draw_continued,
+    data=gap_data,
+    draw=forest_of_differences("Tokenformer minus Transformer (nats per token)"),
 )
 
 
@@ -99,8 +77,6 @@ _PRINTED = {
 def rivals_data(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return rows: `curve` by step, `gain` by stage with that of every `seed`, and the published `gain`s."""
     losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return DataFrame()
     curves = means(by_step(results, runs))
     first = {pattern.format(size=2): method for method, (_, pattern, _) in METHODS.items()}
     curves = curves[curves["run"].isin(first)].assign(part="curve")
@@ -137,25 +113,9 @@ def published_gains() -> DataFrame:
     return DataFrame(rows).assign(gain_nats_low=np.nan, gain_nats_high=np.nan)
 
 
-def _of_method(name: str, rows: DataFrame) -> Style:
-    kind: Any = METHODS[name][2]
-    return {"color": kind.colour, "marker": kind.marker} | hollow(rows["source"].eq("published").all())
-
-
-def draw_rivals(data: DataFrame) -> Figure:
-    """Draw the first stage, our gains and the published ones."""
-    stage = partial(Panel, "size", "gain_nats", by="method", zero=0.0, xlabel="stage", ticks="{:.0f}".format,
-                    name="legend", style=_of_method)  # fmt: skip
-    return sheet(
-        Panel("step", "loss_nats", by="method", kind="band", where={"part": "curve"}, title="First stage",
-              name="legend", xlabel="step of the stage", ylabel="validation loss (nats)", style=_of_method),
-        stage(where={"part": ["gain", "seed"], "source": "ours"}, title="Gain over the own start",
-              ylabel="loss before growth minus loss after"),
-        stage(where={"part": "gain", "source": "published"}, title="Table 8"),
-        wanted=list(METHODS),
-        columns=3,
-    )(data)  # fmt: skip
-
+_LOOKS: dict[str, Any] = {name: kind for name, (_, _, kind) in METHODS.items()}
+_stage = partial(Panel, "size", "gain_nats", by="method", zero=0.0, xlabel="stage", ticks="{:.0f}".format,
+                 name="legend", style=_LOOKS)  # fmt: skip
 
 tokenformer_rivals = Plot(
     reads=("eval.csv", "test.csv", "run.json"),
@@ -170,5 +130,12 @@ tokenformer_rivals = Plot(
         "Net2Net (2015) and HyperCloning copy units and keep the function where the factor is whole."
     ),
     data=rivals_data,
-    draw=draw_rivals,
-)
+    draw=sheet(
+        Panel("step", "loss_nats", by="method", kind="band", where={"part": "curve"}, title="First stage",
+              name="legend", xlabel="step of the stage", ylabel="validation loss (nats)", style=_LOOKS),
+        _stage(where={"part": ["gain", "seed"], "source": "ours"}, title="Gain over the own start",
+               ylabel="loss before growth minus loss after"),
+        _stage(where={"part": "gain", "source": "published"}, title="Table 8"),
+        wanted=list(METHODS), columns=3,
+    ),
+)  # fmt: skip

@@ -32,6 +32,7 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = scaling(results, runs)
     if rows.empty:
         return rows
+    rows = rows[rows["part"] != "law"].dropna(axis=1, how="all")
     records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
     chain = rows[rows["part"] == "chain"].set_index("run")
     trained = [run for run in chain.index if str(chain.loc[run, "variant"]).endswith(TRAINED_ON)]
@@ -62,22 +63,18 @@ def draw(data: DataFrame) -> Figure:
     drawn = points[points["part"].isin(["mean", "seed"])]
     rows = drawn[drawn["model"].notna()].sort_values(["scratch", TOKENS, PARAMETERS], ascending=[False, True, True])
     style = _styles(rows)
-    shared = partial(Panel, y="loss_nats", log="xy", style=style, name="legend")
+    shared = partial(Panel, y="loss_nats", log="xy", ylabel="held-out loss (nats per token)", style=style)
     panels = [
-        shared(FLOPS, by="model", title="Grown models and the envelope", xlabel="cumulative FLOPs",
-               ylabel="held-out loss (nats per token)", finish=partial(_envelope, data=data)),
-        shared(TOKENS, by="size", where={"scratch": True}, title="Size by size", xlabel="tokens", ticks=short,
-               finish=partial(_laws, data=data, law="tokens", x=TOKENS, by="size", style=style)),
-        shared(PARAMETERS, by="length", where={"scratch": True}, title="Length by length",
-               xlabel="non-embedding parameters", ticks=partial(short, digits=3),
-               finish=partial(_laws, data=data, law="size", x=PARAMETERS, by="length", style=style)),
+        shared(FLOPS, by="model", title="{setting}: grown models and the envelope", xlabel="cumulative FLOPs",
+               finish=partial(_envelope, data=data)),
+        shared(TOKENS, by="size", where={"scratch": True}, title="From scratch, size by size", xlabel="tokens"),
     ]  # fmt: skip
     notes = [
-        "Grey: lower envelope of the runs from scratch. Dashed: power laws, fitted to the envelope (first panel) and to all "
-        "runs from scratch (the other panels).",
+        "Grey: lower envelope of the runs from scratch; thin lines join runs of equal tokens. Points of equal "
+        "parameters are joined in the second panel.",
         *rate_note(data[data["part"] == "scratch"]),
     ]
-    return figure(rows, panels, [*seed_notes(rows), *notes], height=2.2)
+    return figure(rows, panels, [*seed_notes(rows), *notes], columns=1, height=2.6)
 
 
 def rate_note(scratch: DataFrame) -> list[str]:
@@ -90,13 +87,11 @@ def rate_note(scratch: DataFrame) -> list[str]:
 
 
 def _styles(rows: DataFrame) -> Callable[[str, DataFrame], Style]:
-    """Return how series are drawn: sizes in purples, lengths the darker the shorter, no two in the same colour."""
+    """Return how series are drawn: sizes in purples, the darker the larger, and joined where tokens are across."""
     scratch, found = rows[rows["scratch"]], {START: {"color": BLACK, "marker": "s", "linestyle": ""}}
-    for by, colours in (("size", colormaps["PuRd"]), ("length", colormaps["plasma"])):
-        names = list(dict.fromkeys(scratch.sort_values(PARAMETERS if by == "size" else TOKENS)[by]))
-        for name, share, marker in zip(names, np.linspace(0.45, 1, len(names)), "osD^vPX" * len(names), strict=False):
-            share = share if by == "size" else (share - 0.45) / 0.55 * 0.8
-            found[name] = {"color": to_hex(colours(share)), "marker": marker, "linestyle": ""}
+    names = list(dict.fromkeys(scratch.sort_values(PARAMETERS)["size"]))
+    for name, share, marker in zip(names, np.linspace(0.45, 1, len(names)), "osD^vPX" * len(names), strict=False):
+        found[name] = {"color": to_hex(colormaps["PuRd"](share)), "marker": marker}
 
     def style(name: str, points: DataFrame) -> Style:
         if name in found:
@@ -108,24 +103,16 @@ def _styles(rows: DataFrame) -> Callable[[str, DataFrame], Style]:
 
 
 def _envelope(axes: Axes, rows: DataFrame, *, data: DataFrame) -> None:
-    """Draw the envelope and its law, and join what started from another run to that run."""
+    """Draw the envelope, join runs of equal tokens, and what started from another run to that run."""
     scratch, chain = (data[data["part"] == part] for part in ("scratch", "chain"))
     lowest = scratch[scratch["lowest"].astype(bool)].sort_values(FLOPS)
-    axes.plot(lowest[FLOPS], lowest["loss_nats"], color=GREY, linewidth=3, alpha=0.4, zorder=0)
-    law = data[(data["part"] == "law") & (data.get("law") == "flops")]
-    axes.plot(law[FLOPS], law["loss_nats"], "--", color=GREY, linewidth=1)
+    axes.plot(lowest[FLOPS], lowest["loss_nats"], color=GREY, linewidth=4, alpha=0.4, zorder=0)
+    for _, equal in scratch.sort_values(PARAMETERS).groupby(TOKENS):
+        axes.plot(equal[FLOPS], equal["loss_nats"], color=GREY, linewidth=0.7, zorder=0)
     places = chain.set_index("run")[[FLOPS, "loss_nats"]]
     for run, parent, variant in chain.loc[chain["parent"].isin(places.index), ["run", "parent", "variant"]].to_numpy():
         if variant in SHOWN:
             axes.plot(*places.loc[[parent, run]].to_numpy(float).T, color=look(variant).colour, linewidth=1)
-
-
-def _laws(
-    axes: Axes, rows: DataFrame, *, data: DataFrame, law: str, x: str, by: str, style: Callable[[str, DataFrame], Style]
-) -> None:
-    fitted = data[(data["part"] == "law") & (data.get("law") == law)]
-    for name, line in fitted.groupby(by, sort=False):
-        axes.plot(line[x], line["loss_nats"], "--", color=style(str(name), line)["color"], linewidth=1)
 
 
 tokenformer_scaling = Plot(
@@ -134,8 +121,8 @@ tokenformer_scaling = Plot(
     needs=("envelope-*",),
     caption=(
         "Tokenformers that grow or train on beside Transformers from scratch (arXiv:2410.23168). Those are of three "
-        "sizes and three lengths, every one with its own full schedule, against FLOPs, tokens and parameters, with "
-        "power laws; these pay for all their ancestors. To see: growing saves cost where a grown model lies below and "
+        "sizes and three lengths, every one with its own full schedule, against FLOPs and tokens; these pay for all "
+        "their ancestors. To see: growing saves cost where a grown model lies below and "
         "to the left of the grey envelope; how much, at equal loss, is in the table tokenformer_envelope. The parent "
         "that was trained on is the other control: growing helps where the grown model is lower at equal FLOPs. Small "
         "models and few tokens: the slopes are those of this range."

@@ -1,0 +1,125 @@
+"""Draw docs/overview.svg: one decoder, its three exchangeable axes, and one result from the committed rows under each.
+
+    python scripts/draw_overview.py
+
+`make readme` calls it; tests/test_docs.py holds its numbers to those of README.
+"""
+
+from html import escape
+from pathlib import Path
+
+from formerlab.commands.readme import judged
+from formerlab.report.claims.render import best
+
+ROOT = Path(__file__).resolve().parents[1]
+DRAWN = ROOT / "docs/overview.svg"
+RED, GREEN, BLUE, GREY = "#c4441c", "#0a7a5a", "#1763a6", "#8a8f98"
+PANELS = (
+    (
+        "Parameters as tokens",
+        "Tokenformer",
+        RED,
+        "vision-matches-vit-equal-parameters",
+        "log ratio of errors to a ViT's",
+    ),
+    (
+        "Averages over depth",
+        "DenseFormer",
+        GREEN,
+        "denseformer-gain-persists-with-training",
+        "gain after eight times the tokens, nats",
+    ),
+    ("A cache that forgets", "Decay", BLUE, "decay-beats-h2o", "accuracy minus that of H2O"),
+)
+"""Title, paper, colour, the claim whose verdict stands below, and what its number is."""
+
+
+def text(x: float, y: float, words: str, size: int = 13, colour: str = "#1f2328", more: str = "") -> str:
+    """Return a line of text."""
+    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}" {more}>{escape(words)}</text>'
+
+
+def box(x: float, y: float, width: float, height: float, colour: str, fill: str = "none", more: str = "") -> str:
+    """Return a rectangle."""
+    return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="3" stroke="{colour}" fill="{fill}" {more}/>'
+
+
+def decoder() -> list[str]:
+    """Draw the stack on the left; what each axis exchanges has the axis' colour."""
+    found = [text(92, 62, "one decoder", 14, more='text-anchor="middle" font-weight="bold"')]
+    for row, name in enumerate(("block 3", "block 2", "block 1")):
+        y = 78 + row * 62
+        found += [box(32, y, 120, 50, GREY, "#f6f7f9"), text(92, y + 14, name, 11, GREY, 'text-anchor="middle"')]
+        found += [
+            box(40, y + 20, 50, 22, BLUE, "#e3eefb"),
+            text(65, y + 35, "attend", 11, BLUE, 'text-anchor="middle"'),
+        ]
+        found += [
+            box(94, y + 20, 50, 22, RED, "#fbe9e3"),
+            text(119, y + 35, "project", 11, RED, 'text-anchor="middle"'),
+        ]
+    found += [
+        f'<path d="M152 {y} C 186 {y} 186 {y - 62} 152 {y - 62}" stroke="{GREEN}" fill="none"/>' for y in (165, 227)
+    ]
+    found += [f'<path d="M152 232 C 206 222 206 108 152 98" stroke="{GREEN}" fill="none"/>']
+    return [*found, text(92, 282, "tokens in", 11, GREY, 'text-anchor="middle"')]
+
+
+def tokens(x: float) -> list[str]:
+    """Draw rows of K and V, the new ones dashed."""
+    found = [text(x, 88, "y = gelu(tau x Kᵀ / ‖x Kᵀ‖) V", 12, RED)]
+    for row in range(6):
+        dashed = 'stroke-dasharray="3 2"' if row > 3 else ""
+        fill = "none" if row > 3 else "#fbe9e3"
+        found += [box(x + column, 112 + row * 17, 70, 12, RED, fill, dashed) for column in (0, 84)]
+    return [*found, text(x + 164, 140, "keys, values", 11), text(x + 164, 202, "grow: add rows", 11)]
+
+
+def averages(x: float) -> list[str]:
+    """Draw outputs of blocks and what the last average reads."""
+    found = [text(x, 88, "Yᵢ = Σⱼ αᵢⱼ Xⱼ", 12, GREEN)]
+    for block in range(5):
+        centre = x + 22 + block * 46
+        found += [box(centre - 14, 180, 28, 24, GREEN, "#e2f3ec"), text(centre - 7, 196, f"X{'₀₁₂₃₄'[block]}", 12)]
+        if block < 4:
+            end, height = x + 206, 178 - (4 - block) * 30
+            found.append(
+                f'<path d="M{centre} 180 C {centre} {height} {end} {height} {end} 180" stroke="{GREEN}" fill="none"/>'
+            )
+    return found
+
+
+def cache(x: float) -> list[str]:
+    """Draw keys of a cache, evicted ones pale."""
+    found = [text(x, 88, "Sₖ ← α Sₖ + pₖ, the lowest score goes", 12, BLUE)]  # noqa: RUF001
+    heights = (44, 8, 12, 40, 6, 20, 9, 30, 48)
+    for key, height in enumerate(heights):
+        kept = height > 15
+        more = "" if kept else 'stroke-dasharray="3 2" opacity="0.55"'
+        found.append(box(x + key * 25, 180 - height, 18, height, BLUE, "#9cc3ec" if kept else "none", more))
+        found.append(box(x + key * 25, 184, 18, 18, BLUE, "#e3eefb" if kept else "none", more))
+    return found
+
+
+def drawing() -> str:
+    """Return the picture."""
+    verdicts = {verdict.claim.id: verdict for verdict in best(judged(ROOT))}
+    parts = [box(0.5, 0.5, 999, 309, "#d8dbe0", "white"), *decoder()]
+    for column, (title, paper, colour, claim, meaning) in enumerate(PANELS):
+        x = 230 + column * 260
+        verdict = verdicts[claim]
+        item = next(item for item in verdict.items if item.outcome == verdict.outcome and item.values)
+        number = next(iter(item.values.values())).partition(" (SD")[0]
+        parts += [text(x, 42, title, 16, colour, 'font-weight="bold"'), text(x, 62, f"after {paper}", 12, GREY)]
+        parts += (tokens, averages, cache)[column](x)
+        word = verdict.outcome.replace("_", " ")
+        parts += [text(x, 234, f"{meaning}:", 12), text(x, 251, number, 12), text(x, 290, item.ran, 9, GREY)]
+        parts += [text(x, 274, word, 15, colour, 'font-weight="bold"')]
+    style = 'font-family="Helvetica, Arial, sans-serif"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 310" {style}>\n' + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+if __name__ == "__main__":
+    DRAWN.write_text(drawing(), encoding="utf-8")

@@ -1,0 +1,60 @@
+"""A released model under cache policies, as `make released` shows it: accuracy and loss by budget."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from pandas import DataFrame
+
+from formerlab.report.panel import Panel, figure
+from formerlab.report.pruning import NAMES
+from formerlab.report.style import SETTINGS
+
+
+def summarised(means: Sequence[Mapping[str, Any]], questions: int) -> DataFrame:
+    """Return a row per policy and budget: the accuracy in percent with its 95 % interval, and the loss in nats.
+
+    `means` are those of `run_sweep` with equally many questions of every kind and one text; `questions` counts all.
+    """
+    rows = []
+    for row in means:
+        (loss,) = (value for name, value in row.items() if name.endswith(" loss"))
+        right = [100 * float(value) for name, value in row.items() if name.endswith(" acc")]
+        mean = sum(right) / len(right)
+        half = 1.96 * math.sqrt(mean * (100 - mean) / questions)
+        policy = f"decay {row['alpha']:g}" if row["policy"] == "decay" else str(row["policy"])
+        ends = {"accuracy": mean, "accuracy_low": mean - half, "accuracy_high": mean + half}
+        rows.append({"source": "ours", "policy": policy, "budget": row["budget"], "loss_nats": loss} | ends)
+    return DataFrame(rows)
+
+
+def table(rows: DataFrame) -> str:
+    """Return the rows as text."""
+    lines = [f"{'policy':<12} {'budget':>6} {'accuracy, %':>18} {'loss, nats a token':>20}"]
+    for row in rows.to_dict("records"):
+        accuracy = f"{row['accuracy']:.1f} +- {row['accuracy_high'] - row['accuracy']:.1f}"
+        lines.append(f"{row['policy']:<12} {row['budget']:>6.0%} {accuracy:>18} {row['loss_nats']:>20.3f}")
+    return "\n".join(lines)
+
+
+def picture(rows: DataFrame, chance: float, title: str, path: Path) -> None:
+    """Draw accuracy and loss against the budget as .png and .pdf; the whole cache is a line over all budgets."""
+    kinds = rows["policy"].str.split().str[0]
+    data = rows.assign(
+        part="mean",
+        kind=kinds,
+        series=[name.replace(kind, NAMES[kind]) for name, kind in zip(rows["policy"], kinds, strict=True)],
+        percent=(100 * rows["budget"]).where(kinds != "full"),
+    )
+    shared: dict[str, Any] = {"by": "series", "name": "legend", "style": "kind"}
+    shared |= {"xlabel": "budget (%)", "ticks": "{:g}".format}
+    panels = (
+        Panel("percent", "accuracy", title=title, ylabel="accuracy (%)", zero=chance, **shared),
+        Panel("percent", "loss_nats", title="smaller is better", ylabel="loss (nats a token)", **shared),
+    )
+    with matplotlib.rc_context(SETTINGS):
+        drawn = figure(data, panels, ())
+        for ending in ("png", "pdf"):
+            drawn.savefig(path.with_suffix(f".{ending}"), dpi=150)

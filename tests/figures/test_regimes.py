@@ -1,0 +1,90 @@
+"""Runs on another data set, or on another schedule, stand beside the others and are compared with none of them."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+from fixtures.rows import NOVELS, make_denseformer_study, make_run, make_tokenformer, make_transformer, tokenformer
+from fixtures.rows import grown as grown_from
+
+from formerlab.report.drawings import catalogue, declaration, shown_rows
+from formerlab.report.families import regime
+from formerlab.results.read import Results
+
+pytestmark = pytest.mark.xdist_group("drawings")
+
+
+def copied(root, study, changes):
+    """Copy most runs of a study under other names: on another regime, two nats better, which no figure may show."""
+    runs = [path.name for path in sorted((root / study).glob("*")) if path.is_dir() and "annealed-" not in path.name]
+    for path in (path for run in runs[: 4 * len(runs) // 5] for path in (root / study / run).glob("seed*")):
+        name = f"annealed-{path.parent.name}"
+        shutil.copytree(path, folder := root / study / name / path.name)
+        record = json.loads((folder / "run.json").read_text())
+        record |= {"id": f"{study}/{name}/{path.name}", "run": name} | changes
+        spec = {"name": name, "data": record["data"]["name"], "schedule": NOVELS["schedule"]}
+        record["spec"] |= spec
+        if record["init"]:
+            record["spec"]["init"] = f"annealed-{record['spec']['init']}"
+            record["init"] |= {"id": f"{study}/{record['spec']['init']}/{path.name}"}
+        (folder / "run.json").write_text(json.dumps(record))
+        for file in ("test.csv", "eval.csv"):
+            rows = pd.read_csv(folder / file)
+            rows.assign(loss_nats=rows["loss_nats"] - 2).to_csv(folder / file, index=False)
+
+
+@pytest.mark.parametrize(
+    ("study", "make", "changes"),
+    [
+        ("denseformer", make_denseformer_study, {"data": NOVELS["data"]}),
+        ("tokenformer", make_tokenformer, {"data": NOVELS["data"]}),
+        ("transformer", make_transformer, {}),
+    ],
+)
+def test_rows_of_another_regime_change_no_number_of_what_is_drawn(tmp_path, study, make, changes):
+    make(tmp_path, (0, 1))
+    own = [one for one in catalogue().values() if one.study == study and not one.varied]
+    drawings = [one for one in own if one.declared == one.name]  # one of several studies has a panel per data set
+    before = {one.name: shown_rows(one, Results(tmp_path)) for one in drawings}
+    copied(tmp_path, study, changes)
+    for one in drawings:
+        rows, old = shown_rows(one, Results(tmp_path)), before[one.name]
+        if one.kind == "table" and "run" in old:
+            own = rows["run"].isin(old["run"]) & ~rows["run"].str.startswith("annealed-", na=False)
+            rows = rows[own | rows["run"].isna()]
+            old = old[~old["run"].str.startswith("annealed-", na=False)]
+            rows, old = (frame.sort_values([*old.columns[:3]], ignore_index=True) for frame in (rows, old))
+        pd.testing.assert_frame_equal(
+            rows.reset_index(drop=True)[old.columns], old.reset_index(drop=True), obj=one.name
+        )
+
+
+def test_a_regime_is_data_set_and_end_of_the_schedule():
+    spec = {"data": "text", "schedule": {"kind": "cosine", "warmup": 0.01, "floor": 0.1}}
+    assert regime(spec) == "text, cosine to 0.1"
+    assert regime(spec | {"schedule": {"kind": "onecycle", "end_division": 1000.0}}) == "text, onecycle to 0.001"
+    assert regime(spec | {"schedule": {"kind": "noam"}}) == "text, noam"
+    assert regime({"data": "text"}) == ""
+
+
+def test_stages_are_compared_with_the_parent_trained_on_for_their_flops(tmp_path):
+    parent = "long-matched-chosen"
+    make_run(tmp_path, "tokenformer", parent, **tokenformer(1, parameters_non_embedding=1000))
+    grown = tokenformer(2, parameters_non_embedding=4000) | grown_from(parent)
+    for length, gap in (("short", 0.1), ("long", -0.1)):
+        shared = NOVELS | {"flops": 1e12 if length == "short" else 8e12, "inherited": 1e12}
+        for seed in (0, 1):
+            for run, loss, tokens, rest in (
+                ("random-sqrt", 3.0 + gap, 60_000, grown),
+                ("trained-on", 3.0, 140_000, tokenformer(1, init=parent)),
+            ):
+                rest |= shared | {"tokens": tokens * (1 if length == "short" else 8)}
+                make_run(tmp_path, "tokenformer", f"annealed-{run}-{length}", seed, loss=loss, **rest)
+    plot, drawing = declaration("tokenformer_stage_length"), catalogue()["tokenformer_stage_length"]
+    rows = plot.data(Results(tmp_path), drawing.names(Results(tmp_path)))
+    means = rows[rows["part"] == "mean"].set_index("tokens_per_new_parameter")["difference_nats"]
+    assert list(means.index) == [160.0, 20.0]
+    assert means.to_numpy() == pytest.approx(np.array([-0.1, 0.1]), abs=0.05)
+    assert set(rows["rival"]) == {"annealed-trained-on-short", "annealed-trained-on-long"}
