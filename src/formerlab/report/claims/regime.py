@@ -46,10 +46,10 @@ class ArmRuns:
     @property
     def parents(self) -> list[dict[str, Any]]:
         """The records of these."""
-        known = _by_id(self.rows.results)
-        if not self.starts or not set(self.starts) <= set(known):
+        found = [self.rows.results.stage_record(name, "train") for name in self.starts]
+        if not found or not all(found):
             raise MissingRowsError(f"{self.name} starts from no run of this scale")
-        return [known[name] for name in self.starts]
+        return found
 
     @property
     def suites(self) -> Sequence[str]:
@@ -74,16 +74,15 @@ class ArmRuns:
         """Return lr, tokens and loss of the runs among which its rate was searched: of its model, data and start."""
         results, found = self.rows.results, []
         patterns = self.arm.searched or ((f"{results.scale}/{self.arm.best_of}",) if self.arm.best_of else ())
-        own = _by_id(results)[str(self.records["id"].iloc[0])]
+        own = results.stage_record(str(self.records["id"].iloc[0]), "train")
         starts = self._weights_of_start()
         for scale, _, names in (pattern.partition("/") for pattern in patterns):
             root = results.root.resolve().parent / scale
             if scale != results.scale and not root.is_dir():
                 continue
             others = results if scale == results.scale else Results(root)
-            known = _by_id(others)
             for _, run in others.runs(self.rows.study, [names]).iterrows():
-                alike = known[str(run["id"])]["spec"]["model"] == own["spec"]["model"]
+                alike = others.stage_record(str(run["id"]), "train")["spec"]["model"] == own["spec"]["model"]
                 alike &= run["data.fingerprint"] == own["data"]["fingerprint"]
                 if alike and (not starts or run.get("init.weights_sha256") in starts):
                     loss = run["final.valid_loss_nats"]
@@ -97,10 +96,6 @@ class ArmRuns:
         parents = sorted({str(name).split("/")[1] for name in self.starts})
         known = self.rows.results.runs(self.rows.study, parents).get("weights_sha256", ()) if parents else ()
         return {*map(str, known), *self.records.get("init.weights_sha256", Series(dtype=object)).dropna()}
-
-
-def _by_id(results: Results) -> dict[str, dict[str, Any]]:
-    return {record["id"]: record for record in results.all_records()}
 
 
 def epochs(runs: ArmRuns) -> float:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from simpleeval import simple_eval
 
 from formerlab.report.claims.quantity import Agreement, Level, Linear, MissingRowsError, Paired, Quantity
-from formerlab.report.claims.regime import arms_of, sizes, unmet
+from formerlab.report.claims.regime import ArmRuns, arms_of, sizes, unmet
 from formerlab.report.claims.registry import Arm, Claim, ClaimArms, read_claims
 from formerlab.report.claims.rows import Rows
 from formerlab.results.read import Results
@@ -56,6 +56,11 @@ class Item:
         return self._seeds_of_pairs if math.isinf(self._fewest_seeds) else int(self._fewest_seeds)
 
     @cached_property
+    def runs(self) -> dict[str, ArmRuns]:
+        """The runs of the arms, by name."""
+        return arms_of(self.claim, self.rows, self.item)
+
+    @cached_property
     def values(self) -> dict[str, str]:
         """What `let` names, as text: mean and interval."""
 
@@ -95,15 +100,13 @@ class Item:
         """Return why rows that are there decide nothing."""
         claim, needed = self.claim, self.claim.criterion.requires
         reasons = [] if scale in claim.scales.judged else [f"scale {scale} decides nothing here: {claim.scales.why}"]
-        reasons += unmet(claim, arms_of(claim, self.rows, self.item))
+        reasons += unmet(claim, self.runs)
         if needed is not None and not self._true(needed):
             reasons.append(f"requires {needed}")
         return reasons + ([f"{self.seeds} seeds of {MIN_SEEDS}"] if self._fewest_seeds < MIN_SEEDS else [])
 
     def _what_ran(self) -> str:
-        models = sizes(
-            arms_of(self.claim, self.rows, self.item), "images" if self.claim.study == "vision" else "tokens"
-        )
+        models = sizes(self.runs, "images" if self.claim.study == "vision" else "tokens")
         examples = f"{self.examples} examples" if self.examples else ""
         return ", ".join(filter(None, [models, examples, f"{self.seeds} seed{'s' * (self.seeds != 1)}"]))
 
