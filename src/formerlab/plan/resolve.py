@@ -108,8 +108,7 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
     seeds: dict[str, tuple[int, ...]] = {}
     found = []
     for run in _grown(_with_parents_first(runs, trees), trees, sources.scale):
-        own = parse(BesideSpec, trees[run.name].only(BesideSpec.model_fields), f"{name}.runs.{run.name}")
-        seeds[run.name] = sources.config.seeds or own.seeds or of_study
+        seeds[run.name] = sources.config.seeds or _beside(name, run.name, trees[run.name]).seeds or of_study
         if run.init is not None and (orphans := sorted({*seeds[run.name]} - {*seeds[run.init]})):
             raise UserError(
                 f"{trees[run.name].file_of('seeds')}: {name}.runs.{run.name}: seed {orphans[0]} has no parent, "
@@ -121,9 +120,13 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
 
 def own_gpus(name: str, sources: Sources) -> dict[str, int]:
     """Return, of the runs of a study that name their number of GPUs, that number."""
-    trees = run_trees(name, sources).items()
-    own = {run: parse(BesideSpec, tree.only(BesideSpec.model_fields), f"{name}.runs.{run}").gpus for run, tree in trees}
+    own = {run: _beside(name, run, tree).gpus for run, tree in run_trees(name, sources).items()}
     return {run: gpus for run, gpus in own.items() if gpus is not None}
+
+
+def _beside(study: str, run: str, tree: Tree) -> BesideSpec:
+    """Return what the tree of a run says beside its spec."""
+    return parse(BesideSpec, tree.only(BesideSpec.model_fields), f"{study}.runs.{run}")
 
 
 def match_times(runs: list[Run], jobs: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
