@@ -198,13 +198,15 @@ def summary(
     """Return the mean over seeds of a value for each group of `by`, then its values by seed.
 
     `rows` have one value per group and seed (`statistics.weighted_means`). `minus` names for a run the one whose value
-    of the same seed is subtracted; runs that it does not name are left out. `name` is what the result is called.
+    of the same seed, and of the same step where `by` has steps, is subtracted; runs that it does not name are left out.
+    `name` is what the result is called.
     """
     name = name or value
     if minus is not None:
-        level = rows.drop_duplicates(["run", "seed"]).set_index(["run", "seed"])[value]
+        keys = ["seed", *(key for key in by if key != "run")]
+        level = rows.drop_duplicates(["run", *keys]).set_index(["run", *keys])[value]
         rows = rows[rows["run"].isin(list(minus))]
-        places = list(zip(rows["run"].map(minus), rows["seed"], strict=True))
+        places = list(zip(rows["run"].map(minus), *(rows[key] for key in keys), strict=True))
         rows = rows.assign(**{value: rows[value] - level.reindex(places).to_numpy()}).dropna(subset=value)
     means = []
     for key, group in rows.groupby([*by], sort=False, dropna=False):

@@ -136,9 +136,9 @@ def by_step(results: Results, runs: Sequence[str]) -> DataFrame:
     return weighted_means(rows[rows["split"] == "valid"], ["run", "seed", "step"]).reset_index()
 
 
-def means(curves: DataFrame) -> DataFrame:
-    """Return the mean over seeds of each run and step with Student's interval."""
-    found = summary(curves, "loss_nats", ["run", "step"]).query("part == 'mean'")
+def means(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> DataFrame:
+    """Return the mean over seeds of each run and step with Student's interval; `minus` is as of `summary`."""
+    found = summary(curves, "loss_nats", ["run", "step"], minus).query("part == 'mean'")
     columns = ["source", "run", "step", "loss_nats", "loss_nats_low", "loss_nats_high", "seeds"]
     return found.reindex(columns=columns).astype({"step": float})
 

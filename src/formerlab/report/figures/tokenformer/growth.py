@@ -134,9 +134,6 @@ def tokenformer_continued(results: Results, runs: Sequence[str]) -> DataFrame:
     """
     curves = by_step(results, runs)
     curves = curves[curves["run"].isin(ARMS)]
-    levels = curves.set_index(["run", "seed", "step"])["loss_nats"]
-    grown = curves[[bool(ARMS[run][1]) for run in curves["run"]]]
-    places = [(ARMS[run][1], seed, step) for run, seed, step in grown[["run", "seed", "step"]].itertuples(index=False)]
-    relative = grown.assign(loss_nats=grown["loss_nats"] - levels.reindex(places).to_numpy()).dropna()
-    rows = pd.concat([means(curves).assign(part="loss"), means(relative).assign(part="relative")], ignore_index=True)
+    relative = means(curves, {run: ungrown for run, (_, ungrown) in ARMS.items() if ungrown})
+    rows = pd.concat([means(curves).assign(part="loss"), relative.assign(part="relative")], ignore_index=True)
     return rows.assign(variant=[ARMS[run][0] for run in rows["run"]])
