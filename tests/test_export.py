@@ -6,7 +6,7 @@ import os
 import shutil
 
 import pytest
-from fixtures.rows import add_decode, make_denseformer, make_run, make_tokenformer, write_csv
+from fixtures.rows import make_denseformer, make_run, make_tokenformer, write, write_csv
 from pandas.testing import assert_frame_equal
 
 from formerlab.errors import UserError
@@ -20,6 +20,8 @@ from formerlab.results.export import export
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 from formerlab.tracking.rows import seed_entry
+
+DECODED = [("plain-4", "full", None, None, 1.0, 64, 1, repetition, 1, 1e-3, 512, 0) for repetition in range(5)]
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def files(root):
 
 def test_rows_go_into_few_files_and_weights_do_not(live, cached):
     (live / "denseformer" / "plain-4" / "seed0" / "optimizer.pt").write_bytes(b"state")
-    add_decode(live / "denseformer", ("plain-4",))
+    write(live / "denseformer/decode.csv", DECODED)
     assert len(export(live, cached)["exported"]) == 6
     tables = {f"{name}.parquet" for name in ("train", "timing", "eval", "test", "depth", "decode")}
     assert {path.name for path in (cached / "denseformer").iterdir()} == {"runs.csv", "provenance.json", *tables}
@@ -64,7 +66,7 @@ def test_whoever_reads_rows_need_not_know_in_which_form_they_are(live, cached):
 
 def test_runs_of_two_machines_are_brought_together(live, cached, tmp_path):
     """What two machines made of a study, exported one after the other, is what one machine would have exported."""
-    add_decode(live / "denseformer", ("plain-4",))
+    write(live / "denseformer/decode.csv", DECODED)
     folder = live / "denseformer/plain-4/seed0"
     write_csv(folder / "zeroshot.csv", TABLES["zeroshot.csv"].required, [])
     (folder / "zeroshot.json").write_text('{"code_hash": "0123"}')

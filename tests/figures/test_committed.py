@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fixtures.rows import make_decay, make_run
+from fixtures.rows import make_denseformer, make_run
 
 from formerlab.report import committed
 from formerlab.report.drawings import catalogue
@@ -47,24 +47,24 @@ def test_the_released_model_comes_before_the_small_ones_under_one_heading(tmp_pa
 def test_what_is_outdated_is_drawn_and_what_lost_its_rows_goes(tmp_path):
     (tmp_path / "workflow").symlink_to(ROOT / "workflow")
     rows = tmp_path / "results" / "cached" / "overnight"
-    make_decay(rows, (0,))
+    make_denseformer(rows, (0,), depths=(4,))
     assert re.fullmatch(
         r"figures/cached/overnight/\w+\.\w+ and \d+ more: not what results/cached gives now; "
         "run make readme, commit figures",
         committed.complaint(tmp_path),
     )
     drawn = committed.refresh(tmp_path)
-    assert {"figures/cached/overnight/decay_budget.png", "figures/README.md"} <= set(drawn)
+    assert {"figures/cached/overnight/denseformer_depth.png", "figures/README.md"} <= set(drawn)
     assert committed.complaint(tmp_path) == ""
     assert committed.refresh(tmp_path) == []
     page = (tmp_path / "figures/README.md").read_text()
-    assert "![decay_budget](cached/overnight/decay_budget.png)" in page
+    assert "![denseformer_depth](cached/overnight/denseformer_depth.png)" in page
 
     shutil.rmtree(rows)
-    make_run(rows, "denseformer", "plain-4")
+    make_run(rows, "tokenformer", "tokenformer-1")
     committed.refresh(tmp_path)
-    assert not list(tmp_path.glob("figures/cached/overnight/decay_*.csv"))
-    assert "decay_budget" not in (tmp_path / "figures/README.md").read_text()
+    assert not list(tmp_path.glob("figures/cached/overnight/denseformer_*.csv"))
+    assert "denseformer_depth" not in (tmp_path / "figures/README.md").read_text()
 
 
 def test_the_last_digits_of_a_number_are_no_change(tmp_path):
