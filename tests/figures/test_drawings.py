@@ -44,7 +44,7 @@ from formerlab.results.stages import TABLES
 ROOT = Path(__file__).parents[2]
 DRAWINGS = catalogue()
 RENDERED = set({(drawing.study, drawing.kind): name for name, drawing in DRAWINGS.items()}.values())
-"""A figure and a table of every study. Of others, tests that draw again look at the rows: one function saves pictures."""
+"""A figure and a table of every study. Of others, tests that draw again look at rows: one function saves pictures."""
 OF_SEEDS = {
     *("denseformer_depth", "denseformer_tradeoff", "denseformer_flow", "denseformer_sparsity", "vision_growth"),
     *("tokenformer_gap", "transformer_bleu"),
