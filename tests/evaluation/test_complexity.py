@@ -1,7 +1,6 @@
-"""Table 1: paths are as long as published; that counts grow with its exponents is an exact claim."""
+"""Table 1: paths are as long as in the graph; that they and the counts are as published is an exact claim."""
 
-import math
-
+import numpy as np
 import pytest
 
 from formerlab.evaluation.timing.complexity import LAYERS, Complexity, longest_path, rows_of
@@ -10,16 +9,22 @@ from formerlab.results.stages import TABLES
 SPEC = Complexity(lengths=(32, 64, 128), widths=(16, 32, 64), neighbourhood=16, repeats=1)
 
 
-@pytest.mark.parametrize("n", [2, 9, 10, 64, 100, 1000])
+@pytest.mark.parametrize("n", [2, 9, 10, 64, 100])
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_longest_path_is_that_of_the_table(name, n):
-    published = {
-        "self_attention": 1,
-        "recurrent": n - 1,
-        "convolution": math.ceil(math.log(n, SPEC.kernel) - 1e-9),
-        "restricted": math.ceil((n - 1) / SPEC.neighbourhood),
+def test_the_longest_path_is_that_of_the_graph(name, n):
+    """Layer by layer, until every output depends on every input, or on every one up to it."""
+    apart = np.arange(n) - np.arange(n)[:, None]
+    steps = {
+        "self_attention": lambda layer: abs(apart) < n,
+        "recurrent": lambda layer: (apart == 0) | (apart == 1),
+        "convolution": lambda layer: np.isin(apart, SPEC.kernel**layer * np.arange(SPEC.kernel)),
+        "restricted": lambda layer: abs(apart) <= SPEC.neighbourhood,
     }
-    assert longest_path(name, n, SPEC) == published[name]
+    wanted = apart >= 0 if name in ("recurrent", "convolution") else np.ones((n, n), dtype=bool)
+    reached, layers = np.eye(n), 0
+    while not (reached > 0)[wanted].all():
+        reached, layers = np.sign(reached @ steps[name](layers)), layers + 1
+    assert longest_path(name, n, SPEC) == layers
 
 
 def test_a_row_for_every_layer_and_size():

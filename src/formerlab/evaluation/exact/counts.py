@@ -5,12 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from jaxtyping import Bool
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from formerlab.cache import Decay, KVCache, PrunedCache
-from formerlab.evaluation.timing.complexity import LAYERS, Complexity, multiply_adds
+from formerlab.evaluation.timing.complexity import LAYERS, Complexity, layers_needed, longest_path, multiply_adds
 from formerlab.layers import DepthWeightedAverage, Identity, LayerNorm, Linear, Mlp, Pattention
 from formerlab.layers.initial import without_values
 from formerlab.models.decoder import Decoder, DecoderModel
@@ -53,14 +52,12 @@ DENSE_PRINTED = {(48, 0): 378.45, (64, 0): 491.72, (72, 0): 548.35, (84, 0): 633
 GRID = Complexity(lengths=(64, 128, 256, 512), widths=(64, 128, 256, 512))
 """Doublings of n and of d, with kernel k = 3 and neighbourhood r = 32, for Table 1 of arXiv:1706.03762."""
 BARE = LayerNorm(gain=False, bias=False)
-Edges = Bool[np.ndarray, "n n"]
-"""Whether a layer joins input position (row) to output position (column)."""
 
 
-def counted(build: Callable[[], nn.Module]) -> int:
+def counted(build: Callable[..., nn.Module], spec: object) -> int:
     """Return the parameters of a model that is built without storage."""
     with without_values():
-        return sum(weight.numel() for weight in build().parameters())
+        return sum(weight.numel() for weight in build(spec).parameters())
 
 
 def transformer_parameters() -> dict[str, float]:
@@ -70,7 +67,7 @@ def transformer_parameters() -> dict[str, float]:
         feedforward = Mlp(activation="relu", bias=True, hidden=changes.get("hidden", 2048))
         given = {name: size for name, size in changes.items() if name != "hidden"}
         specs.append(Translator().model_copy(update={"feedforward": feedforward, **given}))
-    worst = max(abs(counted(lambda spec=spec: TranslatorModel(spec)) - spec.params()) for spec in specs)  # type: ignore[misc]
+    worst = max(abs(counted(TranslatorModel, spec) - spec.params()) for spec in specs)
     own = [(spec.params(embedding=False), spec.width, printed) for spec, (_, printed) in zip(specs, ROWS, strict=True)]
     best = max(
         sum(abs((rest + vocabulary * width) / 1e6 - printed) <= 0.5 for rest, width, printed in own)
@@ -87,7 +84,7 @@ def tokenformer_parameters() -> dict[str, float]:
     numbers: dict[str, float] = {}
     for item, (layers, width, attention, feedforward, heads, printed) in SIZES.items():
         spec = _tokenformer(layers, width, attention, feedforward, heads)
-        total, embedding = counted(lambda spec=spec: DecoderModel(spec)), spec.vocabulary * width  # type: ignore[misc]
+        total, embedding = counted(DecoderModel, spec), spec.vocabulary * width
         closed = 2 * layers * width * (4 * attention + feedforward) + embedding
         numbers |= {
             f"{item}/parameters_total": float(total),
@@ -102,7 +99,7 @@ def vision_parameters() -> dict[str, float]:
     """Count the parameters of image models, beside the printed ones."""
     numbers: dict[str, float] = {}
     for item, printed in VISION_PRINTED.items():
-        total = counted(lambda item=item: create_model(f"tokenformer-{item.replace('_', '-')}"))  # type: ignore[misc]
+        total = counted(create_model, f"tokenformer-{item.replace('_', '-')}")
         numbers |= {f"{item}/parameters_total": float(total), f"{item}/parameters_printed": printed}
     return numbers
 
@@ -121,8 +118,7 @@ def denseformer_parameters() -> dict[str, float]:
         for (depth, dense), printed in DENSE_PRINTED.items():
             mixer = DepthWeightedAverage() if dense else Identity()
             spec = Decoder(layers=depth, width=width, heads=heads, norm=norm, final_norm=norm, depth=mixer)
-            total = counted(lambda spec=spec: DecoderModel(spec))  # type: ignore[misc]
-            worst = max(worst, abs(round(total / 1e6, 2) - printed))
+            worst = max(worst, abs(round(counted(DecoderModel, spec) / 1e6, 2) - printed))
         numbers[f"parameters_millions_against_print_width_{width}"] = worst
     return numbers
 
@@ -189,8 +185,9 @@ def complexity() -> dict[str, float]:
     """Return slopes of counted multiply-adds, the largest deviation of path lengths from the table, and the traps.
 
     The table leaves out the projections of self-attention; `slope:self_attention_with_projections:n` has them, for
-    lengths below the width. It means kernels that are dilated and causal, and r positions to either side; kernels
-    without dilation and r positions in all make the paths longer by the factors that are given.
+    lengths below the width. Its path of a recurrent layer has the step from the input into the state. It means kernels
+    that are dilated and causal, and r positions to either side; kernels without dilation and r positions in all make
+    the paths longer by the factors that are given.
     """
     lengths, widths, k, r = GRID.lengths, GRID.widths, GRID.kernel, GRID.neighbourhood
     numbers: dict[str, float] = {}
@@ -198,21 +195,17 @@ def complexity() -> dict[str, float]:
         by_length = [multiply_adds(name, n, widths[0], GRID) for n in lengths]
         by_width = [multiply_adds(name, lengths[0], d, GRID) for d in widths]
         numbers |= {f"slope:{name}:n": _slope(lengths, by_length), f"slope:{name}:d": _slope(widths, by_width)}
-    whole = [_attention_with_projections(n, 2048) for n in lengths]
-    table: dict[str, Callable[[int], float]] = {  # maximum path lengths, orders taken as counts
-        "self_attention": lambda n: 1.0,
-        "recurrent": lambda n: float(n),
-        "convolution": lambda n: math.log(n, k),
-        "restricted": lambda n: n / r,
-    }
-    worst = max(abs(_path(name, n) - math.ceil(table[name](n) - 1e-9)) for name in LAYERS for n in (32, 64, 128))
-    contiguous = _layers_needed(128, lambda layer: _taps(128, 1), ahead_only=True)
-    centred = _layers_needed(128, lambda layer: _near(128, r // 2))
+    worst = 0.0
+    for n in (32, 64, 128):  # maximum path lengths, orders taken as counts
+        table = {"self_attention": 1.0, "recurrent": n, "convolution": math.log(n, k), "restricted": n / r}
+        for name in LAYERS:
+            path = longest_path(name, n, GRID) + (name == "recurrent")
+            worst = max(worst, abs(path - math.ceil(table[name] - 1e-9)))
     return numbers | {
-        "slope:self_attention_with_projections:n": _slope(lengths, whole),
+        "slope:self_attention_with_projections:n": _slope(lengths, [_with_projections(n, 2048) for n in lengths]),
         "path_lengths_against_table1_rounded_up": float(worst),
-        "path_contiguous_kernels_times_k_over_n": contiguous * k / 128,
-        "path_centred_neighbourhood_times_r_over_n": centred * r / 128,
+        "path_contiguous_kernels_times_k_over_n": layers_needed(127, lambda layer: k - 1) * k / 128,
+        "path_centred_neighbourhood_times_r_over_n": layers_needed(127, lambda layer: r // 2) * r / 128,
     }
 
 
@@ -221,40 +214,10 @@ def _slope(sizes: tuple[int, ...], counts: list[int]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(counts), 1)[0])
 
 
-def _attention_with_projections(n: int, d: int) -> int:
+def _with_projections(n: int, d: int) -> int:
     """Count the multiply-adds of queries, keys, values, mixing and output."""
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         x, weights = torch.empty(n, d), torch.empty(4, d, d)
         q, k, v = x @ weights[:3]
         _ = (torch.softmax(q @ k.T, dim=-1) @ v) @ weights[3]
     return int(counter.get_total_flops()) // 2
-
-
-def _path(name: str, n: int) -> int:
-    """Return the longest shortest path from an input position to an output position that depends on it."""
-    if name == "recurrent":  # an input enters its state, and the states are a chain within one layer
-        return 1 + _layers_needed(n, lambda layer: np.eye(n, dtype=bool) | np.eye(n, k=1, dtype=bool), ahead_only=True)
-    if name == "convolution":
-        return _layers_needed(n, lambda layer: _taps(n, GRID.kernel**layer), ahead_only=True)
-    return _layers_needed(n, lambda layer: _near(n, GRID.neighbourhood if name == "restricted" else n))
-
-
-def _layers_needed(n: int, edges: Callable[[int], Edges], *, ahead_only: bool = False) -> int:
-    """Return how many layers it takes until every output depends on every input (of those up to it)."""
-    wanted = np.triu(np.ones((n, n), dtype=bool)) if ahead_only else np.ones((n, n), dtype=bool)
-    reached, layers = np.eye(n, dtype=bool), 0
-    while not reached[wanted].all():
-        reached = (reached.astype(np.float32) @ edges(layers).astype(np.float32)) > 0
-        layers += 1
-    return layers
-
-
-def _near(n: int, reach: int) -> Edges:
-    """Join positions that are at most `reach` apart."""
-    place = np.arange(n)
-    return np.asarray(np.abs(place[:, None] - place) <= reach)
-
-
-def _taps(n: int, dilation: int) -> Edges:
-    """Join each position to itself and to the k - 1 after it that a causal kernel reaches."""
-    return np.asarray(np.logical_or.reduce([np.eye(n, k=t * dilation, dtype=bool) for t in range(GRID.kernel)]))

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache import Decay, PrunedCache, Simulation
@@ -15,7 +14,7 @@ from formerlab.growth.tokens import TauRule, grow
 from formerlab.layers import DepthWeightedAverage, Identity, LayerNorm, Pattention
 from formerlab.layers.position import Learned, Rotary, sinusoids
 from formerlab.layers.score import l2_gelu
-from formerlab.models.decoder import Decoder, DecoderModel
+from formerlab.models.decoder import Decoder
 
 
 def sinusoid_linear_shift() -> dict[str, float]:
@@ -33,37 +32,33 @@ def sinusoid_linear_shift() -> dict[str, float]:
 
 def zero_keys_default_tau() -> dict[str, float]:
     """Return the change of logits when a model grows twofold with zero keys and tau = sqrt(n + m)."""
-    return {"growth_zero_keys_tau_sqrt_relative": _change_by_growth("sqrt")}
+    return {"growth_zero_keys_tau_sqrt_relative": _growth("sqrt")[0]}
 
 
 def zero_keys_kept_tau() -> dict[str, float]:
     """Return the change with tau kept, and the gradient that the new keys get at the first step."""
-    model, tokens = _small_tokenformer()
-    grown = grow(model, 2, "zero", "keep", seed=1)
+    change, gradient = _growth("keep")
+    return {"growth_zero_keys_tau_keep_relative": change, "gradient_norm_new_keys": gradient}
+
+
+def _growth(tau: TauRule) -> tuple[float, float]:
+    """Return how far logits move when a small model grows with zero keys, and the norm of the new keys' gradient."""
+    spec = Decoder(
+        vocabulary=97, layers=3, width=32, heads=4, context=24, embedding_std=0.5,
+        norm=LayerNorm(gain=False, bias=False), projection=Pattention(tokens=24), feedforward=Pattention(tokens=96),
+    )  # fmt: skip
+    tokens = torch.randint(97, (4, 24), generator=torch.Generator().manual_seed(2))
+    model = spec.build(0).double()
+    grown = grow(model, 2, "zero", tau, seed=1)
+    with torch.no_grad():
+        before, after = model(tokens), grown(tokens)
     loss = F.cross_entropy(grown(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()  # type: ignore[no-untyped-call]
     squares = 0.0
     for name, weight in grown.named_parameters():
         if name.endswith("keys") and weight.grad is not None:
             squares += float((weight.grad[model.state_dict()[name].shape[0] :] ** 2).sum())
-    change = _change_by_growth("keep")
-    return {"growth_zero_keys_tau_keep_relative": change, "gradient_norm_new_keys": math.sqrt(squares)}
-
-
-def _small_tokenformer() -> tuple[DecoderModel, Tensor]:
-    spec = Decoder(
-        vocabulary=97, layers=3, width=32, heads=4, context=24, embedding_std=0.5,
-        norm=LayerNorm(gain=False, bias=False), projection=Pattention(tokens=24), feedforward=Pattention(tokens=96),
-    )  # fmt: skip
-    tokens = torch.randint(97, (4, 24), generator=torch.Generator().manual_seed(2))
-    return spec.build(0).double(), tokens
-
-
-def _change_by_growth(tau: TauRule) -> float:
-    model, tokens = _small_tokenformer()
-    with torch.no_grad():
-        before, after = model(tokens), grow(model, 2, "zero", tau, seed=1)(tokens)
-    return float((after - before).abs().max() / before.std())
+    return float((after - before).abs().max() / before.std()), math.sqrt(squares)
 
 
 def scale_invariance() -> dict[str, float]:
@@ -138,31 +133,23 @@ def simulation_equals_eviction() -> dict[str, float]:
         Decoder(**sizes, projection=Pattention(tokens=8), feedforward=Pattention(tokens=32)),
     )
     tokens = torch.randint(31, (2, 20), generator=torch.Generator().manual_seed(2))
-    policies = [
-        Decay(alpha=alpha, recent=recent) for alpha, recent in ((0.2, 0.0), (0.5, 0.0), (1.0, 0.5), (0.95, 0.5))
-    ]
+    policies = Decay(alpha=0.2), Decay(alpha=0.5), Decay(alpha=1.0, recent=0.5), Decay(alpha=0.95, recent=0.5)
     worst, different = 0.0, 0
     for spec, policy, budget in itertools.product(models, policies, (4, 8)):
-        model, cache, masks = spec.build(0).double(), PrunedCache(policy, budget), dict[int, Tensor]()
-
-        def remember(layer: int, seen: Seen, masks: dict[int, Tensor] = masks) -> None:
-            masks[layer] = seen.visible
-
+        model, cache, layers = spec.build(0).double(), PrunedCache(policy, budget), dict[int, Seen]()
         with torch.no_grad():
-            simulated = model(tokens, attend=Simulation(policy, budget, observe=remember))
+            simulated = model(tokens, attend=Simulation(policy, budget, observe=layers.__setitem__))
             for now in range(tokens.shape[1]):
                 real = model(tokens[:, now : now + 1], attend=cache, start=now)
                 worst = max(worst, float((real[:, 0] - simulated[:, now]).abs().max()))
-                different += now + 1 < tokens.shape[1] and not _same_sets(cache, masks, now)
+                different += now + 1 < tokens.shape[1] and not _same_sets(cache, layers, now)
     return {"simulated_against_real_eviction": worst, "cases_with_different_kept_sets": float(different)}
 
 
-def _same_sets(cache: PrunedCache, masks: dict[int, Tensor], now: int) -> bool:
-    """Compare what is kept after a step with what the simulation shows to the next query."""
-    for layer, visible in masks.items():
-        kept = cache.kept(layer)
-        for row, head in itertools.product(range(kept.shape[0]), range(kept.shape[1])):
-            seen = visible[row, head, now + 1].nonzero().flatten().tolist()
-            if kept[row, head].tolist() != seen[:-1]:
-                return False
-    return True
+def _same_sets(cache: PrunedCache, layers: dict[int, Seen], now: int) -> bool:
+    """Compare what is kept after a step with what the simulation shows to the next query, itself aside."""
+    shown = {layer: seen.visible[:, :, now + 1, : now + 1] for layer, seen in layers.items()}
+    return all(
+        torch.equal(torch.zeros_like(mask).scatter(-1, cache.kept(layer), value=True), mask)
+        for layer, mask in shown.items()
+    )

@@ -64,19 +64,22 @@ def multiply_adds(name: LayerName, n: int, d: int, spec: Complexity) -> int:
 
 
 def longest_path(name: LayerName, n: int, spec: Complexity) -> int:
-    """Return the longest shortest path between two positions, in layers, by search in the dependency graph.
+    """Return the longest shortest path between two positions, in layers.
 
     Recurrent: positions are joined in a chain within one layer. Convolution: layer i has dilation k^i, as the table's
     log_k n needs. Restricted attention sees r positions to either side of its own.
     """
-    if name == "self_attention":
-        return 1
     if name == "recurrent":
         return n - 1
+    reach = {"self_attention": n, "restricted": spec.neighbourhood}
+    return layers_needed(n - 1, lambda layer: reach.get(name, (spec.kernel - 1) * spec.kernel**layer))
+
+
+def layers_needed(distance: int, reach: Callable[[int], int]) -> int:
+    """Return how many layers join positions so far apart, where `reach` gives how far each layer reaches."""
     reached, layers = 0, 0
-    while reached < n - 1:
-        step = (spec.kernel - 1) * spec.kernel**layers if name == "convolution" else spec.neighbourhood
-        reached, layers = reached + step, layers + 1
+    while reached < distance:
+        reached, layers = reached + reach(layers), layers + 1
     return layers
 
 
