@@ -5,7 +5,7 @@ import torch
 
 from formerlab.cache import TOVA, Local
 from formerlab.evaluation.kept import Journal, Kept
-from formerlab.evaluation.pruning.prune import FILES, PruneSweep, Work, prune
+from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
 from formerlab.models.decoder import Decoder
 
 CONTEXT = 16
@@ -43,12 +43,12 @@ def streams():
 
 
 def done_in(folder, weights):
-    return Work(Kept(folder / "kept"), (weights,), lambda sweep: "code")
+    return Kept(folder / "kept", weights, code_of=lambda sweep: "code")
 
 
-def swept(streams, out, work, sweep=SWEEP, stops_at=None):
+def swept(streams, out, kept, sweep=SWEEP, stops_at=None):
     model = Counting(stops_at)
-    prune(model, streams, None, sweep, out, work=work)
+    prune(model, streams, None, sweep, out, kept=kept)
     return model.calls
 
 

@@ -7,7 +7,6 @@ from formerlab.cache import TOVA, Local
 from formerlab.errors import UserError
 from formerlab.evaluation.kept import Kept
 from formerlab.evaluation.pruning.passkey import FILLER, QUESTION, Passkey, make_text, rows
-from formerlab.evaluation.pruning.prune import Work
 from formerlab.models.decoder import Decoder
 
 
@@ -74,17 +73,17 @@ def test_a_stage_that_was_stopped_goes_on(tokenizer, tmp_path):
     settings = Passkey(policies=(Local(),), budgets=(0.3,), lengths=(420,), depths=(0.1, 1.0), numbers=1)
     whole = rows(Copier(tokenizer.get_vocab_size()), tokenizer, settings)
 
-    def work():
-        return Work(Kept(tmp_path), ("weights",), lambda settings: "code")
+    def kept():
+        return Kept(tmp_path, "weights", code_of=lambda settings: "code")
 
     model = Stopped(tokenizer.get_vocab_size())
     with pytest.raises(KeyboardInterrupt):
-        rows(model, tokenizer, settings, work=work())
+        rows(model, tokenizer, settings, kept=kept())
     model.left = 2  # the whole cache was done
-    again = rows(model, tokenizer, settings, work=work())
+    again = rows(model, tokenizer, settings, kept=kept())
     assert [tuple(row) for row in again] == [tuple(row) for row in whole]
     more = settings.model_copy(update={"policies": (Local(), TOVA())})
     with pytest.raises(KeyboardInterrupt):
-        rows(model, tokenizer, more, work=work())
+        rows(model, tokenizer, more, kept=kept())
     model.left = 2
-    assert len(rows(model, tokenizer, more, work=work())) == 6, "the new policy alone was asked"
+    assert len(rows(model, tokenizer, more, kept=kept())) == 6, "the new policy alone was asked"

@@ -17,7 +17,8 @@ from formerlab.cache import (
     distance_to_ideal,
     simulate,
 )
-from formerlab.evaluation.language.questions import Questions, load_tasks
+from formerlab.evaluation.language.harness import load_tasks
+from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.pruning.calibration import calibrated, head_distances
 from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures
 from formerlab.evaluation.pruning.prune import PruneSweep, one_shot_losses, prune

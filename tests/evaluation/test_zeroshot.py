@@ -15,8 +15,8 @@ from formerlab.cache import Decay, Full, Simulation
 from formerlab.errors import UserError
 from formerlab.evaluation.language import zeroshot
 from formerlab.evaluation.language.generate import sample
-from formerlab.evaluation.language.harness import Encoder
-from formerlab.evaluation.language.questions import Questions, answers, load_tasks
+from formerlab.evaluation.language.harness import Encoder, load_tasks
+from formerlab.evaluation.language.questions import Questions, answers
 from formerlab.evaluation.measurement import Measured
 from tests.evaluation.conftest import naive_log_prob
 
@@ -137,4 +137,4 @@ def test_rows_are_written_and_progress_counts_questions(model, tokenizer, config
     assert lines[1] == f"next_words,1.0,0,acc,{json.dumps(value)},4"
     assert len(lines) == 1 + 3 * len(METRICS)
     assert len(questions.encoded) == 3 * 4 * 2
-    assert "zeroshot x  question 3/3" in capfd.readouterr().err
+    assert "zeroshot x  answer 24/24" in capfd.readouterr().err

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from formerlab.__main__ import main
 from formerlab.errors import EXIT_USER_ERROR
-from formerlab.evaluation.language.questions import Questions, load_tasks
+from formerlab.evaluation.language.harness import load_tasks
+from formerlab.evaluation.language.questions import Questions
 from formerlab.integrations.huggingface import load
 from formerlab.integrations.huggingface.load import load_any
 from formerlab.integrations.huggingface.neox import load_released

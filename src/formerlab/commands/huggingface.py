@@ -98,7 +98,7 @@ def zeroshot(arguments: argparse.Namespace) -> None:
 
     sweep, loaded = read_sweep(None, **_changes(arguments)), _load(arguments)
     questions = sweep.questions(loaded, online=arguments.online)
-    with Progress(len(questions), "questions", unit="question") as progress:
+    with Progress(len(questions.encoded), "questions", unit="answer") as progress:
         options: dict[str, Any] = {"batch": sweep.batch, "batch_tokens": sweep.batch_tokens, "progress": progress}
         rows = [row[: len(COLUMNS)] for row in questions.answers(loaded.model, **options)]
     write_rows(arguments.out / "zeroshot.csv", COLUMNS, rows)

@@ -36,7 +36,6 @@ class Floors(Measurement):
 
     def of(self, run: AnyRun, *, questions: bool) -> "Floors | None":
         """Refuse tasks that have no floor here."""
-        del questions
         task = getattr(run, "task", None)  # a released model has none: nothing is known of what it was trained on
         if not isinstance(task, LanguageModeling | Classification):
             kind = getattr(task, "kind", "none")

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from formerlab.evaluation.measurement import Measurement
 from formerlab.files import read_json, write_json, write_text
 from formerlab.results.write import Cell
 from formerlab.spec import fingerprint
 
-Rows = list[list[Cell]]
+Row = Sequence[Cell]
+Rows = list[Row]
 
 
 class Journal:
@@ -23,7 +25,7 @@ class Journal:
                 try:
                     request, *answer = json.loads(line)
                 except ValueError:
-                    write_text(path, "".join(map(_line, self.known.items())))  # half a line would spoil the next one
+                    write_text(path, _lines(self.known))  # half a line would spoil the next one
                     break
                 self.known[request] = tuple(answer)
 
@@ -33,36 +35,43 @@ class Journal:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a", encoding="utf-8") as file:
-                file.writelines(map(_line, answers.items()))
+                file.write(_lines(answers))
 
 
 class Kept:
     """A folder of finished parts, each under the fingerprint of all that it depends on."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """Keep parts in `folder`; without one nothing is kept."""
-        self.folder = folder
+    def __init__(
+        self, folder: Path | None = None, *belongs_to: Any, code_of: Callable[[Measurement], str] = repr
+    ) -> None:
+        """Keep parts in `folder`; without one nothing is kept.
+
+        All parts depend on what they belong to, and on the code that `code_of` finds for the settings.
+        """
+        self.folder, self.belongs_to, self.code_of = folder, belongs_to, code_of
         self._used: set[str] = set()
 
-    def has(self, *asked: Any) -> bool:
-        """Say whether a part is there, whole."""
-        path = self._path(asked, "json")
-        return path is not None and path.is_file()
-
-    def rows(self, make: Callable[[], Iterable[Sequence[Cell]]], *asked: Any) -> Rows:
-        """Return the rows of a part, from disk if they are there, else as made now."""
-        path = self._path(asked, "json")
+    def rows(
+        self,
+        make: Callable[[], Iterable[Row]],
+        settings: Measurement,
+        *asked: Any,
+        known: Callable[[], None] = lambda: None,
+    ) -> Rows:
+        """Return the rows of a part, from disk if they are there (and `known` hears of it), else as made now."""
+        path = self._path(settings, asked, "json")
         if path is not None and path.is_file():
-            known: Rows = read_json(path)
-            return known
-        rows = [list(row) for row in make()]
+            known()
+            rows: Rows = read_json(path)
+            return rows
+        rows = list(make())
         if path is not None:
             write_json(path, rows)
         return rows
 
-    def journal(self, *asked: Any) -> Journal:
+    def journal(self, settings: Measurement, *asked: Any) -> Journal:
         """Return the journal of a part."""
-        return Journal(self._path(asked, "jsonl"))
+        return Journal(self._path(settings, asked, "jsonl"))
 
     def tidy(self) -> None:
         """Remove the parts that nobody asked for this time."""
@@ -70,13 +79,13 @@ class Kept:
             if path.name not in self._used:
                 path.unlink()
 
-    def _path(self, asked: tuple[Any, ...], ending: str) -> Path | None:
+    def _path(self, settings: Measurement, asked: tuple[Any, ...], ending: str) -> Path | None:
         if self.folder is None:
             return None
-        name = f"{fingerprint(asked)}.{ending}"
+        name = f"{fingerprint([*self.belongs_to, self.code_of(settings), *asked])}.{ending}"
         self._used.add(name)
         return self.folder / name
 
 
-def _line(item: tuple[int, Sequence[Any]]) -> str:
-    return json.dumps([item[0], *item[1]]) + "\n"
+def _lines(answers: Mapping[int, Sequence[Any]]) -> str:
+    return "".join(json.dumps([request, *answer]) + "\n" for request, answer in answers.items())

@@ -35,17 +35,14 @@ class Measurement(Spec):
         `questions` says whether its data, or the scale, have any. Raises UserError where settings and run do not go
         together.
         """
-        del run, questions
         return self
 
     def asks(self, suite: str) -> bool:
         """Say whether the questions of a suite are asked."""
-        del suite
         return False
 
     def reading(self, run: AnyRun, questions: int) -> Reading | None:
         """Return what is read of a run whose data have so many questions; None where that is unknown."""
-        del run, questions
         return None
 
 

@@ -64,7 +64,6 @@ class ParallelData(DataSpec):
 
     def known(self, task: dict[str, Any]) -> dict[str, Any]:
         """Return the vocabulary, and room for the longest translation."""
-        del task
         return {"model": {"vocabulary": self.vocabulary, "context": self.max_tokens + ROOM}}
 
     def write(self, out: Path, processes: int | None) -> dict[str, Any]:

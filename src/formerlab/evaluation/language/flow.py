@@ -4,23 +4,24 @@ Three questions to a finished run: how close to the embedding is what each block
 weights may be dropped after training, and how the singular values of the weights fall (Fig 13).
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from formerlab.data import load_stream
 from formerlab.errors import UserError
 from formerlab.evaluation.measurement import Measured, Measurement, Reading
 from formerlab.layers.depth.dwa import DepthWeightedAverageLayer
-from formerlab.layers.depth.identity import History, Mixer, Stream
 from formerlab.layers.linear import LinearProjection
 from formerlab.models.decoder import DecoderModel
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
@@ -28,7 +29,7 @@ from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count
 from formerlab.tasks.language import LanguageModeling
-from formerlab.tasks.window_losses import mean_loss, spread_windows, window_losses
+from formerlab.tasks.window_losses import Stream, mean_loss, spread_windows, window_losses
 from formerlab.training.any_run import AnyRun
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -44,7 +45,6 @@ class Flow(Measurement):
 
     def reading(self, run: AnyRun, questions: int) -> Reading:
         """Return the tokens of all passes over the windows."""
-        del questions
         return Reading((1 + len(self.shares)) * self.windows * int(getattr(getattr(run, "task", None), "context", 0)))
 
 
@@ -53,7 +53,7 @@ def measure(run: Measured, settings: Flow) -> None:
     flow(run.model, run.run, load_stream(run.data, "test"), settings, run.folder / "flow.csv")
 
 
-def flow(model: DecoderModel, run: AnyRun, stream: NDArray[np.integer[Any]], settings: Flow, path: Path) -> None:
+def flow(model: DecoderModel, run: AnyRun, stream: Stream, settings: Flow, path: Path) -> None:
     """Write the rows of one model.
 
     `cosine_with_embedding` at place i is the mean over tokens of the cosine of Y_i, which block i + 1 reads (after the
@@ -68,10 +68,7 @@ def flow(model: DecoderModel, run: AnyRun, stream: NDArray[np.integer[Any]], set
     def loss() -> float:
         return mean_loss(window_losses(model, stream, task.context, batch=task.batch, windows=windows))
 
-    with _listening(model) as cosines:
-        loss()
-    means = {index: float(np.mean(torch.stack(found).tolist())) for index, found in sorted(cosines.items())}
-    rows: list[list[Cell]] = [[COSINE, index, None, mean] for index, mean in means.items()]
+    rows: list[list[Cell]] = [[COSINE, index, None, mean] for index, mean in cosines(model, loss)]
     if isinstance(model.mixer, DepthWeightedAverageLayer):
         for share in settings.shares:
             with _pruned(model.mixer, share) as kept:
@@ -80,60 +77,39 @@ def flow(model: DecoderModel, run: AnyRun, stream: NDArray[np.integer[Any]], set
     write_rows(path, TABLES["flow.csv"].names, rows)
 
 
-class Listener(Mixer):
-    """A mixer that does what another one does, and compares what it gives with X_0."""
+def cosines(model: DecoderModel, work: Callable[[], object]) -> Iterator[tuple[int, float]]:
+    """Yield i and the mean cosine of Y_i with X_0, which the first block reads, over the passes of some work."""
+    found, origin = defaultdict[int, list[Tensor]](list), list[Tensor]()
 
-    def __init__(self, mixer: Mixer) -> None:
-        super().__init__()
-        self.mixer = mixer
-        self.cosines: dict[int, list[Tensor]] = {}
+    def listen(index: int, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if index == 0:
+            origin[:] = inputs[:1]
+        else:
+            found[index].append(F.cosine_similarity(inputs[0].float(), origin[0].float(), dim=-1).mean())
 
-    def begin(self, x: Stream) -> tuple[Stream, History]:
-        """Remember X_0."""
-        read, history = self.mixer.begin(x)
-        return read, (x, history)
-
-    def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
-        """Add as the other one does."""
-        return self.mixer.add(site, x, update, history[1])
-
-    def mix(self, index: int, x: Stream, history: History) -> Stream:
-        """Return Y_index, and note its mean cosine with X_0."""
-        mixed = self.mixer.mix(index, x, history[1])
-        cosine = F.cosine_similarity(mixed.float(), history[0].float(), dim=-1)
-        self.cosines.setdefault(index, []).append(cosine.mean())
-        return mixed
-
-
-@contextmanager
-def _listening(model: DecoderModel) -> Iterator[dict[int, list[Tensor]]]:
-    """Give the cosines of every forward pass, by block."""
-    listener = Listener(model.mixer)
-    model.mixer = listener
+    readers = enumerate((*model.blocks, model.final_norm))
+    hooks = [module.register_forward_pre_hook(partial(listen, index)) for index, module in readers]
     try:
-        yield listener.cosines
+        work()
     finally:
-        model.mixer = listener.mixer
+        for hook in hooks:
+            hook.remove()
+    for index, values in found.items():
+        yield index, float(np.mean(torch.stack(values).tolist()))
 
 
 @contextmanager
 def _pruned(mixer: DepthWeightedAverageLayer, share: float) -> Iterator[int]:
     """Set the smallest mixing weights to zero for a while; give how many are left."""
     alphas: list[nn.Parameter] = list(mixer.alphas.values())
-    before = [alpha.detach().clone() for alpha in alphas]
-    sizes = torch.cat(before).abs()
-    dropped = round(share * len(sizes))
-    gone = torch.zeros_like(sizes, dtype=torch.bool)
-    gone[sizes.argsort(stable=True)[:dropped]] = True
+    before = parameters_to_vector(alphas).detach()
+    dropped = round(share * len(before))
+    left = before.index_fill(0, before.abs().argsort(stable=True)[:dropped], 0.0)
     try:
-        with torch.no_grad():
-            for alpha, mask in zip(alphas, torch.split(gone, [len(alpha) for alpha in alphas]), strict=True):
-                alpha[mask] = 0.0
-        yield len(sizes) - dropped
+        vector_to_parameters(left, alphas)
+        yield len(before) - dropped
     finally:
-        with torch.no_grad():
-            for alpha, old in zip(alphas, before, strict=True):
-                alpha.copy_(old)
+        vector_to_parameters(before, alphas)
 
 
 MATRICES = {

@@ -1,6 +1,6 @@
 """Tasks of lm-evaluation-harness: loaded, and their requests divided into tokens.
 
-This is the one module that imports lm_eval when it is loaded; import it only inside functions (`questions.py` does).
+This is the one module that imports lm_eval when it is loaded; import it only inside functions.
 """
 
 import io
@@ -24,8 +24,13 @@ Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 """A context and its continuation as text, and the tokens of each."""
 
 
-def load(configs: Sequence[Mapping[str, Any] | str], *, offline: bool) -> dict[str, Any]:
-    """Do what `questions.load_tasks` says."""
+def load_tasks(configs: Sequence[Mapping[str, Any] | str], *, offline: bool = True) -> dict[str, Any]:
+    """Load tasks once, for any number of evaluations.
+
+    A config is the harness's own: a dictionary like a task's YAML, the path of one, or the name of a task it comes
+    with. `offline` forbids the hub; tasks that are not embedded then must be in the local cache. Raises UserError where
+    a task is not found.
+    """
     if offline:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
         if constants := sys.modules.get("huggingface_hub.constants"):  # which read the variable when they were imported

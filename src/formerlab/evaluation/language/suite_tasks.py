@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from formerlab.data import load_tokenizer, task_configs
 from formerlab.data.text.readers import json_lines
 from formerlab.errors import UserError
-from formerlab.evaluation.language.questions import Questions, Tasks, load_tasks
+from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.language.suites import Form, HarnessSuite, LocalSuite, Suite
 from formerlab.evaluation.measurement import Measured
 from formerlab.files import read_json
@@ -40,12 +40,14 @@ def questions_of(run: Measured, limit: int | None = None) -> Questions:
     return Questions(tasks, load_tokenizer(run.data), end_of_text=end_of_text, limit=limit, leading=leading)
 
 
-def load_suites(suites: Mapping[str, Suite], embedded: Sequence[dict[str, Any]] = ()) -> Tasks:
+def load_suites(suites: Mapping[str, Suite], embedded: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Load the tasks of all suites, behind those of the `embedded` configurations.
 
     Nothing is fetched unless a suite of the harness names no local copies. Raises UserError for files that are missing
     or damaged, and for a task that the harness does not have.
     """
+    from formerlab.evaluation.language.harness import load_tasks
+
     fetched = any(isinstance(suite, HarnessSuite) and not suite.paths for suite in suites.values())
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         return load_tasks([*embedded, *suite_configs(suites, Path(folder))], offline=not fetched)
@@ -170,7 +172,6 @@ def _choices(row: Row, prompt: str) -> Example:
 
 def _contexts(row: Row, prompt: str) -> Example:
     """Return beginnings and the ending they share: a `sentence` with `_` for the choice, or a `continuation`."""
-    del prompt
     answers = _answers(row)
     if "continuation" in row:
         return {"ending": _text(row, "continuation").strip(), **answers}
@@ -181,7 +182,6 @@ def _contexts(row: Row, prompt: str) -> Example:
 
 
 def _cloze(row: Row, prompt: str) -> Example:
-    del prompt
     before, _, last = _text(row, "text").strip().rpartition(" ")
     if not before:
         raise ValueError(f"text {row['text']!r} has no last word")
@@ -189,7 +189,6 @@ def _cloze(row: Row, prompt: str) -> Example:
 
 
 def _pair(row: Row, prompt: str) -> Example:
-    del prompt
     return {"choices": [_text(row, "sentence_good"), _text(row, "sentence_bad")], "gold": 0}
 
 

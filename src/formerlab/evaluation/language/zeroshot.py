@@ -1,8 +1,8 @@
 """The stage `zeroshot`: a finished run answers all questions, those of its data and those of the scale's suites."""
 
+from importlib.metadata import version
 from typing import Self
 
-from formerlab.evaluation.language.questions import harness_version
 from formerlab.evaluation.language.suite_tasks import questions_of
 from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Reading
 from formerlab.progress import Progress
@@ -25,24 +25,22 @@ class Zeroshot(Measurement):
 
     def of(self, run: AnyRun, *, questions: bool) -> Self | None:
         """Return the settings where there are questions."""
-        del run
         return self if questions else None
 
     def asks(self, suite: str) -> bool:
         """Ask all."""
-        del suite
         return True
 
     def reading(self, run: AnyRun, questions: int) -> Reading:
         """Return the tokens of the embedded questions."""
-        del run
         return Reading(min(self.question_limit or questions, questions) * QUESTION_TOKENS)
 
 
 def measure(run: Measured, settings: Zeroshot) -> None:
     """Write zeroshot.csv."""
     questions = questions_of(run, settings.question_limit)
-    run.notes.update(versions={"lm_eval": harness_version()}, cut=questions.cut(run.model.spec.context))
-    with Progress(len(questions), run.label, unit="question") as progress:
-        rows = questions.answers(run.model, batch=settings.batch, batch_tokens=settings.batch_tokens, progress=progress)
+    run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=questions.cut(run.model.spec.context))
+    batches = {"batch": settings.batch, "batch_tokens": settings.batch_tokens}
+    with Progress(len(questions.encoded), run.label, unit="answer") as progress:
+        rows = questions.answers(run.model, **batches, progress=progress)
         run.write("zeroshot.csv", (row[: len(COLUMNS)] for row in rows))

@@ -10,7 +10,8 @@ from torch import Tensor
 from formerlab.cache import H2O, Budget, Decay, Ideal, Local
 from formerlab.cache.measures import cosine_distance, early_weights, ideal_attention, means_over_kept, place_weights
 from formerlab.cache.simulation import Seen, Square, SquareMask
-from formerlab.evaluation.pruning.windows import Configuration, Row, Windows
+from formerlab.evaluation.kept import Row
+from formerlab.evaluation.pruning.windows import Configuration, Windows
 
 Share = Float[Tensor, " batch"]
 DUMPED = (Ideal(), Local(), H2O(), Decay(alpha=0.2), Decay(alpha=0.8))

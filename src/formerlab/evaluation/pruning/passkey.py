@@ -5,7 +5,7 @@ for. Pruning acts from the first token on, as everywhere here, so a policy has t
 it will be asked for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from typing import Annotated, Self
@@ -18,13 +18,12 @@ from tokenizers import Tokenizer
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Local
 from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
-from formerlab.evaluation.kept import Kept
+from formerlab.evaluation.kept import Kept, Row, Rows
 from formerlab.evaluation.measurement import Measured, Measurement, Reading
-from formerlab.evaluation.pruning.prune import Work, configurations
-from formerlab.evaluation.pruning.windows import Configuration, Row
+from formerlab.evaluation.pruning.prune import configurations
+from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
-from formerlab.results.write import Cell
 from formerlab.spec import Count, Size
 from formerlab.tasks.scoring import evaluating, score
 from formerlab.training.any_run import AnyRun
@@ -53,7 +52,6 @@ class Passkey(Measurement):
 
     def of(self, run: AnyRun, *, questions: bool) -> Self:
         """Refuse texts longer than the model's context."""
-        del questions
         context = int(getattr(run.model, "context", 0))
         if max(self.lengths) > context:
             raise UserError(
@@ -63,26 +61,25 @@ class Passkey(Measurement):
 
     def reading(self, run: AnyRun, questions: int) -> Reading:
         """Return the tokens of all texts, each read once under every configuration."""
-        del run, questions
         tokens = len(configurations(self.policies, self.budgets)) * sum(self.lengths) * len(self.depths) * self.numbers
         return Reading(tokens, cached=tokens)
 
 
 def measure(run: Measured, settings: Passkey) -> None:
     """Write passkey.csv."""
-    work = Work(Kept(run.folder / KEPT), run.belongs_to, run.code_of)
-    run.write("passkey.csv", rows(run.model, load_tokenizer(run.data), settings, label=run.label, work=work))
-    work.kept.tidy()
+    kept = Kept(run.folder / KEPT, *run.belongs_to, code_of=run.code_of)
+    run.write("passkey.csv", rows(run.model, load_tokenizer(run.data), settings, label=run.label, kept=kept))
+    kept.tidy()
 
 
 def rows(
-    model: DecoderModel, tokenizer: Tokenizer, settings: Passkey, *, label: str = "passkey", work: Work | None = None
-) -> list[Sequence[Cell]]:
+    model: DecoderModel, tokenizer: Tokenizer, settings: Passkey, *, label: str = "passkey", kept: Kept | None = None
+) -> Rows:
     """Return a row per configuration, length, depth and number: whether every token of it is the most probable.
 
-    What `work` keeps of a configuration and a length is not read again.
+    What is `kept` of a configuration and a length is not read again.
     """
-    work, found = work or Work(), list[Sequence[Cell]]()
+    kept, found = kept or Kept(), Rows()
     places = list(product(settings.depths, range(settings.numbers)))
     texts = {length: [make_text(tokenizer, length, *place) for place in places] for length in settings.lengths}
     compared = configurations(settings.policies, settings.budgets)
@@ -97,10 +94,9 @@ def rows(
                 progress.advance()
 
         for configuration, length in product(compared, texts):
-            about = work.of(settings, configuration, length, settings.depths, settings.numbers)
-            if work.kept.has(*about):
-                progress.skip(len(places))
-            found += work.kept.rows(partial(answered, configuration, length), *about)
+            about = *configuration.alone(settings), length, settings.depths, settings.numbers
+            known = partial(progress.skip, len(places))
+            found += kept.rows(partial(answered, configuration, length), *about, known=known)
     return found
 
 

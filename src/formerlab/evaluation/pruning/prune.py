@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache, partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator
 from torch.nn import functional as F
@@ -13,14 +14,14 @@ from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Fu
 from formerlab.cache.policies.policy import Policy
 from formerlab.data import load_stream
 from formerlab.errors import UserError
-from formerlab.evaluation.kept import Kept, Rows
-from formerlab.evaluation.language.questions import Questions, harness_version
+from formerlab.evaluation.kept import Kept, Row, Rows
+from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.language.suite_tasks import questions_of
 from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Reading
 from formerlab.evaluation.pruning.calibration import calibrated
 from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures
 from formerlab.evaluation.pruning.score_trajectories import score_trajectories
-from formerlab.evaluation.pruning.windows import Configuration, Row, Windows
+from formerlab.evaluation.pruning.windows import Configuration, Windows
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.stages import STAGES
@@ -132,28 +133,14 @@ class PruneSweep(PolicySweep):
         return self.questions and any(fnmatchcase(suite, pattern) for pattern in self.suites)
 
 
-class Work(NamedTuple):
-    """Where a measurement of policies keeps what it has done, and what that belongs to."""
-
-    kept: Kept = Kept()
-    belongs_to: tuple[Any, ...] = ()
-    code_of: Callable[[Measurement], str] = repr
-
-    def of(self, settings: Measurement, configuration: Configuration, *asked: Any) -> tuple[Any, ...]:
-        """Return what decides the rows of one configuration; what it is compared with in `settings` does not."""
-        others = dict.fromkeys({"alphas", "one_shot"} & type(settings).model_fields.keys(), ())
-        code = self.code_of(settings.model_copy(update={"policies": (configuration.policy,), **others}))
-        return *self.belongs_to, code, configuration.policy.to_dict(), configuration.budget, *asked
-
-
 def measure(run: Measured, settings: PruneSweep) -> None:
     """Write FILES into the folder of the run."""
     questions = questions_of(run, settings.question_limit) if settings.questions else None
     cut = questions.cut(run.model.spec.context) if questions is not None else {}
-    run.notes.update(versions={"lm_eval": harness_version()}, cut=cut)
+    run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=cut)
     streams = {split: load_stream(run.data, split) for split in ("valid", "test")}
-    work = Work(Kept(run.folder / KEPT), run.belongs_to, run.code_of)
-    prune(run.model, streams, questions, settings, run.folder, label=run.label, work=work)
+    kept = Kept(run.folder / KEPT, *run.belongs_to, code_of=run.code_of)
+    prune(run.model, streams, questions, settings, run.folder, label=run.label, kept=kept)
 
 
 def prune(
@@ -164,34 +151,29 @@ def prune(
     out: Path,
     *,
     label: str = "prune",
-    work: Work | None = None,
+    kept: Kept | None = None,
 ) -> None:
     """Write FILES into `out`.
 
     Pruning is simulated, on the stream `test`: it acts from the first token on, as if every sequence were fed token by
     token. The rows of one window, or of one question, differ in nothing but the policy. What a sweep chooses, it
-    chooses on the stream `valid`. What `work` keeps is not done again. Raises UserError where the windows exceed the
-    model's context.
+    chooses on the stream `valid`. What is `kept` is not done again. Windows must fit the model's context.
     """
-    work = work or Work()
-    context = sweep.context or model.spec.context
-    if context > model.spec.context:
-        raise UserError(f"prune.context={context} exceeds the model's context of {model.spec.context}; lower it")
-    rows: Iterable[Sequence[Any]] = losses(model, streams["test"], context, sweep, work, label)
+    kept, context = kept or Kept(), sweep.context or model.spec.context
+    rows = losses(model, streams["test"], context, sweep, kept, label)
     write_rows(out / "prune.csv", FILES["prune.csv"], rows)
     asked = sweep.question_budgets, sweep.question_limit
-    rows = answers(model, questions, sweep, *asked, work, label) if questions is not None else ()
+    rows = answers(model, questions, sweep, *asked, kept, label) if questions is not None else []
     write_rows(out / "prune_questions.csv", FILES["prune_questions.csv"], rows)
     for name, rows_of in _extras(model, streams, context, sweep, label).items():
-        about = *work.belongs_to, work.code_of(sweep), sweep.to_dict(), name
-        write_rows(out / name, FILES[name], work.kept.rows(rows_of, *about))
-    work.kept.tidy()
+        write_rows(out / name, FILES[name], kept.rows(rows_of, sweep, sweep.to_dict(), name))
+    kept.tidy()
 
 
 # Windows, questions and the rest are shown apart: a mean speed over such different work predicts nothing.
 
 
-def losses(model: DecoderModel, stream: Stream, context: int, sweep: PolicySweep, work: Work, label: str) -> Rows:
+def losses(model: DecoderModel, stream: Stream, context: int, sweep: PolicySweep, kept: Kept, label: str) -> Rows:
     """Return the loss of every window under every configuration, in the columns of prune.csv."""
     numbers, compared = spread_windows(stream, context, sweep.windows), sweep.configurations(sweep.budgets)
     batch, rows = sweep.batch_of(context), Rows()
@@ -203,10 +185,8 @@ def losses(model: DecoderModel, stream: Stream, context: int, sweep: PolicySweep
                 yield *configuration.cells(), loss.realised_budget, *loss[:3]
 
         for configuration in compared:
-            about = work.of(sweep, configuration, "windows", numbers, context, batch)
-            if work.kept.has(*about):
-                progress.skip(len(numbers))
-            rows += work.kept.rows(partial(made, configuration), *about)
+            about = *configuration.alone(sweep), "windows", numbers, context, batch
+            rows += kept.rows(partial(made, configuration), *about, known=partial(progress.skip, len(numbers)))
     return rows
 
 
@@ -216,22 +196,17 @@ def answers(
     sweep: PolicySweep,
     budgets: Iterable[Budget],
     limit: int | None,
-    work: Work,
+    kept: Kept,
     label: str,
-) -> list[Row]:
+) -> Rows:
     """Return every metric of every question under every configuration, in the columns of prune_questions.csv."""
-    compared, rows = sweep.configurations(budgets), list[Row]()
-    with Progress(len(compared) * len(questions), label, unit="question") as progress:
+    compared, rows = sweep.configurations(budgets), Rows()
+    batches = {"batch": sweep.batch, "batch_tokens": sweep.batch_tokens}
+    with Progress(len(compared) * len(questions.encoded), label, unit="answer") as progress:
         for configuration in compared:
-            about = work.of(sweep, configuration, "questions", limit, sweep.batch, sweep.batch_tokens)
-            found = questions.answers(
-                model,
-                batch=sweep.batch,
-                batch_tokens=sweep.batch_tokens,
-                attend_for=partial(configuration.attend, position=model.position),
-                progress=progress,
-                journal=work.kept.journal(*about),
-            )
+            journal = kept.journal(*configuration.alone(sweep), "questions", limit, *batches.values())
+            attend_for = partial(configuration.attend, position=model.position)
+            found = questions.answers(model, **batches, attend_for=attend_for, progress=progress, journal=journal)
             rows += [(*configuration.cells(), answer.realised_budget, *answer[:6]) for answer in found]
     return rows
 
@@ -263,17 +238,15 @@ def _extras(
             found = [calibrated(valid, tested, sweep.alphas, budget) for budget in budgets]
         return [row for chosen, _ in found for row in chosen], [row for _, losses in found for row in losses]
 
-    pruned = sweep.configurations(sweep.budgets)[1:]
-    one_shot = sweep.windows if compared else 0
+    measures = partial(mask_measures, configurations=sweep.configurations(sweep.budgets)[1:])
+    one_shot = partial(one_shot_losses, compared)
     return {
-        "prune_masks.csv": lambda: read(
-            "masks", sweep.mask_windows, min(batch, 16), lambda windows: mask_measures(windows, pruned)
-        ),
+        "prune_masks.csv": partial(read, "masks", sweep.mask_windows, min(batch, 16), measures),
         "prune_alphas.csv": lambda: of_heads()[0],
         "prune_calibrated.csv": lambda: of_heads()[1],
         "prune_mask_dumps.csv": dumped,
-        "prune_score_trajectories.csv": lambda: read("scores", sweep.score_windows, batch, score_trajectories),
-        "prune_one_shot.csv": lambda: read("one shot", one_shot, batch, partial(one_shot_losses, compared)),
+        "prune_score_trajectories.csv": partial(read, "scores", sweep.score_windows, batch, score_trajectories),
+        "prune_one_shot.csv": partial(read, "one shot", sweep.windows if compared else 0, batch, one_shot),
     }
 
 

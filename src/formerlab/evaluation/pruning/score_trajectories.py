@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from formerlab.cache.simulation import Square
-from formerlab.evaluation.pruning.windows import Row, Windows
+from formerlab.evaluation.kept import Row
+from formerlab.evaluation.pruning.windows import Windows
 
 ALPHAS = (0.0, 0.2, 0.8, 1.0)
 """Scores that are followed: 0 is attention itself, 1 the plain sum."""

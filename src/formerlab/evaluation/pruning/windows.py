@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Int
 from torch import Tensor
@@ -10,14 +10,13 @@ from torch import Tensor
 from formerlab.cache import Budget, Full, Simulation
 from formerlab.cache.policies.policy import Policy
 from formerlab.cache.simulation import Observer
+from formerlab.evaluation.kept import Row
+from formerlab.evaluation.measurement import Measurement
 from formerlab.layers.position import PositionEncoding
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
-from formerlab.results.write import Cell
 from formerlab.tasks.scoring import AttendFor, evaluating
 from formerlab.tasks.window_losses import Stream, WindowLoss, window_batches, window_losses
-
-Row = tuple[Cell, ...]
 
 
 class Configuration(NamedTuple):
@@ -42,6 +41,11 @@ class Configuration(NamedTuple):
         name = " ".join([values["kind"], *(f"{key}={value}" for key, value in changed.items())])
         return name, values.get("alpha"), values.get("recent"), self.budget
 
+    def alone(self, settings: Measurement) -> tuple[Measurement, dict[str, Any], Budget]:
+        """Return what decides the rows of this configuration; what it is compared with in the settings does not."""
+        others = dict.fromkeys({"alphas", "one_shot"} & type(settings).model_fields.keys(), ())
+        return settings.model_copy(update={"policies": (self.policy,), **others}), self.policy.to_dict(), self.budget
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -59,15 +63,8 @@ class Windows:
 
     def losses(self, attend_for: AttendFor) -> list[WindowLoss]:
         """Return the loss of each window."""
-        return window_losses(
-            self.model,
-            self.stream,
-            self.context,
-            batch=self.batch,
-            attend_for=attend_for,
-            windows=self.numbers,
-            progress=self.progress,
-        )
+        chosen: dict[str, Any] = {"batch": self.batch, "windows": self.numbers, "progress": self.progress}
+        return window_losses(self.model, self.stream, self.context, attend_for=attend_for, **chosen)
 
     def batches(self) -> Iterator[tuple[Sequence[int], Int[Tensor, "batch time_plus_1"]]]:
         """Yield the numbers and the tokens of some windows at a time."""

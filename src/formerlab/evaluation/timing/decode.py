@@ -10,7 +10,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -18,11 +18,11 @@ from torch.nn import functional as F
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Local, PrunedCache
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policies.policy import Policy
 from formerlab.errors import UserError
+from formerlab.evaluation.kept import Row
 from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.evaluation.timing.timing import Timing, precision, random_tokens, seconds, take_in, turns
-from formerlab.layers.attention import Attend, Heads, KeyHeads
+from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.stages import TABLES
@@ -54,49 +54,33 @@ class DecodeSettings(Timing):
                 raise ValueError(f"policies: kind={policy.kind} cannot evict from a cache; remove it")
         return self
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest text."""
-        return max(self.lengths) + self.tokens
-
     def memory_bytes(self, runs: Sequence[AnyRun]) -> int:
         """Return about how many bytes a model takes, the logits of its longest prompt, and two caches of that length.
 
         Raises UserError for a released model that reads no text as long.
         """
-        return max(self._memory_bytes(run) for run in runs)
-
-    def _memory_bytes(self, run: AnyRun) -> int:
-        model, time = run.model, self.longest
-        assert isinstance(model, Decoder | Pretrained)
-        if isinstance(model, Pretrained) and time > model.context:
-            raise UserError(
-                f"{run.study}.decode.lengths: {max(self.lengths)} and the {self.tokens} tokens behind exceed the "
-                f"context of {model.context} tokens of run {run.name!r}; lower them"
-            )
-        keys = 2 * 4 * model.layers * model.width * time  # at most: key heads may be shared
-        return 4 * model.params() + max(self.batches) * (4 * time * model.vocabulary + 2 * keys)
-
-
-class Cache(Attend, Protocol):
-    """A cache that knows its size."""
-
-    def bytes(self) -> int:
-        """Bytes of the keys and values held."""
-        ...
+        found, time = [], max(self.lengths) + self.tokens
+        for run in runs:
+            model = run.model
+            assert isinstance(model, Decoder | Pretrained)
+            if isinstance(model, Pretrained) and time > model.context:
+                raise UserError(
+                    f"{run.study}.decode.lengths: {max(self.lengths)} and the {self.tokens} tokens behind exceed the "
+                    f"context of {model.context} tokens of run {run.name!r}; lower them"
+                )
+            keys = 2 * 4 * model.layers * model.width * time  # at most: key heads may be shared
+            found.append(4 * model.params() + max(self.batches) * (4 * time * model.vocabulary + 2 * keys))
+        return max(found)
 
 
-Variant = tuple[tuple[Cell, ...], Callable[[DecoderModel, int], Cache]]
+Variant = tuple[Row, Callable[[DecoderModel, int], Any]]
 """What the rows say of a way to keep keys and values (policy, alpha, recent share, budget), and what makes an empty
-cache of it for a model and a prompt of so many tokens."""
+cache of it, which knows its `bytes()`, for a model and a prompt of so many tokens."""
+Load = Callable[[AnyRun, torch.device], DecoderModel]
 
 
 def measure(
-    runs: Sequence[AnyRun],
-    settings: DecodeSettings,
-    device: torch.device,
-    path: Path,
-    load: Callable[[AnyRun, torch.device], DecoderModel] | None = None,
+    runs: Sequence[AnyRun], settings: DecodeSettings, device: torch.device, path: Path, load: Load | None = None
 ) -> dict[str, str]:
     """Write a row per repetition, cache, length and number of sequences of each run; `load` gives released models.
 
@@ -110,7 +94,7 @@ def measure(
     total = len(runs) * len(points) * len(variants) * (settings.repetitions + 1)
     with Progress(total, f"decode {runs[0].study}", unit="prompt") as progress:
         for run in runs:
-            model = model_of(run, settings.longest, device, load)
+            model = model_of(run, max(settings.lengths) + settings.tokens, device, load)
             for sequences, length in points:
                 tokens = random_tokens(model, sequences, length + settings.tokens, run.seed)
                 with torch.no_grad(), precision(run, device):
@@ -133,20 +117,14 @@ def variants_of(settings: DecodeSettings) -> list[Variant]:
     found: list[Variant] = [(whole, lambda model, length: KVCache(capacity=length + settings.tokens))]
     if find_spec("transformers") is not None:
         found.append((("dynamic_cache", *whole[1:]), lambda model, length: DynamicAttend()))
-    pruned = [Configuration(policy, budget) for policy, budget in product(settings.policies, settings.budgets)]
 
-    def evicting(policy: Policy, budget: Budget) -> Callable[[DecoderModel, int], Cache]:
-        return lambda model, length: PrunedCache(policy, budget, model.position, length=length)
+    def evicting(pruned: Configuration) -> Variant:
+        return pruned.cells(), lambda model, length: PrunedCache(*pruned, model.position, length=length)
 
-    return found + [(each.cells(), evicting(*each)) for each in pruned]
+    return found + [evicting(Configuration(*pruned)) for pruned in product(settings.policies, settings.budgets)]
 
 
-def model_of(
-    run: AnyRun,
-    context: int,
-    device: torch.device,
-    load: Callable[[AnyRun, torch.device], DecoderModel] | None = None,
-) -> DecoderModel:
+def model_of(run: AnyRun, context: int, device: torch.device, load: Load | None = None) -> DecoderModel:
     """Return a model with room for `context` tokens, ready to evaluate: untrained in the run's shape, or as loaded."""
     if isinstance(run.model, Decoder):
         return run.model.model_copy(update={"context": context}).build(run.seed).to(device).eval()
@@ -171,11 +149,6 @@ class DynamicAttend:
         return F.scaled_dot_product_attention(
             q, keys, values, is_causal=q.shape[2] > 1, enable_gqa=q.shape[1] != k.shape[1]
         )
-
-    @property
-    def length(self) -> int:
-        """Tokens taken in."""
-        return int(self._cache.get_seq_length())
 
     def bytes(self) -> int:
         """Bytes of the keys and values held."""

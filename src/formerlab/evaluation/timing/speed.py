@@ -26,6 +26,7 @@ from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count, Spec
 from formerlab.tasks.language import LanguageModeling
+from formerlab.tasks.scoring import evaluating
 from formerlab.training.loop import Hooks, train
 from formerlab.training.run import Run
 from formerlab.training.state import State
@@ -106,11 +107,7 @@ class Turn:
         self.compiled: nn.Module = torch.compile(model) if run.compile else model  # type: ignore[assignment]
         self.decoded = min(speed.decoded_tokens, self.task.context)
         batch, sequences, context = self.task.batch, speed.forward_sequences, self.task.context
-        self.sizes = {
-            TRAINING: (batch, batch * context),
-            FORWARD: (sequences, sequences * context),
-            DECODE: (1, 1),
-        }
+        self.sizes = {TRAINING: (batch, batch * context), FORWARD: (sequences, sequences * context), DECODE: (1, 1)}
         """By measure, the sequences and tokens of its unit."""
 
     def seconds(self) -> dict[str, float]:
@@ -138,11 +135,7 @@ class Turn:
         changes = {"task": task, "steps": steps, "evaluate_every": steps, "log_every": steps}
         state = State(self.model, self.run.optimizer.build(self.model))
         spent: list[float] = []
-
-        def before_a_step() -> None:
-            spent.append(state.training_time_s)
-
-        hooks = Hooks(lambda state: None, before_a_step, float("inf"))
+        hooks = Hooks(lambda state: None, lambda: spent.append(state.training_time_s), float("inf"))
         tokens = random_tokens(self.model, 1, 64 * task.context, self.run.seed)
         stream = tokens.flatten().cpu().numpy().astype(np.uint32)
         with redirect_stderr(io.StringIO()):  # its progress
@@ -151,12 +144,10 @@ class Turn:
 
     def _forward(self) -> None:
         tokens = random_tokens(self.model, self.speed.forward_sequences, self.task.context, self.run.seed)
-        self.model.eval()
-        with torch.no_grad(), precision(self.run, self.device):
+        with evaluating(self.model, torch.no_grad), precision(self.run, self.device):
             self.compiled(tokens)
 
     def _decode(self) -> None:
         tokens = random_tokens(self.model, 1, self.decoded, self.run.seed)
-        self.model.eval()
-        with torch.no_grad(), precision(self.run, self.device):
+        with evaluating(self.model, torch.no_grad), precision(self.run, self.device):
             take_in(self.model, KVCache(), tokens)

@@ -4,6 +4,7 @@ import json
 import math
 import platform
 from collections.abc import Sequence
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -20,12 +21,12 @@ from formerlab.data.text.embedded import Embedded, read_modules
 from formerlab.data.text.questions import TASKS, make_questions
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
-from formerlab.evaluation.kept import Kept
-from formerlab.evaluation.language.questions import Questions, harness_version, load_tasks
+from formerlab.evaluation.kept import Kept, Row, Rows
+from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.language.suite_tasks import suite_configs
 from formerlab.evaluation.language.suites import Suite, check_names
-from formerlab.evaluation.pruning.prune import FILES, PolicySweep, Work, answers, losses
-from formerlab.evaluation.pruning.windows import Configuration, Row
+from formerlab.evaluation.pruning.prune import FILES, PolicySweep, answers, losses
+from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.files import write_json, write_text
 from formerlab.integrations.huggingface.load import Loaded
 from formerlab.plan.code import code_hash
@@ -68,6 +69,8 @@ class QuestionSweep(PolicySweep):
 
     def questions(self, loaded: Loaded, *, online: bool = False) -> Questions:
         """Load what is asked, in the tokens of a model; only `online` asks the network."""
+        from formerlab.evaluation.language.harness import load_tasks
+
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             configs = [*map(_task, self.tasks), *suite_configs(self.suites, Path(folder))]
             tasks = load_tasks(configs, offline=not online)
@@ -106,25 +109,28 @@ def run_sweep(
     """
     if sweep.texts and max(sweep.contexts) > (longest := loaded.model.spec.context):
         raise UserError(f"contexts: {max(sweep.contexts)} tokens exceed the model's context of {longest}")
-    about = {"model": identity, "versions": {"lm_eval": harness_version()}}
+    about = {"model": identity, "versions": {"lm_eval": version("lm_eval")}}
     modules = "formerlab.integrations.huggingface.load", "formerlab.evaluation.pruning.prune"
-    work = Work(Kept(out / "configurations"), (about,), lambda settings: code_hash(*modules, specs=[settings]))
-    rows: list[Row] = []
+
+    def kept(*asked: Any) -> Kept:
+        code_of = lambda settings: code_hash(*modules, specs=[settings])  # noqa: E731
+        return Kept(out / "configurations", about, *asked, code_of=code_of)
+
+    rows = Rows()
     cut: dict[str, int] = {}
     if sweep.tasks or sweep.suites:
         questions = sweep.questions(loaded, online=online)
         cut = questions.cut(loaded.model.spec.context)
         suites = [[name, suite.state() or suite.to_dict()] for name, suite in sorted(sweep.suites.items())]
         asked = [sweep.limit, sweep.leading_token, [_task(name) for name in sweep.tasks], suites]
-        of_questions = work._replace(belongs_to=(about, asked))
-        rows = answers(loaded.model, questions, sweep, sweep.budgets, sweep.limit, of_questions, "questions")
-    measured: list[Row] = []
+        rows = answers(loaded.model, questions, sweep, sweep.budgets, sweep.limit, kept(asked), "questions")
+    measured = Rows()
     for text, context in product(sweep.texts, sweep.contexts):
         content, name = Path(text).read_text(encoding="utf-8"), Path(text).stem
         tokens = loaded.tokenizer.encode(content, add_special_tokens=False).ids  # with none in front of a window
-        of_text = work._replace(belongs_to=(about, text, fingerprint(tokens)))
-        stream, label = np.array(tokens, dtype=np.int64), f"{name}, {context} tokens"
-        measured += [(name, context, *row) for row in losses(loaded.model, stream, context, sweep, of_text, label)]
+        of_text, label = kept(text, fingerprint(tokens)), f"{name}, {context} tokens"
+        found = losses(loaded.model, np.array(tokens, dtype=np.int64), context, sweep, of_text, label)
+        measured += [(name, context, *row) for row in found]
     write_rows(out / "prune_questions.csv", FILES["prune_questions.csv"], rows)
     write_rows(out / "prune_texts.csv", ("text", "context", *FILES["prune.csv"]), measured)
     write_json(out / "prune.json", {"schema": 1, **about, "cut": cut, "sweep": sweep.to_dict()})
