@@ -101,6 +101,7 @@ def test_the_exit_status_says_how_it_ended(raised, status, text, monkeypatch, ca
     def fail(arguments):
         raise raised
 
+    fail.__name__ = "status"
     monkeypatch.setattr(__main__.plan, "status", fail)
     assert main(["status"]) == status
     assert text in capsys.readouterr().err

@@ -8,18 +8,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from formerlab.commands import (
-    check,
-    huggingface,
-    measures,
-    plan,
-    released,
-    report,
-    reproduce,
-    results,
-    stages,
-    tools,
-)
+from formerlab.commands import demo, huggingface, measures, plan, released, reproduce, results, stages, tools
 from formerlab.errors import (
     EXIT_FAILED,
     EXIT_STOPPED_EARLY,
@@ -49,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="formerlab", usage="%(prog)s <verb> ...", description=__doc__, formatter_class=layout
     )
     verbs = parser.add_subparsers(prog="formerlab", required=True, metavar="<verb>", help=argparse.SUPPRESS)
-    for module in (plan, stages, measures, results, report, check, tools, huggingface, released, reproduce):
+    for module in (plan, stages, measures, results, demo, tools, huggingface, released, reproduce):
         module.add_parsers(verbs)
     listed = {name for names in GROUPS.values() for name in names}
     lines = []

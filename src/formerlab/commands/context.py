@@ -15,8 +15,16 @@ Plan = dict[str, Any]
 Verb = Callable[[argparse.Namespace], None]
 
 
-def add_verb(verbs: Any, name: str, function: Verb, text: str, *, configured: bool = True) -> argparse.ArgumentParser:
-    """Add a verb with one line of help, by default one that works on a configuration; return its parser."""
+def add_verb(
+    verbs: Any, function: Verb, name: str = "", text: str = "", *, configured: bool = True
+) -> argparse.ArgumentParser:
+    """Add a verb, by default one that works on a configuration; return its parser.
+
+    Its name and its line of help are those of the function, where no others are given.
+    """
+    first = text or (function.__doc__ or "").partition("\n")[0].rstrip(".")
+    text = first[:1].lower() + first[1:]
+    name = name or getattr(function, "__name__", "").replace("_", "-")
     parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
     if configured:
         text = "one of those in workflow/scales, such as laptop; default: that of config.yaml"

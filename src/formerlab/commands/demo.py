@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import yaml
 
-from formerlab.commands.context import given_values
-from formerlab.commands.report import write_report
+from formerlab.commands.context import add_verb, given_values
+from formerlab.commands.results import write_report
 from formerlab.errors import EXIT_STOPPED_EARLY, EXIT_USER_ERROR
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import ensure_plan, read_plan
@@ -26,22 +26,30 @@ LOCKS = Path(".snakemake", "locks")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run all jobs, write report.html, print the headline tables; return the exit status of the DAG.
+def add_parsers(verbs: Any) -> None:
+    """Add the verb."""
+    parser = add_verb(verbs, demo)
+    parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
+
+
+def demo(arguments: argparse.Namespace) -> None:
+    """Run the whole DAG and show what came out.
 
     Ctrl-C ends all within two seconds, and the last thing said is that nothing is lost.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):  # they would not reach the jobs otherwise
         signal.signal(number, interrupt)
     try:
-        return _run(arguments)
+        status = _run(arguments)
     except KeyboardInterrupt as reason:
         print(f"\n{SAFE}", file=sys.stderr)
         # At Ctrl-C make ends by itself, and would report any status but 0 below that line.
-        return 0 if not reason.args and "MAKELEVEL" in os.environ else EXIT_STOPPED_EARLY
+        status = 0 if not reason.args and "MAKELEVEL" in os.environ else EXIT_STOPPED_EARLY
+    sys.exit(status)
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    """Run all jobs, write report.html, print the headline tables; return the exit status of the DAG."""
     from formerlab.report.headline import headline
 
     given = given_values(arguments)

@@ -1,8 +1,10 @@
-"""GPUs of a stage: hand out distinct ones to jobs that run side by side on one machine, and use several for a run."""
+"""What a stage has of its machine: GPUs that nobody else uses, several of them for a run, time in a job of Slurm."""
 
 import argparse
 import os
+import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -16,7 +18,6 @@ from urllib.parse import quote
 from filelock import FileLock, Timeout
 
 from formerlab.commands.context import find_plan, job_of
-from formerlab.commands.slurm import torchrun
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.plan.locate import read_plan
 from formerlab.results.notes import read_note
@@ -25,6 +26,9 @@ from formerlab.training.runtime import SHARDED
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = "FORMERLAB_GPU_LOCKS"
 """Folder of the lock files; default: formerlab-<user id> among the machine's temporary files."""
+LEFT = re.compile(r"(?:(?:(?P<days>\d+)-)?(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)")
+UNITS_S = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--local-ranks-filter=0")
 
 
 @contextmanager
@@ -99,19 +103,16 @@ def on_several(arguments: argparse.Namespace, count: int, out: Path) -> None:
         Where the processes stopped themselves, saved.
     """
     path = find_plan(arguments)
-    plan = read_plan(path)
-    job = job_of(plan, "train", arguments.id)
-    words = torchrun(count, job.get("nodes", 1), job["threads"])
-    words += ["-m", "formerlab", "train", arguments.id, "--plan", str(path)]
-    words += [f"--margin={arguments.margin}", f"--checkpoint-seconds={arguments.checkpoint_seconds}"]
-    words += [f"--on-mismatch={arguments.on_mismatch}"]
+    job = job_of(read_plan(path), "train", arguments.id)
+    words = [*torchrun(count, job.get("nodes", 1), job["threads"]), "-m", "formerlab", "train", arguments.id]
+    words.append(f"--plan={path}")
+    for option in ("margin", "checkpoint_seconds", "on_mismatch", "time_limit"):
+        if (value := getattr(arguments, option)) is not None:
+            words.append(f"--{option.replace('_', '-')}={value}")
     words += ["--deterministic"] if arguments.deterministic else []
-    words += [] if arguments.time_limit is None else [f"--time-limit={arguments.time_limit}"]
     # Processes that are asked to stop save first: torchrun would kill them after 30 s.
-    environment = (
-        {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3600"} | os.environ | ({SHARDED: "1"} if job.get("sharded") else {})
-    )
-    process = subprocess.Popen(words, env=environment)
+    environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3600"} | os.environ
+    process = subprocess.Popen(words, env=environment | ({SHARDED: "1"} if job.get("sharded") else {}))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
     status = process.wait()
@@ -120,3 +121,39 @@ def on_several(arguments: argparse.Namespace, count: int, out: Path) -> None:
         if note.get("state") == "stopped":
             raise StoppedEarly(note["reason"])
         raise SystemExit(1)
+
+
+def torchrun(count: int, nodes: int, threads: int) -> list[str]:
+    """Return the words that start `count` processes of `threads` threads each, whose command follows them.
+
+    In a Slurm job of several nodes srun starts a torchrun on each, with its share of the processes; they meet on this
+    node, which is the first of the job. Elsewhere all processes are on this machine.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if nodes == 1 or job is None:
+        return [*TORCHRUN, "--standalone", f"--nproc-per-node={count}"]
+    with socket.socket() as free:
+        free.bind(("", 0))
+        meeting = f"{socket.gethostname()}:{free.getsockname()[1]}"
+    each = count // nodes
+    words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    words += [f"--cpus-per-task={threads * each}", "--kill-on-bad-exit=1", *TORCHRUN]
+    words += [f"--nnodes={nodes}", f"--nproc-per-node={each}", "--rdzv-backend=c10d", f"--rdzv-id={job}"]
+    return [*words, f"--rdzv-endpoint={meeting}"]
+
+
+def seconds_left() -> float | None:
+    """Return the time until Slurm ends this job; nothing outside a job, or where it has no limit or cannot be asked.
+
+    squeue says it as days-hours:minutes:seconds, counted from the start of the job: what came before this process, such
+    as slow imports, is taken off.
+    """
+    if "SLURM_JOB_ID" not in os.environ:
+        return None
+    words = ["squeue", "--noheader", f"--jobs={os.environ['SLURM_JOB_ID']}", "--format=%L"]
+    try:
+        output = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = LEFT.fullmatch(output.strip())  # not of words such as UNLIMITED
+    return None if found is None else float(sum(UNITS_S[unit] * int(n) for unit, n in found.groupdict("0").items()))

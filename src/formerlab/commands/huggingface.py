@@ -17,22 +17,19 @@ if TYPE_CHECKING:
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
-    parser = add_verb(verbs, "export-huggingface", export, "write a finished run as a Hugging Face folder")
+    parser = add_verb(verbs, export_huggingface)
     parser.add_argument("run", help="a run, such as tokenformer/transformer/seed0, or the folder of a finished run")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--licence", default="not stated", help="of the weights, for the model card")
 
-    text = "write a released Tokenformer checkpoint as our model"
-    parser = add_verb(verbs, "import-tokenformer", import_tokenformer, text, configured=False)
+    parser = add_verb(verbs, import_tokenformer, configured=False)
     parser.add_argument("checkpoint", type=Path, help="folder with pytorch_model.bin and tokenizer.json")
     parser.add_argument("--out", type=Path, required=True, help="Hugging Face folder to write")
     parser.add_argument("--config", type=Path, help="the official code's .yml; default: the one in the folder, if any")
     parser.add_argument("--tokenizer", type=Path, help="GPT-NeoX-20B's tokenizer.json; default: the one in the folder")
 
-    text = "answer zero-shot questions with a model folder"
-    _add_model_arguments(add_verb(verbs, "zeroshot-folder", zeroshot, text, configured=False))
-
-    parser = add_verb(verbs, "prune-folder", prune, f"{text} under cache policies", configured=False)
+    _add_model_arguments(add_verb(verbs, zeroshot_folder, configured=False))
+    parser = add_verb(verbs, prune_folder, configured=False)
     _add_model_arguments(parser)
     parser.add_argument("--sweep", type=Path, help="YAML file of a sweep; default: that of the Decay article")
 
@@ -54,8 +51,8 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--online", action="store_true", help="let the harness and hub:... fetch from the hub")
 
 
-def export(arguments: argparse.Namespace) -> None:
-    """Write a model with its tokenizer and its card."""
+def export_huggingface(arguments: argparse.Namespace) -> None:
+    """Write a finished run as a Hugging Face folder."""
     from formerlab.data import load_tokenizer
     from formerlab.integrations.huggingface.export import CODE, card_of, save_folder
     from formerlab.models.decoder import DecoderModel
@@ -78,7 +75,7 @@ def export(arguments: argparse.Namespace) -> None:
 
 
 def import_tokenformer(arguments: argparse.Namespace) -> None:
-    """Write the model of a released checkpoint with its tokenizer."""
+    """Write a released Tokenformer checkpoint as our model."""
     from formerlab.integrations.huggingface.export import save_folder
     from formerlab.integrations.huggingface.neox import load_released, released_tokenizer
 
@@ -90,8 +87,8 @@ def import_tokenformer(arguments: argparse.Namespace) -> None:
     )
 
 
-def zeroshot(arguments: argparse.Namespace) -> None:
-    """Write zeroshot.csv and print the means."""
+def zeroshot_folder(arguments: argparse.Namespace) -> None:
+    """Answer zero-shot questions with a model folder."""
     from formerlab.evaluation.language.zeroshot import COLUMNS
     from formerlab.integrations.huggingface.sweep import read_sweep, task_means
     from formerlab.progress import Progress
@@ -109,8 +106,8 @@ def zeroshot(arguments: argparse.Namespace) -> None:
     print(f"answers in {arguments.out / 'zeroshot.csv'}", file=sys.stderr)
 
 
-def prune(arguments: argparse.Namespace) -> None:
-    """Write prune_questions.csv and print a row of means per policy."""
+def prune_folder(arguments: argparse.Namespace) -> None:
+    """Answer zero-shot questions with a model folder under cache policies."""
     from formerlab.integrations.huggingface.load import identity_of
     from formerlab.integrations.huggingface.sweep import read_sweep, run_sweep
 

@@ -1,30 +1,46 @@
-"""The verbs plan, which says what is to be done, and status, which says how far it is done."""
+"""The verbs on a plan: what is to be done, how far it is done, what the DAG checks before its jobs and says after."""
 
 import argparse
 import json
+import os
+import shutil
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from formerlab.commands.context import add_verb, find_plan, given_values, load_plan
+from formerlab.commands.gpus import gpu_count
+from formerlab.errors import UserError
 from formerlab.files import write_json
+from formerlab.plan.judge import Judge
 from formerlab.plan.locate import ensure_plan, read_plan
+from formerlab.progress import short
+from formerlab.results.notes import SAFE
+from formerlab.results.stages import MAKING, MEASURED, TIMED
+
+SPARE_BYTES = 1_000_000_000
+"""Room for token streams, rows, figures and the MLflow database beside the checkpoints."""
 
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
-    parser = add_verb(verbs, "plan", plan, "show every job with its size, FLOPs, memory, disk and time, and the totals")
+    parser = add_verb(verbs, plan)
     parser.add_argument("--shell", action="store_true", help="print the stage commands in order, for use without a DAG")
     parser.add_argument("--seeds", action="store_true", help="a row for every seed of a run")
     parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
-
-    parser = add_verb(verbs, "status", status, "list finished, running, stopped, failed, stale and missing jobs")
+    parser = add_verb(verbs, status)
     parser.add_argument("--problems", action="store_true", help="only failed, killed and stopped jobs, with their logs")
+    parser = add_verb(verbs, check)
+    parser.add_argument("--here", action="store_true", help="jobs run on this machine: has it the GPU that they need?")
+    add_verb(verbs, rescue)
 
 
 def plan(arguments: argparse.Namespace) -> None:
-    """Write a plan (for the DAG) or show it (for people)."""
-    if arguments.write is not None:
+    """Show every job with its size, FLOPs, memory, disk and time, and the totals."""
+    if arguments.write is not None:  # for the DAG
         from formerlab.plan.build import build_plan
 
         write_json(arguments.write, build_plan(Path.cwd(), arguments.given or {}))
@@ -37,7 +53,65 @@ def plan(arguments: argparse.Namespace) -> None:
 
 
 def status(arguments: argparse.Namespace) -> None:
-    """Show the state of every job."""
+    """List finished, running, stopped, failed, stale and missing jobs."""
     from formerlab.plan.show import report
 
     print(report(load_plan(arguments), problems_only=arguments.problems))
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Check before a start that the disk has room for the plan, and set back times in the future."""
+    plan = load_plan(arguments)
+    results = Path(plan["results"])
+    _leave_the_future(plan)
+    judge = Judge(plan)
+    left = [
+        name for stage in (*MAKING, *MEASURED, *TIMED) for name in plan[stage] if not judge.verdict(stage, name).current
+    ]
+    if arguments.here and plan["device"] == "cuda" and left and gpu_count() == 0:
+        raise UserError(
+            f"device: cuda: torch finds no GPU on this machine, and {len(left)} jobs need one; set device: cpu, or run "
+            "them where there is one (--profile slurm)"
+        )
+    missing = [job for run_id, job in plan["train"].items() if not judge.verdict("train", run_id).current]
+    need = sum(job["cost"]["disk_bytes"] for job in missing) + (SPARE_BYTES if missing else 0)
+    folder = next(path for path in (results.resolve(), *results.resolve().parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        raise UserError(
+            f"{folder}: {short(free)}B free, but the {len(missing)} missing runs need about {short(need)}B; "
+            "make room, or set results: to another disk"
+        )
+
+
+def _leave_the_future(plan: dict[str, Any]) -> None:
+    """Set back the modification times of results and figures in the future, as clocks that differ leave them.
+
+    Snakemake takes a job that has read such a file for failed when it is done, and deletes what it wrote.
+    """
+    now = time.time()
+    folders = (Path(plan["results"]), Path(plan["figures"]))
+    files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
+    ahead = [path for path in files if path.stat().st_mtime > now]
+    for path in ahead:
+        with suppress(PermissionError):
+            os.utime(path, (now, now))
+    if ahead:
+        print(f"{len(ahead)} files had a time in the future, which is now set back; do clocks differ?", file=sys.stderr)
+
+
+def rescue(arguments: argparse.Namespace) -> None:
+    """After a failure: draw what can be drawn, list what failed and its logs."""
+    from formerlab.plan.show import report
+    from formerlab.report.drawings import failure_of
+    from formerlab.report.write import draw_each
+
+    plan = load_plan(arguments)
+    drawings = {name: drawing for job in plan["draw"].values() for name, drawing in job["drawings"].items()}
+    figures = Path(plan["figures"])
+    missing = [name for name, drawing in drawings.items() if not all(map(os.path.exists, drawing["outputs"]))]
+    missing += [name for name in drawings if failure_of(figures, name).exists()]
+    if Path(plan["results"]).is_dir():
+        draw_each(missing, Path(plan["results"]), figures, Judge(plan).objection)
+    print(report(plan, problems_only=True))
+    print(SAFE)

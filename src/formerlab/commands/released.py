@@ -35,8 +35,7 @@ spring somebody had scratched four words. She read them twice, put on her other 
 
 def add_parsers(verbs: Any) -> None:
     """Add the verb."""
-    text = "a released language model under cache policies: accuracy, loss, figure, texts side by side"
-    parser = add_verb(verbs, "released", run, text, configured=False)
+    parser = add_verb(verbs, released, configured=False)
     parser.add_argument(
         "model",
         nargs="?",
@@ -52,8 +51,8 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--dtype", help="default: bfloat16 where the processor computes in it, else as saved")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Measure, draw, and continue a prompt."""
+def released(arguments: argparse.Namespace) -> None:
+    """Show a released language model under cache policies: accuracy, loss, figure, texts side by side."""
     import torch
 
     from formerlab.integrations.huggingface.load import computes_in_bfloat16, identity_of, load_any

@@ -27,8 +27,7 @@ CIRCUMSTANCES = ("device", "threads", "processes", "code_hash", "data.fingerprin
 
 def add_parsers(verbs: Any) -> None:
     """Add the verb."""
-    text = "make a run of results/cached again and say whether its rows are equal to the bit, or how far they are"
-    parser = add_verb(verbs, "reproduce", reproduce, text)
+    parser = add_verb(verbs, reproduce)
     parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
     text = "go on although the code, or the data, are not those that the run was made with; may be given twice"
     parser.add_argument("--other", action="append", default=[], choices=("code", "data"), help=text)
@@ -36,7 +35,9 @@ def add_parsers(verbs: Any) -> None:
 
 
 def reproduce(arguments: argparse.Namespace) -> None:
-    """Train the run again, after the runs it started from, and print the comparison.
+    """Make a run of results/cached again and say whether its rows are equal to the bit, or how far they are.
+
+    The runs that it started from are made before it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The verbs that read results: draw, figures, exact, claims, readme, runs, headline, track, export."""
+"""The verbs that read results: report, draw, figures, exact, claims, readme, runs, headline, track, export."""
 
 import argparse
 import gc
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formerlab.commands.as_planned import as_planned
-from formerlab.commands.context import add_verb, load_plan
+from formerlab.commands.context import Plan, add_verb, load_plan
 from formerlab.errors import UserError
-from formerlab.files import write_json
+from formerlab.files import write_json, write_text
 from formerlab.plan.judge import Judge, failed_syncs
 from formerlab.plan.locate import ensure_plan, read_plan
-from formerlab.results.notes import noted
 from formerlab.results.schema import CLAIMS
+from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
 from formerlab.results.write import hashes_of_rows
 
 if TYPE_CHECKING:
@@ -26,39 +26,54 @@ if TYPE_CHECKING:
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
-    parser = add_verb(verbs, "draw", draw, "draw figures and tables of the live results")
+    parser = add_verb(verbs, report)
+    parser.add_argument("--out", type=Path, help="the page; default: results/live/<scale>/report.html")
+
+    parser = add_verb(verbs, draw)
     parser.add_argument("names", nargs="+", metavar="name", help="figure or table, such as denseformer_depth")
     text = "end well even where one cannot be drawn: its files and `status` say so"
     parser.add_argument("--go-on", action="store_true", help=text)
 
-    text = "draw every figure and table from rows that exist; trains nothing"
-    parser = add_verb(verbs, "figures", figures, text, configured=False)
+    parser = add_verb(verbs, figures, configured=False)
     parser.add_argument("--tree", choices=("cached", "live"), default="cached", help="which rows; default: cached")
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--figures", type=Path, default=Path("figures"))
 
-    add_verb(verbs, "exact", exact, "run the numeric checks of the exact claims")
-    text = "judge the registered claims by the live results"
-    parser = add_verb(verbs, "claims", claims, text)
+    add_verb(verbs, exact, text=STAGES["exact"].text)
+    parser = add_verb(verbs, claims)
     parser.add_argument("--out", type=Path, help="folder for claims.csv and .html; default: show the verdicts")
-    text = "list every finished run with its cost and what it came from"
-    parser = add_verb(verbs, "runs", runs, text)
+    parser = add_verb(verbs, runs)
     parser.add_argument("--out", type=Path, help="folder for runs.csv and runs.html; default: show the costs")
-    add_verb(verbs, "headline", headline, "print the headline table of every study")
-    text = "bring all runs into MLflow, also those that train; running it again duplicates nothing"
-    parser = add_verb(verbs, "track", track, text)
+    add_verb(verbs, headline)
+    parser = add_verb(verbs, track)
     parser.add_argument("--weights", action="store_true", help="log the weights of finished runs as artifacts too")
     parser.add_argument("--failures", type=int, help=argparse.SUPPRESS)
-    parser = add_verb(verbs, "export", export, "copy the rows of finished live runs to results/cached, checked")
+    parser = add_verb(verbs, export)
     parser.add_argument("--to", type=Path, help="another folder in place of results/cached, as of another checkout")
-
-    text = "write what the cached results say into README.md, docs and figures"
-    parser = add_verb(verbs, "readme", readme, text, configured=False)
+    parser = add_verb(verbs, readme, configured=False)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is not up to date")
 
 
+def report(arguments: argparse.Namespace) -> None:
+    """Write report.html: every figure and table of the scale with captions, verdicts and commands, on one page."""
+    print(write_report(load_plan(arguments), arguments.out))
+
+
+def write_report(plan: Plan, out: Path | None = None) -> Path:
+    """Write the page and return where it is."""
+    from formerlab.report.gallery import gallery
+
+    drawings = {name: one["runs"] for job in plan["draw"].values() for name, one in job["drawings"].items()}
+    stages = (("data", *TIMED, "exact"), MAKING, MEASURED)
+    groups = [{stage: len(plan[stage]) for stage in group if plan[stage]} for group in stages]
+    groups.append({"figures and tables": len(plan["draw"]), "claims": 1, "runs": 1, "MLflow": 1})
+    path = out or Path(plan["results"], "report.html")
+    write_text(path, gallery(_results(plan), Path(plan["figures"]), plan["studies"], drawings, groups))
+    return path
+
+
 def draw(arguments: argparse.Namespace) -> None:
-    """Draw some figures and tables of the plan's scale."""
+    """Draw figures and tables of the live results."""
     from formerlab.report.write import draw_each
 
     plan = load_plan(arguments)
@@ -68,7 +83,7 @@ def draw(arguments: argparse.Namespace) -> None:
 
 
 def figures(arguments: argparse.Namespace) -> None:
-    """Draw everything that has rows, at every scale."""
+    """Draw every figure and table from rows that exist; trains nothing."""
     from formerlab.report.write import draw_all
     from formerlab.results.read import has_runs
 
@@ -96,14 +111,14 @@ def exact(arguments: argparse.Namespace) -> None:
 
     plan = load_plan(arguments)
     root = Path(plan["results"])
-    with noted("exact", root), as_planned(plan, "exact", CLAIMS):
+    with as_planned(plan, "exact", CLAIMS):
         write_exact(root / EXACT)
         record = {"schema": 1, "code_hash": plan["exact"][CLAIMS]["code"]}
         write_json(root / "exact.json", record | {"rows_sha256": hashes_of_rows(root, [EXACT])})
 
 
 def claims(arguments: argparse.Namespace) -> None:
-    """Show the verdicts at the plan's scale, or write them."""
+    """Judge the registered claims by the live results."""
     from formerlab.plan.claim_arms import read_arms
     from formerlab.report.claims.render import counts, frame
     from formerlab.report.claims.verdict import verdicts
@@ -119,7 +134,7 @@ def claims(arguments: argparse.Namespace) -> None:
         print(f"\n{warning}")
 
 
-def _results(plan: dict[str, Any]) -> "Results":
+def _results(plan: Plan) -> "Results":
     """Return the rows of a plan's scale, without those that are not as planned."""
     from formerlab.results.read import Results
 
@@ -127,7 +142,7 @@ def _results(plan: dict[str, Any]) -> "Results":
 
 
 def readme(arguments: argparse.Namespace) -> None:
-    """Write what README.md, docs and figures have from cached rows and scales, or see that it is up to date."""
+    """Write what the cached results say into README.md, docs and figures."""
     from formerlab.commands.readme import outdated, write
     from formerlab.report.committed import complaint, refresh
 
@@ -140,7 +155,7 @@ def readme(arguments: argparse.Namespace) -> None:
 
 
 def runs(arguments: argparse.Namespace) -> None:
-    """Show every finished run of the plan's scale and what each study cost, or write it."""
+    """List every finished run with its cost and what it came from."""
     from formerlab.report.ledger import text, write_ledger
 
     results = _results(load_plan(arguments))
@@ -175,7 +190,7 @@ def _objection(results: Path) -> "Objection | None":
 
 
 def headline(arguments: argparse.Namespace) -> None:
-    """Print the headline tables."""
+    """Print the headline table of every study."""
     from formerlab.report.headline import headline as text
 
     plan = load_plan(arguments)
@@ -183,9 +198,10 @@ def headline(arguments: argparse.Namespace) -> None:
 
 
 def track(arguments: argparse.Namespace) -> None:
-    """Upsert all runs; a failure is a warning and counted in mlflow.json, so that the next call tries again.
+    """Bring all runs into MLflow, also those that train; running it again duplicates nothing.
 
-    It is never a failed job: results and report need no tracking.
+    A failure is a warning and counted in mlflow.json, so that the next call tries again. It is never a failed job:
+    results and report need no tracking.
     """
     plan = load_plan(arguments)
     root, uri = Path(plan["results"]), plan["tracking_uri"]
@@ -206,7 +222,7 @@ def track(arguments: argparse.Namespace) -> None:
 
 
 def export(arguments: argparse.Namespace) -> None:
-    """Copy rows from the live to the cached tree."""
+    """Copy the rows of finished live runs to results/cached, checked."""
     from formerlab.results.export import export as copy
 
     plan = load_plan(arguments)

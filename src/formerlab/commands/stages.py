@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +11,29 @@ import psutil
 
 from formerlab.commands.as_planned import as_planned
 from formerlab.commands.context import add_verb, job_of, load_plan
-from formerlab.commands.gpus import on_several, own_gpus
-from formerlab.commands.slurm import seconds_left
+from formerlab.commands.gpus import on_several, own_gpus, seconds_left
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json
-from formerlab.results.notes import noted
 from formerlab.results.stages import STAGES
 
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
-    parser = add_verb(verbs, "data", data, "prepare a data set: tokenizer, token streams, questions, manifest")
+    parser = add_verb(verbs, data, text=STAGES["data"].text)
     parser.add_argument("name", help="name of the data set, such as text")
     parser.add_argument("--processes", type=int, help="processes that read and encode; default: one per core")
 
-    parser = add_verb(verbs, "train", train, "train one run, or go on with it")
+    parser = add_verb(verbs, train, text=STAGES["train"].text)
     parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
-    parser.add_argument(
-        "--time-limit", type=float, metavar="SECONDS", help="stop, checkpointed, before this time is up"
-    )
+    text = "stop, checkpointed, before this time is up"
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help=text)
     parser.add_argument("--margin", type=float, default=30.0, metavar="SECONDS", help="how long before; default 30")
     parser.add_argument("--checkpoint-seconds", type=float, default=60.0, help="time between checkpoints; default 60")
-    parser.add_argument(
-        "--on-mismatch",
-        choices=("refuse", "restart"),
-        default="refuse",
-        help="what to do with the results or the checkpoint of another spec, data or code; default: refuse",
-    )
-
+    text = "what to do with the results or the checkpoint of another spec, data or code; default: refuse"
+    parser.add_argument("--on-mismatch", choices=("refuse", "restart"), default="refuse", help=text)
     parser.add_argument("--deterministic", action="store_true", help="the same bits in every run on a GPU, but slower")
 
-    parser = add_verb(verbs, "load", load, STAGES["load"].text)
+    parser = add_verb(verbs, load, text=STAGES["load"].text)
     parser.add_argument("id", help="run, such as decay/released-smollm2-135m-instruct/seed0")
 
 
@@ -55,9 +46,8 @@ def data(arguments: argparse.Namespace) -> None:
     job = job_of(plan, "data", arguments.name)
     if job["lacks"]:
         raise UserError(job["lacks"])
-    out = Path(job["out"])
-    with noted("data", out), as_planned(plan, "data", arguments.name):
-        spec = data_spec(job["spec"])
+    with as_planned(plan, "data", arguments.name):
+        spec, out = data_spec(job["spec"]), Path(job["out"])
         prepare(arguments.name, spec, out, code_hash=job["code"], processes=arguments.processes)
 
 
@@ -88,18 +78,13 @@ def train(arguments: argparse.Namespace) -> None:
             on_several(arguments, gpus, out)
         return
     parent = Path(plan["results"], job["init"]) if job["init"] else None
-    first = os.environ.get("RANK", "0") == "0"
-    with (
-        noted("train", out) if first else nullcontext(),
-        as_planned(plan, "train", arguments.id),
-        own_gpus(plan["device"]),
-    ):
+    with as_planned(plan, "train", arguments.id):
         run, matched = Run.model_validate(job["spec"]), dict[str, Any]()
         if job.get("equal_time"):
             steps, matched = _steps_of_equal_time(plan, job)
             run = run.model_copy(update={"steps": steps})
         train_stage(run, Path(plan["data"][job["data"]]["out"]), out, parent=parent, runtime=runtime)
-        if matched and first:
+        if matched and os.environ.get("RANK", "0") == "0":
             write_json(out / "run.json", read_json(out / "run.json") | matched)
 
 
@@ -110,9 +95,9 @@ def load(arguments: argparse.Namespace) -> None:
 
     plan = load_plan(arguments)
     job = job_of(plan, "load", arguments.id)
-    out = Path(plan["results"], arguments.id)
-    with noted("load", out), as_planned(plan, "load", arguments.id), own_gpus(plan["device"]):
+    with as_planned(plan, "load", arguments.id):
         run, data = ReleasedRun.model_validate(job["spec"]), Path(plan["data"][job["data"]]["out"])
+        out = Path(plan["results"], arguments.id)
         load_stage(run, data, out, device=plan["device"], threads=plan["threads"], code_hash=job["code"])
 
 

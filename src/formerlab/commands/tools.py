@@ -1,4 +1,4 @@
-"""The verbs for people: init, demo, generate, classify, ui."""
+"""The verbs for people: init, generate, classify, ui."""
 
 import argparse
 import os
@@ -23,14 +23,10 @@ SECONDS_BETWEEN_SYNCS = 60
 
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
-    text = "lay down Snakefile, configuration, studies, scales and profiles of a project of your own"
-    parser = add_verb(verbs, "init", init, text, configured=False)
+    parser = add_verb(verbs, init, configured=False)
     parser.add_argument("folder", type=Path, help="a new or empty folder")
 
-    parser = add_verb(verbs, "demo", demo, "run the whole DAG and show what came out")
-    parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
-
-    parser = add_verb(verbs, "generate", generate, "continue a prompt with a finished run", configured=False)
+    parser = add_verb(verbs, generate, configured=False)
     parser.add_argument("checkpoint", type=Path, help="folder of a finished run, or its id")
     parser.add_argument("prompt")
     parser.add_argument("--tokens", type=int, default=100, help="tokens to add at most; default 100")
@@ -38,8 +34,7 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--top-k", type=int, help="draw from the k most probable tokens only")
     parser.add_argument("--seed", type=int, default=0)
 
-    text = "evaluate a finished image model on prepared images"
-    parser = add_verb(verbs, "classify", classify, text, configured=False)
+    parser = add_verb(verbs, classify, configured=False)
     parser.add_argument("model", type=Path, help="folder of a finished run")
     parser.add_argument("data", type=Path, help="folder of prepared images, such as results/live/laptop/data/images")
     parser.add_argument("--split", choices=("train", "valid", "test"), default="test")
@@ -47,7 +42,7 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default cpu")
     parser.add_argument("--out", type=Path, help="CSV file for a row per image")
 
-    parser = add_verb(verbs, "ui", ui, "open the MLflow UI over all runs")
+    parser = add_verb(verbs, ui)
     parser.add_argument("--port", type=int, default=5000, help="where it listens on this machine; default 5000")
 
 
@@ -64,7 +59,7 @@ workflow.default_target = "all"  # an include leaves it alone
 
 
 def init(arguments: argparse.Namespace) -> None:
-    """Write a folder in which `formerlab demo` and `snakemake` run from the installed package."""
+    """Lay down Snakefile, configuration, studies, scales and profiles of a project of your own."""
     folder, template = arguments.folder, Path(str(files("formerlab_project")))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not empty; name a new folder")
@@ -76,15 +71,8 @@ def init(arguments: argparse.Namespace) -> None:
     print(f"{folder} is ready:\n  cd {shlex.quote(str(folder))}\n  formerlab demo --scale smoke", file=sys.stderr)
 
 
-def demo(arguments: argparse.Namespace) -> None:
-    """Run the DAG, then the report, then print where everything is."""
-    from formerlab.commands.demo import run
-
-    sys.exit(run(arguments))
-
-
 def generate(arguments: argparse.Namespace) -> None:
-    """Print the continuation as it is made."""
+    """Continue a prompt with a finished run."""
     from formerlab.data import load_tokenizer
     from formerlab.evaluation.language.generate import check_text
     from formerlab.evaluation.language.generate import generate as continue_prompt
@@ -111,7 +99,7 @@ def generate(arguments: argparse.Namespace) -> None:
 
 
 def classify(arguments: argparse.Namespace) -> None:
-    """Print accuracy, loss, calibration and speed."""
+    """Evaluate a finished image model on prepared images."""
     from formerlab.evaluation import vision
 
     given = {name: getattr(arguments, name) for name in ("split", "batch", "device", "out")}
@@ -119,7 +107,10 @@ def classify(arguments: argparse.Namespace) -> None:
 
 
 def ui(arguments: argparse.Namespace) -> None:
-    """Serve MLflow until it is stopped, and bring what is trained meanwhile into it every minute."""
+    """Open the MLflow UI over all runs.
+
+    It brings what is trained meanwhile into MLflow every minute, until it is stopped.
+    """
     from formerlab.tracking.mlflow import landing, sync
 
     try:
