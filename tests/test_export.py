@@ -175,8 +175,8 @@ def test_what_is_not_as_planned_stays_behind_and_is_listed(live, cached):
         "denseformer/plain-4/seed7": UNPLANNED,
     }
     assert report["left_out"] == [
-        "zeroshot denseformer/plain-4/seed0: changed since: suites",
         "speed denseformer: changed since: code",
+        "zeroshot denseformer/plain-4/seed0: changed since: suites",
         "exact claims: changed since: code",
     ]
     assert len(report["exported"]) == 4

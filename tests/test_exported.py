@@ -29,10 +29,12 @@ def record(run, **more):
     return {"id": f"study/{run}/seed0", "run": run, "seed": 0} | more
 
 
-def write(folder, rows, records=None):
+def write(folder, records, **frames):
+    """Write rows of a file by their runs."""
     folder.mkdir(exist_ok=True)
-    names = {owner: owner.split("/")[1] for frames in rows.values() for owner in frames if "/" in owner}
-    write_study(folder, {}, records or [record(name) for name in names.values()], rows, {})
+    parts = [frame.assign(run=run, seed=0)[["run", "seed", *frame]] for run, frame in frames.items()]
+    rows = {"any.csv": pd.concat(parts, ignore_index=True)} if parts else {}
+    write_study(folder, {}, records or [record(name) for name in frames], rows, {})
     return ExportedStudy(folder)
 
 
@@ -46,18 +48,18 @@ def two(folder):
     """The rows of two runs, one of which has a column more, and a whole number where the other has a fraction."""
     a = pd.DataFrame({"kind": ["x", None], "value": [1.5, float("nan")], "loss": [0.1, 0.2], "more": [3, 4]})
     b = pd.DataFrame({"kind": ["y"], "value": [2], "loss": [float("inf")]}, index=[7])
-    return write(folder, {"any.csv": {"study/a/seed0": a, "study/b/seed0": b}})
+    return write(folder, [], a=a, b=b)
 
 
 @given(found=RECORDS)
 def test_any_record_comes_back(tmp_path_factory, found):
     folder = tmp_path_factory.mktemp("study")
     written = [found | record("a"), record("b", git={"commit": "1e5"}), record("c", git=None)]
-    assert json.dumps(write(folder, {}, written).records(), sort_keys=True) == json.dumps(written, sort_keys=True)
+    assert json.dumps(write(folder, written).records(), sort_keys=True) == json.dumps(written, sort_keys=True)
 
 
 def test_runs_can_be_read_by_people(folder):
-    write(folder, {}, [record("a", spec={"model": {"layers": 4, "tau": None}}, flops=1e12, commit="12345678")])
+    write(folder, [record("a", spec={"model": {"layers": 4, "tau": None}}, flops=1e12, commit="12345678")])
     (row,) = csv.DictReader((folder / "runs.csv").open())
     assert row == {
         **{"id": "study/a/seed0", "run": "a", "seed": "0", "flops": "1000000000000.0", "commit": '"12345678"'},
@@ -73,16 +75,9 @@ def test_every_run_has_its_own_rows_and_columns(two):
     assert two.rows("any.csv", "study/c/seed0") is None
 
 
-def test_a_file_without_rows_is_none(folder):
-    study = write(folder, {"depth.csv": {"study/a/seed0": pd.DataFrame({"weight": []})}})
-    assert study.rows("depth.csv", "study/a/seed0") is None
-    assert not list(folder.glob("*.parquet"))
-
-
 def test_the_same_rows_are_the_same_bytes(two, folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    rows = {f"study/{run}/seed0": two.rows("any.csv", f"study/{run}/seed0") for run in "ab"}
-    write(folder, {"any.csv": rows})
+    write(folder, [], **{run: two.rows("any.csv", f"study/{run}/seed0") for run in "ab"})
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 

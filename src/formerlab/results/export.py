@@ -3,7 +3,6 @@
 The same rows give the same bytes, so version control says whether they changed.
 """
 
-import csv
 import json
 import os
 import re
@@ -12,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +23,20 @@ from formerlab.files import beside, read_json, remove_abandoned, replacing, writ
 from formerlab.results.read import (
     DATA,
     EXPORTED_SCHEMA,
+    KEYS,
     PROVENANCE,
-    RUN,
     RUNS,
     SIZES,
-    ExportedStudy,
     Objection,
     Record,
     Results,
     value_of,
 )
 from formerlab.results.schema import UNPLANNED
-from formerlab.results.stages import STAGES
+from formerlab.results.stages import MAKING, STAGES
 
-Rows = dict[str, dict[str, DataFrame]]
-"""By file (`test.csv`), then by the id of their run, or by the study's name where they are not of a run."""
+Rows = dict[str, DataFrame]
+"""By file (`test.csv`): rows of runs with run and seed in front, or those of a study."""
 Stages = dict[str, dict[str, Any]]
 """Records of other stages than training, by run or study, then by stage."""
 EXACT = "exact.csv"
@@ -110,11 +107,21 @@ def _unfinished(
 
 
 def _export_study(results: Results, target: Path, records: list[Record], unfinished: dict[str, str]) -> None:
-    """Write the runs of a study, beside those that were exported before."""
+    """Write the runs of a study, beside those that were exported before and are not among them with any seed.
+
+    A file of the study replaces the one before it.
+    """
     rows, stages = _read(results, target.name, records)
-    kept = ExportedStudy(target) if (target / RUNS).exists() else None
-    if kept is not None:
-        records = _with_kept(kept, records, rows, stages)
+    if (target / RUNS).exists():
+        before, new = Results(target.parent), {record["run"] for record in records}
+        older = [one for one in before.records() if one["study"] == target.name and one["run"] not in new]
+        records = sorted([*older, *records], key=lambda record: (record["run"], record["seed"]))
+        rows_before, stages_before = _read(before, target.name, older)
+        for file, frame in rows_before.items():
+            if "seed" in frame and file in rows:
+                rows[file] = pd.concat([frame, rows[file]]).sort_values(KEYS[1:], kind="stable", ignore_index=True)
+            rows.setdefault(file, frame)
+        stages = {owner: stages_before.get(owner, {}) | stages.get(owner, {}) for owner in stages_before | stages}
     prints: dict[str, str] = {}
     for data in (record["data"] for record in records):
         if prints.setdefault(data["name"], data["fingerprint"]) != data["fingerprint"]:
@@ -127,36 +134,19 @@ def _export_study(results: Results, target: Path, records: list[Record], unfinis
 
 
 def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows, Stages]:
-    rows: Rows = defaultdict(dict)
-    stages: Stages = defaultdict(dict)
-    for owner, stage in product([*(record["id"] for record in records), study], STAGES.values()):
-        for name in stage.tables:
-            found = results.rows_of(name, owner)
-            if found is not None and not results.leaves_out(name, owner):
-                rows[name][owner] = found
-        record = results.root / owner / stage.record
-        if stage.record != RUN and record.exists() and not results.leaves_out(stage.record, owner):
-            stages[owner][stage.name] = results.stage_record(owner, stage.name)
+    """Return rows and records of runs of a study and of the study itself, in either form."""
+    runs, rows, stages = sorted({record["run"] for record in records}), Rows(), Stages()
+    for stage in STAGES.values():
+        for file in stage.tables:
+            of_runs = stage.unit == "run"
+            found = results.rows(file, study, runs) if of_runs else results.rows_of_study(file, study)
+            if len(found):
+                rows[file] = found.drop(columns="study") if of_runs else found
+    for owner in [*(record["id"] for record in records), study]:
+        found = {stage: results.stage_record(owner, stage) for stage in STAGES.keys() - MAKING.keys()}
+        if found := {stage: record for stage, record in found.items() if record}:
+            stages[owner] = found
     return rows, stages
-
-
-def _with_kept(kept: ExportedStudy, complete: Sequence[Record], rows: Rows, stages: Stages) -> list[Record]:
-    """Add to new rows and stages those that were exported before, and return the records of all runs in their order.
-
-    A run whose rows are new is replaced with all its seeds, and so is a file of the study.
-    """
-    new = {record["run"] for record in complete}
-    older = [record for record in kept.records() if record["run"] not in new]
-    for owner in [*(record["id"] for record in older), kept.name]:
-        for name in kept.files():
-            if (found := kept.rows(name, owner)) is not None:
-                rows[name].setdefault(owner, found)
-        if owner in kept.stages:
-            stages[owner] = kept.stages[owner] | stages[owner]
-    records = sorted([*older, *complete], key=lambda record: (record["run"], record["seed"]))
-    for name, frames in rows.items():
-        rows[name] = {owner: frames[owner] for owner in [*(one["id"] for one in records), kept.name] if owner in frames}
-    return records
 
 
 def _write_data(live_root: Path, path: Path) -> None:
@@ -191,15 +181,26 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 def write_study(folder: Path, stamp: Mapping[str, Any], records: Sequence[Record], rows: Rows, stages: Stages) -> None:
     """Write a study into an empty folder; provenance.json begins with the `stamp`."""
-    cells = [dict(_cells(record)) for record in records]
-    columns = dict.fromkeys(column for row in cells for column in row)
-    ordered = sorted(columns, key=lambda column: column.startswith("spec."))  # what came out, then what was asked for
-    with replacing(folder / RUNS) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ordered, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(cells)
-    for name, frames in rows.items():
-        _write_table(folder / f"{Path(name).stem}.parquet", frames)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    cells = DataFrame([dict(_cells(record)) for record in records])
+    ordered = sorted(cells, key=lambda column: column.startswith("spec."))  # what came out, then what was asked for
+    with replacing(folder / RUNS) as temporary:
+        cells[ordered].to_csv(temporary, index=False, lineterminator="\n")
+    for name, frame in rows.items():
+        table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+        fractions = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+        with replacing(folder / f"{Path(name).stem}.parquet") as temporary:
+            pq.write_table(
+                table,
+                temporary,
+                compression="zstd",
+                compression_level=9,
+                use_dictionary=[name for name in table.column_names if name not in fractions],
+                use_byte_stream_split=fractions,
+                store_schema=False,
+            )
     write_json(folder / PROVENANCE, {"schema": EXPORTED_SCHEMA, **stamp, "stages": stages})
 
 
@@ -214,31 +215,3 @@ def _cells(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
         else:
             plain = isinstance(item, str) and item != "" and "\r" not in item and value_of(item) == item
             yield prefix + key, item if plain else json.dumps(item)
-
-
-def _write_table(path: Path, frames: Mapping[str, DataFrame]) -> None:
-    """Write rows of runs, or of a study; no file where there are none."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    parts = []
-    for owner, frame in frames.items():
-        if "/" in owner:
-            _, run, seed = owner.split("/")
-            keys = DataFrame({"run": run, "seed": int(seed.removeprefix("seed"))}, index=frame.index)
-            frame = pd.concat([keys, frame], axis=1)
-        parts += [frame] if len(frame) else []
-    if not parts:
-        return
-    table = pa.Table.from_pandas(pd.concat(parts, ignore_index=True), preserve_index=False)
-    fractions = [field.name for field in table.schema if pa.types.is_floating(field.type)]
-    with replacing(path) as temporary:
-        pq.write_table(
-            table.replace_schema_metadata(None),
-            temporary,
-            compression="zstd",
-            compression_level=9,
-            use_dictionary=[name for name in table.column_names if name not in fractions],
-            use_byte_stream_split=fractions,
-            store_schema=False,
-        )

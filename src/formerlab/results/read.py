@@ -13,7 +13,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +37,7 @@ DATA, SIZES = "data.json", ("documents", "bytes", "tokens")
 """In a cached scale, the size of every split of its data sets."""
 AGAIN, RESTORE = "delete it and run its stage again", "restore it from version control, or export again"
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
-_KEYS = ["study", "run", "seed"]
+KEYS = ["study", "run", "seed"]
 # From pandas 3.1 on floats are always read exactly, and asking for it is deprecated.
 _EXACT_FLOATS: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
@@ -83,7 +83,7 @@ class Results:
             for record in self.records()
             if study in (None, record["study"]) and any(fnmatchcase(record["run"], pattern) for pattern in runs)
         ]
-        return DataFrame(records) if records else DataFrame(columns=[*_KEYS, "status"])
+        return DataFrame(records) if records else DataFrame(columns=[*KEYS, "status"])
 
     def rows(self, name: str, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
         """Return the rows of file `name` of all finished runs, with the columns study, run and seed in front.
@@ -92,13 +92,13 @@ class Results:
         for a file that is missing although a record says that it was written, and for one that is damaged or changed.
         """
         frames = []
-        for study_name, run, seed in self.runs(study, runs)[_KEYS].itertuples(index=False):
+        for study_name, run, seed in self.runs(study, runs)[KEYS].itertuples(index=False):
             frame = self.rows_of(name, f"{study_name}/{run}/seed{seed}")
             if frame is not None and len(frame):
                 frames.append(frame.assign(study=study_name, run=run, seed=seed))
         if not frames:
-            return DataFrame(columns=[*_KEYS, *required_columns(name)])
-        return pd.concat(frames, ignore_index=True)[[*_KEYS, *frames[0].columns.drop(_KEYS)]]
+            return DataFrame(columns=[*KEYS, *required_columns(name)])
+        return pd.concat(frames, ignore_index=True)[[*KEYS, *frames[0].columns.drop(KEYS)]]
 
     def rows_of_study(self, name: str, study: str) -> DataFrame:
         """Return the rows of a file that belongs to a study (`speed.csv`), or to the scale, whose name is "".
@@ -159,13 +159,16 @@ class Results:
         return {name: flatten(record) for name, record in self._records.items()}
 
     def stage_record(self, owner: str, stage: str) -> Record:
-        """Return what a stage noted beside the rows of a run, a study or the scale (""); nothing where it did not."""
+        """Return what a stage noted beside the rows of a run, a study or the scale ("").
+
+        Nothing where it did not, or where its rows are left out.
+        """
         if stage in MAKING:
             return self._records.get(owner, {})
         if exported := self.exported.get(owner.partition("/")[0]):
             return dict(exported.stages.get(owner, {}).get(stage, {}))
         path = self.root / owner / STAGES[stage].record
-        record = read_json(path) if path.is_file() else {}
+        record = read_json(path) if path.is_file() and not self.leaves_out(path.name, owner or CLAIMS) else {}
         if not isinstance(record, dict):
             raise UserError(f"{path}: is not a JSON object; {AGAIN}")
         return record
@@ -248,10 +251,6 @@ class ExportedStudy:
             raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); {RESTORE}") from None
         return found
 
-    def files(self) -> list[str]:
-        """Return the files of which there are rows, by the names that stages gave them (`test.csv`)."""
-        return [f"{path.stem}.csv" for path in sorted(self.folder.glob("*.parquet"))]
-
     def rows(self, name: str, owner: str) -> DataFrame | None:
         """Return the rows of a file of a run, by its id, or of the study, by its name; nothing where there are none.
 
@@ -273,11 +272,11 @@ class ExportedStudy:
             table: DataFrame = pq.ParquetFile(path).read().to_pandas()
         except (OSError, pa.ArrowException) as error:
             raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); {RESTORE}") from None
-        if table.columns[:2].tolist() != _KEYS[1:]:
+        if table.columns[:2].tolist() != KEYS[1:]:
             return {self.name: table}
         return {
             f"{self.name}/{run}/seed{seed}": rows.reset_index(drop=True)
-            for (run, seed), rows in table.iloc[:, 2:].groupby([table[key] for key in _KEYS[1:]], sort=False)
+            for (run, seed), rows in table.iloc[:, 2:].groupby([table[key] for key in KEYS[1:]], sort=False)
         }
 
 
@@ -346,14 +345,12 @@ def is_released(record: Mapping[str, Any]) -> bool:
     return bool(record["spec"]["model"]["kind"] == "released")
 
 
-def flatten(value: Mapping[str, Any]) -> Record:
+def flatten(value: Mapping[str, Any], prefix: str = "") -> Record:
     """Join the keys of nested mappings by dots: `{"a": {"b": 1}}` gives `{"a.b": 1}`; lists become JSON text."""
-    return dict(_flat(value, ""))
-
-
-def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    found: Record = {}
     for key, item in value.items():
         if isinstance(item, Mapping):
-            yield from _flat(item, f"{prefix}{key}.")
+            found |= flatten(item, f"{prefix}{key}.")
         else:
-            yield prefix + key, json.dumps(item) if isinstance(item, list) else item
+            found[prefix + key] = json.dumps(item) if isinstance(item, list) else item
+    return found
