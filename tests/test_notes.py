@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from formerlab import files
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import write_json
 from formerlab.results.notes import noted, read_note
@@ -59,27 +58,6 @@ def test_of_two_at_once_the_second_is_told_who_the_first_is_until_that_is_gone(t
         with noted("train", tmp_path):
             assert read_note("train", tmp_path)["pid"] == os.getpid()
     assert read_note("train", tmp_path) is None
-
-
-def test_who_locked_a_file_that_was_deleted_meanwhile_has_locked_nothing(tmp_path, monkeypatch):
-    """Whoever finishes deletes the file that others are about to lock; the one that comes next makes a new one."""
-    path, lock, third = tmp_path / "lock", files._lock, []
-
-    def lock_what_is_replaced_then(file, place):
-        done = lock(file, place)
-        if not third:
-            path.unlink()
-            third.append(os.open(path, os.O_RDWR | os.O_CREAT))
-            assert lock(third[0], path)
-        return done
-
-    monkeypatch.setattr(files, "_lock", lock_what_is_replaced_then)
-    monkeypatch.setattr(files, "SECONDS_FOR_A_LOOK", 0.0)
-    with pytest.raises(UserError, match="the third has it"), files.locked(path, lambda: "the third has it"):
-        pytest.fail("both have it")
-    os.close(third[0])
-    with files.locked(path, lambda: "the third has it"):
-        pass
 
 
 def test_the_next_start_removes_what_the_killed_one_left_and_nothing_of_who_works(tmp_path):

@@ -9,9 +9,8 @@ import re
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from formerlab.errors import UserError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, the user's share of it is, or the file is larger than the system allows."""
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""The file system has no locks."""
 _NO_ROOM_MESSAGES = re.compile(
     rf"os error ({'|'.join(map(str, NO_ROOM))})\b|PytorchStreamWriter failed|unexpected pos \d|iostream error"
 )
@@ -55,7 +56,9 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        temporary.chmod(_mode())  # some libraries make files that nobody else may read, whatever the user wants
+        umask = os.umask(0o077)  # it can only be read by being set; for that moment, the strictest
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # some libraries make files that nobody else may read, whatever the user wants
         os.replace(temporary, path)
     except Exception as error:
         if found_no_room(error):
@@ -68,13 +71,6 @@ def replacing(path: Path) -> Iterator[Path]:
 def found_no_room(error: BaseException) -> bool:
     """Return whether an error says that the disk is full."""
     return (isinstance(error, OSError) and error.errno in NO_ROOM) or bool(_NO_ROOM_MESSAGES.search(str(error)))
-
-
-def _mode() -> int:
-    """Return the permissions that the user's umask leaves to a new file."""
-    umask = os.umask(0o077)  # it can only be read by being set; for that moment, the strictest
-    os.umask(umask)
-    return 0o666 & ~umask
 
 
 def beside(path: Path, ending: str) -> Path:
@@ -104,8 +100,8 @@ def _without_dots(host: str) -> str:
 
 
 @contextmanager
-def locked(path: Path, held_by: Callable[[], str]) -> Iterator[int]:
-    """Hold a lock file and yield its descriptor; the system frees it when the process ends, however it ends.
+def locked(path: Path, held_by: Callable[[], str]) -> Iterator[None]:
+    """Hold a lock file, whose content is its holder's; the system frees it when the process ends, however it ends.
 
     On NFS it holds between machines as far as the mount passes locks on (not with `nolock` or `local_lock`); where the
     file system has none, that is said and nothing is locked. Whoever deletes the file does so before the block ends.
@@ -115,19 +111,19 @@ def locked(path: Path, held_by: Callable[[], str]) -> Iterator[int]:
     UserError
         Where another process holds it: what `held_by` says.
     """
+    from filelock import FileLock, Timeout  # takes a tenth of a second, which the DAG need not spend
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    patience = time.monotonic() + SECONDS_FOR_A_LOOK
-    while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    with ExitStack() as held:
         try:
-            if _lock(file, path) and _is_at(file, path):
-                yield file
-                return
-        finally:
-            os.close(file)
-        if time.monotonic() > patience:
-            raise UserError(held_by())
-        time.sleep(0.02)
+            held.enter_context(FileLock(path, SECONDS_FOR_A_LOOK, poll_interval=0.02, fallback_to_soft=False))
+        except Timeout:
+            raise UserError(held_by()) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            print(f"{path}: cannot be locked here ({error.strerror}); start nothing twice", file=sys.stderr)
+        yield
 
 
 def is_locked(path: Path) -> bool | None:
@@ -142,25 +138,6 @@ def is_locked(path: Path) -> bool | None:
     except OSError:
         return None
     return False
-
-
-def _lock(file: int, path: Path) -> bool:
-    """Lock a file and return whether that could be done now."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        print(f"{path}: cannot be locked here ({error.strerror}); start nothing twice", file=sys.stderr)
-    return True
-
-
-def _is_at(file: int, path: Path) -> bool:
-    """Return whether an open file is still the one of that name, not one that its last holder deleted."""
-    try:
-        return os.path.samestat(os.fstat(file), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def write_text(path: Path, text: str) -> None:

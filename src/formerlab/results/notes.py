@@ -50,16 +50,16 @@ def noted(stage: str, folder: Path) -> Iterator[None]:
     def end(state: str, error: BaseException, otherwise: str) -> None:
         said = {"state": state, "reason": (str(error).partition("\n")[0] or otherwise)[:LONGEST_REASON]}
         with suppress(OSError):  # the reason itself is on its way to who started the stage
-            _write(file, note | said)
+            _write(path, note | said)
 
     def held_by() -> str:
         return f"{folder}: {stage} is under way here already ({_who(path)}); wait for it, or stop it"
 
-    with locked(path, held_by) as file, _terminated_like_interrupted():
+    with locked(path, held_by), _terminated_like_interrupted():
         before = _read(path)
         remove_abandoned(folder, writer=(before["host"], before["pid"]) if before else None)
         try:
-            _write(file, note)
+            _write(path, note)
         except OSError as error:
             path.unlink()
             raise NoRoom(path) from error
@@ -129,11 +129,11 @@ def _read(path: Path) -> Note | None:
     return note if {"state", "pid", "host"} <= note.keys() else None
 
 
-def _write(file: int, note: Note) -> None:
+def _write(path: Path, note: Note) -> None:
     """Write a note over the one before it, in place: a new file might find no room."""
-    text = json.dumps(note, ensure_ascii=False).encode().ljust(ROOM) + b"\n"
-    os.pwrite(file, text, 0)
-    os.ftruncate(file, len(text))
+    with open(path, "rb+") as file:
+        file.write(json.dumps(note, ensure_ascii=False).encode().ljust(ROOM) + b"\n")
+        file.truncate()
 
 
 def _who(path: Path) -> str:
