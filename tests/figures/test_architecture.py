@@ -9,7 +9,7 @@ from formerlab.cache import Decay
 from formerlab.cache.simulation import simulate
 from formerlab.layers import DepthWeightedAverage
 from formerlab.report.figures.decay.rule import ALPHAS, BUDGET, TOKENS, attention, decay_rule, example, pruned
-from formerlab.report.figures.denseformer.architecture import averages
+from formerlab.report.figures.denseformer.inside import averages
 from formerlab.report.figures.tokenformer.layer import tokenformer_layer
 from formerlab.results.read import Results
 

@@ -5,10 +5,9 @@ import pandas as pd
 import pytest
 from fixtures.rows import make_run, write_csv
 
-from formerlab.report.figures.decay import accuracy
-from formerlab.report.figures.decay.alpha import decay_alpha, draw_alpha, level_with_h2o
-from formerlab.report.figures.decay.budget import decay_budget, draw_budget
-from formerlab.report.figures.decay.decode import binomial_ends, decay_passkey, draw_passkey
+from formerlab.report.figures.decay.answers import published_accuracies
+from formerlab.report.figures.decay.long import binomial_ends, decay_passkey
+from formerlab.report.figures.decay.loss import decay_alpha, decay_budget, level_with_h2o
 from formerlab.report.names import data_set
 from formerlab.report.pruning import decoding, minus_h2o
 from formerlab.report.questions import MEAN, SUITES, accuracies
@@ -149,7 +148,7 @@ def test_numbers_are_counted_by_length_and_place(tmp_path):
     assert (data["numbers"] == 2).all()
     assert (data[["all_found", "all_numbers"]] == [3, 4]).all(axis=None)
     assert data["log_prob"].tolist() == pytest.approx([-0.1, -0.1])
-    assert "Full: 3 of 4 found" in {text.get_text() for text in draw_passkey(data.reset_index()).axes[0].texts}
+    assert "Full: 3 of 4 found" in {text.get_text() for text in decay_passkey.draw(data.reset_index()).axes[0].texts}
 
 
 def test_few_numbers_leave_a_share_uncertain():
@@ -195,7 +194,7 @@ def test_decay_is_told_from_h2o_on_the_same_windows(tmp_path):
     data = decay_alpha.data(results, ("*",))
     assert len(data) == 5
     assert data.loc[data["policy"] != "decay", "minus_h2o_nats"].isna().all()
-    panel = draw_alpha(data).axes[0]
+    panel = decay_alpha.draw(data).axes[0]
     assert "1.0" in [tick.get_text() for tick in panel.get_xticklabels()]
     assert any("\N{BLACK UP-POINTING TRIANGLE}" in text.get_text() for text in panel.texts)  # alpha 1 is far off
     assert panel.get_ylim()[1] < np.exp(HARD.mean() + 0.9)
@@ -207,13 +206,13 @@ def test_without_h2o_nothing_is_minus_it(tmp_path):
     assert minus_h2o(Results(tmp_path), "decay").empty
     data = decay_alpha.data(Results(tmp_path), ("*",))
     assert data["minus_h2o_nats"].isna().all()
-    assert "Hollow" not in draw_alpha(data).get_label()
+    assert "Hollow" not in decay_alpha.draw(data).get_label()
 
 
 def test_panels_of_budgets_name_their_text_and_show_every_policy(tmp_path):
     data = decay_budget.data(pruned_runs(tmp_path, "released-small", "wikitext-small"), ("*",))
     assert (data["window_tokens"] == 512).all()
-    for axes in draw_budget(data).axes:
+    for axes in decay_budget.draw(data).axes:
         assert "5 windows of 512 tokens" in axes.get_title()
         assert "Local" in {text.get_text() for text in axes.texts}
 
@@ -233,7 +232,7 @@ def test_data_sets_are_named_as_readers_know_them(name, released, scale, read):
 
 
 def test_published_accuracies_say_their_budget_and_whether_alpha_is_known():
-    theirs = accuracy.published_accuracies()
+    theirs = published_accuracies()
     pruned = theirs[theirs["series"] != "Full"]
     assert (pruned["budget"] == 0.4).all()
     assert pruned.groupby("series")["recent"].unique().map(list).to_dict() == {"Decay": [0.0], "H2O": [0.5]}

@@ -35,8 +35,8 @@ JOBS = {
     "zeroshot dense": (("formerlab.evaluation.language.zeroshot",), (DENSE,)),
     "prune local": (("formerlab.evaluation.pruning.prune",), (PruneSweep(policies=(Local(),)), PLAIN)),
     "prune decay": (("formerlab.evaluation.pruning.prune",), (PruneSweep(policies=(Decay(),)), PLAIN)),
-    "draw decay_alpha": (("formerlab.report.figures.decay.alpha", "formerlab.report.write"), ()),
-    "draw denseformer_depth": (("formerlab.report.figures.denseformer.depth", "formerlab.report.write"), ()),
+    "draw decay_alpha": (("formerlab.report.figures.decay.loss", "formerlab.report.write"), ()),
+    "draw denseformer_depth": (("formerlab.report.figures.denseformer.loss", "formerlab.report.write"), ()),
     "draw decay_table": (("formerlab.report.tables.decay", "formerlab.report.write"), ()),
 }
 
@@ -139,7 +139,7 @@ def new_code(text):
         ("data/text/embedded.py", jobs("data")),
         ("data/text/files.py", {"data of files"}),
         ("data/text/hub.py", set()),
-        ("report/figures/decay/alpha.py", {"draw decay_alpha"}),
+        ("report/figures/decay/loss.py", {"draw decay_alpha"}),
         ("report/pruning.py", {"draw decay_alpha", "draw decay_table"}),
         ("report/style.py", jobs("draw")),
         ("results/read.py", jobs("draw")),

@@ -1,7 +1,7 @@
 """Figures and tables: what there is of them, without importing what draws them.
 
 A module below `figures/` or `tables/` declares each by a function of its name that returns its rows: `@plot(...)` above
-`decay_budget` in `figures/decay/budget.py`, `@table(...)` above `vision_sizes` in `tables/vision.py`. The docstring is
+`decay_budget` in `figures/decay/loss.py`, `@table(...)` above `vision_sizes` in `tables/vision.py`. The docstring is
 the caption, in reStructuredText: what is shown and what to see. The study is the folder or file below; a declaration
 that names `studies` is drawn for each, called `<study>_<name>`. The plan reads which runs and files it takes, and its
 caption, from the source, so these are literals.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # these take a second to import; the plan reads the catalogue
     from formerlab.results.read import Results
 
 REPORT = Path(__file__).parent
-_LISTS = ("reads", "runs", "needs")
+_LISTS = ("reads", "runs", "needs", "studies")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Declared:
     """What the source says of a figure or table, in literals."""
 
     reads: Sequence[str]
-    """Files of a run or of the study that it is drawn from."""
+    """Files of a run or of the study that it is drawn from; run.json is one of all of them."""
     runs: Sequence[str]
     """Patterns of the runs that it is drawn from (`families.is_of`)."""
     caption: str
@@ -51,7 +51,8 @@ class Plot(Declared):
 
     data: "Callable[..., DataFrame]"
     """Returns the rows, given the results and the names of the finished runs among `runs`, where a file of
-    `reads` has rows; a declaration for several studies is given the `study` too."""
+    `reads` has rows; a declaration for several studies is given the `study` too. Columns whose names begin with _ are
+    for the picture alone, and stand in no CSV."""
     draw: "Callable[[DataFrame], Figure]"
 
 
@@ -95,7 +96,8 @@ def plot(**said: Any) -> "Callable[[Callable[..., DataFrame]], Plot]":
 def _declared(said: Mapping[str, Any], caption: str | None) -> dict[str, Any]:
     """Return what is declared; files and patterns of runs may be one text, separated by spaces."""
     lists = {key: tuple(value.split()) for key, value in said.items() if key in _LISTS and isinstance(value, str)}
-    return {"runs": ("*",)} | dict(said) | lists | {"caption": " ".join((caption or "").split())}
+    found = {"runs": ("*",), "reads": ()} | dict(said) | lists | {"caption": " ".join((caption or "").split())}
+    return found | {"reads": tuple(dict.fromkeys([*found["reads"], "run.json"]))}
 
 
 def shown_columns(words: str) -> list[str]:

@@ -23,7 +23,7 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame) -> None:
     """Draw the rows of one panel."""
     forest = panel.kind == "forest"
     rows = rows.dropna(subset=panel.x) if forest else rows
-    seeds = rows[rows["part"].eq("seed")] if "part" in rows else rows[:0]
+    seeds = rows[rows["seed"].notna()] if "seed" in rows and rows["seed"].isna().any() else rows[:0]
     means = rows.drop(seeds.index)
     levels = means[means[panel.x].isna()]
     means = means.drop(levels.index)

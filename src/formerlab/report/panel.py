@@ -1,9 +1,12 @@
 """One grammar of drawings: a figure is panels over tidy rows, which know their means, ends, seeds and sources.
 
-A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval; `part` is `mean`, or `seed` for a value
-that a mean is made of; `source` is `ours` or `published`. Rows without an x are lines across. Seeds are dots or thin
-lines beside their mean. A panel of published values has a ground of its own. A figure is at most 7 inches wide, with
-letters of 8 points, and says which data set and which models it shows.
+A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval; rows with a `seed` are the values that a
+mean is made of, dots or thin lines beside it; `source` is `ours` or `published`. Rows without an x are lines across,
+those without a series are not drawn. A panel of published values has a ground of its own. A figure is at most 7 inches
+wide, with letters of 8 points, and says which data set and which models it shows.
+
+Columns for the picture alone: `_look` has the name whose look a series has; `_color`, `_marker`, `_linestyle` and
+`_markerfacecolor` are parts of a look.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +27,6 @@ NARROWEST = 1.3
 """Inches of a panel; rather than be narrower, it has a row of its own."""
 SETTING = "{setting}"
 _OWN = ("color", "marker", "linestyle", "markerfacecolor")
-"""Columns in which rows may say how their series is drawn, in place of the look of its name."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class Panel:
     """Which axes are logarithmic where all values allow it: x, y or xy."""
     name: Literal["edge", "legend", "none"] = "edge"
     """Whether series are named beside their last points, or in one legend above all panels."""
-    style: str = ""
-    """Column with the name whose look a series has; else it is that of the series."""
+    style: str = "_look"
+    """Column with the name whose look a series has; where there is none, it is that of the series."""
     ticks: Callable[[float], str] | None = None
     """How the values of x are written; then each of them has a tick."""
     ring: str = ""
@@ -66,11 +68,20 @@ class Panel:
     """Whether the right axis reads losses in nats as perplexities."""
     finish: Callable[[Axes, DataFrame], object] = lambda axes, rows: None
     """Adds what this panel alone has."""
+    published: Mapping[str, Any] | None = None
+    """What differs in a second panel, of the published rows; this one then shows ours alone."""
 
     def split(self, data: DataFrame) -> "list[tuple[Panel, DataFrame]]":
         """Return the panels with their rows: one, or one for each value of `each`; none without rows."""
+        if self.published is not None:
+            sources = {"ours": {}, "published": self.published}
+            panels = [replace(self, published=None, where=self.where | {"source": source}, **other)
+                      for source, other in sources.items()]  # fmt: skip
+            return [shown for panel in panels for shown in panel.split(data)]
         for column, wanted in self.where.items():
             data = data[data[column].isin(wanted if isinstance(wanted, list) else [wanted])]
+        data = data.dropna(subset=self.by)
+        data = data[:0] if data[self.y].isna().all() else data
         if not self.each:
             return [(self, data)] if len(data) else []
         one = replace(self, title=f"{{{self.each}}}" if self.title == SETTING else self.title)
@@ -79,8 +90,8 @@ class Panel:
     def look(self, name: str, rows: DataFrame) -> Style:
         """Return how a series is drawn; published points are hollow."""
         first = rows.iloc[0]
-        found = look(str(first[self.style]) if self.style else name).style()
-        found |= {key: first[key] for key in _OWN if isinstance(first.get(key), str)}
+        found = look(str(first.get(self.style, name))).style()
+        found |= {key: first[f"_{key}"] for key in _OWN if isinstance(first.get(f"_{key}"), str)}
         return found | (HOLLOW if rows["source"].eq("published").all() else {})
 
     def heading(self, rows: DataFrame) -> str:
@@ -96,25 +107,36 @@ def filled(text: str, rows: DataFrame) -> str:
 
 def setting(rows: DataFrame) -> str:
     """Return the data sets and the models of rows of ours, such as `books, 4 blocks x 64`, where rows know them."""
-    ours = rows[rows["source"].eq("ours") & rows["data_set"].notna()] if "released" in rows else rows[:0]
+    ours = rows[rows["source"].eq("ours") & rows["_data_set"].notna()] if "_data_set" in rows else rows[:0]
     if ours.empty:
         return ""
-    named = list(ours["released"].dropna().unique())
-    ends = [sorted({int(value) for value in ours[name].dropna()}) for name in ("blocks", "wide")]
+    named = list(ours["_released"].dropna().unique())
+    ends = [sorted({int(value) for value in ours[name].dropna()}) for name in ("_blocks", "_wide")]
     blocks, wide = (" to ".join(map(str, dict.fromkeys([*values[:1], *values[-1:]]))) for values in ends)
     models = named or [f"{blocks} blocks x {wide}"] * bool(blocks)
-    return ", ".join([*filter(None, ours["data_set"].unique()), *models])
+    return ", ".join([*filter(None, ours["_data_set"].unique()), *models])
 
 
 def sheet(
-    *panels: Panel, notes: Sequence[str] = (), wanted: Sequence[str] = (), columns: int = 2, height: float = 2.1
+    *panels: Panel,
+    notes: Callable[[DataFrame], Sequence[str]] = seed_notes,
+    wanted: Sequence[str] = (),
+    columns: int = 2,
+    height: float = 2.1,
+    order: str = "",
 ) -> Callable[[DataFrame], Figure]:
-    """Return what draws the rows of a figure; the caption says the `notes`, and which of the `wanted` series lack."""
+    """Return what draws the rows of a figure, sorted by the columns `order`; 0 `columns` are one for each of `each`.
+
+    The caption says what `notes` returns of the rows that are shown, and which of the `wanted` series lack.
+    """
 
     def drawn(data: DataFrame) -> Figure:
-        present = [str(name) for name in data[panels[0].by].dropna().unique()]
-        figure = _figure(data, [one for panel in panels for one in panel.split(data)], columns, height)
-        figure.set_label(" ".join(filter(None, [*seed_notes(data), *notes, *missing_note(present, wanted)])))
+        data = data.sort_values(order.split(), kind="stable") if order else data
+        shown = [one for panel in panels for one in panel.split(data)]
+        known = data[data.index.isin({at for _, rows in shown for at in rows.index})]
+        present = [str(name) for name in known[panels[0].by].dropna().unique()]
+        figure = _figure(data, shown, columns or data[panels[0].each].nunique(), height)
+        figure.set_label(" ".join(filter(None, [*notes(known), *missing_note(present, wanted)])))
         return figure
 
     return drawn

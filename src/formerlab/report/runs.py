@@ -261,7 +261,7 @@ def n_seeds(counts: Iterable[float]) -> str:
 def seed_notes(rows: DataFrame) -> list[str]:
     """Return how many seeds stand behind ours, what bars and bands mean, and which runs diverged, for a caption."""
     ours = rows[rows["source"].eq("ours")]
-    means = ours[ours["part"].ne("seed")] if "part" in ours else ours
+    means = ours[ours["seed"].isna()] if "seed" in ours else ours
     counts = means["seeds"].dropna() if "seeds" in means else means.get("none", pd.Series(dtype=float))
     if counts.empty:
         return []

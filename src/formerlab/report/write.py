@@ -180,16 +180,21 @@ def write(drawing: Drawing, results: Results, out: Path, rows: DataFrame) -> lis
             write_text(path, text)
     numbers = out / f"{drawing.name}.csv"
     if not same_rows(numbers, rows):  # another machine may round the last digit otherwise, which is no change
-        with replacing(numbers) as temporary:
-            rows.to_csv(temporary, index=False, lineterminator="\n")
+        write_text(numbers, _csv(rows))
     caption = f"{drawing.caption} {notes}".rstrip()
     write_text(paths[-1], caption + _BEHIND % {"name": drawing.name, "scale": results.scale})
     return paths
 
 
+def _csv(rows: DataFrame) -> str:
+    """Return rows without the columns that are for the picture alone."""
+    shown = rows[[name for name in rows if not str(name).startswith("_")]]
+    return str(shown.to_csv(index=False, lineterminator="\n"))
+
+
 def same_rows(path: Path, rows: DataFrame) -> bool:
     """Say whether a CSV file holds these rows, up to the rounding of the last digits."""
-    ours = rows.to_csv(index=False, lineterminator="\n")
+    ours = _csv(rows)
     try:
         theirs = path.read_text(encoding="utf-8")
         if theirs != ours:
@@ -258,16 +263,17 @@ def fewer_colours(colours: Image.Image) -> Image.Image:
 
 
 def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
-    """Return rows with data set and model of each run, which titles name: `data_set`, `blocks`, `wide`, `released`."""
+    """Return rows with data set and model of each run, which titles name, where they do not say it themselves."""
     if "run" not in rows:
         return rows
-    columns = {"spec.model.layers": "blocks", "spec.model.width": "wide", "spec.released": "released"}
+    columns = {"spec.model.layers": "_blocks", "spec.model.width": "_wide", "spec.released": "_released"}
     known = records.drop_duplicates("run").set_index("run").reindex(columns=["data.name", *columns])
     known = known.rename(columns=columns)
-    released = known["released"].astype(object).where(known["released"].notna(), None)
+    released = known["_released"].astype(object).where(known["_released"].notna(), None)
     names = [data_set(str(name), model, scale) for name, model in zip(known["data.name"], released, strict=True)]
-    known = known.assign(data_set=names, released=released.map(lambda name: RELEASED.get(name, name)))
-    return rows.assign(**{name: rows["run"].map(known[name]) for name in ("data_set", "blocks", "wide", "released")})
+    known = known.assign(_data_set=names, _released=released.map(lambda name: RELEASED.get(name, name)))
+    new = [name for name in ("_data_set", *columns.values()) if name not in rows]
+    return rows.assign(**{name: rows["run"].map(known[name]) for name in new})
 
 
 def _texts(drawing: Drawing, results: Results, table: DataFrame) -> tuple[str, str]:

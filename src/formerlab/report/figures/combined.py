@@ -1,10 +1,10 @@
 """Do the three ideas add up? Ours alone: arXiv:2410.23168 x arXiv:2402.02622 x arXiv:2407.20485."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
@@ -12,31 +12,25 @@ from formerlab.report.panel import Panel, sheet
 from formerlab.report.tables.combined import PRUNED, cells, contrasts, levels
 from formerlab.results.read import Results
 
+_panel = partial(Panel, y="name", by="name", kind="forest", zero=0.0, xlabel="nats per token")
 
-def draw(data: DataFrame) -> Figure:
-    """Draw what the models lose and the contrasts of that; below, for each policy, what pruning costs and the same."""
-    named = data["name"].str.extract(f"({'|'.join(PRUNED.values())})")[0].fillna("whole")
-    family = data["policy"].where(data["kind"].eq("cell"), named)
-    part = data["seed"].notna().map({True: "seed", False: "mean"})
-    titles = {"full": "{setting}: loss, whole cache", "whole": "Effects (black) and interaction"}
-    for policy, name in PRUNED.items():
-        titles[policy] = f"Loss that {name} adds at 40 % of the tokens"
-        titles[name] = f"Mean of that (black) and interactions with {name}"
-    panels = []
-    for key, title in titles.items():
-        cell = key in ("full", *PRUNED)
-        value = "loss_nats" if key == "full" else "cost_nats" if cell else "effect_nats"
-        panels.append(
-            Panel(value, "name", by="name", kind="forest", where={"family": key}, title=title,
-                  zero=None if key == "full" else 0.0, style="name" if cell else "kind", xlabel="nats per token")
-        )  # fmt: skip
-    return sheet(*panels)(data.assign(family=family, part=part))
+
+def _of_policy(policy: str, name: str) -> tuple[Panel, Panel]:
+    return (
+        _panel("cost_nats", where={"_family": policy}, title=f"Loss that {name} adds at 40 % of the tokens"),
+        _panel("effect_nats", where={"_family": name}, style="kind",
+               title=f"Mean of that (black) and interactions with {name}"),
+    )  # fmt: skip
 
 
 @plot(
-    reads=("prune.csv", "run.json"),
-    runs=("*",),
-    draw=draw,
+    reads="prune.csv",
+    draw=sheet(
+        _panel("loss_nats", where={"_family": "full"}, zero=None, title="{setting}: loss, whole cache"),
+        _panel("effect_nats", where={"_family": "whole"}, style="kind", title="Effects (black) and interaction"),
+        *_of_policy("h2o", "H2O"),
+        *_of_policy("decay", "Decay"),
+    ),
 )
 def combined_effects(results: Results, runs: Sequence[str]) -> DataFrame:
     """Parameters as tokens, averages over depth and a pruned cache together. Linear or Pattention x plain or DWA x
@@ -51,4 +45,6 @@ def combined_effects(results: Results, runs: Sequence[str]) -> DataFrame:
         return DataFrame()
     parts = [(by_seed, np.nan), *(({seed: found}, float(seed)) for seed, found in by_seed.items())]
     frames = [frame.assign(seed=seed) for some, seed in parts for frame in (levels(some), contrasts(some))]
-    return pd.concat(frames, ignore_index=True).assign(source="ours")
+    found = pd.concat(frames, ignore_index=True).assign(source="ours")
+    named = found["name"].str.extract(f"({'|'.join(PRUNED.values())})")[0].fillna("whole")
+    return found.assign(_family=found["policy"].where(found["kind"].eq("cell"), named))

@@ -1,6 +1,7 @@
 """Figures of the translation study (arXiv:1706.03762)."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -57,11 +58,7 @@ def _shown(token: str) -> str:
     return "</s>" if token == _END else token.replace(" ", "\u2423")
 
 
-@plot(
-    reads=("attention.csv", "run.json"),
-    runs=("base",),
-    draw=draw_attention,
-)
+@plot(reads="attention.csv", runs="base", draw=draw_attention)
 def transformer_attention(results: Results, runs: Sequence[str]) -> DataFrame:
     """Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762. Large:
     of the heads from decoder to encoder in the last layer the one that chooses most sharply; a row is the piece that is
@@ -77,27 +74,22 @@ def transformer_attention(results: Results, runs: Sequence[str]) -> DataFrame:
     return shown
 
 
-def draw_complexity(data: DataFrame) -> Figure:
-    """Draw counts and times against length and width."""
-    panels = [
-        Panel(axis, column, by="operation", kind="band", where={"axis": axis}, log="xy", ticks="{:g}".format,
-              name="legend", xlabel=xlabel, ylabel=ylabel, title=title)
-        for axis, column, title, xlabel, ylabel in (
-            ("n", "multiply_adds", "Counted, width d = {d}", "length n", "multiply-adds"),
-            ("d", "multiply_adds", "Counted, length n = {n}", "width d", "multiply-adds"),
-            ("n", "time_s", "Measured, width d = {d}", "length n", "time of a call (s)"),
-            ("d", "time_s", "Measured, length n = {n}", "width d", "time of a call (s)"),
-        )
-    ]  # fmt: skip
-    first = data.iloc[0]
-    notes = [f"Fastest of several calls on one machine; kernel k = {first['k']}, neighbourhood r = {first['r']}."]
-    return sheet(*panels, notes=notes)(data.assign(operation=data["operation"].str.replace("_", "-"), data_set=None))
+_panel = partial(Panel, by="_operation", kind="band", log="xy", ticks="{:g}".format, name="legend")
+_length, _width = (partial(_panel, axis, where={"axis": axis}, xlabel=f"{word} {axis}")
+                   for axis, word in (("n", "length"), ("d", "width")))  # fmt: skip
 
 
 @plot(
-    reads=("complexity.csv", "run.json"),
-    runs=("*",),
-    draw=draw_complexity,
+    reads="complexity.csv",
+    draw=sheet(
+        _length("multiply_adds", title="Counted, width d = {d}", ylabel="multiply-adds"),
+        _width("multiply_adds", title="Counted, length n = {n}", ylabel="multiply-adds"),
+        _length("time_s", title="Measured, width d = {d}", ylabel="time of a call (s)"),
+        _width("time_s", title="Measured, length n = {n}", ylabel="time of a call (s)"),
+        notes=lambda rows: [
+            "Fastest of several calls on one machine; kernel k = {k}, neighbourhood r = {r}.".format_map(rows.iloc[0])
+        ],
+    ),
 )
 def transformer_complexity(results: Results, runs: Sequence[str]) -> DataFrame:
     """Self-attention, recurrence, convolution and self-attention restricted to a neighbourhood, after Table 1 of
@@ -106,4 +98,5 @@ def transformer_complexity(results: Results, runs: Sequence[str]) -> DataFrame:
     the fitted slopes beside the published ones. To see: self-attention steepest in n, recurrence and convolution in d,
     and times that follow the counts only where these are large.
     """
-    return complexity(results, runs).assign(source="ours")
+    rows = complexity(results, runs).assign(source="ours", _data_set=None)
+    return rows.assign(_operation=rows["operation"].str.replace("_", "-"))

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from textwrap import fill
 
 import pandas as pd
-from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot, shown_columns
@@ -33,28 +32,14 @@ PUBLISHED = {"sizes": "Table 2", "scores": "Table 4", "norms": "Table 5"}
 _COLUMNS = shown_columns("source part group run seed model top1_percent[] seeds diverged")
 
 
-def draw_accuracy(data: DataFrame) -> Figure:
-    """Draw a line per run, ours left and the published right."""
-    own = data["model"].str.replace(r" \(.*", "", regex=True)
-    rows = data.assign(
-        rank=data["group"].map({name: number for number, name in enumerate(GROUPS)}),
-        order=data["run"].map({run: number for number, run in enumerate(NAMES)}),
-        label=[fill(name, 26) for name in data["model"]],
-        look=data["group"].where(data["group"].ne("other"), own),
-    )
-    ours, theirs = (
-        Panel("top1_percent", "label", by="label", kind="forest", where={"source": source}, title=title,
-              xlabel="top-1 accuracy (%)", style="look")
-        for source, title in (("ours", "{setting}"), ("published", "ImageNet-1K"))
-    )  # fmt: skip
-    return sheet(ours, theirs)(rows.sort_values(["rank", "order"], kind="stable"))
-
-
 @plot(
-    reads=("test.csv", "floors.csv", "run.json"),
-    runs=("*",),
-    draw=draw_accuracy,
-)
+    reads="test.csv floors.csv",
+    draw=sheet(
+        Panel("top1_percent", "_label", by="_label", kind="forest", xlabel="top-1 accuracy (%)",
+              published={"title": "ImageNet-1K"}),
+        order="_rank _order",
+    ),
+)  # fmt: skip
 def vision_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
     """Top-1 accuracy on test images of every run, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168).
     Parameter-matched is a Tokenformer with as many parameters as the ViT; the linear probe is a classifier of the
@@ -71,7 +56,13 @@ def vision_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
     ours = ours.assign(group=ours["run"].map(groups).fillna("other"))
     lowest = image_floors(results, runs).assign(group="floor", part="mean")
     theirs = [published_accuracies(table).assign(source="published", group=name) for name, table in PUBLISHED.items()]
-    return pd.concat([ours, lowest, *theirs], ignore_index=True).reindex(columns=_COLUMNS)
+    found = pd.concat([ours, lowest, *theirs], ignore_index=True).reindex(columns=_COLUMNS)
+    return found.assign(
+        _rank=found["group"].map({name: number for number, name in enumerate(GROUPS)}),
+        _order=found["run"].map({run: number for number, run in enumerate(NAMES)}),
+        _label=[fill(name, 26) for name in found["model"]],
+        _look=found["group"].mask(found["group"].eq("other"), found["model"].str.replace(r" \(.*", "", regex=True)),
+    )
 
 
 _PARENT = "tokenformer-small"
@@ -84,25 +75,14 @@ GROWTH = {
 }
 
 
-def draw_growth(data: DataFrame) -> Figure:
-    """Draw how far every run is above the parent, the best on top."""
-    means = data[data["part"] == "mean"].set_index("run")
-    cost = data["run"].map(means["flops_cumulative"]) / 1e12
-    rows = data.assign(
-        label=data["model"] + [f"\n{tera:.2g} TFLOP" for tera in cost],
-        look=data["model"].str.split("\n").str[0],
-        best=data["run"].map(means[COMPARED]),
-    ).sort_values("best", ascending=False, kind="stable")
-    panel = Panel(COMPARED, "label", by="label", kind="forest", zero=0.0, style="look",
-                  xlabel="top-1, points above the parent")  # fmt: skip
-    return sheet(panel)(rows)
-
-
 @plot(
-    reads=("test.csv", "run.json"),
-    runs=("tokenformer-small", "tokenformer-short", "tokenformer", "grown-*", "trained-on"),
-    needs=("grown-*",),
-    draw=draw_growth,
+    reads="test.csv",
+    runs="tokenformer-small tokenformer-short tokenformer grown-* trained-on",
+    needs="grown-*",
+    draw=sheet(
+        Panel(COMPARED, "_label", by="_label", kind="forest", zero=0.0, xlabel="top-1, points above the parent"),
+        order="_below",
+    ),
 )
 def vision_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     """Accuracy on test images of Tokenformers that grew, minus that of the model they grew from, paired by seed; beside
@@ -114,13 +94,13 @@ def vision_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     measured = accuracies(results, runs)
     if _PARENT not in set(measured["run"]):
         return DataFrame()
-    level = measured[measured["run"] == _PARENT].set_index("seed")["top1_percent"]
-    rows = []
+    level, rows = measured[measured["run"] == _PARENT].set_index("seed")["top1_percent"], []
     for run in [run for run in GROWTH if run in set(measured["run"])]:
-        shared = {"source": "ours", "run": run, "model": GROWTH[run], "parent": _PARENT}
         own = measured[measured["run"] == run]
-        cost = {"part": "mean", "flops_cumulative": float(own["flops_cumulative"].mean()), "seeds": len(own)}
-        rows.append(shared | against(results, measured, run, _PARENT) | cost)
+        mean, cost = against(results, measured, run, _PARENT), float(own["flops_cumulative"].mean())
+        shared = {"source": "ours", "run": run, "model": GROWTH[run], "parent": _PARENT, "_below": -mean[COMPARED]}
+        shared |= {"_label": f"{GROWTH[run]}\n{cost / 1e12:.2g} TFLOP", "_look": GROWTH[run].split("\n")[0]}
+        rows.append(shared | mean | {"part": "mean", "flops_cumulative": cost, "seeds": len(own)})
         above = own.assign(above=own["top1_percent"] - own["seed"].map(level)).dropna(subset="above")
         rows += [shared | {"part": "seed", "seed": one.seed, COMPARED: one.above} for one in above.itertuples()]
     return DataFrame(rows)

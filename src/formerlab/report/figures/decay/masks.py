@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
-from formerlab.report.figures.decay.alpha import mark_alpha
+from formerlab.report.figures.decay.loss import mark_alpha
 from formerlab.report.panel import Panel, setting, sheet
 from formerlab.report.pruning import PANELS, measured, one_model, ordered
 from formerlab.report.published import published_cosines
@@ -49,11 +49,7 @@ def draw_masks(data: DataFrame) -> Figure:
     return figure
 
 
-@plot(
-    reads=("prune_mask_dumps.csv", "run.json"),
-    runs=("decoder", "released-*"),
-    draw=draw_masks,
-)
+@plot(reads="prune_mask_dumps.csv", runs="decoder released-*", draw=draw_masks)
 def decay_masks(results: Results, runs: Sequence[str]) -> DataFrame:
     """Which keys (across) each query (down) sees in one head of one trained decoder, at equal budgets; after Fig. 3 of
     the Decay article. All policies choose from the attention of the same unpruned pass. Ideal takes the best keys of
@@ -69,26 +65,6 @@ LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova
 """Policies that are compared, by kind; a published one is found by the first word of its name."""
 
 
-def draw_bias(data: DataFrame) -> Figure:
-    """Draw a panel per measure, at the budget nearest to the published 20 %, and one of the published distances."""
-    ours, theirs = (data[data["source"] == source] for source in ("ours", "published"))
-    budget = min(ours["budget"].unique(), key=lambda each: abs(each - 0.2))
-    ours = ours[ours["budget"].eq(budget) & ours["policy"].isin(LEVELS)]
-    ours = ours[ours["policy"].ne("decay") | ours["recent"].eq(0)]
-    ours = ours.assign(series=ours["policy"].map(LEVELS)).sort_values("alpha")
-    kinds = theirs["configuration"].str.split().str[0].str.lower().replace("a2sf", "decay")  # a later form of it
-    rows = pd.concat([ours, theirs.assign(series=theirs["configuration"], policy=kinds)])
-    panels = [
-        Panel("alpha", "value", by="series", where={"metric": metric, "source": "ours"}, style="policy", title=heading,
-              log="y" * metric.startswith("distance"), xlabel="forgetting factor alpha", finish=_mark_even)
-        for metric, (heading, _) in PANELS.items()
-    ]  # fmt: skip
-    panels.append(Panel("value", "series", by="series", kind="forest", where={"source": "published"}, style="policy",
-                        title="Distance to Ideal", log="x", xlabel="1 - cosine similarity"))  # fmt: skip
-    notes = [f"Budget {100 * budget:g} % of the tokens, {ours['windows'].max():.0f} windows, unpruned attention."]
-    return sheet(*panels, notes=notes, height=1.5)(rows.drop(columns="seeds"))
-
-
 def _mark_even(axes: Axes, rows: DataFrame) -> None:
     mark_alpha(axes, rows)
     if (even := PANELS[rows["metric"].iloc[0]][1]) is not None:
@@ -96,10 +72,21 @@ def _mark_even(axes: Axes, rows: DataFrame) -> None:
 
 
 @plot(
-    reads=("prune_masks.csv", "run.json"),
-    runs=("decoder", "released-*"),
-    draw=draw_bias,
-)
+    reads="prune_masks.csv",
+    runs="decoder released-*",
+    draw=sheet(
+        *(
+            Panel("alpha", "value", by="_series", where={"metric": metric, "source": "ours"}, title=heading,
+                  log="y" * metric.startswith("distance"), xlabel="forgetting factor alpha", finish=_mark_even)
+            for metric, (heading, _) in PANELS.items()
+        ),
+        Panel("value", "_series", by="_series", kind="forest", where={"source": "published"}, title="Distance to Ideal",
+              log="x", xlabel="1 - cosine similarity"),
+        notes=lambda rows: [f"Budget {100 * rows['budget'].iloc[0]:g} % of the tokens, {rows['windows'].max():.0f} "
+                            "windows, unpruned attention."],
+        height=1.5, order="alpha",
+    ),
+)  # fmt: skip
 def decay_bias(results: Results, runs: Sequence[str]) -> DataFrame:
     """Which keys a cache of 20 % (or the budget nearest to it) keeps, against the forgetting factor alpha of Decay
     without a recent part; what has no alpha is a level at the same budget. Share of the kept keys among the first 40 %
@@ -113,7 +100,13 @@ def decay_bias(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = measured(one_model(results.rows("prune_masks.csv", STUDY, runs)), list(PANELS))
     theirs = published_cosines()
     theirs = theirs.assign(source="published", metric="distance_to_ideal", value=1 - theirs["cosine"])
-    return rows if rows.empty else pd.concat([rows, theirs], ignore_index=True)
+    if rows.empty:
+        return rows
+    nearest = min(rows["budget"].unique(), key=lambda budget: abs(budget - 0.2))
+    shown = rows["budget"].eq(nearest) & (rows["policy"].ne("decay") | rows["recent"].eq(0))
+    rows = rows.assign(_series=rows["policy"].map(LEVELS).where(shown), _look=rows["policy"])
+    kinds = theirs["configuration"].str.split().str[0].str.lower().replace("a2sf", "decay")  # a later form of it
+    return pd.concat([rows, theirs.assign(_series=theirs["configuration"], _look=kinds)], ignore_index=True)
 
 
 LOWEST = 1e-5
@@ -121,36 +114,20 @@ LOWEST = 1e-5
 
 
 def draw_scores(data: DataFrame) -> Figure:
-    """Draw a panel of scores per alpha, and one of misses."""
-    titles = {0.0: "alpha 0: attention itself", 1.0: "alpha 1: the plain sum"}
-    names = [f"alpha {alpha:g}" for alpha in data["alpha"]]
-    rows = data.assign(
-        number=names,
-        title=[titles.get(alpha, name) for alpha, name in zip(data["alpha"], names, strict=True)],
-        value=data["mean"],
-        value_low=data["low"].clip(lower=LOWEST),
-        value_high=data["high"],
-        part="mean",
-    ).sort_values(["alpha", "group", "query"])
-    important = rows[rows["group"] == "important"]
+    """Draw a panel of scores per alpha, and one of misses, whose lines are the lighter the larger alpha."""
+    important = data[data["group"] == "important"]
     smooth = important.groupby("alpha")["missed"].transform(lambda values: values.rolling(5, min_periods=1).mean())
-    dark = [to_hex(colormaps["viridis"](0.85 * alpha)) for alpha in important["alpha"]]  # the lighter the larger
-    missed = important.assign(part="missed", share=100 * smooth, color=dark, marker="")
-    panels = [
-        Panel("query", "value", by="group", kind="band", each="title", where={"part": "mean"}, log="y",
-              xlabel="query", ylabel="score"),
-        Panel("query", "share", by="number", kind="band", where={"part": "missed"}, title="Important tokens missed",
-              xlabel="query", ylabel="not among the best 40 % (%)"),
-    ]  # fmt: skip
-    notes = [f"{n_seeds(data['seeds'].unique())}."]
-    return sheet(*panels, notes=notes, height=1.6)(pd.concat([rows, missed]).drop(columns="seeds"))
+    dark = [to_hex(colormaps["viridis"](0.85 * alpha)) for alpha in important["alpha"]]
+    missed = important.assign(_title=None, _of_alpha=important["_alpha"], _share=100 * smooth, _color=dark, _marker="")
+    return sheet(
+        Panel("query", "_value", by="group", kind="band", each="_title", log="y", xlabel="query", ylabel="score"),
+        Panel("query", "_share", by="_of_alpha", kind="band", title="Important tokens missed", xlabel="query",
+              ylabel="not among the best 40 % (%)"),
+        notes=lambda rows: [f"{n_seeds(rows['seeds'].unique())}."], height=1.6,
+    )(pd.concat([data, missed], ignore_index=True))  # fmt: skip
 
 
-@plot(
-    reads=("prune_score_trajectories.csv", "run.json"),
-    runs=("decoder", "released-*"),
-    draw=draw_scores,
-)
+@plot(reads="prune_score_trajectories.csv", runs="decoder released-*", draw=draw_scores)
 def decay_scores(results: Results, runs: Sequence[str]) -> DataFrame:
     """Attention to important and unimportant tokens, query by query, after Fig. 5 of the Decay article (an image
     without values), of unpruned attention over layers and heads. First, scores as each alpha remembers them, on a
@@ -162,6 +139,16 @@ def decay_scores(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = one_model(results.rows("prune_score_trajectories.csv", STUDY, runs))
     keys = ["run", "group", "alpha", "query"]
     means = rows.groupby(keys, as_index=False)[["mean", "low", "high", "missed"]].mean()
+    named = means["alpha"].map("alpha {:g}".format)
     record = results.stage_record(f"{STUDY}/{rows['run'].iloc[0]}/seed{rows['seed'].iloc[0]}", "prune")
     windows = record.get("settings", {}).get("score_windows")
-    return means.assign(seeds=rows["seed"].nunique(), windows=windows, source="ours")
+    return means.assign(
+        seeds=rows["seed"].nunique(),
+        windows=windows,
+        source="ours",
+        _alpha=named,
+        _title=named.replace({"alpha 0": "alpha 0: attention itself", "alpha 1": "alpha 1: the plain sum"}),
+        _value=means["mean"],
+        _value_low=means["low"].clip(lower=LOWEST),
+        _value_high=means["high"],
+    )

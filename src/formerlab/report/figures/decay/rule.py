@@ -119,11 +119,7 @@ def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
     label_at_edge(axes, labels)
 
 
-@plot(
-    reads=("run.json",),
-    runs=("decoder", "released-*"),
-    draw=draw,
-)
+@plot(runs="decoder released-*", draw=draw)
 def decay_rule(results: Results, runs: Sequence[str]) -> DataFrame:
     """How Decay decides which tokens a cache keeps, with forgetting and without it, after Fig. 1 and 2 of the Decay
     article, drawn by the rule itself on an example of 16 tokens. The topic changes after half of them; one token, a

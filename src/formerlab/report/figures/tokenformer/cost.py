@@ -1,14 +1,17 @@
-"""Held-out loss against training cost, and FLOPs by length of the text (Tokenformer, arXiv:2410.23168, Fig 1, 3, 4, 5).
+"""Held-out loss against training cost, and where growing pays (Tokenformer, arXiv:2410.23168, Fig 1, 3 and 4).
 
 The published costs are TPU hours read from the figures, the published perplexities those of Tables 6 and 7.
 """
 
-import math
-import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
@@ -16,69 +19,54 @@ from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
-from formerlab.report.runs import short
-from formerlab.report.style import BLACK, VERMILION
-from formerlab.report.tokenformer import ENVELOPE, SERIES, Shape, series_points, shape_of
+from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, differences, held_out, held_out_losses, short
+from formerlab.report.scaling import FLOPS, PARAMETERS, STUDY, TOKENS, scaling
+from formerlab.report.style import GREY, PUBLISHED_INK, look
+from formerlab.report.tokenformer import ENVELOPE, SERIES, equal_to_grown, series_points
 from formerlab.results.read import Results
 
-STUDY = "tokenformer"
-Curve = tuple[str, str, str, str]
-"""Model family, tokens per model, figure with the costs, and the name of a published curve."""
+_loss_panel = partial(Panel, y="loss_nats", ylabel="held-out loss (nats per token)")
 
 
-def cost_points(results: Results, runs: Sequence[str], *, curves: Sequence[Curve], chains: bool) -> DataFrame:
-    """Return a row per point, ours and those of the published `curves`: of whole `chains` of growth, or of stages.
+def _published_points(*curves: tuple[str, str]) -> DataFrame:
+    """Return the points of curves, given by the figure that has their costs and by name.
 
-    Grown curves of whole chains begin at the first model of the chain.
+    Those of Fig 3 that grew begin at the first model of the chain.
     """
-    costs = published(PAPER, "Fig 3", "Fig 4").query("metric == 'training_cost'")
-    reached = _values(published(PAPER, "Tables 6-7", "Table 6").query("metric == 'perplexity'"))
-    first = costs[costs["setting"].str.startswith("start")].iloc[0]
-    rows = []
-    for family, tokens, figure, name in curves:
-        places = costs[(costs["table_or_figure"] == figure) & costs["model"].str.startswith(family)]
-        found = {model: hours for (model, seen), hours in _values(places).items() if seen == tokens}
-        points = [(model, hours, reached[model, tokens]) for model, hours in found.items()]
-        if chains and family == "TokenFormer":
-            points.insert(0, (first["model"], float(first["value"]), reached[first["model"], "60B"]))
-        rows += [
-            {"source": "published", "series": name, "run": model, "tpu_v4_hours": hours, "perplexity": value}
-            | {"loss_nats": math.log(value)}
-            for model, hours, value in points
-        ]
-    return pd.concat([series_points(results, runs, chains=chains), DataFrame(rows)], ignore_index=True)
+    rows = published(PAPER, "Fig 3", "Fig 4", "Table 6", "Tables 6-7")
+    seen = rows["setting"].str.extract(r"(\d+B) tokens")[0]
+    rows = rows.assign(seen=seen.fillna("60B"), value=pd.to_numeric(rows["value"]), first=seen.isna())
+    costs = rows[rows["metric"] == "training_cost"]
+    reached = rows[rows["metric"].eq("perplexity") & rows["table_or_figure"].str.startswith("Table")]
+    costs, frames = costs.merge(reached[["model", "seen", "value"]], on=["model", "seen"]), []
+    for figure, name in curves:
+        family, tokens = ("TokenFormer" if name.startswith(GROWN) else "Transformer"), name.split()[1]
+        own = costs[costs["table_or_figure"].eq(figure) & costs["model"].str.startswith(family)]
+        frames.append(own[own["seen"].eq(tokens) | own["first"]].assign(source="published", series=name))
+    found = pd.concat(frames, ignore_index=True).rename(
+        columns={"model": "run", "value_x": "tpu_v4_hours", "value_y": "perplexity"}
+    )
+    found["loss_nats"] = np.log(found["perplexity"])
+    return found[["source", "series", "run", "tpu_v4_hours", "perplexity", "loss_nats"]]
 
 
-def _values(rows: DataFrame) -> dict[tuple[str, str], float]:
-    """Return values by model and by the tokens that the setting speaks of, such as `30B`."""
-    cells = rows[["model", "setting", "value"]].itertuples(index=False, name=None)
-    found = ((model, re.search(r"(\d+B) tokens", setting), value) for model, setting, value in cells)
-    return {(model, seen[1] if seen else ""): float(value) for model, seen, value in found}
-
-
-def draw_costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]:
-    """Return what draws our points against a column, and the published ones against theirs."""
+def _with_published(ours: DataFrame, *curves: tuple[str, str]) -> DataFrame:
+    """Return our points above published ones; lines join the sizes of a series, and no others."""
+    rows = pd.concat([ours, _published_points(*curves)], ignore_index=True)
     joined = [name for name in SERIES if not name.startswith("parent")]
-
-    def draw(data: DataFrame) -> Figure:
-        alone = data["source"].eq("ours") & data["parent"].notna() & ~data["series"].isin(joined)
-        rows = data.assign(linestyle=alone.map({True: "", False: None}))
-        shared: dict[str, Any] = {"by": "series", "log": "x", "ylabel": "held-out loss (nats per token)"}
-        return sheet(
-            Panel(column, "loss_nats", where={"source": "ours"}, title=title, xlabel=label, **shared),
-            Panel("tpu_v4_hours", "loss_nats", where={"source": "published"}, title="124M to 1.4B parameters",
-                  xlabel="training cost (TPU v4 hours)", **shared),
-            columns=1, height=2.8,
-        )(rows[rows["series"] != ENVELOPE])  # fmt: skip
-
-    return draw
+    alone = rows["source"].eq("ours") & rows["parent"].notna() & ~rows["series"].isin(joined)
+    shown = rows["series"].where(rows["series"] != ENVELOPE)
+    return rows.assign(_series=shown, _linestyle=alone.map({True: "", False: None}))
 
 
-@plot(
-    reads=("test.csv", "run.json"),
-    runs=("*",),
-    draw=draw_costs("flops_cumulative", "cumulative FLOPs", "{setting}: whole chains"),
-)
+def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]:
+    """Return what draws our points against a column, and the published ones against theirs."""
+    theirs = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters"}
+    panel = _loss_panel(column, by="_series", log="x", xlabel=label, title=title, published=theirs)
+    return sheet(panel, columns=1, height=2.8)
+
+
+@plot(reads="test.csv", draw=_costs("flops_cumulative", "cumulative FLOPs", "{setting}: whole chains"))
 def tokenformer_cost(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of matrix
     products and attention. A grown model pays for all its ancestors; Tokenformers from scratch have the FLOPs of the
@@ -87,21 +75,20 @@ def tokenformer_cost(results: Results, runs: Sequence[str]) -> DataFrame:
     of Transformers from scratch stands in tokenformer_scaling. Below: the published points, for models a thousand times
     larger and single Transformers, so only the shape compares.
     """
-    curves = (
-        ("Transformer", "300B", "Fig 3", "Transformer, 300B tokens"),
-        ("Transformer", "30B", "Fig 4", "Transformer, 30B tokens"),
-        ("TokenFormer", "60B", "Fig 3", "grown, 60B a stage"),
-        ("TokenFormer", "30B", "Fig 3", "grown, 30B a stage"),
-        ("TokenFormer", "15B", "Fig 3", "grown, 15B a stage"),
+    return _with_published(
+        series_points(results, runs),
+        ("Fig 3", "Transformer, 300B tokens"),
+        ("Fig 4", "Transformer, 30B tokens"),
+        ("Fig 3", "grown, 60B a stage"),
+        ("Fig 3", "grown, 30B a stage"),
+        ("Fig 3", "grown, 15B a stage"),
     )
-    return cost_points(results, runs, curves=curves, chains=True)
 
 
 @plot(
-    reads=("test.csv", "run.json"),
-    runs=("*",),
-    needs=("transformer-short-*", "grown-random-sqrt-3"),
-    draw=draw_costs("flops", "FLOPs of the stage", "{setting}: one stage"),
+    reads="test.csv",
+    needs="transformer-short-* grown-random-sqrt-3",
+    draw=_costs("flops", "FLOPs of the stage", "{setting}: one stage"),
 )
 def tokenformer_stages(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss against the cost of the last stage alone, after Fig. 4 of Tokenformer (arXiv:2410.23168): what a
@@ -109,63 +96,119 @@ def tokenformer_stages(results: Results, runs: Sequence[str]) -> DataFrame:
     which has seen nothing before. This is a claim about the stage; what the ancestors cost is in the figure of
     cumulative cost. Below: the published points, in TPU hours read from the figure.
     """
-    curves = (
-        ("Transformer", "300B", "Fig 4", "Transformer, 300B tokens"),
-        ("Transformer", "30B", "Fig 4", "Transformer, 30B tokens"),
-        ("TokenFormer", "30B", "Fig 4", "grown, 30B a stage"),
+    return _with_published(
+        series_points(results, runs, chains=False),
+        ("Fig 4", "Transformer, 300B tokens"),
+        ("Fig 4", "Transformer, 30B tokens"),
+        ("Fig 4", "grown, 30B a stage"),
     )
-    return cost_points(results, runs, curves=curves, chains=False)
 
 
-LENGTHS = tuple(2**power for power in range(7, 18))
-_WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
-"""Size, width of the Transformer, tokens of the Tokenformer of width 768 (Tables 8 and 9 of the paper)."""
-_VOCABULARY = 50304
+SHOWN = {
+    f"{GROWN}: random keys, tau sqrt(n)": "grown: random keys, tau sqrt(n)",
+    f"{GROWN}: zero keys, tau kept": "grown: zero keys, tau kept",
+    f"{TOKENFORMER}, {TRAINED_ON}": "parent trained on",
+}
+"""The runs of chains that are drawn, and their labels; the table has the others."""
 
 
-def draw_length(data: DataFrame) -> Figure:
-    """Draw our sizes left and the paper's right."""
-    rows = data.assign(
-        series=data["family"] + " " + data["size"] + ", d " + data["width"].astype(str),
-        per_token=data["flops"] / data["length"],
-        data_set="",
-        marker="",
-        color=data["family"].map({"Transformer": BLACK, "Tokenformer": VERMILION}),
-        linestyle=data["family"].map({"Transformer": "--"}),
+def _named(data: DataFrame) -> DataFrame:
+    """Return the rows with what the series of the panels are called, `_model` and `_size`, and how these are drawn."""
+    chain, scratch = data[data["part"] == "chain"], data[data["part"] == "scratch"]
+    shown = chain[chain["variant"].isin(SHOWN)]
+    names: dict[str, str] = dict.fromkeys(shown["parent"].dropna(), "before growth")
+    for run, variant, equal in shown[["run", "variant", "equal"]].itertuples(index=False, name=None):
+        names[run] = SHOWN[variant] + (f", equal {equal}" if isinstance(equal, str) and equal else "")
+    sizes = data[PARAMETERS].map(lambda size: f"{short(size, 3)} parameters", na_action="ignore")
+    known = sorted(scratch[PARAMETERS].unique())
+    shades = dict(zip(known, map(to_hex, colormaps["PuRd"](np.linspace(0.45, 1, len(known)))), strict=True))
+    own = data["run"].isin(set(scratch["run"]) - set(names))
+    model = data["run"].map(names).where(~own, sizes)
+    return data.assign(
+        _size=sizes.where(data["run"].isin(scratch["run"]) & model.notna()),
+        _model=model,
+        _color=data[PARAMETERS].map(shades).where(own),
+        _marker=data[PARAMETERS].map(dict(zip(known, "osD^vPX" * len(known), strict=False))).where(own),
+        _linestyle=own.map({True: "-", False: ""}),
+        _below=~data["run"].isin(scratch["run"]),
     )
-    shared: dict[str, Any] = {"by": "series", "log": "xy", "xlabel": "length of the text (tokens)"}
-    shared["ticks"] = lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}"
-    return sheet(
-        Panel("length", "per_token", where={"source": "ours"}, title="Formula: {setting}",
-              ylabel="forward FLOPs per token", **shared),
-        Panel("length", "per_token", where={"source": "published"}, title="formula, sizes of Table 8", **shared),
-    )(rows)  # fmt: skip
+
+
+def _envelope(axes: Axes, rows: DataFrame) -> None:
+    """Draw the envelope, and join what started from another run to that run."""
+    lowest = rows[rows["lowest"].eq(True)].sort_values(FLOPS)
+    axes.plot(lowest[FLOPS], lowest["loss_nats"], color=GREY, linewidth=4, alpha=0.4, zorder=0)
+    chain = rows[rows["part"] == "chain"]
+    at = chain.set_index("run")[[FLOPS, "loss_nats"]]
+    joined = chain[chain["parent"].isin(at.index) & chain["variant"].isin(SHOWN)]
+    for run, parent, variant in joined[["run", "parent", "variant"]].to_numpy():
+        axes.plot(*at.loc[[parent, run]].to_numpy(float).T, color=look(variant).colour, linewidth=1)
 
 
 @plot(
-    reads=("run.json",),
-    runs=("transformer-[1-4]", "classic-chosen", "tokenformer-1", "long-matched-chosen", "grown-random-sqrt-[2-4]"),
-    draw=draw_length,
-)
-def tokenformer_length(results: Results, runs: Sequence[str]) -> DataFrame:
-    """FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer
-    (arXiv:2410.23168), drawn per token so that the lines part: computed, not measured, without the logits, and with the
-    whole square of attention, half of it masked. To see: at equal parameters a Transformer that grows in width pays for
-    its width in the token-token term, which a Tokenformer of fixed width does not; the two part where that term takes
-    over. A Transformer that grew its feed-forward layer alone would keep the term too. Right: the same for the sizes of
-    Table 8, of 12 layers, whose widths follow from its printed FLOPs.
+    reads="test.csv",
+    needs="envelope-*",
+    draw=sheet(
+        _loss_panel(FLOPS, by="_model", log="xy", title="{setting}: grown models and the envelope",
+                    xlabel="cumulative FLOPs", finish=_envelope),
+        _loss_panel(TOKENS, by="_size", log="xy", title="From scratch, size by size", xlabel="tokens"),
+        columns=1, height=2.6, order=f"_below {TOKENS} {PARAMETERS}",
+    ),
+)  # fmt: skip
+def tokenformer_scaling(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Tokenformers that grow or train on beside Transformers from scratch (arXiv:2410.23168). Those are of three sizes
+    and three lengths, every one with its own full schedule, against FLOPs and tokens; these pay for all their
+    ancestors. To see: growing saves cost where a grown model lies below and to the left of the grey envelope; how much,
+    at equal loss, is in the table tokenformer_envelope. The parent that was trained on is the other control: growing
+    helps where the grown model is lower at equal FLOPs. Small models and few tokens: the slopes are those of this
+    range.
     """
-    found = []
-    for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
-        family = "Tokenformer" if record["spec.model.projection.kind"] == "pattention" else "Transformer"
-        found.append(("ours", family, short(record["parameters_non_embedding"]), record["run"], shape_of(record)))
-    for name, width, tokens in _WIDTHS:
-        wide, grown = Shape(12, width, _VOCABULARY, hidden=4 * width), Shape(12, 768, _VOCABULARY, tokens, 4 * tokens)
-        found.append(("published", "Transformer", name, f"Transformer {name}, d = {width}", wide))
-        found.append(("published", "Tokenformer", name, f"TokenFormer {name}, d = 768", grown))
-    return DataFrame(
-        {"source": source, "family": family, "size": size, "run": run, "width": shape.width, "length": length}
-        | {"flops": shape.flops(length), "token_token_flops": shape.token_token_flops(length)}
-        for source, family, size, run, shape in found
-        for length in LENGTHS
-    )
+    rows = scaling(results, runs)
+    if rows.empty:
+        return rows
+    rows = rows.dropna(axis=1, how="all")
+    records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
+    chain = rows[rows["part"] == "chain"].set_index("run")
+    trained = [run for run in chain.index if str(chain.loc[run, "variant"]).endswith(TRAINED_ON)]
+    rows["equal"] = rows["run"].map({run: equal_to_grown(chain, run) for run in trained})
+    return _named(rows.assign(lr=rows["run"].map(records["spec.optimizer.lr"])))
+
+
+STAGES = (27, 130)
+"""Tokens per new parameter of the published stages: 15 billion from 757M to 1.31B, 30 billion from 124M to 354M."""
+
+
+def _mark_paper(axes: Axes, rows: DataFrame) -> None:
+    axes.axvspan(*STAGES, color=PUBLISHED_INK, alpha=0.12, linewidth=0, zorder=0)
+    axes.text(STAGES[0], 0.98, " PUBLISHED stages", transform=axes.get_xaxis_transform(), va="top", color=PUBLISHED_INK)
+
+
+@plot(
+    reads="test.csv",
+    runs="annealed-*-short annealed-*-medium annealed-*-long",
+    needs="annealed-trained-on-*",
+    draw=sheet(
+        Panel("tokens_per_new_parameter", "difference_nats", log="x", zero=0.0, xlabel="tokens per new parameter",
+              ylabel="grown minus trained on\n(nats per token)", finish=_mark_paper)
+    ),
+)  # fmt: skip
+def tokenformer_stage_length(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss of a grown Tokenformer minus that of its parent trained on for the same FLOPs, against the tokens
+    of the stage per parameter that it adds (arXiv:2410.23168). Differences are paired by seed; below zero growing has
+    helped. The band marks the stages of the paper. To see: whether growing needs a longer stage to pay. Every learning
+    rate falls to zero.
+    """
+    losses, records = held_out_losses(results, STUDY, runs), results.runs(STUDY).drop_duplicates("run").set_index("run")
+    rows: list[dict[str, Any]] = []
+    if "spec.growth.keys" not in losses:
+        return DataFrame()
+    for stage in losses[losses["spec.growth.keys"].notna()].drop_duplicates("run").to_dict("records"):
+        equal = losses["flops"].between(0.95 * stage["flops"], 1.05 * stage["flops"])
+        control = losses[(losses["spec.init"] == stage["spec.init"]) & losses["spec.growth.keys"].isna() & equal]
+        if control.empty or stage["spec.init"] not in records.index:
+            continue
+        new = stage["parameters_non_embedding"] - records["parameters_non_embedding"][stage["spec.init"]]
+        of_stage, of_control = held_out(losses, stage["run"]), held_out(losses, control["run"].iloc[0])
+        shared = {"variant": stage["variant"], "run": stage["run"], "rival": control["run"].iloc[0]}
+        rows += differences(of_stage, of_control, **shared, tokens_per_new_parameter=stage["tokens"] / new)
+    return DataFrame(rows)

@@ -1,16 +1,31 @@
-"""What growth does to the loss, on its own text and on a second domain (Tokenformer, arXiv:2410.23168, Fig 6)."""
+"""What growth does to the loss, and a Tokenformer beside its rivals (Tokenformer, arXiv:2410.23168, Fig 6 and 7)."""
 
 from collections.abc import Sequence
-from typing import Any
+from fnmatch import fnmatchcase
+from functools import partial
 
+import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
+from formerlab.report.figures.denseformer.loss import labelled
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.runs import GROWN, TRAINED_ON, held_out_losses, parent, summary
-from formerlab.report.tokenformer import at_step, by_step, equal_to_grown, means
+from formerlab.report.published import TOKENFORMER as PAPER
+from formerlab.report.published import published
+from formerlab.report.rates import last_losses
+from formerlab.report.runs import (
+    GROWN,
+    TRAINED_ON,
+    differences,
+    held_out,
+    held_out_losses,
+    minus,
+    parent,
+    published_difference,
+    summary,
+)
+from formerlab.report.tokenformer import METHODS, STAGES, at_step, before_growth, by_step, equal_to_grown, means
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -30,36 +45,23 @@ def _label(variant: str, equal: str | None) -> str:
     return "\n".join([f"{keys}, {tau}", *said])
 
 
-def draw_growth(data: DataFrame) -> Figure:
-    """Draw where every run ends on both texts, and the stage against its cost."""
-    rank = data[data["part"] == "end"].groupby("label")[_LOSS].mean().rank()
-    valid, fewer = data["part"].str.endswith("_valid"), data["equal"].eq("tokens")
-    rows = data.assign(
-        tera=data["flops_of_stage"] / 1e12,
-        rank=data["label"].map(rank),
-        text=valid.map({True: "valid", False: "test"}).where(data["part"] != "curve"),
-        part=data["part"].str.removesuffix("_valid"),
-        variant=data["variant"].mask(fewer, "parent trained on, equal tokens"),
-    )
-    shared: dict[str, Any] = {"by": "label", "style": "variant", "zero": 0.0}
-    return sheet(
-        *(
-            Panel(_LOSS, "label", kind="forest", where={"text": text}, title=title,
-                  xlabel="loss minus the parent's (nats)", **shared)
-            for text, title in (("test", "{setting}: at the end, test text"), ("valid", "At the end, validation text"))
-        ),
-        Panel("tera", _LOSS, kind="band", where={"part": "curve"}, far=4.0, xlabel="training cost since then (TFLOP)",
-              title="From the moment of growth on, validation text", ylabel="loss minus the parent's (nats)", **shared),
-        columns=1, height=2.4,
-    )(rows.sort_values(["rank", "step"], kind="stable"))  # fmt: skip
+_minus_parent = partial(Panel, by="label", zero=0.0)
+_ended = partial(_minus_parent, _LOSS, "label", kind="forest", xlabel="loss minus the parent's (nats)")
 
 
 @plot(
-    reads=("eval.csv", "test.csv", "run.json"),
-    runs=("tokenformer-1", "long-matched-chosen", "grown-random-*-2", "grown-zero-*-2", "trained-on-*2"),
-    needs=("grown-random-*-2", "grown-zero-*-2"),
-    draw=draw_growth,
-)
+    reads="eval.csv test.csv",
+    runs="tokenformer-1 long-matched-chosen grown-random-*-2 grown-zero-*-2 trained-on-*2",
+    needs="grown-random-*-2 grown-zero-*-2",
+    draw=sheet(
+        _ended(where={"part": ["end", "seed"]}, title="{setting}: at the end, test text"),
+        _ended(where={"part": ["end_valid", "seed_valid"]}, title="At the end, validation text"),
+        _minus_parent("_tera", _LOSS, kind="band", where={"part": "curve"}, far=4.0,
+                      title="From the moment of growth on, validation text", ylabel="loss minus the parent's (nats)",
+                      xlabel="training cost since then (TFLOP)"),
+        columns=1, height=2.4, order="_rank step",
+    ),
+)  # fmt: skip
 def tokenformer_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     """The first stage after growth: loss minus that of the parent (line at zero) at the end of its own training, by how
     the new keys start, whether tau keeps its value, whether the optimizer's moments are carried over and whether old
@@ -93,7 +95,12 @@ def tokenformer_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     rows["parent"] = rows["run"].map(started)
     rows["equal"] = rows["run"].map(equal)
     rows["label"] = [_label(str(name), equal.get(run)) for run, name in zip(rows["run"], rows["variant"], strict=True)]
-    return rows
+    rank = rows[rows["part"] == "end"].groupby("label")[_LOSS].mean().rank()
+    return rows.assign(
+        _tera=rows["flops_of_stage"] / 1e12,
+        _rank=rows["label"].map(rank),
+        _look=rows["variant"].mask(rows["equal"].eq("tokens"), "parent trained on, equal tokens"),
+    )
 
 
 UNGROWN = {"tokenformer": "continued-tokenformer-ungrown", "transformer": "continued-transformer-ungrown"}
@@ -109,18 +116,16 @@ ARMS = {
 """Name for readers, and the ungrown run of its family, of every arm."""
 
 
+_domain = partial(Panel, "step", "loss_nats", kind="band", far=2.5, xlabel="step on the second domain")
+
+
 @plot(
-    reads=("eval.csv", "run.json"),
-    runs=("continued-*",),
+    reads="eval.csv",
+    runs="continued-*",
     draw=sheet(
-        *(
-            Panel("step", "loss_nats", kind="band", where={"part": part}, zero=zero, far=2.5, title=title,
-                  xlabel="step on the second domain", ylabel=label)
-            for part, zero, title, label in (
-                ("loss", None, "{setting}", "validation loss (nats)"),
-                ("relative", 0.0, "Beside the ungrown model of the same family", "minus the ungrown model's (nats)"),
-            )
-        ),
+        _domain(where={"part": "loss"}, title="{setting}", ylabel="validation loss (nats)"),
+        _domain(where={"part": "relative"}, zero=0.0, title="Beside the ungrown model of the same family",
+                ylabel="minus the ungrown model's (nats)"),
         wanted=[name for name, _ in ARMS.values()], columns=1, height=2.3,
     ),
 )  # fmt: skip
@@ -137,3 +142,113 @@ def tokenformer_continued(results: Results, runs: Sequence[str]) -> DataFrame:
     relative = means(curves, {run: ungrown for run, (_, ungrown) in ARMS.items() if ungrown})
     rows = pd.concat([means(curves).assign(part="loss"), relative.assign(part="relative")], ignore_index=True)
     return rows.assign(variant=[ARMS[run][0] for run in rows["run"]])
+
+
+OURS, RIVALS = "matched", ("modern", "classic")
+
+
+def _best(losses: DataFrame, validation: dict[str, float]) -> dict[tuple[str, float], str]:
+    """Return, by arm and tokens, the run with the lowest validation loss at its end, the mean over seeds."""
+    found: dict[tuple[str, float], dict[str, float]] = {}
+    for run, group in losses.groupby("run"):
+        for arm in (OURS, *RIVALS):
+            if any(fnmatchcase(str(run), pattern) for pattern in (f"{arm}-*", f"long-{arm}-*")):
+                mean = float(np.mean([validation[name] for name in group["id"]]))
+                if not np.isnan(mean):
+                    found.setdefault((arm, float(group["tokens"].iloc[0])), {})[str(run)] = mean
+    return {key: min(runs, key=lambda run: runs[run]) for key, runs in sorted(found.items())}
+
+
+@plot(
+    reads="eval.csv test.csv",
+    runs="matched-* modern-* classic-* long-matched-* long-modern-* long-classic-*",
+    needs="long-matched-*",
+    draw=sheet(
+        Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0,
+              xlabel="Tokenformer minus Transformer (nats per token)")
+    ),
+)  # fmt: skip
+def tokenformer_gap(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of
+    tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic one. Each
+    model has the rate, of those run, with the lowest validation loss. Differences are paired by seed; above zero the
+    Tokenformer is worse. To see: whether the gap shrinks, stays or changes its sign as both train longer. The published
+    line is a third party's, against a modern Transformer at 124M parameters.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    best, rows = _best(losses, last_losses(results, STUDY, runs)), []
+    for (arm, tokens), run in best.items():
+        if arm in RIVALS and (OURS, tokens) in best:
+            ours = best[OURS, tokens]
+            shared = {"series": f"minus {arm} Transformer", "tokens": tokens, "run": ours, "rival": run}
+            rows += differences(held_out(losses, ours), held_out(losses, run), **shared)
+    theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
+    gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
+    rows += [published_difference(gap, "third party, 124M parameters")] * bool(rows)
+    return labelled(DataFrame(rows)) if rows else DataFrame()
+
+
+_PRINTED = {
+    "TokenFormer": "Tokenformer",
+    "Net2Net (Transformer)": "Net2Net by padding",
+    "HyperCloning (Transformer)": "HyperCloning",
+}
+
+
+def gains(losses: DataFrame) -> DataFrame:
+    """Return how much lower the held-out loss of each stage is than before growth, paired by seed, in nats.
+
+    `part` is `gain` for the mean, `seed` for a row per seed.
+    """
+    frames = []
+    for method, (_, pattern) in METHODS.items():
+        start = held_out(losses, before_growth(losses, method))
+        for size in STAGES:
+            run = pattern.format(size=size)
+            gained = minus(start, held_out(losses, run))
+            if len(gained):
+                rows = gained.rename("gain_nats").reset_index().assign(run=run)
+                frames.append(summary(rows, "gain_nats", ["run"]).assign(method=method, size=size))
+    found = pd.concat(frames, ignore_index=True) if frames else DataFrame(columns=["part"])
+    return found.assign(part=found["part"].replace("mean", "gain"))
+
+
+def published_gains() -> DataFrame:
+    """Return the gains that the perplexities of Table 8 mean."""
+    table = published(PAPER, "Table 8").query("metric == 'perplexity'")
+    rows = []
+    for name, group in table.groupby(table["model"].str.rsplit(" ", n=1).str[0], sort=False):
+        values = group["value"].astype(float).to_list()
+        for size, model, value in zip(STAGES, group["model"].to_list()[1:], values[1:], strict=True):
+            shared = {"source": "published", "part": "gain", "method": _PRINTED[str(name)]}
+            rows.append(shared | {"run": model, "size": size, "gain_nats": float(np.log(values[0] / value))})
+    return DataFrame(rows).assign(gain_nats_low=np.nan, gain_nats_high=np.nan)
+
+
+@plot(
+    reads="eval.csv test.csv",
+    runs="tokenformer-1 transformer-1 long-*-chosen grown-random-sqrt-[23] net2net-* hypercloning-*",
+    needs="net2net-* hypercloning-*",
+    draw=sheet(
+        Panel("step", "loss_nats", by="method", kind="band", where={"part": "curve"}, title="First stage",
+              name="legend", xlabel="step of the stage", ylabel="validation loss (nats)"),
+        Panel("size", "gain_nats", by="method", where={"part": ["gain", "seed"]}, zero=0.0, ticks="{:.0f}".format,
+              name="legend", title="Gain over the own start", xlabel="stage",
+              ylabel="loss before growth minus loss after", published={"title": "Table 8", "ylabel": ""}),
+        wanted=list(METHODS), columns=3,
+    ),
+)  # fmt: skip
+def tokenformer_rivals(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of Tokenformer
+    (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. Middle: what the held-out
+    loss has gained on the family's own model before growth, after each stage, because the starts differ. To see: whose
+    line lies highest has gained most from growing. Right: the same gains out of the published perplexities. Padding is
+    the form of Net2Net that the paper used; Net2Net (2015) and HyperCloning copy units and keep the function where the
+    factor is whole.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    curves = means(by_step(results, runs))
+    first = {pattern.format(size=2): method for method, (_, pattern) in METHODS.items()}
+    curves = curves[curves["run"].isin(first)].assign(part="curve")
+    curves["method"] = curves["run"].map(first)
+    return pd.concat([curves, gains(losses), published_gains()], ignore_index=True)

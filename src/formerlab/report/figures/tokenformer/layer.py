@@ -1,4 +1,4 @@
-"""A Tokenformer's layers and how they grow (arXiv:2410.23168, Fig 2), drawn from the specs of the runs."""
+"""A Tokenformer's layers, how they grow, and its FLOPs, from the specs of runs (arXiv:2410.23168, Fig 2 and 5)."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,10 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
-from formerlab.report.runs import quantity
+from formerlab.report.panel import Panel, sheet
+from formerlab.report.runs import quantity, short
 from formerlab.report.style import BLACK, BLUE, GREEN, PURPLE, VERMILION, arrow, box, canvas
+from formerlab.report.tokenformer import Shape, shape_of
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -94,11 +96,7 @@ def _draw_counts(axes: Axes, data: DataFrame) -> None:
         axes.legend(loc="upper left")
 
 
-@plot(
-    reads=("run.json",),
-    runs=("tokenformer-1", "long-matched-chosen", "matched-chosen", "grown-random-sqrt-[2-4]"),
-    draw=draw,
-)
+@plot(runs="tokenformer-1 long-matched-chosen matched-chosen grown-random-sqrt-[2-4]", draw=draw)
 def tokenformer_layer(results: Results, runs: Sequence[str]) -> DataFrame:
     """What a Tokenformer has in place of its matrices, and how it grows, after Fig. 2 of Tokenformer
     (arXiv:2410.23168), drawn from the settings of the runs. Left: a block, whose attention among the tokens of the text
@@ -125,3 +123,52 @@ def tokenformer_layer(results: Results, runs: Sequence[str]) -> DataFrame:
         rows += [shared | {"part": part, "tokens": n, "added": n - before[part]} for part, n in counts.items()]
         before = counts
     return DataFrame(rows)
+
+
+LENGTHS = tuple(2**power for power in range(7, 18))
+_WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
+"""Size, width of the Transformer, tokens of the Tokenformer of width 768 (Tables 8 and 9 of the paper)."""
+_VOCABULARY = 50304
+
+
+@plot(
+    reads="run.json",
+    runs="transformer-[1-4] classic-chosen tokenformer-1 long-matched-chosen grown-random-sqrt-[2-4]",
+    draw=sheet(
+        Panel("length", "_per_token", by="_series", log="xy", xlabel="length of the text (tokens)",
+              ylabel="forward FLOPs per token", title="Formula: {setting}",
+              ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",
+              published={"title": "formula, sizes of Table 8", "ylabel": ""}),
+    ),
+)  # fmt: skip
+def tokenformer_length(results: Results, runs: Sequence[str]) -> DataFrame:
+    """FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer
+    (arXiv:2410.23168), drawn per token so that the lines part: computed, not measured, without the logits, and with the
+    whole square of attention, half of it masked. To see: at equal parameters a Transformer that grows in width pays for
+    its width in the token-token term, which a Tokenformer of fixed width does not; the two part where that term takes
+    over. A Transformer that grew its feed-forward layer alone would keep the term too. Right: the same for the sizes of
+    Table 8, of 12 layers, whose widths follow from its printed FLOPs.
+    """
+    found = []
+    for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
+        family = "Tokenformer" if record["spec.model.projection.kind"] == "pattention" else "Transformer"
+        found.append(("ours", family, short(record["parameters_non_embedding"]), record["run"], shape_of(record)))
+    for name, width, tokens in _WIDTHS:
+        wide, grown = Shape(12, width, _VOCABULARY, hidden=4 * width), Shape(12, 768, _VOCABULARY, tokens, 4 * tokens)
+        found.append(("published", "Transformer", name, f"Transformer {name}, d = {width}", wide))
+        found.append(("published", "Tokenformer", name, f"TokenFormer {name}, d = 768", grown))
+    rows = DataFrame(
+        {"source": source, "family": family, "size": size, "run": run, "width": shape.width, "length": length}
+        | {"flops": shape.flops(length), "token_token_flops": shape.token_token_flops(length)}
+        for source, family, size, run, shape in found
+        for length in LENGTHS
+    )
+    dashed = rows["family"].eq("Transformer")
+    return rows.assign(
+        _series=rows["family"] + " " + rows["size"] + ", d " + rows["width"].astype(str),
+        _per_token=rows["flops"] / rows["length"],
+        _data_set="",
+        _marker="",
+        _color=dashed.map({True: BLACK, False: VERMILION}),
+        _linestyle=dashed.map({True: "--", False: None}),
+    )

@@ -1,0 +1,109 @@
+"""Long texts: speed and memory of decoding, and whether a number read long ago is found (passkey, arXiv:2305.16300)."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from pandas import DataFrame
+from scipy import special
+
+from formerlab.report.drawings import plot
+from formerlab.report.figures.decay.loss import looks
+from formerlab.report.names import RELEASED
+from formerlab.report.panel import Panel, sheet
+from formerlab.report.pruning import CONFIGURATION, decoding, model_of, one_model, ordered, size_of
+from formerlab.results.read import Results
+
+STUDY = "decay"
+_LINES = ("--", ":", "-.")
+_cases = partial(Panel, "length", each="_case", ticks="{:g}".format, xlabel="tokens read before")
+
+
+def _notes(rows: DataFrame) -> list[str]:
+    device, threads = rows[["device", "threads"]].iloc[0]
+    machine = f"{device}, {threads:.0f} threads" if isinstance(device, str) else "a machine that no record names"
+    return [f"Median and quartiles of {rows['repetitions'].min():.0f} repetitions on {machine}."]
+
+
+@plot(
+    reads="decode.csv",
+    draw=sheet(
+        _cases("tokens_per_s", by="configuration", style="policy", log="xy", ylabel="decoded tokens\nper second"),
+        _cases("cache_bytes", by="_size", log="xy", ylabel="keys and values\nheld (bytes)"),
+        _cases("prompt_ratio", by="configuration", style="policy", log="x", ylabel="prompt: seconds\nover Full's"),
+        notes=_notes, columns=0, height=1.7,
+    ),
+)  # fmt: skip
+def decay_decode(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Decoding with whole and pruned caches: tokens per second, bytes of the keys and values held, and the time in
+    which the prompt was read, against the tokens that were read before. Full is our whole cache, DynamicCache that of
+    transformers in the same model. A pruned cache holds a share of the length. To see: where pruning pays for its own
+    work; its bytes are its budget, whichever policy chooses. Measured alone on the machine, in turns, on an untrained
+    model of the run's shape, or a released one: nothing learned matters to speed. Points are medians, bars quartiles of
+    the repetitions, moved sideways where one would hide another. Bytes are without the scores and positions of a pruned
+    cache, which stand in decay_decode_table. No speeds were published.
+    """
+    rows, record = decoding(results, STUDY, runs), results.stage_record(STUDY, "decode")
+    if rows.empty:
+        return rows
+    models = rows["run"].map(lambda run: RELEASED.get(model_of(run), model_of(run)))
+    pruned = sorted({budget for budget in rows["budget"] if budget != 1}, reverse=True)[1:]
+    return rows.assign(
+        device=record.get("device"),
+        threads=record.get("threads"),
+        _case=models + rows["sequences"].map(lambda count: f", {count} sequences" if count > 1 else ", one sequence"),
+        _size=rows["budget"].map(lambda budget: "whole cache" if budget == 1 else f"pruned to {size_of(budget)}"),
+        _look=np.where(rows["budget"].eq(1), "full", "local"),
+        _linestyle=rows["budget"].map({budget: _LINES[at % len(_LINES)] for at, budget in enumerate(pruned)}),
+        _markerfacecolor=rows["budget"].isin(pruned).map({True: "white", False: None}),
+        _data_set="",
+    )
+
+
+def binomial_ends(found: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
+    """Return both ends of the 95 % interval of a share by Clopper and Pearson."""
+    missed = numbers - found
+    low = np.where(found > 0, special.betaincinv(np.maximum(found, 1), missed + 1, 0.025), 0.0)
+    high = np.where(missed > 0, special.betaincinv(found + 1, np.maximum(missed, 1), 0.975), 1.0)
+    return low, high
+
+
+def _sizes(rows: DataFrame) -> list[str]:
+    return [size_of(budget) for budget in rows.loc[rows["policy"] != "full", "budget"].unique()]
+
+
+@plot(
+    reads="passkey.csv",
+    runs="long-*",
+    needs="long-*",
+    draw=sheet(
+        Panel("length", "log_prob", by="_series", each="_at", log="x", ticks=lambda value: f"{value / 1024:g}k",
+              xlabel="tokens of the text", ylabel="log-probability of\nthe number (nats)"),
+        notes=lambda rows: [f"Caches keep {' or '.join(_sizes(rows))} of the text."] * bool(_sizes(rows)),
+        columns=1, order="depth",
+    ),
+)  # fmt: skip
+def decay_passkey(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Which policy still finds a number that stands once in a long and dull text and is asked for at its end (passkey
+    retrieval, arXiv:2305.16300): log-probability of the number against the length of the text, a panel for each place
+    of the number; beside each policy how many numbers it found of all, every token as the most probable one. Pruning
+    acts from the first token on, so a policy has to keep the number before it knows that it will be asked for. To see:
+    which lines stay near that of the whole cache, which is the bound; and whether a number that stands in a window of
+    recent tokens is found for that. Exact intervals of the shares found are among the numbers.
+    """
+    rows = one_model(results.rows("passkey.csv", STUDY, runs))
+    cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)
+    found = cells.agg(found=("found", "mean"), numbers=("found", "size"), log_prob=("log_prob", "mean")).reset_index()
+    totals = rows.groupby(CONFIGURATION, sort=False, dropna=False)["found"].agg(all_found="sum", all_numbers="size")
+    low, high = binomial_ends(totals["all_found"].to_numpy(), totals["all_numbers"].to_numpy())
+    totals = totals.assign(all_low=low, all_high=high).reset_index()
+    table = ordered(found.merge(totals, on=CONFIGURATION)).assign(source="ours")
+    sizes = ", " + table["budget"].map(size_of) if len(_sizes(table)) > 1 else ""
+    counts = ": " + table["all_found"].astype(str) + " of " + table["all_numbers"].astype(str) + " found"
+    return table.assign(
+        _series=table["configuration"] + sizes + counts,
+        _at=table["depth"].map("Number {:.0%} into the text".format),
+        _look=looks(table),
+        _data_set="",
+    )

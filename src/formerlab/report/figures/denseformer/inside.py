@@ -1,0 +1,259 @@
+"""What averages over depth look like, learn and pass on (DenseFormer, arXiv:2402.02622, Fig 1, 5 to 10 and 13)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import SymLogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from pandas import DataFrame, Series
+
+from formerlab.report.drawings import plot
+from formerlab.report.panel import Panel, setting, sheet
+from formerlab.report.runs import DENSEFORMER, TRANSFORMER, n_seeds, summary, variant
+from formerlab.report.style import GREY, WIDEST, arrow, box, canvas, heat, look, one_large
+from formerlab.results.read import Results
+from formerlab.results.schema import COSINE, PRUNED, SINGULAR
+
+STUDY = "denseformer"
+MOST = 8
+"""Panels."""
+SHOWN = 8
+"""Blocks of a panel, from the first on: more make a dense average a blur."""
+
+
+def averages(layers: int, dilation: int, period: int) -> dict[int, list[int]]:
+    """Return the sources of every average by the block that it follows: S_i = {j <= i : j = i mod k} where p divides i.
+
+    Blocks count from 1; source 0 are the embedded tokens. A test holds it equal to the mixer's own table.
+    """
+    return {i: list(range(i % dilation, i + 1, dilation)) for i in range(period, layers + 1, period)}
+
+
+def draw_architecture(data: DataFrame) -> Figure:
+    """Draw a row of blocks per kind, with an arc from everything that an average reads."""
+    groups, layers = list(data.groupby("variant", sort=False)), int(data["layers"].iloc[0])
+    shown = min(layers, SHOWN)
+    note = f"The first {shown} of {layers} blocks." if shown < layers else ""
+    figure, axes = canvas(len(groups), 2, 1.1, note, left=0.1, right=0.1, below=0.1)
+    for panel, (name, rows) in zip(axes, groups, strict=True):
+        _draw_averages(panel, rows[rows["after_block"] <= shown], shown, look(str(name)).colour)
+        panel.set_title(f"{name}: {len(rows)} weights in {rows['after_block'].nunique()} averages")
+    return figure
+
+
+def _draw_averages(axes: Axes, rows: DataFrame, layers: int, colour: str) -> None:
+    """Draw blocks in a row, after each what averages, and an arrow to the next block."""
+    after = set(rows["after_block"])
+    for block in range(layers + 1):
+        box(axes, block - 0.25, -0.31, 0.5, 0.62, f"{block}" if block else "X0", facecolor="#eef2f6", edgecolor=GREY)
+        way = ((block + (0.58 if block in after else 0.26), 0), (block + 0.76, 0))
+        arrow(axes, *way, mutation_scale=5, color=GREY, linewidth=0.8)
+    for block, read in rows[["after_block", "reads"]].itertuples(index=False, name=None):
+        arrow(axes, (read, 0.32), (block + 0.48, 0.45), arrowstyle="-", connectionstyle="arc3,rad=-0.32", color=colour,
+              alpha=0.55, linewidth=0.8)  # fmt: skip
+    places = [block + 0.48 for block in after]
+    axes.plot(places, [0.0] * len(places), "o", color=colour, markersize=5, zorder=3)
+    axes.vlines(places, 0, 0.45, color=colour, linewidth=0.8)
+    axes.set(xlim=(-0.4, layers + 0.9), ylim=(-0.5, 0.5 + 0.14 * (layers + 0.5)))
+    axes.set_axis_off()
+
+
+@plot(runs="depth.kind=dwa", draw=draw_architecture)
+def denseformer_architecture(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Where DenseFormer averages over depth and what each average reads, after Fig. 1 of DenseFormer
+    (arXiv:2402.02622), drawn from the settings of the runs. Boxes are the embedding X0 and the raw outputs of the
+    blocks, circles the averages that the next block reads: after every p-th block (period p) a weighted sum of that
+    block's output and of every k-th earlier one (dilation k). To see: with dilation 1 and period 1 each average reads
+    all earlier outputs, so arcs grow with the square of the depth; dilation and period thin them out, and with a
+    dilation above 1 the embedding enters only some of the averages.
+    """
+    records = results.runs("denseformer", runs)
+    records = records[records["spec.model.depth.kind"] == "dwa"]
+    keys = ["spec.model.layers", "spec.model.depth.dilation", "spec.model.depth.period"]
+    kinds = records.drop_duplicates(keys).sort_values(keys)
+    counts = kinds["spec.model.layers"].value_counts()
+    depth = counts.index[counts == counts.max()].max()
+    rows = []
+    for record in kinds[kinds["spec.model.layers"] == depth].head(MOST).to_dict("records"):
+        layers, dilation, period = (int(record[key]) for key in keys)
+        shared = {"source": "ours", "variant": variant(record), "layers": layers, "dilation": dilation}
+        found = averages(layers, dilation, period).items()
+        rows += [shared | {"period": period, "after_block": i, "reads": j} for i, reads in found for j in reads]
+    return DataFrame(rows)
+
+
+_LINEAR = 0.05
+"""Weights below this are drawn on a linear scale, as in the paper."""
+
+
+def draw_weights(data: DataFrame) -> Figure:
+    """Draw the heat map of 1x1 large, and those of the other dilations and periods small."""
+    dense = f"{DENSEFORMER} 1x1"
+    names = sorted(data["variant"].unique(), key=lambda name: (name != dense, name))
+    figure, axes = one_large(len(names) - 1, 3, left=0.5, below=0.45, right=0.95)
+    for panel, name in zip(axes, names, strict=True):
+        rows, large = data[data["variant"] == name], panel is axes[0]
+        title = f"{name}: {setting(rows)}" if large else name.removeprefix(f"{DENSEFORMER} ")
+        _draw_map(panel, rows, data, title, bar=large)
+        if not large:
+            panel.set(xlabel="", ylabel="", xticks=[], yticks=[])
+    figure.set_label(f"Mean over {n_seeds(data['seeds'].unique())}; grey cells: no weight.")
+    return figure
+
+
+def _draw_map(axes: Axes, rows: DataFrame, data: DataFrame, title: str, *, bar: bool) -> None:
+    """Draw the weights of one model: a row per average, a column per source; and beside them the scale of colours.
+
+    Colours are linear near zero, then logarithmic, the same on both sides and for all of the data.
+    """
+    layers, limit = int(rows["layers"].iloc[0]), max(1.0, float(data["weight"].abs().max()))
+    grid = np.full((layers, layers + 1), np.nan)
+    grid[rows["destination"].astype(int) - 1, rows["source_block"].astype(int)] = rows["weight"]
+    norm = SymLogNorm(linthresh=_LINEAR, vmin=-limit, vmax=limit, base=10)
+    shape = {"cmap": "RdBu_r", "norm": norm, "extent": (-0.5, layers + 0.5, layers + 0.5, 0.5)}
+    words = {"title": title, "xlabel": "source j (0: embedding)", "ylabel": "average after block i"}
+    image = heat(axes, grid, shape, facecolor="#d9d9d9", **words)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(8, integer=True))
+    if bar:
+        box, width = axes.get_position(), 0.08 / WIDEST
+        beside = axes.figure.add_axes((box.x1 + width, box.y0, width, box.height))
+        marks = [-1, -0.5, -0.1, -0.05, 0, 0.05, 0.1, 0.5, 1]
+        axes.figure.colorbar(image, beside, label="weight", ticks=marks, format="%g")
+        beside.minorticks_off()
+
+
+@plot(reads="depth.csv", runs="depth.kind=dwa", draw=draw_weights)
+def denseformer_weights(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken after
+    block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest model is shown, as
+    the mean over seeds. At the start of training the diagonal is 1 and all else 0. To see: whether the pattern of the
+    paper appears, with weight on the diagonal and just beside it, a column at X_0 that is positive early and negative
+    late, and a triangle of large weights over the last blocks. Colours are linear between -0.05 and 0.05, logarithmic
+    beyond.
+    """
+    rows = results.rows("depth.csv", STUDY, runs)
+    if "step" in rows:
+        last = rows.groupby(["run", "seed"])["step"].transform("max")
+        rows = rows[rows["step"].isna() | (rows["step"] == last)]
+    records = results.runs(STUDY, runs).drop_duplicates("run")
+    records = records[records["run"].isin(rows["run"])]
+    records = records.assign(variant=[variant(record) for record in records.to_dict("records")])
+    deepest = records.sort_values("spec.model.layers").groupby("variant").tail(1)
+    chosen = rows.merge(deepest[["run", "variant", "spec.model.layers"]], on="run")
+    keys = ["variant", "run", "spec.model.layers", "destination", "source"]
+    means = chosen.groupby(keys)["weight"].agg(weight="mean", weight_sd="std", seeds="count").reset_index()
+    means = means.rename(columns={"source": "source_block", "spec.model.layers": "layers"})
+    return means.assign(source="ours").sort_values(["variant", "destination", "source_block"], ignore_index=True)
+
+
+PANELS = 6
+"""Times that are shown, of all evaluations."""
+
+
+def _correlation(a: "Series[float]", b: "Series[float]") -> float:
+    """Return the correlation of two sets of weights; NaN where those of one are all alike."""
+    return float("nan") if a.std() == 0 or b.std() == 0 else float(np.corrcoef(a, b)[0, 1])
+
+
+def draw_evolution(data: DataFrame) -> Figure:
+    """Draw a heat map per time."""
+    times = list(data.groupby("step"))
+    note = f"Mean over {n_seeds([data['seeds'].max()])}; colours as in denseformer_weights."
+    figure, axes = canvas(len(times), 3, 1.6, note, left=0.5, right=0.3, heading=setting(data))
+    for panel, (step, rows) in zip(axes, times, strict=True):
+        likeness = rows["correlation_with_end"].iloc[0]
+        known = "" if np.isnan(likeness) else f", r = {likeness:.2f}"
+        _draw_map(panel, rows, data, f"step {step:.0f}{known}", bar=panel is axes[-1])
+    return figure
+
+
+@plot(reads="depth.csv", runs=("depth.kind=dwa depth.dilation=1 depth.period=1",), draw=draw_evolution)
+def denseformer_evolution(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Mixing weights of the deepest DenseFormer 1x1 at several times of training, after Fig. 10 of arXiv:2402.02622:
+    row i is the average after block i, column j the source X_j, X_0 the embedding; the mean over seeds. To see: when
+    the pattern of the end appears. In the paper it is there after 5000 of 40,000 steps; the number over each panel is
+    the correlation of its weights off the diagonal with those at the end.
+    """
+    rows = results.rows("depth.csv", STUDY, runs)
+    if "step" not in rows or rows["step"].isna().all():
+        return DataFrame()
+    depths = rows.dropna(subset="step").groupby("run")["destination"].max()
+    rows = rows[rows["run"] == depths.idxmax()]
+    grouped = rows.groupby(["run", "step", "destination", "source"])["weight"]
+    means = grouped.agg(weight="mean", seeds="count").reset_index().rename(columns={"source": "source_block"})
+    steps = np.array(sorted(means["step"].unique()))
+    steps = steps[1:] if len(steps) > PANELS else steps  # the identity at the start needs no panel
+    chosen = steps[np.unique(np.linspace(0, len(steps) - 1, PANELS).round().astype(int))]
+    means = means[means["step"].isin(chosen)]
+    beside = means[means["destination"] != means["source_block"]]
+    table = beside.pivot(index="step", columns=["destination", "source_block"], values="weight")
+    likeness = {step: _correlation(row, table.loc[steps[-1]]) for step, row in table.iterrows()}
+    return means.assign(layers=float(depths.max()), correlation_with_end=means["step"].map(likeness), source="ours")
+
+
+def compared(results: Results, rows: DataFrame, runs: Sequence[str]) -> DataFrame:
+    """Return the rows of flow.csv of the deepest of the depths that most kinds of models share, with kind and depth."""
+    records = results.runs(STUDY, runs).drop_duplicates("run")
+    records = records[records["run"].isin(rows["run"])]
+    variants = [variant(record) for record in records.to_dict("records")]
+    records = records.assign(variant=variants, layers=records["spec.model.layers"])
+    kinds = records.groupby("layers")["variant"].nunique()
+    deepest = records[records["layers"] == kinds.index[kinds == kinds.max()].max()]
+    return rows.merge(deepest[["run", "variant", "layers"]], on="run")
+
+
+@plot(
+    reads="flow.csv",
+    runs="depth.kind=identity depth.kind=dwa",
+    draw=sheet(
+        Panel("place", "value", kind="band", where={"measure": COSINE}, title="What each block passes on",
+              xlabel="block i", ylabel="cosine of Y_i with the embedding"),
+        Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Without the smallest mixing weights",
+              xlabel="share of the mixing weights dropped", ylabel="added loss (nats per token)", name="none"),
+    ),
+)  # fmt: skip
+def denseformer_flow(results: Results, runs: Sequence[str]) -> DataFrame:
+    """How far information flows over depth. Left: mean cosine between what each block passes on, Y_i, and the embedding
+    X_0, for the deepest models that were looked at, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622). To see: how
+    much of the embedding is left after each block; in the paper a DenseFormer stays near it over most of its depth and
+    the plain Transformer leaves it early. Right: held-out loss, less that of the whole model, when the smallest mixing
+    weights are dropped after training, after Fig. 7: in the paper perplexity rises sharply beyond 15 %. The paper
+    prints no numbers for these figures.
+    """
+    rows = results.rows("flow.csv", STUDY, runs)
+    rows = compared(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)
+    whole = rows[(rows["measure"] == PRUNED) & (rows["place"] == 0)].set_index(["run", "seed"])["value"]
+    shift = [whole.get((row.run, row.seed), 0.0) if row.measure == PRUNED else 0.0 for row in rows.itertuples()]
+    rows, keys = rows.assign(value=rows["value"] - np.array(shift)), ["variant", "run", "layers", "measure", "place"]
+    found = summary(rows, "value", keys)
+    found.insert(9, "kept", rows.groupby(keys, sort=False)["kept"].mean().reset_index()["kept"])
+    return found
+
+
+@plot(
+    reads="flow.csv",
+    runs="depth.kind=identity depth.kind=dwa",
+    draw=sheet(
+        Panel("place", "_value", kind="band", each="matrix", name="legend", xlabel="rank (share of all)",
+              ylabel="singular value / largest"),
+        notes=lambda rows: [], columns=3, height=1.5,
+    ),
+)  # fmt: skip
+def denseformer_spectra(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Singular values of the weights of trained models, each over the largest of its matrix and averaged over blocks,
+    after Fig. 13 of DenseFormer (arXiv:2402.02622), of the deepest models that were looked at. Query, key and value
+    count as one matrix. Lines are means over seeds, bands reach from the lowest seed to the highest. To see: whether
+    averages over depth change how many directions the weights use; the paper finds no difference to the Transformer,
+    and prints no numbers.
+    """
+    rows = results.rows("flow.csv", STUDY, runs)
+    rows = rows[rows["measure"].str.startswith(SINGULAR)]
+    rows = compared(results, rows, runs).assign(matrix=lambda rows: rows["measure"].str.removeprefix(SINGULAR))
+    of_seeds = rows.groupby(["variant", "run", "layers", "matrix", "place"], sort=False)["value"]
+    table = of_seeds.agg(value="mean", lowest="min", highest="max", seeds="count").reset_index()
+    dashed = table["variant"].map({TRANSFORMER: "--"})  # the line of the Transformer may lie on another
+    band = {"_value": table["value"], "_value_low": table["lowest"], "_value_high": table["highest"]}
+    return table.assign(source="ours", **band, _marker="", _linestyle=dashed)

@@ -1,0 +1,216 @@
+"""Held-out loss of averages over depth: by depth, speed, budget and sparsity (DenseFormer, arXiv:2402.02622)."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from pandas import DataFrame
+
+from formerlab.report.drawings import plot, shown_columns
+from formerlab.report.panel import Panel, sheet
+from formerlab.report.runs import (
+    DENSEFORMER,
+    INTERVALS,
+    TRANSFORMER,
+    by_run,
+    differences,
+    held_out,
+    held_out_losses,
+    published_difference,
+    short,
+    summary,
+)
+from formerlab.report.style import GREY
+from formerlab.report.tables.denseformer import (
+    gains,
+    plains,
+    published_depths,
+    published_table,
+    speeds,
+    with_seeds,
+)
+from formerlab.results.read import Results
+from formerlab.results.schema import FORWARD
+
+STUDY = "denseformer"
+_TIME, _GAIN, _BEHIND = f"{FORWARD}_time_s", "gain_nats", "minus_dense_nats"
+_beside_table_1 = partial(
+    Panel, y="loss_nats", name="legend", perplexity=True, ylabel="held-out loss (nats per token)",
+    published={"y": "perplexity", "ylabel": "perplexity", "title": "Table 1", "perplexity": False},
+)  # fmt: skip
+
+
+@plot(
+    reads="test.csv",
+    runs="depth.kind=identity depth.kind=dwa",
+    draw=sheet(
+        _beside_table_1("layers", xlabel="depth (blocks)", ticks="{:.0f}".format),
+        wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], height=2.6,
+    ),
+)  # fmt: skip
+def denseformer_depth(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss of plain Transformers and DenseFormers against depth, after Table 1 of DenseFormer
+    (arXiv:2402.02622); k x p is dilation k and period p. To see: how far a DenseFormer lies below the plain Transformer
+    of its depth, and which depth the plain one needs to reach it. Where the plain line does not fall with depth, part
+    of the gain is easier optimisation. Bars of a DenseFormer are those of its difference to the Transformer of its
+    depth, paired by seed: it is established where the bar does not reach the Transformer's mean. Right: the published
+    perplexities, for 378 to 676 million parameters (OWT2, 40k steps).
+    """
+    losses, pairs = held_out_losses(results, STUDY, runs), gains(results, runs)
+    means = by_run(losses)
+    if "gain_nats" in pairs:
+        pairs = pairs[pairs["interval"] == INTERVALS["student"]].set_index("run")
+        of_run = pairs.reindex(means["run"]).set_axis(means.index)
+        means = means.assign(paired=means["run"].isin(pairs.index))
+        for end, gain in (("low", "high"), ("high", "low")):
+            paired = means["loss_nats"] + (of_run["gain_nats"] - of_run[f"gain_nats_{gain}"])
+            means[f"loss_nats_{end}"] = means[f"loss_nats_{end}"].where(~means["paired"], paired)
+            means[f"perplexity_{end}"] = np.exp(means[f"loss_nats_{end}"])
+    ours = with_seeds(means.sort_values(["variant", "layers"]), losses, ("source", "variant", "layers"))
+    return pd.concat([ours, published_depths().assign(part="mean")], ignore_index=True)
+
+
+def _front(speed: "pd.Series[float]", loss: "pd.Series[float]") -> list[bool]:
+    """Say of each point whether no other is at least as fast and better, or as good and faster."""
+    points = list(zip(speed, loss, strict=True))
+    return [not any((s >= a and v < b) or (s > a and v <= b) for s, v in points) for a, b in points]
+
+
+def _mark_depths(axes: Axes, rows: DataFrame) -> None:
+    """Write the depth beside each point, and draw the Pareto front."""
+    points = rows[rows["part"] == "mean"].sort_values("batches_per_s")
+    column = "loss_nats" if points["source"].eq("ours").all() else "perplexity"
+    for layers, x, y in points[["layers", "batches_per_s", column]].itertuples(index=False, name=None):
+        axes.annotate(f"{layers:.0f}", (x, y), (5, 4), textcoords="offset points", color=GREY)
+    front = points[points["front"].astype(bool)]
+    axes.step(front["batches_per_s"], front[column], where="pre", color=GREY, linewidth=1, linestyle=":", zorder=0)
+
+
+@plot(
+    reads="test.csv speed.csv",
+    draw=sheet(
+        _beside_table_1("batches_per_s", xlabel=f"forward passes of {{{FORWARD}_sequences:.0f}} sequences a second",
+                        finish=_mark_depths),
+        height=2.6,
+    ),
+)  # fmt: skip
+def denseformer_tradeoff(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622): each
+    point is a model, the number beside it its blocks, lines join the depths of one kind, and the dotted line is the
+    Pareto front, models than which none is both faster and better. To see: whether the front is made of DenseFormers,
+    and how much faster one is than a plain Transformer that reaches its loss, where a scale has one. Speeds are medians
+    of repetitions on an otherwise idle machine, horizontal bars their quartiles. Right: perplexity and batches per
+    second of Table 1.
+    """
+    ours = gains(results, runs)
+    ours = ours[ours["setting"] == "main"].merge(speeds(results), on="run")
+    if len(ours):
+        for end, time in (("", ""), ("_low", "_high"), ("_high", "_low")):
+            ours[f"batches_per_s{end}"] = 1 / ours[f"{FORWARD}_time_s{time}"]
+        ours["front"] = _front(ours["batches_per_s"], ours["loss_nats"])
+        ours = with_seeds(ours, held_out_losses(results, STUDY), ("source", "variant", "layers", "batches_per_s"))
+    theirs = published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
+    theirs = theirs.assign(front=_front(theirs["batches_per_s"], theirs["perplexity"]), part="mean")
+    columns = f"source part run variant layers batches_per_s[] {FORWARD}_sequences loss_nats[] perplexity seeds seed"
+    return pd.concat([ours, theirs], ignore_index=True).reindex(columns=shown_columns(f"{columns} diverged front"))
+
+
+def labelled(rows: DataFrame) -> DataFrame:
+    """Return differences with the label of each series and budget; a forest shows published ones last."""
+    tokens = [f", {short(count)} tokens" if count == count else "" for count in rows["tokens"]]
+    head = rows["source"].map({"ours": "", "published": "PUBLISHED, not ours:\n"})
+    return rows.assign(_label=head + rows["series"] + tokens, _look=rows["source"])
+
+
+@plot(
+    reads="test.csv",
+    runs=("depth.kind=identity", "depth.kind=dwa depth.dilation=1 depth.period=1", "long-plain-*", "long-dwa-1x1-*"),
+    needs="long-dwa-1x1-*",
+    draw=sheet(
+        Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0,
+              xlabel="plain minus DenseFormer (nats per token)")
+    ),
+)  # fmt: skip
+def denseformer_gain(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth and number
+    of tokens seen, every run with its own full schedule (arXiv:2402.02622). Differences are paired by seed; above zero
+    the DenseFormer is better. To see: whether the gain lasts when both train longer, or only makes the first steps
+    easier.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    plain_of, rows = plains(losses), []
+    dense = losses[losses["variant"].str.startswith(DENSEFORMER)].drop_duplicates("run")
+    for record in dense.sort_values(["layers", "variant", "tokens"]).to_dict("records"):
+        run, plain = record["run"], plain_of.get(record["run"])
+        series = f"{record['variant']}, {record['layers']:.0f} blocks"
+        shared = {"series": series, "tokens": float(record["tokens"]), "run": run, "plain": plain}
+        rows += differences(held_out(losses, plain), held_out(losses, run), **shared) if plain is not None else []
+    table_1 = float(np.log(18.61 / 17.84))
+    rows += [published_difference(table_1, "1x1 at 48 blocks (Table 1)")] * bool(rows)
+    return labelled(DataFrame(rows)) if rows else DataFrame()
+
+
+def _published_sparsity() -> DataFrame:
+    """Return the same of the models of 48 blocks in Tables 1 and 4."""
+    depths = published_depths().rename(columns={"variant": "model"})
+    rows = pd.concat([depths[depths["layers"] == 48], published_table("Table 4")]).drop_duplicates("model")
+    rows[_GAIN] = np.log(rows["perplexity"].iloc[0] / rows["perplexity"])
+    rows[["dilation", "period"]] = rows["model"].str.extract(r"(\d+)x(\d+)").astype(float)
+    rows = rows.assign(layers=48.0, run=rows["model"], part="mean").dropna(subset=["dilation", _GAIN])
+    whole = rows.loc[rows["dilation"].eq(1) & rows["period"].eq(1), _GAIN].iloc[0]
+    return rows.assign(**{_BEHIND: whole - rows[_GAIN], _TIME: 1 / rows["inference_batches_per_s"]})
+
+
+_forest = partial(Panel, y="_label", by="_look", kind="forest", zero=0.0, name="none")
+_sparse = partial(_forest, _BEHIND, title="{setting}", xlabel="loss minus that of 1 x 1 (nats per token)")
+_time = partial(_forest, "_slower", title="{setting}: time", xlabel="forward pass, % slower than 1 x 1")
+
+
+@plot(
+    reads="test.csv",
+    runs="depth.kind=identity depth.kind=dwa",
+    needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"),
+    draw=sheet(
+        _sparse(where={"source": "ours"}),
+        _time(where={"source": "ours"}),
+        _sparse(where={"source": "published"}, title="48 blocks"),
+        _time(where={"source": "published"}, title="48 blocks: time"),
+        order="dilation period",
+    ),
+)
+def denseformer_sparsity(results: Results, runs: Sequence[str]) -> DataFrame:
+    """What sparse averages over depth lose against the dense one (1 x 1) of the same depth, and what they save, by
+    dilation k x period p, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). Left: held-out loss minus that of
+    1 x 1, paired by seed. Right: time of a full forward pass, where it was measured. A star marks p = 1 mod k, where
+    the next average reads the block after the last one. To see: which bars lie right of zero, where the sparse one is
+    worse, and whether the time that it saves is worth it. Below: what Tables 1 and 4 print, as differences of ln
+    perplexity. A scale that has no dilation but 1 at period 1 lacks this figure.
+    """
+    ours = gains(results, runs)
+    if _GAIN in ours:
+        records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
+        for name in ("dilation", "period"):
+            ours[name] = ours["run"].map(records.get(f"spec.model.depth.{name}", pd.Series(dtype=float)))
+        ours = ours.dropna(subset=["dilation", _GAIN])
+        ours = ours[ours["layers"] == ours["layers"].mode().max()].merge(speeds(results), on="run", how="left")
+    dense = ours[(ours["dilation"] == 1) & (ours["period"] == 1)] if _GAIN in ours else ours[:0]
+    if dense.empty:
+        return DataFrame()
+    losses = held_out_losses(results, STUDY)
+    gain = summary(losses, "loss_nats", ["run"], dict(zip(ours["run"], ours["plain"], strict=True)), _GAIN)
+    seeds = gain[gain["part"] == "seed"].assign(gain_nats=lambda rows: -rows[_GAIN])
+    behind = summary(losses, "loss_nats", ["run"], dict.fromkeys(ours["run"], str(dense["run"].iloc[0])), _BEHIND)
+    ours = pd.concat([ours.assign(part="mean"), seeds.merge(ours[["run", "layers", "dilation", "period"]], on="run")])
+    ours = ours.merge(behind.drop(columns=["source", "seeds"]), on=["run", "part", "seed"], how="left")
+    rows = pd.concat([ours, _published_sparsity()], ignore_index=True)
+    rows["follows"] = (rows["dilation"] > 1) & (rows["period"] % rows["dilation"] == 1)
+    columns = f"source part run layers dilation period follows {_GAIN}[] {_BEHIND}[] {_TIME}[] interval seeds seed"
+    rows = rows.reindex(columns=shown_columns(columns))
+    label = rows["dilation"].map("{:.0f}".format) + " x " + rows["period"].map("{:.0f}".format)
+    whole = rows[rows["dilation"].eq(1) & rows["period"].eq(1)].groupby("source")[_TIME].first()
+    slower = [100 * (rows[f"{_TIME}{end}"] / rows["source"].map(whole) - 1) for end in ("", "_low", "_high")]
+    rows = rows.assign(_label=label + rows["follows"].map({True: " *", False: ""}), _slower=slower[0])
+    shown = rows[["_slower", _BEHIND]].notna().any(axis=1)
+    return rows.assign(_slower_low=slower[1], _slower_high=slower[2], _look=shown.map({True: "ours", False: None}))
