@@ -117,11 +117,11 @@ def test_values_far_above_most_others_stand_at_the_edge_in_words(values, far):
 
 
 def test_titles_and_headings_name_data_set_and_model(rows):
-    known = rows.assign(data_set="books", released=None, blocks=4.0, wide=rows["size"].map({1: 64, 2: 128}))
+    known = rows.assign(_data_set="books", _released=None, _blocks=4.0, _wide=rows["size"].map({1: 64, 2: 128}))
     titled, plain = sheet(panel())(known), sheet(panel(title="Loss"))(known)
     assert titled.axes[0].get_title() == "books, 4 blocks x 64 to 128"
     assert [text.get_text() for text in plain.texts] == ["books, 4 blocks x 64 to 128"]
-    released = known.assign(released="SmolLM2")
+    released = known.assign(_released="SmolLM2")
     assert sheet(panel())(released).axes[0].get_title() == "books, SmolLM2"
 
 

@@ -81,7 +81,6 @@ class Panel:
         for column, wanted in self.where.items():
             data = data[data[column].isin(wanted if isinstance(wanted, list) else [wanted])]
         data = data.dropna(subset=self.by)
-        data = data[:0] if data[self.y].isna().all() else data
         if not self.each:
             return [(self, data)] if len(data) else []
         one = replace(self, title=f"{{{self.each}}}" if self.title == SETTING else self.title)
@@ -107,7 +106,7 @@ def filled(text: str, rows: DataFrame) -> str:
 
 def setting(rows: DataFrame) -> str:
     """Return the data sets and the models of rows of ours, such as `books, 4 blocks x 64`, where rows know them."""
-    ours = rows[rows["source"].eq("ours") & rows["_data_set"].notna()] if "_data_set" in rows else rows[:0]
+    ours = rows[rows["source"].eq("ours") & rows["_data_set"].notna()] if "_released" in rows else rows[:0]
     if ours.empty:
         return ""
     named = list(ours["_released"].dropna().unique())
@@ -133,6 +132,7 @@ def sheet(
     def drawn(data: DataFrame) -> Figure:
         data = data.sort_values(order.split(), kind="stable") if order else data
         shown = [one for panel in panels for one in panel.split(data)]
+        shown = [(panel, rows) for panel, rows in shown if rows[panel.y].notna().any()] or shown
         known = data[data.index.isin({at for _, rows in shown for at in rows.index})]
         present = [str(name) for name in known[panels[0].by].dropna().unique()]
         figure = _figure(data, shown, columns or data[panels[0].each].nunique(), height)
