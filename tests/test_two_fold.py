@@ -2,21 +2,23 @@
 
 import numpy as np
 
-from formerlab.report.two_fold import half_of, two_fold_selection
+from formerlab.report.two_fold import answers_of, choices, half_of
 
 
 def test_alpha_per_task_is_judged_where_it_was_not_chosen():
     halves = {task: np.arange(8) % 2 for task in ("a", "b")}
+
+    def mean(grids, task, *, common=False):
+        return answers_of(grids[task], choices(grids, halves, common=common)[task], halves[task]).mean()
+
     grids = {"a": np.zeros((2, 1, 8)), "b": np.zeros((2, 1, 8))}
     grids["a"][0] = grids["b"][1] = 1.0  # each task has an alpha that is always right
-    found = two_fold_selection(grids, halves)
-    assert [found[task].own.mean() for task in "ab"] == [1.0, 1.0]
-    assert sorted(found[task].common.mean() for task in "ab") == [0.0, 1.0]
+    assert [mean(grids, task) for task in "ab"] == [1.0, 1.0]
+    assert sorted(mean(grids, task, common=True) for task in "ab") == [0.0, 1.0]
     noise = np.zeros((2, 1, 8))
     noise[0, 0, halves["a"] == 0] = noise[1, 0, halves["a"] == 1] = 1.0  # each alpha is right on one half only
-    alone = two_fold_selection({"a": noise}, halves)["a"]
-    assert alone.own.mean() == 0.0  # what looked best on one half is wrong on the other
-    assert sorted(alone.own_places) == [0, 1]
+    assert mean({"a": noise}, "a") == 0.0  # what looked best on one half is wrong on the other
+    assert choices({"a": noise}, halves, common=False)["a"].tolist() == [[1, 0]]
 
 
 def test_halves_are_even_and_follow_the_id_alone():

@@ -20,7 +20,7 @@ from formerlab.report.claims.quantity import (
     residual_variance,
 )
 from formerlab.report.claims.rows import alike
-from formerlab.report.two_fold import two_fold_selection
+from formerlab.report.two_fold import answers_of, choices
 from formerlab.statistics import resampled
 
 NOISE = np.random.default_rng(0)
@@ -175,8 +175,10 @@ def test_a_choice_of_alpha_is_made_again_in_every_resample():
         for choice, expected in (("own", own), ("common", common)):
             assert found[choice].replicates[0, resample] == pytest.approx(np.mean(expected))
     grid = {task: np.concatenate(pair, axis=2) for task, pair in halves.items()}
-    points = two_fold_selection(grid, dict.fromkeys("ab", np.repeat([0, 1], 30)))
-    assert found["own"].of_seeds[0] == pytest.approx(np.mean([points[task].own.mean() for task in "ab"]))
+    sides = dict.fromkeys("ab", np.repeat([0, 1], 30))
+    picked = choices(grid, sides, common=False)
+    points = [answers_of(grid[task], picked[task], sides[task]).mean() for task in "ab"]
+    assert found["own"].of_seeds[0] == pytest.approx(np.mean(points))
     middle = found["own"].interval(0.95)
     assert middle.high - middle.mean == pytest.approx(stats.norm.ppf(0.975) * found["own"].replicates.std())
 

@@ -61,7 +61,7 @@ class Table(Declared):
     """A table: our rows, then the published ones."""
 
     ours: "Callable[[Results, Sequence[str]], DataFrame]"
-    """Returns our rows, given the same; none where no run is finished."""
+    """Returns our rows, given the same."""
     published: "Callable[[], DataFrame] | None" = None
     columns: str = ""
     """The columns, in this order; all where none are named. `loss_nats[]` has the ends of an interval behind it,
@@ -73,7 +73,8 @@ class Table(Declared):
         """Return ours above the published ones; the first column, `source`, tells them apart."""
         import pandas as pd
 
-        found = {"ours": self.ours(results, self.runs if runs is None else runs)}
+        study, runs = self.ours.__module__.rpartition(".")[2], self.runs if runs is None else runs
+        found = {"ours": self.ours(results, runs) if has_rows(results, study, runs, self.reads) else pd.DataFrame()}
         if self.published is not None:
             found["published"] = self.published()
         blocks = [block.drop(columns="source", errors="ignore") for block in found.values()]
@@ -81,6 +82,14 @@ class Table(Declared):
             block.insert(0, "source", source)
         table = pd.concat([block for block in blocks if len(block)] or blocks[:1], ignore_index=True)
         return table.reindex(columns=shown_columns(self.columns)) if self.columns else table
+
+
+def has_rows(results: "Results", study: str, runs: Sequence[str], reads: Sequence[str]) -> bool:
+    """Say whether runs of a study are finished and, where more than run.json is read, one of the files has rows."""
+    records = results.runs(study, runs)
+    owners = [study, *records["id"]] if len(records) else []
+    found = (results.rows_of(file, owner) for file in reads if file != "run.json" for owner in owners)
+    return bool(owners) and (tuple(reads) == ("run.json",) or any(frame is not None and len(frame) for frame in found))
 
 
 def table(**said: Any) -> "Callable[[Callable[..., DataFrame]], Table]":

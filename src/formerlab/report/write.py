@@ -26,7 +26,7 @@ from PIL import Image
 from formerlab.errors import UserError
 from formerlab.files import replacing, write_text
 from formerlab.report import pages
-from formerlab.report.drawings import Drawing, Table, catalogue, declaration, failure_of, shown_columns
+from formerlab.report.drawings import Drawing, Table, catalogue, declaration, failure_of, has_rows, shown_columns
 from formerlab.report.names import RELEASED, data_set
 from formerlab.report.style import SETTINGS, empty
 from formerlab.results.read import Objection, Results, has_runs
@@ -148,20 +148,11 @@ def rows_of(drawing: Drawing, results: Results) -> DataFrame:
     """Return the rows that a figure or table shows; none of ours where there is nothing to compare."""
     runs, declared = drawing.names(results), declaration(drawing.name)
     if isinstance(declared, Table):
-        rows = declared.rows(results, runs)
-        return rows if runs else rows[rows["source"] != "ours"]
-    files = [file for file in drawing.reads if file != "run.json"]
-    known = runs and (not files or any(_has(results, drawing.study, runs, file) for file in files))
+        return declared.rows(results, runs)
     of_study = {"study": drawing.study} if drawing.studies else {}
+    known = has_rows(results, drawing.study, runs, drawing.reads)
     rows = declared.data(results, runs, **of_study) if known else DataFrame()
     return rows if "source" in rows else rows.assign(source="ours")
-
-
-def _has(results: Results, study: str, runs: Sequence[str], file: str) -> bool:
-    """Say whether the study, or one of its runs, has rows of a file."""
-    records = results.runs(study, runs)
-    owners = [study, *(f"{study}/{run}/seed{seed}" for run, seed in zip(records["run"], records["seed"], strict=True))]
-    return any(frame is not None and len(frame) > 0 for frame in (results.rows_of(file, owner) for owner in owners))
 
 
 def shown_rows(drawing: Drawing, results: Results) -> DataFrame | None:

@@ -6,32 +6,13 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.report import pruning, questions
 from formerlab.report.drawings import table
-from formerlab.report.pruning import (
-    CONFIGURATION,
-    PANELS,
-    RELEASED_RUNS,
-    configurations,
-    decoding,
-    measured,
-    ordered,
-    over_windows,
-    spread,
-)
+from formerlab.report.pruning import CONFIGURATION, ordered, over_windows, spread
 from formerlab.report.published import DECAY, published_cosines, published_rows
-from formerlab.report.questions import (
-    CHANCE,
-    LOCAL,
-    MEAN,
-    SUITES,
-    accuracies,
-    accuracy_columns,
-    answers,
-    grids,
-    title,
-)
+from formerlab.report.questions import LOCAL, MEAN, SUITES, accuracies, answers, title
 from formerlab.report.runs import ends
-from formerlab.report.two_fold import half_of, two_fold_selection
+from formerlab.report.two_fold import answers_of, choices, half_of
 from formerlab.results.read import Results
 from formerlab.statistics import bootstrap_means, interval_over, over_examples
 
@@ -50,7 +31,7 @@ def decay_table(results: Results, runs: Sequence[str]) -> DataFrame:
     one seed it speaks of this model alone. Compare policies at equal realised budget. The table decay_answers_table
     has accuracies at every budget, decay_suites_table those at 40 % beside the published.
     """
-    return configurations(results, STUDY, runs)
+    return pruning.configurations(results, STUDY, runs)
 
 
 def _published(names: dict[str, str], factor: float) -> DataFrame:
@@ -73,12 +54,9 @@ def decay_answers_table(results: Results, runs: Sequence[str]) -> DataFrame:
     Decay article (accuracies at 40 % of the tokens, zero-shot). After ±: one standard error over questions and
     seeds. The published models are OPT-2.7B and LLaMA-2-7B-chat on other questions.
     """
-    rows = answers(results, STUDY, runs)
-    if rows.empty:
-        return rows
-    scored = accuracy_columns(rows, CONFIGURATION).drop(columns="seeds")
-    chance, found = scored[scored["run"] == CHANCE].assign(configuration=CHANCE), []
-    table = ordered(scored[scored["run"] != CHANCE])
+    scored = questions.accuracy_columns(answers(results, STUDY, runs), CONFIGURATION).drop(columns="seeds")
+    guessed = scored["run"] == questions.CHANCE
+    chance, table, found = scored[guessed].assign(configuration=questions.CHANCE), ordered(scored[~guessed]), []
     table.insert(1, "configuration", table.pop("configuration"))
     for run, mine in table.groupby("run", sort=False):
         asked = [name for name in mine if mine[name].notna().any()]
@@ -150,7 +128,7 @@ def decay_ratio_table(results: Results, runs: Sequence[str]) -> DataFrame:
     The query's own key comes on top. Comparisons are fair where realised budgets agree within 1 %; the official
     masks of H2O keep fewer keys, since their halves overlap.
     """
-    ours = configurations(results, STUDY, runs)
+    ours = pruning.configurations(results, STUDY, runs)
     kinds = ours["policy"].str.split().str[0]
     recent = kinds.map(RECENT).where(kinds.isin(RECENT), ours["recent"].fillna(0.0))
     return ours.assign(recent_share=recent * ours["budget"], selected_share=(1 - recent) * ours["budget"])
@@ -172,17 +150,12 @@ def decay_ideal_table(results: Results, runs: Sequence[str]) -> DataFrame:
     0.5 are even). All choose from the attention of the same unpruned pass. In brackets: 95 % interval over windows
     and seeds. Published: A2SF, Table 2, LLaMA-2-7B at 20 %.
     """
-    rows = measured(results.rows("prune_masks.csv", STUDY, runs), list(PANELS))
-    if rows.empty:
-        return rows
+    rows = pruning.measured(results.rows("prune_masks.csv", STUDY, runs), list(pruning.PANELS))
     values = ["value", "value_low", "value_high"]
     cosines = rows["metric"].isin(COSINES)
     rows.loc[cosines, values] = 1 - rows.loc[cosines, ["value", "value_high", "value_low"]].to_numpy()
     keys = ["run", "configuration", "policy", "alpha", "recent", "budget", "seeds", "windows"]
     return spread(rows.assign(metric=rows["metric"].replace(COSINES)), keys, "metric", values)
-
-
-BEST = "single_by_loss"
 
 
 def _spread(alphas: pd.Series) -> str:
@@ -204,22 +177,14 @@ def decay_heads_table(results: Results, runs: Sequence[str]) -> DataFrame:
     the published codes has this.
     """
     rows, keys = results.rows("prune_calibrated.csv", STUDY, runs), ["run", "budget", "choice"]
-    if rows.empty:
-        return DataFrame()
-    found = [
-        {"run": run, "budget": budget} | row
-        for (run, budget), group in rows.groupby(["run", "budget"], sort=False)
-        for row in over_windows(group, ["choice"], BEST, "minus_best_single_nats")
-    ]
+    groups = rows.groupby(keys[:2], sort=False)
+    found = [row for _, own in groups for row in over_windows(own, keys, "single_by_loss", "minus_best_single_nats")]
     table = DataFrame(found).join(rows.groupby(keys)["realised_budget"].mean(), on=keys)
     alphas = results.rows("prune_alphas.csv", STUDY, runs).groupby(keys)["alpha"].agg(_spread).rename("alphas")
     return table.join(alphas, on=keys).assign(choice=table["choice"].str.replace("_", " "))
 
 
-@table(
-    reads="prune_questions.csv run.json",
-    runs="*",
-)
+@table(reads="prune_questions.csv run.json")
 def decay_tasks_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """Does it pay to choose alpha per task? The questions of every suite are halved by a hash of their ids. Of each
     half, own is the alpha of the best accuracy on the other half of the same suite, common the one of the best mean
@@ -231,22 +196,27 @@ def decay_tasks_table(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = rows[(rows["policy"] == "decay") & (rows["recent"] == 0)]
     found = []
     for (run, budget), group in rows.groupby(["run", "budget"], sort=False):
-        alphas, answered, names = grids(group.sort_values("alpha", kind="stable"))
-        if len(alphas) < 2:
+        alphas, grids, names = questions.grids(group.sort_values("alpha", kind="stable"))
+        halves = {task: np.array([half_of(example) for example in names[task]]) for task in grids}
+        grids = {task: grid for task, grid in grids.items() if len(set(halves[task])) == 2}
+        if len(alphas) < 2 or not grids:
             continue
-        shared, gains = {"run": run, "budget": budget}, []
-        halves = {task: np.array([half_of(example) for example in names[task]]) for task in answered}
-        for task, (own, common, *places) in two_fold_selection(answered, halves).items():
-            chosen = [", ".join(sorted({f"{alphas['alpha'][place]:g}" for place in each})) for each in places]
-            row = shared | {"task": title(task), "own alphas": chosen[0], "common alphas": chosen[1]}
-            row |= {"acc_own": own.mean(), "acc_common": common.mean()} | ends("gain", over_examples(own - common))
-            found.append(row | {"seeds": len(own), "questions": own.shape[1]})
-            gains.append(own - common)
-        if gains:
-            of_seeds = np.mean([gain.mean(axis=1) for gain in gains], axis=0)
-            drawn = np.mean([bootstrap_means(gain, random_seed=place) for place, gain in enumerate(gains)], axis=0)
-            mean = interval_over(of_seeds, drawn, sum(gain.shape[1] for gain in gains))
-            found.append(shared | {"task": "mean of these"} | ends("gain", mean))
+        own, common = (choices(grids, halves, common=common) for common in (False, True))
+        gains = []
+        for task, grid in grids.items():
+            row = {"run": run, "budget": budget, "task": title(task)}
+            for name, chosen in (("own", own[task]), ("common", common[task])):
+                row[f"{name} alphas"] = ", ".join(sorted({f"{alpha:g}" for alpha in alphas["alpha"][chosen.ravel()]}))
+            of_own, of_common = (answers_of(grid, chosen[task], halves[task]) for chosen in (own, common))
+            row |= {"acc_own": of_own.mean(), "acc_common": of_common.mean()}
+            gains.append(of_own - of_common)
+            found.append(
+                row | ends("gain", over_examples(gains[-1])) | {"seeds": len(of_own), "questions": grid.shape[2]}
+            )
+        of_seeds = np.mean([gain.mean(axis=1) for gain in gains], axis=0)
+        drawn = np.mean([bootstrap_means(gain, random_seed=place) for place, gain in enumerate(gains)], axis=0)
+        mean = interval_over(of_seeds, drawn, sum(gain.shape[1] for gain in gains))
+        found.append({"run": run, "budget": budget, "task": "mean of these"} | ends("gain", mean))
     return DataFrame(found)
 
 
@@ -265,11 +235,7 @@ def decay_one_shot_table(results: Results, runs: Sequence[str]) -> DataFrame:
     rows, arm = results.rows("prune_one_shot.csv", STUDY, runs), [*CONFIGURATION, "realised_budget"]
     groups = rows.groupby("run", sort=False)
     found = DataFrame([row for _, mine in groups for row in over_windows(mine, arm, "full", "increase_nats")])
-    return found if found.empty else ordered(found.assign(perplexity=np.exp(found["loss_nats"])))
-
-
-PRECISE = "float32-"
-"""How the runs of released models begin that compute in float32; the others have the precision of the model."""
+    return ordered(found.assign(perplexity=np.exp(found["loss_nats"])))
 
 
 @table(
@@ -284,18 +250,17 @@ def decay_precision_table(results: Results, runs: Sequence[str]) -> DataFrame:
     paired, with its 95 % interval over questions; judged_alike is the share of the questions that both answer
     rightly or both wrongly.
     """
-    rows = answers(results, STUDY, runs)
+    rows, keys = answers(results, STUDY, runs), [*CONFIGURATION, "task"]
+    precise = rows["run"].str.startswith("float32-")
+    rounded = rows[~precise].assign(run=rows["run"].str.replace(pruning.RELEASED_RUNS, "float32-"))
+    pairs = rows[precise].merge(rounded, on=[*keys, "example"], suffixes=("_precise", "_rounded"))
     found = []
-    for run in [run for run in rows["run"].unique() if run.startswith(PRECISE)]:
-        other = RELEASED_RUNS + run.removeprefix(PRECISE)
-        keys = [*CONFIGURATION[1:], "task", "example"]
-        pairs = rows[rows["run"] == run].merge(rows[rows["run"] == other], on=keys, suffixes=("_precise", "_rounded"))
-        for key, group in pairs.groupby([*CONFIGURATION[1:], "task"], sort=False, dropna=False):
-            row = dict(zip([*CONFIGURATION[1:], "task"], key, strict=True)) | {"run": run}
-            precise, rounded = group["value_precise"].to_numpy(), group["value_rounded"].to_numpy()
-            row |= {"task": title(row["task"]), "acc_float32": precise.mean(), "acc_model": rounded.mean()}
-            row |= ends("difference", over_examples((rounded - precise)[None]))
-            found.append(row | {"judged_alike": (precise == rounded).mean(), "questions": len(group)})
+    for key, group in pairs.groupby(keys, sort=False, dropna=False):
+        row = dict(zip(keys, key, strict=True))
+        of_float32, of_model = group["value_precise"].to_numpy(), group["value_rounded"].to_numpy()
+        row |= {"task": title(row["task"]), "acc_float32": of_float32.mean(), "acc_model": of_model.mean()}
+        row |= ends("difference", over_examples((of_model - of_float32)[None]))
+        found.append(row | {"judged_alike": (of_float32 == of_model).mean(), "questions": len(group)})
     return ordered(DataFrame(found)) if found else DataFrame()
 
 
@@ -312,10 +277,7 @@ def decay_decode_table(results: Results, runs: Sequence[str]) -> DataFrame:
     machine, in turns, on an untrained model of that shape, or a released one: nothing learned matters to speed. A
     ratio on one machine says little about another, and one on a CPU nothing about a GPU.
     """
-    rows = decoding(results, STUDY, runs)
-    if rows.empty:
-        return rows
+    rows = pruning.decoding(results, STUDY, runs)
     rows = rows[rows["length"] == rows.groupby(["run", "sequences"])["length"].transform("max")]
     rows = rows.rename(columns=lambda name: name.replace("tokens_per_s", "decoded_tokens_per_s"))
-    rows = rows.assign(cache_megabytes=rows["cache_bytes"] / 1e6, metadata_megabytes=rows["metadata_bytes"] / 1e6)
-    return rows
+    return rows.assign(cache_megabytes=rows["cache_bytes"] / 1e6, metadata_megabytes=rows["metadata_bytes"] / 1e6)
