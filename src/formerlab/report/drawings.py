@@ -60,6 +60,7 @@ class Plot(Declared):
 class Table(Declared):
     """A table: our rows, then the published ones."""
 
+    study: str
     ours: "Callable[[Results, Sequence[str]], DataFrame]"
     """Returns our rows, given the same."""
     published: "Callable[[], DataFrame] | None" = None
@@ -73,8 +74,9 @@ class Table(Declared):
         """Return ours above the published ones; the first column, `source`, tells them apart."""
         import pandas as pd
 
-        study, runs = self.ours.__module__.rpartition(".")[2], self.runs if runs is None else runs
-        found = {"ours": self.ours(results, runs) if has_rows(results, study, runs, self.reads) else pd.DataFrame()}
+        runs = self.runs if runs is None else runs
+        known = has_rows(results, self.study, runs, self.reads)
+        found = {"ours": self.ours(results, runs) if known else pd.DataFrame()}
         if self.published is not None:
             found["published"] = self.published()
         blocks = [block.drop(columns="source", errors="ignore") for block in found.values()]
@@ -94,7 +96,7 @@ def has_rows(results: "Results", study: str, runs: Sequence[str], reads: Sequenc
 
 def table(**said: Any) -> "Callable[[Callable[..., DataFrame]], Table]":
     """Declare a table by the function that returns our rows; its docstring is the caption, the rest is as `Table`'s."""
-    return lambda ours: Table(ours=ours, **_declared(said, ours.__doc__))
+    return lambda ours: Table(ours=ours, study=ours.__module__.rpartition(".")[2], **_declared(said, ours.__doc__))
 
 
 def plot(**said: Any) -> "Callable[[Callable[..., DataFrame]], Plot]":

@@ -4,24 +4,28 @@ from pathlib import Path
 
 from pandas import DataFrame
 
+from formerlab.report.drawings import declaration
 from formerlab.report.pages import plain
-from formerlab.report.pruning import configurations, main_configurations
-from formerlab.report.tables.denseformer import denseformer_table
-from formerlab.report.tables.tokenformer import tokenformer_table
-from formerlab.report.tables.transformer import transformer_bleu
-from formerlab.report.tables.vision import vision_scores, vision_sizes
+from formerlab.report.pruning import main_configurations
 from formerlab.results.read import Objection, Results
 
-_TRANSLATION = ["run", "sacrebleu", "exact_percent", "perplexity", "parameters", "seeds"]
-_TOKENFORMER = ["run", "parameters", "flops_cumulative", "loss_nats", "perplexity", "seeds"]
-_DENSEFORMER = ["run", "layers", "perplexity", "loss_minus_plain_nats", "interval", "seeds"]
-_VISION = ["run", "parameters", "top1_percent", "top1_points", "compared_with", "interval", "seeds"]
-_DECAY = ["run", "configuration", "realised_budget", "perplexity", "increase_nats", "seeds"]
-
+BLOCKS = {
+    "Transformer: translation of the test sentences":
+        "transformer_bleu: run sacrebleu exact_percent perplexity parameters seeds",
+    "Tokenformer: held-out loss and cumulative training cost":
+        "tokenformer_table: run parameters flops_cumulative loss_nats perplexity seeds",
+    "DenseFormer: held-out loss against the plain Transformer":
+        "denseformer_table: run layers perplexity loss_minus_plain_nats interval seeds",
+    "Decay: held-out loss with a pruned cache against the whole one":
+        "decay_table: run configuration realised_budget perplexity increase_nats seeds",
+    "Vision: top-1 accuracy of ViT and Tokenformer":
+        "vision_sizes: run parameters top1_percent top1_points compared_with interval seeds",
+    "Vision: scores of the parameter attention":
+        "vision_scores: run parameters top1_percent top1_points compared_with interval seeds",
+}  # fmt: skip
+"""What is shown: of which table which columns."""
 PUBLISHED_BUDGET = 0.4
 """Share of the tokens kept in the Decay article, Fig 4a and Table 2."""
-
-
 NOTE = "[low, high]: 95 % interval, over seeds where there are several, else over windows of these models alone."
 
 
@@ -34,30 +38,20 @@ def headline(root: Path, objection: Objection | None = None) -> str:
 
 
 def tables(results: Results) -> dict[str, DataFrame]:
-    """Return the main numbers of every study with finished runs, by what they are."""
-    blocks = [
-        ("Transformer: translation of the test sentences", transformer_bleu.rows(results), _TRANSLATION),
-        ("Tokenformer: held-out loss and cumulative training cost", tokenformer_table.rows(results), _TOKENFORMER),
-        ("DenseFormer: held-out loss against the plain Transformer", denseformer_table.rows(results), _DENSEFORMER),
-        ("Decay: held-out loss with a pruned cache against the whole one", _decay(results), _DECAY),
-        ("Vision: top-1 accuracy of ViT and Tokenformer", vision_sizes.rows(results), _VISION),
-        ("Vision: scores of the parameter attention", vision_scores.rows(results), _VISION),
-    ]
-    return {title: _block(table, wanted) for title, table, wanted in blocks if (table["source"] == "ours").any()}
+    """Return the main numbers of every study with finished runs, by what they are, with the ends of intervals."""
+    found = {}
+    for title, (name, columns) in ((title, words.split(": ")) for title, words in BLOCKS.items()):
+        rows = declaration(name).rows(results)
+        rows = rows[rows["source"] == "ours"]
+        if len(rows):
+            rows = _at_published_budget(rows) if name == "decay_table" else rows
+            ends = [f"{column}{end}" for column in columns.split() for end in ("", "_low", "_high")]
+            found[title] = rows[[column for column in ends if column in rows]]
+    return found
 
 
-def _decay(results: Results) -> DataFrame:
+def _at_published_budget(rows: DataFrame) -> DataFrame:
     """Return the policies at the published budget, or at the one nearest to it."""
-    table = configurations(results, "decay")
-    if table.empty:
-        return table
-    pruned = table.loc[table["policy"] != "full", "budget"]
+    pruned = rows.loc[rows["policy"] != "full", "budget"]
     nearest = min(pruned.unique(), key=lambda budget: abs(budget - PUBLISHED_BUDGET), default=None)
-    return main_configurations(table[(table["policy"] == "full") | (table["budget"] == nearest)])
-
-
-def _block(table: DataFrame, wanted: list[str]) -> DataFrame:
-    """Return our rows in the wanted columns with the ends of their intervals; none where a difference has them."""
-    ends = [f"{name}{end}" for name in wanted for end in ("", "_low", "_high")]
-    levels = ["perplexity_low", "perplexity_high"] if "increase_nats" in wanted else []
-    return table.loc[table["source"] == "ours", [name for name in ends if name in table and name not in levels]]
+    return main_configurations(rows[(rows["policy"] == "full") | (rows["budget"] == nearest)])

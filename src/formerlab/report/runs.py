@@ -113,34 +113,29 @@ def by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Itera
         for value in values:
             row |= ends(value, student(group[value]))
         row |= {name: group[name].astype(float).mean() for name in CARRIED if name in group}
-        row["bits_per_byte"] = row["loss_nats"] / math.log(2) / group["bytes_per_token"].iloc[0]
-        row |= {f"perplexity{end}": float(np.exp(row[f"loss_nats{end}"])) for end in ("", "_low", "_high")}
-        found.append(row | {name: group[name].iloc[0] for name in first if name in group})
-    return DataFrame(found)
+        found.append(row | {name: group[name].iloc[0] for name in ("bytes_per_token", *first) if name in group})
+    return with_perplexity(DataFrame(found))
 
 
-def language_floor(rows: DataFrame, floor: str, record: Mapping[Hashable, Any]) -> dict[str, Any]:
-    """Return the row of a model without depth that predicts text, from its losses."""
-    loss = weighted_means(rows, ["floor"]).item()
-    per_byte = loss / math.log(2) / record["bytes_per_token"]
-    return {"variant": "floor", "loss_nats": loss, "perplexity": math.exp(loss), "bits_per_byte": per_byte}
+def with_perplexity(rows: DataFrame) -> DataFrame:
+    """Return rows with what follows from `loss_nats`: perplexity with its ends, and bits per byte of the text."""
+    rows = rows.assign(bits_per_byte=rows["loss_nats"] / math.log(2) / rows.pop("bytes_per_token"))
+    ends = [end for end in ("", "_low", "_high") if f"loss_nats{end}" in rows]
+    return rows.assign(**{f"perplexity{end}": np.exp(rows[f"loss_nats{end}"]) for end in ends})
 
 
-def floors(
-    results: Results,
-    study: str,
-    runs: Sequence[str],
-    scored: Callable[[DataFrame, str, Mapping[Hashable, Any]], dict[str, Any]] = language_floor,
-) -> DataFrame:
-    """Return a row per model without depth (floors.csv) and data set, in the form of `by_run`."""
-    records = recorded(results, study, runs).to_dict("records")
-    known: dict[tuple[Any, Any], Mapping[Hashable, Any]] = {(one["run"], one["seed"]): one for one in records}
-    found = []
+def floors(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
+    """Return floors.csv, once for each model without depth and data set, which is its `run`."""
     rows = results.rows("floors.csv", study, runs)
-    for (run, seed, floor), own in rows.groupby(["run", "seed", "floor"], sort=False):
-        record = known[run, seed]
-        found.append({"source": "ours", "run": f"{floor} on {record['data.name']}"} | scored(own, str(floor), record))
-    return DataFrame(found).drop_duplicates("run") if found else DataFrame()
+    of_run = recorded(results, study, runs).set_index(["run", "seed"])[["data.name", "bytes_per_token"]]
+    rows = rows.join(of_run, on=["run", "seed"]).drop_duplicates(["floor", "data.name", "window"])
+    return rows.assign(run=rows["floor"] + " on " + rows["data.name"], variant="floor")
+
+
+def language_floors(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
+    """Return a row per model without depth that predicts text, in the form of `by_run`."""
+    rows = floors(results, study, runs)
+    return with_perplexity(weighted_means(rows, ["run", "variant", "bytes_per_token"]).reset_index())
 
 
 def main_first(rows: DataFrame, *then: str) -> DataFrame:
@@ -155,12 +150,7 @@ def ends(name: str, interval: Interval) -> dict[Any, float]:
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def ends_over_seeds(name: str, values: "pd.Series[float]") -> dict[Any, float]:
-    """Return the same of values by seed; nothing where there are none."""
-    return ends(name, student(values)) if len(values) else {}
-
-
-def held_out(losses: DataFrame, run: str, value: str = "loss_nats") -> "pd.Series[float]":
+def held_out(losses: DataFrame, run: str | None, value: str = "loss_nats") -> "pd.Series[float]":
     """Return a run's held-out loss, or another value, by seed."""
     return losses[losses["run"] == run].set_index("seed")[value].astype(float).sort_index()
 
@@ -170,17 +160,25 @@ def minus(a: "pd.Series[float]", b: "pd.Series[float]") -> "pd.Series[float]":
     return (a - b).loc[a.index.intersection(b.index)]
 
 
-def paired(
-    results: Results, rows: DataFrame, a: str, b: str, name: str, value: str = "loss_nats", **said: str
-) -> dict[str, Any]:
-    """Return a value of run a minus that of run b, paired by seed, as `name` with its ends; `interval` says over what.
+def gap(losses: DataFrame, a: str | None, b: str | None, name: str) -> dict[Any, float]:
+    """Return the held-out loss of run a minus that of another b, paired by seed, as `name`; nothing where one lacks."""
+    difference = minus(held_out(losses, a), held_out(losses, b))
+    return ends(name, student(difference)) if a != b and len(difference) else {}
 
-    With a single shared seed the interval is a bootstrap over windows or images: it speaks of these two models alone.
+
+def paired(
+    results: Results, rows: DataFrame, a: str | None, b: str | None, name: str, value: str = "loss_nats", **said: str
+) -> dict[Any, Any]:
+    """Return the same of any value, with what is `said` of it, and what the interval is over as `interval`.
+
+    With a single shared seed it is a bootstrap over windows or images: it speaks of these two models alone.
     """
     difference = minus(held_out(rows, a, value), held_out(rows, b, value))
+    if a == b or difference.empty:
+        return {}
     interval = student(difference)
     if interval.seeds == 1:
-        tests = results.rows("test.csv", rows["study"].iloc[0], (a, b))
+        tests = results.rows("test.csv", rows["study"].iloc[0], [str(a), str(b)])
         tests = tests[tests["seed"] == difference.index[0]]
         tests = tests.assign(top1_percent=100.0 * (tests["rank"] == 0)) if "rank" in tests else tests
         of_a, of_b = (tests[tests["run"] == run] for run in (a, b))

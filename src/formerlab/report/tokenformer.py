@@ -12,10 +12,8 @@ from formerlab.report.runs import (
     GROWN,
     by_run,
     chain,
-    ends_over_seeds,
     held_out,
     held_out_losses,
-    minus,
     parent,
     summary,
 )
@@ -54,11 +52,6 @@ def before_growth(losses: DataFrame, method: str) -> str:
     """Return the run that the first stage of a method of METHODS grew from."""
     start, pattern = METHODS[method]
     return parent(losses, pattern.format(size=STAGES[0])) or start
-
-
-def gap(losses: DataFrame, a: str, b: str, name: str) -> dict[Any, float]:
-    """Return the held-out loss of run a minus that of run b, paired by seed, as `name`; nothing where one lacks."""
-    return ends_over_seeds(name, minus(held_out(losses, a), held_out(losses, b)))
 
 
 def costs(losses: DataFrame) -> DataFrame:
@@ -178,10 +171,6 @@ class Shape(NamedTuple):
         """N, without embedding and norms."""
         return self.attention() + self.feedforward()
 
-    def projection_flops(self, time: int) -> int:
-        """2 N T."""
-        return 2 * self.parameters() * time
-
     def token_token_flops(self, time: int) -> int:
         """4 L d T^2."""
         return 4 * self.layers * self.width * time**2
@@ -189,7 +178,7 @@ class Shape(NamedTuple):
     def flops(self, time: int, *, head: bool = False) -> int:
         """2 N T + 4 L d T^2, and 2 V d T for the logits where `head` asks for them."""
         logits = 2 * self.vocabulary * self.width * time if head else 0
-        return self.projection_flops(time) + self.token_token_flops(time) + logits
+        return 2 * self.parameters() * time + self.token_token_flops(time) + logits
 
 
 def shape_of(record: Mapping[Hashable, Any]) -> Shape:

@@ -258,7 +258,7 @@ def decay_precision_table(results: Results, runs: Sequence[str]) -> DataFrame:
     for key, group in pairs.groupby(keys, sort=False, dropna=False):
         row = dict(zip(keys, key, strict=True))
         of_float32, of_model = group["value_precise"].to_numpy(), group["value_rounded"].to_numpy()
-        row |= {"task": title(row["task"]), "acc_float32": of_float32.mean(), "acc_model": of_model.mean()}
+        row |= {"task": title(str(row["task"])), "acc_float32": of_float32.mean(), "acc_model": of_model.mean()}
         row |= ends("difference", over_examples((of_model - of_float32)[None]))
         found.append(row | {"judged_alike": (of_float32 == of_model).mean(), "questions": len(group)})
     return ordered(DataFrame(found)) if found else DataFrame()

@@ -9,7 +9,7 @@ from pandas import DataFrame
 from formerlab.report.drawings import table
 from formerlab.report.families import setting
 from formerlab.report.published import DENSEFORMER, published_rows
-from formerlab.report.runs import TRANSFORMER, by_run, floors, held_out_losses, main_first, once, paired, recorded
+from formerlab.report.runs import by_run, held_out_losses, language_floors, main_first, once, paired, recorded
 from formerlab.results.read import Results
 from formerlab.results.schema import DECODE, FORWARD, TRAINING
 
@@ -44,16 +44,12 @@ def gains(results: Results, runs: Sequence[str]) -> DataFrame:
     The difference is paired by seed; `interval` says what its interval speaks of.
     """
     losses = held_out_losses(results, STUDY)
-    if losses.empty:
-        return DataFrame()
-    chosen, plain_of = set(results.runs(STUDY, runs)["run"]), plains(losses)
+    plain = plains(losses)
     first = [str(name) for name in losses if str(name).startswith(("regime", "data.name", "spec."))]
-    rows = []
-    for row in by_run(losses[losses["run"].isin(chosen)], first=first).to_dict("records"):
-        run, plain = row["run"], plain_of.get(row["run"])
-        row |= {"setting": setting(run), "plain": plain}
-        rows.append(row | (paired(results, losses, plain, run, "gain_nats") if plain not in (None, run) else {}))
-    return DataFrame(rows).sort_values(["layers", "run"], ignore_index=True) if rows else DataFrame()
+    rows = by_run(losses[losses["run"].isin(results.runs(STUDY, runs)["run"])], first=first)
+    rows = rows.assign(setting=rows["run"].map(setting), plain=rows["run"].map(plain))
+    found = DataFrame([paired(results, losses, plain.get(run), run, "gain_nats") for run in rows["run"]])
+    return rows.join(found).sort_values(["layers", "run"], ignore_index=True)
 
 
 def with_seeds(rows: DataFrame, losses: DataFrame, shared: Sequence[str]) -> DataFrame:
@@ -112,18 +108,14 @@ def denseformer_table(results: Results, runs: Sequence[str]) -> DataFrame:
     Inference batches are full forward passes, measured alone on one machine. After ±: the published standard error
     over three runs.
     """
-    losses = held_out_losses(results, STUDY, runs)
-    losses = losses[losses["run"].map(setting) == "main"]
-    if losses.empty:
-        return DataFrame()
-    rows = by_run(losses, first=["regime"]).merge(speeds(results), on="run", how="left")
-    rows = rows.assign(mixed=rows["variant"] != TRANSFORMER, inference_batches_per_s=1 / rows[f"{FORWARD}_time_s"])
-    rows, found = main_first(rows, "layers", "mixed", "variant", "run"), []
-    plain = {(row["layers"], row["regime"]): row["run"] for row in rows[::-1].to_dict("records") if not row["mixed"]}
-    for row in rows.to_dict("records"):
-        partner = plain.get((row["layers"], row["regime"])) if row["mixed"] else None
-        found.append(paired(results, losses, row["run"], partner, "loss_minus_plain_nats") if partner else {})
-    return pd.concat([floors(results, STUDY, runs), rows.join(DataFrame(found))])
+    ours = gains(results, runs).merge(speeds(results), on="run", how="left")
+    ours = ours[ours["setting"] == "main"].assign(inference_batches_per_s=lambda rows: 1 / rows[f"{FORWARD}_time_s"])
+    losses, pairs = held_out_losses(results, STUDY), zip(ours["run"], ours["plain"], strict=True)
+    found = [paired(results, losses, run, plain, "loss_minus_plain_nats") for run, plain in pairs]
+    ours = ours.assign(**DataFrame(found, ours.index))
+    ours["mixed"] = ours["spec.model.depth.kind"] != "identity"
+    rows = main_first(ours, "layers", "mixed", "variant", "run")
+    return pd.concat([language_floors(results, STUDY, runs), rows])
 
 
 STATIC = ("dwa", "last_k", "connect_to_last", "random_sparse", "softmax")
@@ -147,8 +139,6 @@ def denseformer_patterns(results: Results, runs: Sequence[str]) -> DataFrame:
     MUDD, Hyper-Connections and random patterns are not of the paper. After ±: the published standard error.
     """
     ours = gains(results, runs)
-    if ours.empty:
-        return ours
     ours = ours[ours["setting"].isin(("main", "small-batch"))]
     ours = ours.assign(parameters_added=ours["parameters"] - ours["plain"].map(ours.set_index("run")["parameters"]))
     absent = 1 - ours["parameters_added"] / (ours["layers"] * (ours["layers"] + 3) / 2)
@@ -177,8 +167,6 @@ def denseformer_settings(results: Results, runs: Sequence[str]) -> DataFrame:
     and the run without decay are not of the paper. After ±: the published standard error; it gives none for PG-19.
     """
     ours = gains(results, runs).rename(columns=_ASKED)
-    if ours.empty:
-        return ours
     undecayed = ours[ours["setting"] == "no-decay"]
     compared = {*("dwa-" + undecayed["run"].str.removeprefix("no-decay-")), *undecayed["plain"]}
     ours = ours[(ours["setting"] != "main") | ours["run"].isin(compared)]
@@ -205,8 +193,6 @@ def denseformer_delay(results: Results, runs: Sequence[str]) -> DataFrame:
     learn from the first step. The paper gives no intervals for delayed starts; its shares are recomputed in nats.
     """
     ours = gains(results, runs)
-    if ours.empty:
-        return ours
     starts = ours.get("spec.optimizer.mixing_start_step", pd.Series(0.0, ours.index)).fillna(0.0)
     shares = (starts / ours["spec.steps"]).mask(ours["spec.model.depth.kind"] == "identity", 1.0)
     ours = ours.assign(start_share=shares)
@@ -221,6 +207,7 @@ def denseformer_delay(results: Results, runs: Sequence[str]) -> DataFrame:
 @table(
     reads="test.csv run.json speed.csv",
     runs="plain-* dwa-* equal-time-*",
+    needs="equal-time-*",
     published=lambda: published_table(
         "Table 3", model="run", training_steps="steps", training_time="training_time_hours"
     ),
@@ -236,15 +223,12 @@ def denseformer_equal_time(results: Results, runs: Sequence[str]) -> DataFrame:
     the steps alone, as the runs themselves had it, other jobs beside them. After ±: the published standard error.
     """
     losses = held_out_losses(results, STUDY, runs)
-    if "equal_time.arm" not in losses:
-        return DataFrame()
     own = ["spec.steps", "equal_time.arm", "equal_time.reference", "equal_time.time_ratio"]
     rows, found = by_run(losses, first=own).set_index("run", drop=False), []
     for equal in rows[rows["equal_time.arm"].notna()].to_dict("records"):
         arm = equal["equal_time.arm"]
         for run in (run for run in (equal["equal_time.reference"], equal["run"], arm) if run in rows.index):
-            gain = paired(results, losses, run, arm, "gain_nats") if run != arm and arm in rows.index else {}
-            found.append(rows.loc[run].to_dict() | gain)
+            found.append(rows.loc[run].to_dict() | paired(results, losses, run, arm, "gain_nats"))
     return DataFrame(found).rename(columns={"spec.steps": "steps", "equal_time.time_ratio": "step_time_ratio"})
 
 
@@ -254,8 +238,6 @@ _UNITS = {TRAINING: "training_steps_per_s", FORWARD: "forward_batches_per_s", DE
 def speed(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per timed run, shallow before deep."""
     records, timed = recorded(results, STUDY, runs), speeds(results)
-    if records.empty:
-        return DataFrame()
     rows = timed.merge(records.drop_duplicates("run")[["run", "variant", "layers", "parameters"]], on="run")
     rows = rows[rows["run"].map(setting) == "main"].sort_values(["layers", "run"])
     plain = timed.set_index("run").reindex(rows["run"].map(plains(records))).set_index(rows.index)

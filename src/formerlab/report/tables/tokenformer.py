@@ -1,6 +1,5 @@
 """Tables of the Tokenformer study (arXiv:2410.23168)."""
 
-import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -16,17 +15,19 @@ from formerlab.report.runs import (
     TRAINED_ON,
     TRANSFORMER,
     by_run,
-    ends_over_seeds,
-    floors,
+    ends,
+    gap,
     held_out,
     held_out_losses,
+    language_floors,
     main_first,
     minus,
     recorded,
 )
 from formerlab.report.scaling import against_envelope, scaling_laws
-from formerlab.report.tokenformer import METHODS, STAGES, Shape, at_step, before_growth, by_step, gap, shape_of
+from formerlab.report.tokenformer import METHODS, STAGES, Shape, at_step, before_growth, by_step, shape_of
 from formerlab.results.read import Results
+from formerlab.statistics import student
 
 STUDY = "tokenformer"
 
@@ -54,11 +55,8 @@ def tokenformer_table(results: Results, runs: Sequence[str]) -> DataFrame:
     Student t interval over seeds. Perplexity is exp of the mean loss. A run that diverged counts as a uniform
     guess. Published is OpenWebText at 124M to 1.4B parameters: compare ratios, never levels.
     """
-    losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return losses
-    rows = main_first(by_run(losses, first=["regime"]), "flops_cumulative", "run")
-    return pd.concat([floors(results, STUDY, runs), rows])
+    rows = by_run(held_out_losses(results, STUDY, runs), first=["regime"])
+    return pd.concat([language_floors(results, STUDY, runs), main_first(rows, "flops_cumulative", "run")])
 
 
 def _published_zeroshot() -> DataFrame:
@@ -68,7 +66,7 @@ def _published_zeroshot() -> DataFrame:
 
 
 @table(
-    reads="zeroshot.csv test.csv run.json",
+    reads="zeroshot.csv run.json",
     published=_published_zeroshot,
 )
 def tokenformer_zeroshot(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -78,11 +76,8 @@ def tokenformer_zeroshot(results: Results, runs: Sequence[str]) -> DataFrame:
     After ±: one standard error over questions, and over seeds where there are several. The published suites and the
     embedded tasks are different questions: compare models within a block, never across.
     """
-    rows = results.rows("zeroshot.csv", STUDY, runs)
-    if rows.empty:
-        return rows
     variants = recorded(results, STUDY, runs).drop_duplicates("run").set_index("run")["variant"]
-    ours = accuracy_columns(rows, ["run"])
+    ours = accuracy_columns(results.rows("zeroshot.csv", STUDY, runs), ["run"])
     ours.insert(1, "variant", ours["run"].map(variants).fillna(CHANCE))
     return ours
 
@@ -139,7 +134,7 @@ def tokenformer_formulas(results: Results, runs: Sequence[str]) -> DataFrame:
         shape = shape_of(record)
         time, batch, steps = (int(record[f"spec.{key}"]) for key in ("task.context", "task.batch", "steps"))
         row = {"run": record["run"], "variant": TOKENFORMER if shape.attention_tokens else TRANSFORMER, "context": time}
-        row |= _columns(shape) | {"flops_projections": shape.projection_flops(time)}
+        row |= _columns(shape) | {"flops_projections": 2 * shape.parameters() * time}
         row |= {"flops_token_token": shape.token_token_flops(time), "flops_formula": shape.flops(time)}
         row["parameters_difference"] = record["parameters_non_embedding"] - shape.parameters()
         row["flops_difference"] = record["flops"] - 3 * steps * batch * shape.flops(time, head=True)
@@ -169,15 +164,11 @@ def tokenformer_scores(results: Results, runs: Sequence[str]) -> DataFrame:
     ImageNet.
     """
     losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return losses
-    rows = []
-    for row in by_run(losses).to_dict("records"):
-        run, block = row["run"], row["run"].partition("-")[0]
-        if run != DEFAULTS[block]:
-            row |= gap(losses, run, DEFAULTS[block], "loss_minus_default_nats")
-        rows.append(row | {"block": block, "diverged": row["diverged"] or None})
-    return DataFrame(rows).sort_values(["block", "loss_nats"], ascending=[False, True], ignore_index=True)
+    rows = by_run(losses)
+    rows = rows.assign(block=rows["run"].str.partition("-")[0], diverged=rows["diverged"].replace(0, None))
+    pairs = zip(rows["run"], rows["block"].map(DEFAULTS), strict=True)
+    rows = rows.join(DataFrame([gap(losses, run, default, "loss_minus_default_nats") for run, default in pairs]))
+    return rows.sort_values(["block", "loss_nats"], ascending=[False, True], ignore_index=True)
 
 
 PUBLISHED = "grown-random-sqrt-2"
@@ -185,11 +176,10 @@ PUBLISHED = "grown-random-sqrt-2"
 
 def _choices(record: Mapping[Hashable, Any]) -> dict[str, Any]:
     if not isinstance(record["spec.growth.keys"], str):
-        return {"run": record["run"], "keys": f"not grown, {TRAINED_ON}"}
+        return {"keys": f"not grown, {TRAINED_ON}"}
     old = record.get("spec.growth.old_tokens")
     slower = isinstance(old, float) and old == old  # NaN where no run of the table says anything
     return {
-        "run": record["run"],
         "keys": record["spec.growth.keys"],
         "tau": {"sqrt": "sqrt(n)", "keep": "kept"}[record["spec.growth.tau"]],
         "optimizer": {"fresh": "fresh", "carry": "carried"}[record["spec.growth.optimizer"]],
@@ -211,18 +201,16 @@ def tokenformer_ablation(results: Results, runs: Sequence[str]) -> DataFrame:
     is better. Brackets: 95 % Student t interval over seeds, differences paired by seed.
     """
     losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return DataFrame()
     curves, rows = by_step(results, runs), []
     parent = at_step(curves, before_growth(losses, "Tokenformer"))
     grown = losses[losses["run"].str.startswith(("grown-", "trained-on-"))]
     for record in grown.drop_duplicates("run").to_dict("records"):
-        run = record["run"]
-        final = held_out(losses, run)
-        row = _choices(record) | ends_over_seeds("start_minus_parent_nats", minus(at_step(curves, run, 0), parent))
-        row |= ends_over_seeds("loss_nats", final)
-        row |= gap(losses, run, PUBLISHED, "loss_minus_published_nats") if run != PUBLISHED else {}
-        rows.append(row | {"seeds": len(final)})
+        run, final = record["run"], held_out(losses, record["run"])
+        start = student(minus(at_step(curves, run, 0), parent))
+        row = (
+            {"run": run} | _choices(record) | ends("start_minus_parent_nats", start) | ends("loss_nats", student(final))
+        )
+        rows.append(row | gap(losses, run, PUBLISHED, "loss_minus_published_nats") | {"seeds": len(final)})
     return DataFrame(rows).sort_values("loss_nats", ignore_index=True) if rows else DataFrame()
 
 
@@ -249,23 +237,23 @@ def tokenformer_methods(results: Results, runs: Sequence[str]) -> DataFrame:
     multiplies T^2. The published perplexities fit neither Table 7 nor a documented setting; read them by column.
     """
     losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return losses
     points = by_run(losses, first=["spec.model.layers", "spec.model.width"]).set_index("run", drop=False)
     points["flops_token_token_coefficient"] = 4 * points["spec.model.layers"] * points["spec.model.width"]
     first, (_, ours), rows = before_growth(losses, "Tokenformer"), METHODS["Tokenformer"], {}
     for method, (_, pattern) in METHODS.items():
         start = before_growth(losses, method)
-        for stage in (1, *STAGES):
-            run, grown = start if stage == 1 else pattern.format(size=stage), ours.format(size=stage)
-            if run not in points.index or run in rows:
+        if start in points.index and start not in rows:
+            rows[start] = points.loc[start].to_dict() | {"method": "before growth", "stage": 1}
+        for stage in STAGES:
+            run, grown = pattern.format(size=stage), ours.format(size=stage)
+            if run not in points.index:
                 continue
-            rows[run] = points.loc[run].to_dict() | {"method": method if stage > 1 else "before growth", "stage": stage}
-            rows[run] |= gap(losses, start, run, "gain_nats") if stage > 1 else {}
-            if stage > 1 and method != "Tokenformer":
+            row = points.loc[run].to_dict() | {"method": method, "stage": stage} | gap(losses, start, run, "gain_nats")
+            if run != grown:
                 gained = (minus(held_out(losses, a), held_out(losses, b)) for a, b in ((first, grown), (start, run)))
-                rows[run] |= ends_over_seeds("tokenformers_lead_nats", minus(*gained))
-                rows[run] |= gap(losses, run, grown, "loss_minus_tokenformers_nats")
+                row |= ends("tokenformers_lead_nats", student(minus(*gained)))
+                row |= gap(losses, run, grown, "loss_minus_tokenformers_nats")
+            rows[run] = row
     return DataFrame([*rows.values()])
 
 
@@ -285,20 +273,18 @@ def tokenformer_modern(results: Results, runs: Sequence[str]) -> DataFrame:
     (124M) and 0.15 bits per byte (17M, feed-forward only) above a modern Transformer.
     """
     losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return DataFrame()
     points, curves = by_run(losses, first=["regime", "spec.optimizer.lr"]), by_step(results, runs)
     points["arm"] = points["run"].str.rpartition("-")[0]  # long-matched, where the budget is a longer one
     points["validation"] = [at_step(curves, run).mean() for run in points["run"]]
     best = points.loc[points.groupby("arm")["validation"].idxmin()].set_index("arm")["run"].to_dict()
-    rows = []
-    for row in points.sort_values(["arm", "loss_nats"]).to_dict("records"):
-        run, chosen = row["run"], best[row["arm"]]
-        ours = best.get(re.sub("modern|classic", "matched", row["arm"]), run)
-        if run == chosen != ours:
-            row |= gap(losses, ours, run, "tokenformer_minus_best_nats")
-        rows.append(row | {"best": "best" if run == chosen else "", "diverged": row["diverged"] or None})
-    return DataFrame(rows).rename(columns={"spec.optimizer.lr": "learning_rate"})
+    points = points.sort_values(["arm", "loss_nats"], ignore_index=True)
+    chosen = points["arm"].map(best)
+    ours = points["arm"].str.replace("modern|classic", "matched", regex=True).map(best)
+    pairs = zip(points["run"], ours.where(points["run"] == chosen), strict=True)
+    found = [gap(losses, tokenformer, run, "tokenformer_minus_best_nats") for run, tokenformer in pairs]
+    points = points.assign(best=(points["run"] == chosen).map({True: "best", False: ""}))
+    points = points.join(DataFrame(found)).assign(diverged=points["diverged"].replace(0, None))
+    return points.rename(columns={"spec.optimizer.lr": "learning_rate"})
 
 
 @table(

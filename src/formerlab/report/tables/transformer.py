@@ -34,8 +34,6 @@ def over_seeds(results: Results, split: str, runs: Sequence[str]) -> DataFrame:
     after the last step, before any average of snapshots.
     """
     records = recorded(results, STUDY, runs)
-    if records.empty:
-        return DataFrame(columns=["run"])
     rows = results.rows("test.csv" if split == "test" else "eval.csv", STUDY)
     if split == "valid":
         rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
@@ -52,15 +50,10 @@ def complexity(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def _published_bleu() -> DataFrame:
     rows = published(TRANSFORMER, "Table 2")
-    names = {("bleu", True): "bleu_en_de", ("bleu", False): "bleu_en_fr"}
-    found: dict[str, dict[str, object]] = {}
-    for row in rows[["model", "setting", "metric", "value"]].astype(str).to_dict("records"):
-        place = found.setdefault(row["model"], {"run": row["model"]})
-        to_german = "En-De" in row["setting"]
-        name = "flops" if row["metric"] == "training_cost" else names[row["metric"], to_german]
-        if name != "flops" or to_german or "flops" not in place:
-            place[name] = float(row["value"])
-    return DataFrame(list(found.values()))
+    languages = rows["setting"].str.extract(r"(En-\w+)", expand=False).str.lower().str.replace("-", "_")
+    columns = rows["metric"].mask(rows["metric"] == "bleu", "bleu_" + languages).replace("training_cost", "flops")
+    rows = rows.assign(column=columns, value=rows["value"].astype(float))  # a cost of both pairs is that of the first
+    return rows.pivot_table("value", "model", "column", "first", sort=False).rename_axis("run").reset_index()
 
 
 @table(
@@ -106,8 +99,6 @@ def transformer_variations(results: Results, runs: Sequence[str]) -> DataFrame:
     names = {f"spec.model.{key}": name for key, name in _SPEC.items()}
     names |= {"spec.task.label_smoothing": "smoothing", "spec.model.position.kind": "positions"}
     ours = over_seeds(results, "valid", runs).rename(columns=names)
-    if ours.empty:
-        return ours
     order = ours["run"].str.split("-").str[0].map({name: number for number, name in enumerate(_ROWS)})
     ours = ours.assign(order=order).sort_values(["regime", "order", "run"], ignore_index=True)
     settings = ours.reindex(columns=[*_SPEC.values(), "smoothing", "positions"])

@@ -3,7 +3,7 @@
 In all tables the linear probe, a floor, is logistic regression on the pixels.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -51,10 +51,8 @@ COLUMNS = (
 def accuracies(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return one row per run and seed: the columns of `recorded` with the metrics of its test images."""
     rows, records = results.rows("test.csv", STUDY, runs), recorded(results, STUDY, runs)
-    if records.empty:
-        return records
     metrics = [
-        {"run": run, "seed": seed, "images": len(group)}
+        {"run": run, "seed": seed}
         | _scores(group)
         | {"calibration_error": expected_calibration_error(group["confidence"], group["rank"] == 0)}
         for (run, seed), group in rows.groupby(["run", "seed"], sort=False)
@@ -64,7 +62,7 @@ def accuracies(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def _scores(rows: DataFrame) -> dict[str, float]:
     shares = {f"top{k}_percent": 100 * float((rows["rank"] < k).mean()) for k in (1, 5)}
-    return shares | {"loss_nats": float(np.mean(rows["loss_nats"].to_numpy()))}
+    return {"images": len(rows)} | shares | {"loss_nats": float(np.mean(rows["loss_nats"].to_numpy()))}
 
 
 def models(measured: DataFrame) -> DataFrame:
@@ -74,10 +72,8 @@ def models(measured: DataFrame) -> DataFrame:
     return table.assign(model=[NAMES.get(run) or f"{variant} ({run})" for run, variant in names])
 
 
-def against(results: Results, measured: DataFrame, run: str, reference: str) -> dict[str, Any]:
+def against(results: Results, measured: DataFrame, run: str, reference: str) -> dict[Any, Any]:
     """Return how many points of top-1 a run is above another, paired by seed, and what its interval speaks of."""
-    if run == reference or not {run, reference} <= set(measured["run"]):
-        return {}
     return paired(results, measured, run, reference, COMPARED, "top1_percent", compared_with=reference)
 
 
@@ -85,8 +81,6 @@ def comparison(results: Results, arms: str) -> DataFrame:
     """Return our rows of a table of `arms`: words like `run:reference`, the run that it is compared with, or `run`."""
     compared = {run: reference for run, _, reference in (word.partition(":") for word in arms.split())}
     measured = accuracies(results, tuple(compared))
-    if measured.empty:
-        return measured
     table = models(measured).set_index("run", drop=False)
     table = table.loc[[run for run in compared if run in table.index]].reset_index(drop=True)
     points = [against(results, measured, run, compared[run]) for run in table["run"]]
@@ -94,12 +88,13 @@ def comparison(results: Results, arms: str) -> DataFrame:
 
 
 def image_floors(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per model without depth and data set (floors.csv)."""
-
-    def scored(rows: DataFrame, floor: str, record: Mapping[Hashable, Any]) -> dict[str, Any]:
-        return {"model": f"{floor}, on the pixels", "images": len(rows)} | _scores(rows)
-
-    return floors(results, STUDY, runs, scored)
+    """Return a row per model without depth and data set."""
+    groups = floors(results, STUDY, runs).groupby(["run", "floor"], sort=False)
+    rows = [
+        {"source": "ours", "run": run, "model": f"{floor}, on the pixels"} | _scores(own)
+        for (run, floor), own in groups
+    ]
+    return DataFrame(rows)
 
 
 def published_accuracies(place: str) -> DataFrame:
