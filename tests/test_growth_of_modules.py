@@ -115,6 +115,12 @@ def damaged(how):
     return model
 
 
+def shell():
+    from formerlab.integrations.huggingface import FormerlabConfig, FormerlabForCausalLM
+
+    return FormerlabForCausalLM(FormerlabConfig(spec=DECODER.to_dict()))
+
+
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
@@ -124,6 +130,7 @@ def damaged(how):
         (net(), {"factor": 0.5}, "cannot grow by factor=0.5"),
         (damaged("shared"), {}, "cannot grow other: it shares its keys with first"),
         (damaged("pruned"), {}, "cannot grow first: its values are no plain parameter"),
+        (shell(), {}, "cannot grow a FormerlabForCausalLM, whose config repeats the sizes; grow its decoder"),
         (Classifier(DECODER), {"tokens": {"body.mixer": 20}}, "cannot grow body.mixer alone: it is part of a model"),
     ],
 )  # fmt: skip

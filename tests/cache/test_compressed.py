@@ -88,7 +88,6 @@ def test_the_prompt_is_unpruned_and_what_follows_sees_what_is_kept_and_each_othe
     assert torch.allclose(out[:, :, 20:], expected[:, :, 20:], atol=1e-12)
     assert cache.length == 30
     assert cache.bytes() == 2 * 2 * 2 * (held + 10) * 4 * 8
-    assert cache.allocated_bytes() >= cache.bytes()
 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(0.5, [2, 3]), (0.2, [2, 3]), (1.0, [0, 1])])

@@ -3,12 +3,18 @@
 import pytest
 import torch
 
-from formerlab.cache import H2O, Decay, Full, Local, StreamingLLM, distance_to_ideal, early_share, simulate
+from formerlab.cache import H2O, Decay, Full, Local, StreamingLLM, distance_to_ideal, simulate
+from formerlab.cache.measures import early_weights, means_over_kept
 
 
 def random_logits(batch=2, heads=2, time=20, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return 2 * torch.randn(batch, heads, time, time, generator=generator, dtype=torch.float64)
+
+
+def early_share(visible, lengths=None):
+    weights = early_weights(visible.shape[-1], 0.4, visible.device)
+    return means_over_kept(visible, weights.unsqueeze(-1), lengths)[0]
 
 
 def test_early_share_of_everything_is_exactly_even():

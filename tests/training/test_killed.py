@@ -89,13 +89,13 @@ def calls(processes, data, tmp_path_factory):
     return done["calls"]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_killed_at_random_moments_it_ends_with_the_same_bits(seed, processes, words, out, whole, calls):
     """The first kill hits anywhere in the run; two more in some runs, as far as they hit, what was left of it."""
     moments = random.Random(seed)
     first = processes.run(*words, at_call=moments.randrange(1, calls * 9 // 10))
     assert first["status"] == -9
-    for _ in range(2 if seed < 3 else 0):
+    for _ in range(2 if seed < 2 else 0):
         assert processes.run(*words, at_call=moments.randrange(1, calls))["status"] in (-9, 0)
     assert processes.run(*words)["status"] == 0
     assert bits(out) == whole

@@ -30,8 +30,8 @@ def times(folder):
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("key", CHANGES)
-def test_the_checkpoint_of_another_run_is_refused_or_set_aside(key, data, tmp_path, monkeypatch, capsys):
+def test_the_checkpoint_of_another_run_is_refused_or_set_aside(data, tmp_path, monkeypatch, capsys):
+    key = "code"
     out, fresh = tmp_path / "run", tmp_path / "fresh"
     interrupted(monkeypatch, 4, RUN, data, out)
     before = (out / "checkpoint" / "last.pt").read_bytes()
@@ -68,8 +68,8 @@ def test_a_finished_run_is_not_trained_again_and_what_a_kill_left_beside_it_is_r
         assert "study/run/seed3: already finished" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("key", CHANGES)
-def test_a_result_of_another_run_is_refused_or_replaced(key, own, data, tmp_path, capsys):
+def test_a_result_of_another_run_is_refused_or_replaced(own, data, tmp_path, capsys):
+    key = "spec"
     before = times(own)
     message = (
         rf"run.json: result of another run \({key} \w+ there, [\w ]+ here\); replace it with --on-mismatch restart"
@@ -102,8 +102,7 @@ def test_a_resume_on_another_path_of_kernels_says_so(data, tmp_path, monkeypatch
     assert f"'{first}', the next ones with 'plain, of another machine'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "test.csv"])
-@pytest.mark.parametrize("damage", ["missing", "changed"])
+@pytest.mark.parametrize(("name", "damage"), [("weights.safetensors", "missing"), ("test.csv", "changed")])
 def test_a_result_with_a_file_missing_or_changed_is_made_again(name, damage, own, finished, data, capsys):
     content = (own / name).read_bytes()
     (own / name).unlink()

@@ -7,24 +7,27 @@ from typing import Annotated
 
 from pydantic import Field
 
-from formerlab.cache.budget import Budget, resolve_budget
-from formerlab.cache.compressed import CompressedCache
-from formerlab.cache.kv import KVCache
-from formerlab.cache.measures import distance_to_ideal, early_share
-from formerlab.cache.policies.decay import Decay
-from formerlab.cache.policies.expected import ExpectedAttention
-from formerlab.cache.policies.full import Full
-from formerlab.cache.policies.h2o import H2O
-from formerlab.cache.policies.ideal import Ideal
-from formerlab.cache.policies.keydiff import KeyDiff
-from formerlab.cache.policies.knorm import Knorm
-from formerlab.cache.policies.random import Random
-from formerlab.cache.policies.snapkv import SnapKV
-from formerlab.cache.policies.spatten import SpAtten
-from formerlab.cache.policies.tova import TOVA
-from formerlab.cache.policies.window import Local, StreamingLLM
-from formerlab.cache.pruned import PrunedCache
-from formerlab.cache.simulation import Simulation, simulate
+from formerlab.cache.budget import Budget as Budget
+from formerlab.cache.budget import resolve_budget as resolve_budget
+from formerlab.cache.compressed import CompressedCache as CompressedCache
+from formerlab.cache.kv import KVCache as KVCache
+from formerlab.cache.measures import distance_to_ideal as distance_to_ideal
+from formerlab.cache.policies.decay import Decay as Decay
+from formerlab.cache.policies.expected import ExpectedAttention as ExpectedAttention
+from formerlab.cache.policies.full import Full as Full
+from formerlab.cache.policies.h2o import H2O as H2O
+from formerlab.cache.policies.ideal import Ideal as Ideal
+from formerlab.cache.policies.keydiff import KeyDiff as KeyDiff
+from formerlab.cache.policies.knorm import Knorm as Knorm
+from formerlab.cache.policies.random import Random as Random
+from formerlab.cache.policies.snapkv import SnapKV as SnapKV
+from formerlab.cache.policies.spatten import SpAtten as SpAtten
+from formerlab.cache.policies.tova import TOVA as TOVA
+from formerlab.cache.policies.window import Local as Local
+from formerlab.cache.policies.window import StreamingLLM as StreamingLLM
+from formerlab.cache.pruned import PrunedCache as PrunedCache
+from formerlab.cache.simulation import Simulation as Simulation
+from formerlab.cache.simulation import simulate as simulate
 
 CachePolicy = Annotated[
     Full
@@ -41,30 +44,4 @@ CachePolicy = Annotated[
     | Random
     | Ideal,
     Field(discriminator="kind"),
-]
-
-__all__ = [
-    "H2O",
-    "TOVA",
-    "Budget",
-    "CachePolicy",
-    "CompressedCache",
-    "Decay",
-    "ExpectedAttention",
-    "Full",
-    "Ideal",
-    "KVCache",
-    "KeyDiff",
-    "Knorm",
-    "Local",
-    "PrunedCache",
-    "Random",
-    "Simulation",
-    "SnapKV",
-    "SpAtten",
-    "StreamingLLM",
-    "distance_to_ideal",
-    "early_share",
-    "resolve_budget",
-    "simulate",
 ]

@@ -11,7 +11,16 @@ from torch.nn import functional as F
 from formerlab.cache.budget import Budget, resolve_budget
 from formerlab.cache.eviction import Eviction, coefficients
 from formerlab.cache.kv import KVCache
-from formerlab.cache.policies.policy import Layer, Policy, Prompt, by_group, check_configuration, largest, places
+from formerlab.cache.policies.policy import (
+    Layer,
+    Policy,
+    Prompt,
+    by_group,
+    check_configuration,
+    largest,
+    masked_softmax,
+    places,
+)
 from formerlab.errors import UserError
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
@@ -32,14 +41,12 @@ class OneShot(Policy):
         """Return how many first and how many last positions are kept in any case; together at most `budget`."""
 
     def check_stepwise(self) -> NoReturn:
-        """Raise UserError."""
         raise UserError(
             f"{self!r} chooses once, after a whole prompt, and has no rule for single steps; "
             "run it as a CompressedCache"
         )
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
-        """Raise UserError."""
         self.check_stepwise()
 
 
@@ -149,5 +156,4 @@ def attention_rows(prompt: Prompt, start: int, end: int) -> Float[Tensor, "batch
     q, k = prompt.q[:, :, start:end], prompt.k
     logits = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ k.unsqueeze(2).transpose(-1, -2)
     later = torch.ones(end - start, k.shape[2], dtype=torch.bool, device=k.device).triu(start + 1)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits.masked_fill(later, -torch.inf).softmax(-1)
+    return masked_softmax(logits, ~later)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.policies.policy import Layer, Policy, Prompt, on_device
+from formerlab.cache.policies.policy import Layer, Logits, Policy, Prompt, on_device, precise
 from formerlab.kernels import EMPTY
 from formerlab.layers.attention import Heads
 
@@ -21,6 +21,8 @@ Counts = Int[Tensor, "batch 1 1"]
 Attention = Float[Tensor, "batch key_heads groups slots"]
 Keys = Float[Tensor, "batch key_heads slots d_head"]
 InitialScores = Float[Tensor, "batch head_groups 1"]
+Times = Int[Tensor, " time"]
+Entering = Float[Tensor, "#batch head_groups time"]
 VECTOR = 16  # numbers; torch computes the softmax of shorter rows one number after another
 
 
@@ -85,29 +87,6 @@ class CacheState:
         self.positions, self.scores = F.pad(self.positions, missing, value=EMPTY), F.pad(self.scores, missing)
 
 
-class Rows(NamedTuple):
-    """Queries of whole sequences, and what they meet."""
-
-    start: int
-    """Position of the first of them."""
-    logits: Float[Tensor, "batch key_heads groups time columns"]
-    """Their logits: column k is that of position k; the last one, -inf, is that of no key. Those of later keys are not
-    read."""
-    probabilities: Float[Tensor, "batch key_heads groups time columns"] | None
-    """Zeros, which become what each query gives to each position."""
-    initial_scores: Float[Tensor, "#batch head_groups all"] | None
-    """The scores with which all keys of the sequences enter; none means 0."""
-    keys: Keys | None
-    """All keys, for policies that look at them."""
-
-    def held(self, positions: Positions) -> Keys | None:
-        """Return the keys in the slots; those of empty slots mean nothing."""
-        if self.keys is None:
-            return None
-        index = positions.clamp(max=self.keys.shape[2] - 1).long()[..., None]
-        return self.keys.gather(2, index.expand(-1, self.keys.shape[1], -1, self.keys.shape[3]))
-
-
 class Pruned(NamedTuple):
     """What came of a prompt."""
 
@@ -151,9 +130,7 @@ class Eviction(Policy):
         """Return for each budget the entries held and the first and last positions protected, as engines take them."""
         return [(min(self.capacity(budget), EMPTY), *self.protected(budget)) for budget in budgets]
 
-    def initial_scores(
-        self, positions: Int[Tensor, " time"], head_groups: int, keys: Keys | None, layer: int
-    ) -> Float[Tensor, "#batch head_groups time"] | None:
+    def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> Entering | None:
         """Return the scores with which keys enter the cache; none means 0."""
         return None
 
@@ -187,81 +164,50 @@ class Eviction(Policy):
         )
 
     def rescore(self, state: CacheState, attention: Attention, own: Chosen, initial: InitialScores | None) -> None:
-        """Score a query's attention to the first slots; `own` is the slot of its key, `initial` its score until then.
-
-        The other slots are empty.
-        """
+        """Score a query's attention to the slots; `own` is the slot of its key, `initial` its score until then."""
         state.scores.scatter_(-1, own, 0.0 if initial is None else initial)
-        received = self.reduce_over_heads(attention)
-        if received.shape == state.scores.shape:
-            state.scores = self.score(state.scores, received)
-        else:
-            first = state.scores[..., : received.shape[-1]]
-            first.copy_(self.score(first, received))
+        state.scores = self.score(state.scores, self.reduce_over_heads(attention))
 
-    def _before_evictions(self, rows: Rows, state: CacheState) -> Float[Tensor, "queries batch key_heads groups slots"]:
-        """Return the attention of the queries that see all keys before them, and take it to the probabilities.
-
-        Keys lie in the slots in their order as long as none has gone.
-        """
-        start, shape = rows.start, rows.logits.shape
-        end = max(start, min(state.least + 1, start + shape[3]))
-        width = min(max(end, VECTOR), shape[-1])
-        later = torch.ones(end - start, width, dtype=torch.bool, device=rows.logits.device).triu(start + 1)
-        logits = rows.logits[:, :, :, : end - start, :width]
-        attention = logits.masked_fill(later, -torch.inf).softmax(-1)[..., :end]
-        if rows.probabilities is not None:
-            rows.probabilities[:, :, :, : end - start, :end] = attention
-        return attention.movedim(3, 0)
-
-    def step_through(self, rows: Rows, state: CacheState, last: Int[Tensor, "batch head_groups time_plus_1"]) -> None:
-        """Take the queries in turn.
-
-        `last` notes the last query that sees each key where one was evicted; its final column takes what is no key.
-        """
-        shape, initial = rows.logits.shape, None
-        evicted: list[Positions] = []
-        whole = self._before_evictions(rows, state)
-        places = torch.arange(state.positions.shape[-1], device=last.device).expand(state.positions.shape)
-        for row in range(shape[3]):
-            query = rows.start + row
-            if row < len(whole):
-                state.vacant = places[..., query : query + 1]
+    def trace(
+        self, logits: Logits, budgets: Sequence[int], keys: Keys | None, layer: int
+    ) -> tuple[Int[Tensor, "batch head_groups time"], Float[Tensor, "batch head_groups time"]]:
+        """Take all queries in turn; return `last` and `scores` of `Pruned`. Logits of later keys are not read."""
+        batch, key_heads, groups, time, _ = logits.shape
+        logits = F.pad(precise(logits), (0, 1), value=-torch.inf)  # the last column is that of no key
+        capacity = max(min(max(map(self.capacity, budgets)), time) + 1, VECTOR)
+        state = self.empty_state(budgets, key_heads, capacity, logits)
+        head_groups = state.positions.shape[1]
+        initial = self.initial_scores(torch.arange(time, device=logits.device), head_groups, keys, layer)
+        start, held = None, None
+        last = torch.full((batch, head_groups, time + 1), time, dtype=torch.int32, device=logits.device)
+        for query in range(time):
             own = state.admit(query)
-            if rows.initial_scores is not None:
-                initial = rows.initial_scores[..., query : query + 1].expand(own.shape)
-            if row < len(whole):
-                self.rescore(state, whole[row], own, initial)
-            else:
-                column = state.positions.clamp(max=shape[-1] - 1).long()
-                index = column[:, :, None].expand(-1, shape[1], shape[2], -1)
-                attention = rows.logits[:, :, :, row].gather(-1, index).softmax(-1)
-                self.rescore(state, attention, own, initial)
-                if rows.probabilities is not None:
-                    rows.probabilities[:, :, :, row].scatter_(-1, index, attention)
-            gone = state.evict(query, self.eviction_priority(state, rows.held(state.positions), query))
+            if initial is not None:
+                start = initial[..., query : query + 1].to(logits.dtype).expand(own.shape)
+            columns = state.positions.clamp(max=time).long()
+            attention = (
+                logits[:, :, :, query].gather(-1, columns[:, :, None].expand(-1, key_heads, groups, -1)).softmax(-1)
+            )
+            self.rescore(state, attention, own, start)
+            if "keys" in self.needs and keys is not None:  # those of empty slots mean nothing
+                held = keys.gather(2, columns.clamp(max=time - 1)[..., None].expand(-1, key_heads, -1, keys.shape[3]))
+            gone = state.evict(query, self.eviction_priority(state, held, query))
             if gone is not None:
-                evicted.append(gone.clamp(max=last.shape[-1] - 1))
-        if evicted:
-            queries = torch.arange(query + 1 - len(evicted), query + 1, dtype=last.dtype, device=last.device)
-            positions = torch.cat(evicted, -1).long()
-            last.scatter_(-1, positions, queries.expand(positions.shape))
+                last.scatter_(-1, gone.clamp(max=time).long(), query)
+        scores = state.scores.new_zeros(last.shape).scatter_(-1, state.positions.clamp(max=time).long(), state.scores)
+        return last[..., :time], scores[..., :time]
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
         """Return the keys that each query finds in the cache, its own included."""
         batch, key_heads, _, time, _ = layer.logits.shape
-        precise = layer.logits.to(torch.promote_types(layer.logits.dtype, torch.float32))
-        capacity = min(max(map(self.capacity, layer.budgets)), time) + 1
-        state = self.empty_state(layer.budgets, key_heads, capacity, precise)
-        head_groups = state.positions.shape[1]
-        keys = layer.keys if "keys" in self.needs else None
-        initial = self.initial_scores(torch.arange(time, device=precise.device), head_groups, keys, layer.index)
-        initial = None if initial is None else initial.to(precise.dtype)
-        last = torch.full((batch, head_groups, time + 1), time, dtype=torch.int32, device=precise.device)
-        rows = Rows(0, F.pad(precise, (0, 1), value=-torch.inf), None, initial, keys)
-        self.step_through(rows, state, last)
-        now = torch.arange(time, device=last.device)[:, None]
-        return (layer.causal & (now <= last[:, :, None, :time])).expand(batch, key_heads, time, time)
+        last, _ = self.trace(layer.logits, layer.budgets, layer.keys, layer.index)
+        return found(last).expand(batch, key_heads, time, time)
+
+
+def found(last: Int[Tensor, "batch head_groups time"]) -> Bool[Tensor, "batch head_groups time time"]:
+    """Return which keys each query finds, given the last query that sees each."""
+    now = torch.arange(last.shape[-1], device=last.device)[:, None]
+    return (now >= now.T) & (now <= last[:, :, None])
 
 
 Engine = Callable[[Eviction, Prompt], Pruned]

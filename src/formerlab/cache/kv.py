@@ -79,10 +79,6 @@ class KVCache:
         parts = (held[:, :, : own.length] for own in self._layers.values() for held in (own.keys, own.values))
         return bytes_of(*parts)
 
-    def allocated_bytes(self) -> int:
-        """Bytes of the buffers of keys and values, room to spare included."""
-        return bytes_of(*(part for held in self._layers.values() for part in (held.keys, held.values)))
-
 
 def bytes_of(*tensors: Tensor) -> int:
     """Return the bytes of the numbers of some tensors."""

@@ -1,30 +1,20 @@
 """Measures of what a policy keeps: one value per sequence, the rows of the pruning study."""
 
-from collections.abc import Sequence
-
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from formerlab.cache.budget import Budget, resolve_budget
-from formerlab.cache.policies.policy import largest, on_device, true_lengths
+from formerlab.cache.policies.policy import Lengths, largest, on_device, true_lengths
 from formerlab.cache.simulation import Square, SquareMask
 
 
-def early_share(
-    visible: SquareMask, lengths: Int[Tensor, " batch"] | Sequence[int] | None = None, early: float = 0.4
-) -> Float[Tensor, " batch"]:
-    """Return the share of kept keys that lie in the first 40 % of the positions seen so far.
-
-    The position across the 40 % mark counts in part, so that an even choice, and no pruning at all, give exactly 0.4; 1
-    is only early keys. (Claim decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
-    """
-    weights = early_weights(visible.shape[-1], early, visible.device)
-    return means_over_kept(visible, weights.unsqueeze(-1), lengths)[0]
-
-
 def early_weights(time: int, early: float, device: torch.device) -> Float[Tensor, "queries keys"]:
-    """Return 1 for keys in the first `early` of the positions before a query, 0 for the others."""
+    """Return 1 for keys in the first `early` of the positions before a query, 0 for the others.
+
+    The position across that mark counts in part, so with 0.4 an even choice, and no pruning at all, have a mean of
+    exactly 0.4 over the keys kept; 1 is only early keys. (Claim decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
+    """
     position = torch.arange(time, device=device)
     return (early * position.double()[:, None] - position).clamp(0, 1)
 
@@ -36,9 +26,7 @@ def place_weights(time: int, device: torch.device) -> Float[Tensor, "queries key
 
 
 def means_over_kept(
-    visible: SquareMask,
-    weights: Float[Tensor, "queries keys measures"],
-    lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
+    visible: SquareMask, weights: Float[Tensor, "queries keys measures"], lengths: Lengths = None
 ) -> Float[Tensor, "measures batch"]:
     """Return the mean weight of kept keys, for several weights at once.
 
@@ -56,12 +44,7 @@ def means_over_kept(
 
 
 def distance_to_ideal(
-    probabilities: Square,
-    full_probabilities: Square,
-    budget: Budget,
-    *,
-    lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
-    skip: int = 0,
+    probabilities: Square, full_probabilities: Square, budget: Budget, *, lengths: Lengths = None, skip: int = 0
 ) -> Float[Tensor, " batch"]:
     """Return 1 - cosine between each attention row and the ideal one, mean over queries and heads.
 
@@ -73,9 +56,7 @@ def distance_to_ideal(
     return cosine_distance(probabilities, ideal, lengths=lengths, skip=skip)
 
 
-def ideal_attention(
-    full_probabilities: Square, budget: Budget, lengths: Int[Tensor, " batch"] | Sequence[int] | None = None
-) -> Square:
+def ideal_attention(full_probabilities: Square, budget: Budget, lengths: Lengths = None) -> Square:
     """Return the unpruned probabilities with those of all keys at zero that the ideal rows leave out.
 
     An ideal row keeps the query's own key and, of the past, the `budget` keys of the largest unpruned probability: what
@@ -90,11 +71,7 @@ def ideal_attention(
 
 
 def cosine_distance(
-    probabilities: Square,
-    ideal: Square,
-    *,
-    lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
-    skip: int = 0,
+    probabilities: Square, ideal: Square, *, lengths: Lengths = None, skip: int = 0
 ) -> Float[Tensor, " batch"]:
     """Return `distance_to_ideal`, given what `ideal_attention` returns, which many policies share."""
     batch, _, time, _ = probabilities.shape

@@ -170,10 +170,6 @@ class PrunedCache:
         held = ((layer.store, min(layer.length, self._capacity)) for layer in self._layers.values())
         return sum(bytes_of(store.keys[:, :, :count], store.values[..., :count]) for store, count in held)
 
-    def allocated_bytes(self) -> int:
-        """Bytes of the buffers of keys and values, the slot of the query's own key and room to spare included."""
-        return sum(bytes_of(layer.store.keys, layer.store.values) for layer in self._layers.values())
-
     def metadata_bytes(self) -> int:
         """Bytes of the scores and positions, which come on top of keys and values."""
         states = (layer.store.state for layer in self._layers.values())

@@ -1,10 +1,10 @@
 """Pruning by masks: one forward pass over whole sequences that gives what token-by-token eviction would give."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,6 +13,7 @@ from formerlab.cache.engine import choose
 from formerlab.cache.eviction import Engine, Eviction
 from formerlab.cache.policies.policy import (
     Layer,
+    Lengths,
     Policy,
     Prompt,
     State,
@@ -57,7 +58,7 @@ def simulate(
     logits: Square,
     budget: Budget,
     *,
-    lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
+    lengths: Lengths = None,
     groups: int = 1,
     keys: Float[Tensor, "batch key_heads time d_head"] | None = None,
     values: Float[Tensor, "batch key_heads time d_head"] | None = None,
@@ -119,7 +120,7 @@ class Simulation:
         self,
         policy: Policy,
         budget: Budget,
-        lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
+        lengths: Lengths = None,
         observe: Observer | None = None,
         position: PositionEncoding | None = None,
         engine: Engine | None = None,

@@ -112,7 +112,7 @@ def _grow_foreign(
     from others, unknown names and fewer tokens.
     """
     kind = type(model).__name__
-    if hasattr(getattr(model, "config", None), "decoder_spec"):
+    if hasattr(getattr(model, "config", None), "spec"):
         raise UserError(f"cannot grow a {kind}, whose config repeats the sizes; grow its decoder")
     specs = {name: getattr(part, "spec", None) for name, part in model.named_modules()}
     parts = {name: spec for name, spec in specs.items() if isinstance(spec, AnyModel) and _pattentions(spec)}

@@ -1,7 +1,7 @@
 """Multi-head attention within a sequence, and, as the paper of 2017 has it, with masks and across sequences."""
 
 import math
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from formerlab.layers.linear import Linear
 from formerlab.layers.norm import RMSNorm
-from formerlab.layers.position import PositionEncoding
+from formerlab.layers.position import Heads as Heads
+from formerlab.layers.position import PositionEncoding, Stream
 from formerlab.layers.projection import Projection
 
-Heads = Float[Tensor, "batch heads time d_head"]
 KeyHeads = Float[Tensor, "batch key_heads keys d_head"]
 
 
@@ -61,9 +61,7 @@ class Attention(nn.Module):
         self.output = projection.build(width, width, layers=layers, residual=True)
         self.query_norm, self.key_norm = (norm.build(self.d_head) if norm else nn.Identity() for _ in range(2))
 
-    def forward(
-        self, x: Float[Tensor, "batch time width"], position: PositionEncoding, attend: Attend, layer: int, start: int
-    ) -> Float[Tensor, "batch time width"]:
+    def forward(self, x: Stream, position: PositionEncoding, attend: Attend, layer: int, start: int) -> Stream:
         """Attend from tokens at positions start, start + 1, ..."""
         q, k, v = (self._split(projection(x)) for projection in (self.query, self.key, self.value))
         q, k = self.query_norm(q), self.key_norm(k)
@@ -75,7 +73,6 @@ class Attention(nn.Module):
         return x.reshape(*x.shape[:2], -1, self.d_head).transpose(1, 2)
 
 
-Stream = Float[Tensor, "batch time width"]
 AnyHeads = Float[Tensor, "_ heads _ _"]
 """Rows, heads, tokens, channels of a head: of queries, keys or values, which differ in all but the heads."""
 Mask = Bool[Tensor, "_ 1 1 _"]
@@ -85,22 +82,22 @@ Mask = Bool[Tensor, "_ 1 1 _"]
 class MultiHead(nn.Module):
     """Concat(softmax(Q_h K_h^T / sqrt(d_k)) V_h) W^O (arXiv:1706.03762, section 3.2.2)."""
 
-    def __init__(
-        self, width: int, heads: int, d_key: int, d_value: int, projection: Projection, dropout: float, *, xavier: bool
-    ) -> None:
+    def __init__(self, spec: Any) -> None:
+        """`spec` is that of a translator."""
         super().__init__()
-        self.heads = heads
-        self.dropout = dropout
+        width, keys, values = spec.width, spec.heads * spec.key_width, spec.heads * spec.value_width
+        self.heads, self.dropout = spec.heads, spec.attention_dropout
 
         def built(d_in: int, d_out: int, residual: bool = False) -> nn.Module:
-            spec = projection
-            if xavier and isinstance(spec, Linear):  # any other projection as it is
-                spec = spec.model_copy(update={"std": xavier_std(d_in, d_out), "scale_residual": False})
-            return spec.build(d_in, d_out, residual=residual)
+            projection = spec.projection
+            if spec.initial == "xavier" and isinstance(projection, Linear):  # any other projection as it is
+                own = {"std": xavier_std(d_in, d_out), "scale_residual": False}
+                projection = projection.model_copy(update=own)
+            layer: nn.Module = projection.build(d_in, d_out, residual=residual)
+            return layer
 
-        self.query, self.key = (built(width, heads * d_key) for _ in range(2))
-        self.value = built(width, heads * d_value)
-        self.output = built(heads * d_value, width, residual=True)
+        self.query, self.key = built(width, keys), built(width, keys)
+        self.value, self.output = built(width, values), built(values, width, residual=True)
 
     def queries(self, x: Stream, position: PositionEncoding | None = None, start: int = 0) -> AnyHeads:
         """Return the queries of tokens at positions start, start + 1, ...; without positions in cross-attention."""

@@ -1,9 +1,9 @@
 """One block of a decoder, and an estimate of what blocks keep for the backward pass."""
 
 from collections.abc import Callable
+from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from formerlab.layers.attention import Attend, Attention
 from formerlab.layers.depth.identity import Stream
@@ -26,24 +26,25 @@ class Block(nn.Module):
     Both additions are an argument of the call, since a depth mixer may put something else in their place.
     """
 
-    def __init__(
-        self, attention: Attention, feedforward: nn.Module, norms: tuple[nn.Module, nn.Module], dropout: float
-    ) -> None:
+    def __init__(self, spec: Any, dropout: nn.Module) -> None:
+        """`spec` is that of the model; `dropout` works on both branches, before the addition."""
         super().__init__()
-        self.attention_norm, self.feedforward_norm = norms
-        self.attention = attention
-        self.feedforward = feedforward
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        width, layers = spec.width, spec.layers
+        self.attention_norm, self.feedforward_norm = spec.norm.build(width), spec.norm.build(width)
+        grouped = {"key_heads": getattr(spec, "key_heads", None), "norm": getattr(spec, "query_key_norm", None)}
+        self.attention = Attention(width, spec.heads, spec.projection, layers=layers, **grouped)
+        self.feedforward = spec.feedforward.build(width, width, layers=layers, residual=True)
+        self.dropout = dropout
 
     def forward(
         self,
-        x: Float[Tensor, "batch time width"],
+        x: Stream,
         position: PositionEncoding,
         attend: Attend,
         layer: int,
         start: int,
         add: Add = residual,
-    ) -> Float[Tensor, "batch time width"]:
+    ) -> Stream:
         """Apply the block to tokens at positions start, start + 1, ...; a depth mixer may stand for the additions."""
         update = self.dropout(self.attention(self.attention_norm(x), position, attend, layer, start))
         h = add(2 * layer + 1, x, update)

@@ -5,10 +5,11 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from formerlab.spec import Spec, Std
+from formerlab.layers.initial import Part
+from formerlab.spec import Std
 
 
-class Linear(Spec):
+class Linear(Part):
     """y = x W^T (+ b): the linear projection (arXiv:1706.03762, section 3.2.2).
 
     Initial values are normal with standard deviation `std`, divided by sqrt(2 layers) where the projection writes to
@@ -29,10 +30,6 @@ class Linear(Spec):
         """Return the module; `layers` and `residual` say where in a model it stands and only change initial values."""
         std = self.std / math.sqrt(2 * layers) if residual and self.scale_residual else self.std
         return LinearProjection(d_in, d_out, bias=self.bias, std=std)
-
-    def params(self, d_in: int, d_out: int) -> int:
-        """Count of parameters."""
-        return d_in * d_out + (d_out if self.bias else 0)
 
     def flops(self, d_in: int, d_out: int) -> int:
         """FLOPs of matrix products to map one token forward (2 per multiply-add)."""

@@ -8,11 +8,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from formerlab.layers.initial import Part
 from formerlab.layers.linear import Linear
-from formerlab.spec import Size, Spec, Std
+from formerlab.spec import Size, Std
 
 
-class Mlp(Spec):
+class Mlp(Part):
     """y = f(x W1^T) W2^T with f = gelu or relu (arXiv:1706.03762, eq. 2), or (silu(x W1^T) * x W3^T) W2^T for swiglu
     (arXiv:2002.05202, eq. 6).
     """
@@ -34,16 +35,9 @@ class Mlp(Spec):
         return math.ceil(d_in / 3) * 8 if self.activation == "swiglu" else 4 * d_in
 
     def build(self, d_in: int, d_out: int, *, layers: int = 1, residual: bool = False) -> "MlpLayer":
-        """Return the module."""
         return MlpLayer(d_in, d_out, self, layers=layers, residual=residual)
 
-    def params(self, d_in: int, d_out: int) -> int:
-        """Count of parameters."""
-        hidden, gates = self.width(d_in), 2 if self.activation == "swiglu" else 1
-        return hidden * (gates * d_in + d_out) + self.bias * (gates * hidden + d_out)
-
     def flops(self, d_in: int, d_out: int) -> int:
-        """FLOPs of matrix products to map one token forward (2 per multiply-add)."""
         gates = 2 if self.activation == "swiglu" else 1
         return 2 * self.width(d_in) * (gates * d_in + d_out)
 
@@ -59,14 +53,7 @@ class MlpLayer(nn.Module):
         self.gate = linear.build(d_in, hidden) if spec.activation == "swiglu" else None
         self.outer = linear.build(hidden, d_out, layers=layers, residual=residual)
 
-    def reset_parameters(self) -> None:
-        """Draw the weights of all its layers."""
-        for layer in (self.inner, self.gate, self.outer):
-            if layer is not None:
-                layer.reset_parameters()
-
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        """Map every token."""
         inner: Tensor = self.inner(x)
         if self.gate is not None:
             hidden = F.silu(inner) * self.gate(x)

@@ -8,10 +8,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.spec import Epsilon, Spec
+from formerlab.layers.initial import Part
+from formerlab.spec import Epsilon
 
 
-class LayerNorm(Spec):
+class LayerNorm(Part):
     """y = (x - mean) / sqrt(variance + eps) * gain + bias (arXiv:1607.06450, eq. 4).
 
     Without gain and bias it is the non-parametric norm of Tokenformer (arXiv:2410.23168, section 4.4).
@@ -29,12 +30,8 @@ class LayerNorm(Spec):
         """Return the module."""
         return LayerNormLayer(width, self.eps, gain=self.gain, bias=self.bias)
 
-    def params(self, width: int) -> int:
-        """Count of parameters."""
-        return width * (self.gain + self.bias)
 
-
-class RMSNorm(Spec):
+class RMSNorm(Part):
     """y = x / sqrt(mean(x^2) + eps) * gain (arXiv:1910.07467, eq. 4)."""
 
     kind: Literal["rmsnorm"] = "rmsnorm"
@@ -44,12 +41,7 @@ class RMSNorm(Spec):
     """Added to the mean square."""
 
     def build(self, width: int) -> "RMSNormLayer":
-        """Return the module."""
         return RMSNormLayer(width, self.eps, gain=self.gain, bias=False)
-
-    def params(self, width: int) -> int:
-        """Count of parameters."""
-        return width * self.gain
 
 
 Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
@@ -67,7 +59,6 @@ class NormLayer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set gains to one and offsets to zero."""
         if self.gain is not None:
             nn.init.ones_(self.gain)
         if self.bias is not None:
@@ -78,7 +69,6 @@ class LayerNormLayer(NormLayer):
     """The module of `LayerNorm`."""
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """Normalise every token."""
         return F.layer_norm(x, (self.width,), self.gain, self.bias, self.eps)
 
 
@@ -86,5 +76,4 @@ class RMSNormLayer(NormLayer):
     """The module of `RMSNorm`."""
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """Normalise every token."""
         return F.rms_norm(x, (self.width,), self.gain, self.eps)

@@ -18,14 +18,15 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from formerlab.kernels import norm_gelu_cpu
+from formerlab.layers.initial import Part
 from formerlab.layers.score import SCORES, SMALLEST_NORM, RowFactor, ScoreName, Scores, row_factor
-from formerlab.spec import Size, Spec
+from formerlab.spec import Size
 
 TRUNCATED_STD = 0.8796256610342398
 """Standard deviation of a standard normal variable that is cut off at -2 and 2."""
 
 
-class Pattention(Spec):
+class Pattention(Part):
     """y = gelu(tau x K^T / ||x K^T||_2) V: token-parameter attention (arXiv:2410.23168, eq. 4; version 1, eq. 5).
 
     K (tokens x d_in) and V (tokens x d_out) are learned; the norm runs over the parameter tokens, tau = sqrt(tokens).
@@ -57,12 +58,7 @@ class Pattention(Spec):
         """Return the module; `layers` only enters the neox initial values, `residual` changes nothing."""
         return PattentionLayer(d_in, d_out, self, layers)
 
-    def params(self, d_in: int, d_out: int) -> int:
-        """Count of parameters."""
-        return self.tokens * (d_in + d_out)
-
     def flops(self, d_in: int, d_out: int) -> int:
-        """FLOPs of matrix products to map one token forward (2 per multiply-add)."""
         return 2 * self.tokens * (d_in + d_out)
 
 
@@ -79,7 +75,6 @@ class PattentionLayer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw keys and values."""
         (tokens, d_in), d_out = self.keys.shape, self.values.shape[1]
         neox = self.spec.init == "neox"
         stds = (0.02, 2 / (self.layers * math.sqrt(d_out))) if neox else (d_in**-0.5, tokens**-0.5)
@@ -103,7 +98,6 @@ class PattentionLayer(nn.Module):
             errors.append(f"{prefix}tau is {self.tau:g} and was {tau:g} for these weights; build with tau={tau!r}")
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        """Map every token."""
         if self.score == "l2_gelu":
             return lean_pattention(x, self.keys, self.values, self.tau)
         return SCORES[self.score](x @ self.keys.T, self.tau) @ self.values

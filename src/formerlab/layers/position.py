@@ -10,12 +10,15 @@ from torch import Tensor, nn
 from formerlab.kernels import rotary_cpu
 from formerlab.spec import Spec, Std
 
+Stream = Float[Tensor, "batch time width"]
+Heads = Float[Tensor, "batch heads time d_head"]
+"""Channels of every head: queries, or keys where every head has its own."""
+
 
 class WithoutParameters(Spec):
     """Base of the position encodings that learn nothing."""
 
     def params(self, context: int, width: int) -> int:
-        """Count of parameters."""
         return 0
 
 
@@ -25,7 +28,6 @@ class NoPosition(WithoutParameters):
     kind: Literal["none"] = "none"
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
-        """Return the module."""
         return PositionEncoding()
 
 
@@ -57,7 +59,6 @@ class Rotary(WithoutParameters):
     """Rotate channels (2i, 2i+1) (DenseFormer's code) and not (i, i + r/2) (GPT-NeoX, LLaMA)."""
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
-        """Return the module for at most `context` positions."""
         return RotaryEncoding(context, d_head, self)
 
 
@@ -69,7 +70,6 @@ class Sinusoidal(WithoutParameters):
     """Base of the wavelengths, which run from 2 pi to 2 pi base."""
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
-        """Return the module for at most `context` positions."""
         return SinusoidalEncoding(context, width, self.base)
 
 
@@ -82,13 +82,11 @@ class PositionEncoding(nn.Module):
     def reset_parameters(self) -> None:
         """Draw what is learned and compute the tables; there is nothing of either here."""
 
-    def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
+    def embed(self, x: Stream, start: int) -> Stream:
         """Mark embedded tokens that stand at positions start, start + 1, ..."""
         return x
 
-    def rotate(
-        self, x: Float[Tensor, "batch heads time d_head"], start: int
-    ) -> Float[Tensor, "batch heads time d_head"]:
+    def rotate(self, x: Heads, start: int) -> Heads:
         """Mark queries or keys that stand at positions start, start + 1, ..."""
         return x
 
@@ -98,8 +96,7 @@ class AddedRows(PositionEncoding):
 
     rows: Tensor
 
-    def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
-        """Add the rows of the positions."""
+    def embed(self, x: Stream, start: int) -> Stream:
         return x + self.rows[start : start + x.shape[1]].to(x.dtype)
 
 
@@ -113,7 +110,6 @@ class LearnedEncoding(AddedRows):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the rows."""
         nn.init.normal_(self.rows, 0.0, self.std)
 
 
@@ -135,7 +131,6 @@ class SinusoidalEncoding(AddedRows):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Compute the rows."""
         context, width = self.rows.shape
         self.rows.copy_(sinusoids(context, width, self.base))
 
@@ -166,9 +161,7 @@ class RotaryEncoding(PositionEncoding):
         for channels in self._pairs(self.cosine):
             channels.copy_(angles.cos())
 
-    def rotate(
-        self, x: Float[Tensor, "batch heads time d_head"], start: int
-    ) -> Float[Tensor, "batch heads time d_head"]:
+    def rotate(self, x: Heads, start: int) -> Heads:
         """Rotate the first channels of every head; the rest passes unchanged."""
         cosine, sine = (table[start : start + x.shape[2]] for table in (self.cosine, self.sine))
         if torch.compiler.is_compiling():  # the compiler derives and fuses the gradient itself

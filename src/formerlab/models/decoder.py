@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.layers.attention import Attend, Attention, causal_attention
+from formerlab.layers.attention import Attend, causal_attention
 from formerlab.layers.block import Block, activation_elements
 from formerlab.layers.depth.identity import Identity
 from formerlab.layers.depth.union import DepthMixer
@@ -143,6 +143,10 @@ class Decoder(Spec):
         return 2 * self.layers * self.key_width * time * bytes_per_value
 
 
+def _dropout(share: float) -> nn.Module:
+    return nn.Dropout(share) if share else nn.Identity()
+
+
 class DecoderModel(nn.Module):
     """The module of `Decoder`."""
 
@@ -153,23 +157,8 @@ class DecoderModel(nn.Module):
         self.embedding = nn.Parameter(torch.empty(spec.vocabulary, width))
         self.head = nn.Parameter(torch.empty(spec.vocabulary, width)) if not spec.tied else None
         self.position = spec.position.build(spec.context, width, width // spec.heads)
-        self.dropout = nn.Dropout(spec.dropout) if spec.dropout else nn.Identity()
-        self.blocks = nn.ModuleList(
-            Block(
-                Attention(
-                    width,
-                    spec.heads,
-                    spec.projection,
-                    layers=layers,
-                    key_heads=spec.key_heads,
-                    norm=spec.query_key_norm,
-                ),
-                spec.feedforward.build(width, width, layers=layers, residual=True),
-                (spec.norm.build(width), spec.norm.build(width)),
-                spec.dropout,
-            )
-            for _ in range(layers)
-        )
+        self.dropout = _dropout(spec.dropout)
+        self.blocks = nn.ModuleList(Block(spec, _dropout(spec.dropout)) for _ in range(layers))
         self.mixer = spec.depth.build(layers, width)
         self.final_norm = spec.final_norm.build(width)
         self.logit_factor = 1 / math.sqrt(width) if spec.logit_scale == "inverse_sqrt_width" else 1.0

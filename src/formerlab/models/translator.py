@@ -160,11 +160,9 @@ class Translator(Spec):
 class Connection(nn.Module):
     """post: LN(x + dropout(f(x))); pre: x + dropout(f(LN(x))) (arXiv:1706.03762, 3.1; arXiv:2002.04745, Fig 1)."""
 
-    def __init__(self, norm: nn.Module, dropout: float, order: Order) -> None:
+    def __init__(self, spec: Translator) -> None:
         super().__init__()
-        self.norm = norm
-        self.dropout = nn.Dropout(dropout)
-        self.order = order
+        self.norm, self.dropout, self.order = spec.norm.build(spec.width), nn.Dropout(spec.dropout), spec.order
 
     def forward(
         self, x: Stream, sublayer: Callable[[Stream], Stream], add: Callable[[Stream, Stream], Stream]
@@ -181,9 +179,9 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, spec: Translator) -> None:
         super().__init__()
-        self.attention = attention_of(spec)
+        self.attention = MultiHead(spec)
         self.feedforward = feedforward_of(spec)
-        self.attention_connection, self.feedforward_connection = connection_of(spec), connection_of(spec)
+        self.attention_connection, self.feedforward_connection = Connection(spec), Connection(spec)
 
     def forward(self, x: Stream, position: PositionEncoding, mask: Mask, layer: int, add: Add) -> Stream:
         """Apply the block to whole sentences."""
@@ -204,10 +202,10 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, spec: Translator) -> None:
         super().__init__()
-        self.attention, self.cross = attention_of(spec), attention_of(spec)
+        self.attention, self.cross = MultiHead(spec), MultiHead(spec)
         self.feedforward = feedforward_of(spec)
         self.attention_connection, self.cross_connection, self.feedforward_connection = (
-            connection_of(spec) for _ in range(3)
+            Connection(spec) for _ in range(3)
         )
 
     def forward(
@@ -247,21 +245,7 @@ class AfterDropout(LinearProjection):
         self.dropout = dropout
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        """Map every token."""
         return super().forward(F.dropout(x, self.dropout, self.training))
-
-
-def attention_of(spec: Translator) -> MultiHead:
-    """Return an attention layer of the spec's sizes."""
-    return MultiHead(
-        spec.width,
-        spec.heads,
-        spec.key_width,
-        spec.value_width,
-        spec.projection,
-        spec.attention_dropout,
-        xavier=spec.initial == "xavier",
-    )
 
 
 def feedforward_of(spec: Translator) -> nn.Module:
@@ -276,11 +260,6 @@ def feedforward_of(spec: Translator) -> nn.Module:
     if spec.relu_dropout and isinstance(layer, MlpLayer):
         layer.outer = AfterDropout(layer.outer, spec.relu_dropout)
     return layer
-
-
-def connection_of(spec: Translator) -> Connection:
-    """Return norm, dropout and addition around a sub-layer."""
-    return Connection(spec.norm.build(spec.width), spec.dropout, spec.order)
 
 
 class Encoded(NamedTuple):

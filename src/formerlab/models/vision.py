@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.layers.attention import Attention, Heads, KeyHeads
+from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.block import Block, activation_elements
 from formerlab.layers.depth.identity import Identity, Stream
 from formerlab.layers.depth.union import DepthMixer
@@ -169,11 +169,9 @@ class ClassToken(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the token."""
         nn.init.normal_(self.token, 0.0, self.std)
 
     def forward(self, patches: Float[Tensor, "batch patches width"]) -> Stream:
-        """Return the token followed by the patches."""
         return torch.cat((self.token.expand(len(patches), 1, -1), patches), dim=1)
 
 
@@ -187,7 +185,8 @@ class VisionTransformerModel(nn.Module):
         self.patch_embed = PatchEmbedding(spec.channels, width, spec.patch, stride=spec.patch)
         self.class_token = ClassToken(width, spec.std)
         self.position = spec.position.build(spec.context, width, width // spec.heads)
-        self.blocks = nn.ModuleList(_block(spec, index) for index in range(layers))
+        rates = [spec.drop_path * index / max(1, layers - 1) for index in range(layers)]
+        self.blocks = nn.ModuleList(Block(spec, DropPath(rate) if rate else nn.Identity()) for rate in rates)
         self.mixer = spec.depth.build(layers, width)
         self.final_norm = spec.final_norm.build(width)
         self.head: nn.Module = Linear(bias=True, std=spec.std).build(width, spec.classes)
@@ -200,7 +199,6 @@ class VisionTransformerModel(nn.Module):
         return self.class_token.token.device
 
     def forward(self, images: Images) -> Float[Tensor, "batch classes"]:
-        """Return the logits of the classes."""
         return self.forward_head(self.forward_features(images))
 
     def forward_features(self, images: Images) -> Tokens:
@@ -252,17 +250,3 @@ class VisionTransformerModel(nn.Module):
         """Return patterns that sort parameters by depth, for a learning rate that decays towards the stem."""
         stem = r"^(?:patch_embed|class_token|position)"
         return {"stem": stem, "blocks": [(r"^blocks\.(\d+)", None), (r"^(?:mixer|final_norm)", (99999,))]}
-
-
-def _block(spec: VisionTransformer, index: int) -> Block:
-    """Return block `index` (from 0), with its share of the drop path rate."""
-    block = Block(
-        Attention(spec.width, spec.heads, spec.projection, layers=spec.layers),
-        spec.feedforward.build(spec.width, spec.width, layers=spec.layers, residual=True),
-        (spec.norm.build(spec.width), spec.norm.build(spec.width)),
-        dropout=0.0,
-    )
-    rate = spec.drop_path * index / max(1, spec.layers - 1)
-    if rate:
-        block.dropout = DropPath(rate)  # type: ignore[assignment]  # it stands where a decoder has dropout: on both branches, before the addition
-    return block

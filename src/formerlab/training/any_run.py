@@ -76,10 +76,8 @@ class ReleasedRun(AnyRun):
 
     @property
     def forward_flops(self) -> int:
-        """FLOPs of a token, forward, in a window."""
         return self.model.flops(self.context) // self.context
 
     @property
     def measured_in(self) -> str:
-        """Type of the products: that of the weights."""
         return "bfloat16" if self.model.source.dtype in ("float16", "bfloat16") else "float32"

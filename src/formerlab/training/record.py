@@ -1,6 +1,7 @@
 """What a run leaves: rows, weights, and run.json, which says what the run was, read and cost, and where it is from."""
 
 import shutil
+import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from formerlab.results.write import hashes_of_rows, write_rows
 from formerlab.spec import Spec
 from formerlab.tasks.task import Place, Row
 from formerlab.training import processes, provenance
+from formerlab.training.any_run import AnyRun
 from formerlab.training.run import Run
 from formerlab.training.runtime import RuntimeConfig
 from formerlab.training.state import State
@@ -123,50 +125,55 @@ def finish(
     if runtime.keep_optimizer:  # a later run carries it on
         with replacing(out / OPTIMIZER) as temporary:
             torch.save(content["optimizer"], temporary)
-    device = torch.device(runtime.device)
     chain = readings(parent)
-    rate, time_s = provenance.matmul_flops_per_s(device, run.precision), state.training_time_s
+    rate, time_s = provenance.matmul_flops_per_s(runtime.device, run.precision), state.training_time_s
     used = provenance.model_flops_utilisation(state.flops, time_s, rate, processes.count()) if time_s else None
-    record: Record = {
-        "schema": SCHEMA,
-        "id": run.id,
-        "study": run.study,
-        "run": run.name,
-        "seed": run.seed,
+    record = record_of(run, manifest, runtime.code_hash, runtime.device) | {
         "status": "finished" if diverged is None else "diverged",
         "diverged_at_step": diverged,
-        "spec": run.to_dict(),
-        "spec_hash": run.fingerprint(),
-        "code_hash": runtime.code_hash,
-        "data": {key: manifest[key] for key in ("name", "fingerprint")},
         "init": parent and {key: parent[key] for key in ("id", "weights_sha256")},
         "read": [one.to_dict() for one in (*chain, reading_of(run, state, manifest["fingerprint"], data, chain))],
-        "parameters": run.model.params(),
-        "parameters_non_embedding": run.model.params(embedding=False),
         "tokens": state.tokens,
         "flops": state.flops,
         "flops_cumulative": state.flops + (parent["flops_cumulative"] if parent else 0),
         "training_time_s": time_s,
         "wall_time_s": state.wall_time_s,
         "tokens_per_s": state.tokens / time_s if time_s else None,
-        "peak_memory_bytes": provenance.peak_memory_bytes(device),
         "model_flops_utilisation": used,
         "matmul_flops_per_s": rate,
         "threads": runtime.threads,
         "processes": processes.count(),
-        "device": provenance.device_name(device),
         "kernels": state.kernels,
-        "host": provenance.host(),
-        "git": provenance.git_state(),
-        "versions": provenance.versions(),
         "started": state.started,
-        "finished": provenance.now(),
         "weights_sha256": sha256(out / WEIGHTS),
         "rows_sha256": hashes_of_rows(out, STAGES["train"].tables),
         "final": final,
     }
     write_json(out / "run.json", record)
     tidy(out, record["status"])
+
+
+def record_of(run: AnyRun, manifest: Record, code_hash: str, device: str, *packages: str) -> Record:
+    """Return what the record of any run says: which run on which data, by which code, on what machine."""
+    return {
+        "schema": SCHEMA,
+        "id": run.id,
+        "study": run.study,
+        "run": run.name,
+        "seed": run.seed,
+        "spec": run.to_dict(),
+        "spec_hash": run.fingerprint(),
+        "code_hash": code_hash,
+        "data": {key: manifest[key] for key in ("name", "fingerprint")},
+        "parameters": run.model.params(),
+        "parameters_non_embedding": run.model.params(embedding=False),
+        "peak_memory_bytes": provenance.peak_memory_bytes(device),
+        "device": provenance.device_name(torch.device(device)),
+        "host": socket.gethostname(),
+        "git": provenance.git_state(),
+        "versions": provenance.versions(*packages),
+        "finished": provenance.now(),
+    }
 
 
 def _write_rows(run: Run, state: State, out: Path) -> dict[str, float | None]:

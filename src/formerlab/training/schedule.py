@@ -34,7 +34,6 @@ class Trapezoid(Spec):
     """Share of the steps with a linear fall to zero."""
 
     def factor(self, step: int, steps: int) -> float:
-        """Factor of the peak rate in step `step` of `steps` (0-based)."""
         falling = (steps - step) / max(1, round(self.cooldown * steps))
         return min(_linear_warmup(step, round(self.warmup * steps)), falling, 1.0)
 
@@ -49,7 +48,6 @@ class Cosine(Spec):
     """Final factor: 0.1 in both codes of Tokenformer; 0, in its paper, falls to zero."""
 
     def factor(self, step: int, steps: int) -> float:
-        """Factor of the peak rate in step `step` of `steps` (0-based)."""
         warmup = round(self.warmup * steps)
         if step < warmup:
             return _linear_warmup(step, warmup)
@@ -72,7 +70,6 @@ class OneCycle(Spec):
     """The last rate is the peak divided by this."""
 
     def factor(self, step: int, steps: int) -> float:
-        """Factor of the peak rate in step `step` of `steps` (0-based)."""
         top = self.warmup * steps - 1
         if step <= top:
             return _cosine_between(1 / self.start_division, 1.0, step / top if top else 1.0)
@@ -90,7 +87,6 @@ class Noam(Spec):
     """Steps of the linear rise."""
 
     def factor(self, step: int, steps: int) -> float:
-        """Factor of the peak rate in step `step` (0-based)."""
         s = float(step + 1)
         return min(math.sqrt(self.warmup_steps / s), s / self.warmup_steps)
 

@@ -29,10 +29,8 @@ class Decay(Eviction):
     """First positions kept for ever, in tokens (the `streaming_budget` of A2SF's code)."""
 
     def score(self, past: Scores, attention: Scores) -> Scores:
-        """Return alpha S + p."""
         return self.alpha * past + attention
 
     def protected(self, budget: int) -> tuple[int, int]:
-        """Protect the sink and the recent share, as far as they fit."""
         sink = min(self.sink, budget)
         return sink, min(part(self.recent, budget), budget - sink)

@@ -10,7 +10,7 @@ from torch import Tensor
 from formerlab.cache.compressed import QUERIES, Importance, OneShot
 from formerlab.cache.policies.policy import Prompt, by_group
 from formerlab.errors import UserError
-from formerlab.layers.position import PositionEncoding, RotaryEncoding
+from formerlab.layers.position import Heads, PositionEncoding, RotaryEncoding
 from formerlab.spec import AnyCount, Size
 
 
@@ -34,7 +34,6 @@ class ExpectedAttention(OneShot):
     """Added to the expected attention, so that the value's norm counts even where none is expected."""
 
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
-        """Return the expected attention times the norms of the values."""
         if position is None:
             raise UserError(f"{self!r} looks at queries before their rotation; pass position=model.position")
         q, k, v = prompt.q, prompt.k, prompt.v
@@ -55,7 +54,6 @@ class ExpectedAttention(OneShot):
         return torch.nn.functional.pad(importance, (sink, 0))
 
     def protected(self, budget: int) -> tuple[int, int]:
-        """Keep the sink."""
         return min(self.sink, budget), 0
 
 
@@ -71,9 +69,7 @@ def rotations(
     return position.rotate(unit[None, :, None].expand(-1, -1, count, -1), start)[0].transpose(0, 1)
 
 
-def unrotated(
-    q: Float[Tensor, "batch heads time d_head"], position: PositionEncoding
-) -> Float[Tensor, "batch heads time d_head"]:
+def unrotated(q: Heads, position: PositionEncoding) -> Heads:
     """Return the queries as they were before their rotation."""
     parts = []
     for start in range(0, q.shape[2], QUERIES):

@@ -44,15 +44,12 @@ class H2O(Eviction):
         return self.variant == "accumulated"
 
     def score(self, past: Scores, attention: Scores) -> Scores:
-        """Return S + p."""
         return past + attention
 
     def protected(self, budget: int) -> tuple[int, int]:
-        """Protect the recent share."""
         return 0, part(self.recent, budget)
 
     def visible(self, layer: Layer) -> Mask:
-        """Return the mask of the variant."""
         if self.variant == "accumulated":
             return super().visible(layer)
         windows = [self.protected(budget)[1] for budget in layer.budgets]

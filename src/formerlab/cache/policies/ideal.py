@@ -22,7 +22,6 @@ class Ideal(Policy):
     kind: Literal["ideal"] = "ideal"
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
-        """Return the largest of each row."""
         earlier = layer.causal.tril(-1)
         attention = layer.attention(layer.causal).masked_fill(~earlier, -torch.inf)
         return largest(attention, layer.budget_tensor[:, None, None]) & earlier

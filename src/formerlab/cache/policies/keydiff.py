@@ -23,7 +23,6 @@ class KeyDiff(Eviction):
     needs = ("keys",)
 
     def eviction_priority(self, state: CacheState, keys: Keys | None, now: int) -> Scores:
-        """Return how unlike the others each key is."""
         if keys is None:
             raise ValueError("KeyDiff needs keys")
         direction = F.normalize(keys, dim=-1)

@@ -2,10 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from jaxtyping import Float, Int
-from torch import Tensor
-
-from formerlab.cache.eviction import Eviction, Keys
+from formerlab.cache.eviction import Entering, Eviction, Keys, Times
 
 
 class Knorm(Eviction):
@@ -20,10 +17,7 @@ class Knorm(Eviction):
     kind: Literal["knorm"] = "knorm"
     needs = ("keys",)
 
-    def initial_scores(
-        self, positions: Int[Tensor, " time"], head_groups: int, keys: Keys | None, layer: int
-    ) -> Float[Tensor, "#batch head_groups time"] | None:
-        """Return -||k||_2."""
+    def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> Entering | None:
         if keys is None:
             raise ValueError("Knorm needs keys")
         mantissa, exponent = keys.norm(dim=-1).frexp()

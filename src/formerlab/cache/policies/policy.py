@@ -16,6 +16,8 @@ from formerlab.layers.position import PositionEncoding
 from formerlab.spec import Spec
 
 State = dict[str, Tensor]
+Lengths = Int[Tensor, " batch"] | Sequence[int] | None
+"""The true lengths in a right-padded batch; None means that nothing is padding."""
 Logits = Float[Tensor, "batch key_heads groups time time"]
 
 
@@ -77,11 +79,6 @@ class Prompt:
     lengths: list[int]
     """True length of each sequence."""
     layer: int = 0
-
-    def of(self, rows: slice) -> "Prompt":
-        """Return some of the sequences."""
-        q, k, v = self.q[rows], self.k[rows], self.v[rows]
-        return Prompt(q, k, v, self.budgets[rows], self.lengths[rows], self.layer)
 
     def for_scope(self, scope: Literal["head", "group", "layer"]) -> "Prompt":
         """Give every query head keys of its own where each chooses alone."""
@@ -148,12 +145,16 @@ def by_group(
     return x.reshape(batch, heads // groups, groups, time, channels)
 
 
+def precise(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return numbers in single precision, or in their own if that is higher."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def masked_softmax(
     logits: Float[Tensor, "*shape keys"], visible: Bool[Tensor, "*#shape keys"]
 ) -> Float[Tensor, "*shape keys"]:
     """Return softmax over the visible keys alone, in single precision or the logits' own if that is higher."""
-    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return precise.masked_fill(~visible, -torch.inf).softmax(-1)
+    return precise(logits).masked_fill(~visible, -torch.inf).softmax(-1)
 
 
 def largest(scores: Float[Tensor, "*shape time"], count: Int[Tensor, "*#shape"]) -> Bool[Tensor, "*shape time"]:
@@ -169,7 +170,7 @@ def places(marked: Bool[Tensor, "*shape time"], count: int) -> Int[Tensor, "*sha
     return marked.byte().argsort(dim=-1, descending=True, stable=True)[..., :count]
 
 
-def true_lengths(lengths: Int[Tensor, " batch"] | Sequence[int] | None, batch: int, time: int) -> list[int]:
+def true_lengths(lengths: Lengths, batch: int, time: int) -> list[int]:
     """Return the true lengths in a right-padded batch; None means that nothing is padding.
 
     Lengths in a tensor should lie on the CPU: a GPU would be waited for.

@@ -3,10 +3,10 @@
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from formerlab.cache.eviction import Eviction, Keys
+from formerlab.cache.eviction import Entering, Eviction, Keys, Times
 from formerlab.seeding import mixed_seed
 from formerlab.spec import Seed
 
@@ -27,10 +27,7 @@ class Random(Eviction):
     seed: Seed = 0
     """Seed of the draw."""
 
-    def initial_scores(
-        self, positions: Int[Tensor, " time"], head_groups: int, keys: Keys | None, layer: int
-    ) -> Float[Tensor, "#batch head_groups time"] | None:
-        """Return the draws."""
+    def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> Entering | None:
         heads = torch.arange(head_groups, device=positions.device)[:, None]
         bits = _scrambled(_scrambled(positions.long() ^ mixed_seed("cache", self.seed, layer)) + heads * 0x9E3779B9)
         return (bits >> 8).unsqueeze(0) / 2**24

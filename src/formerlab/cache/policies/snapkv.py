@@ -37,5 +37,4 @@ class SnapKV(OneShot):
         return F.pad(smooth.view_as(observed).mean(2), (0, window))
 
     def protected(self, budget: int) -> tuple[int, int]:
-        """Keep the window."""
         return 0, min(budget, max(1, min(self.window, budget // 2)))

@@ -18,9 +18,7 @@ class TOVA(Eviction):
     """Heads that choose together; the paper's are all heads of a layer."""
 
     def score(self, past: Scores, attention: Scores) -> Scores:
-        """Return p."""
         return attention
 
     def protected(self, budget: int) -> tuple[int, int]:
-        """Protect the newest key."""
         return 0, min(1, budget)

@@ -45,5 +45,4 @@ class StreamingLLM(Window):
 
     @property
     def reindexes_positions(self) -> bool:
-        """Whether the kept keys are numbered anew."""
         return self.positions == "reindexed"

@@ -1,6 +1,7 @@
 """What stages share that time something alone on the machine: turns, seconds, and what has to be known beside them."""
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -104,7 +105,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
     """Return on what, and beside how much else, was measured."""
     return {
         "device": provenance.device_name(device),
-        "host": provenance.host(),
+        "host": socket.gethostname(),
         "load": os.getloadavg()[0],
         "git": provenance.git_state(),
         "versions": provenance.versions(),

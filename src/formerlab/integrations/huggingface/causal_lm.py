@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from formerlab.errors import UserError
 from formerlab.integrations.huggingface.attention import NAME, attending
 from formerlab.layers.attention import Attend, Heads, KeyHeads, causal_attention
-from formerlab.layers.position import PositionEncoding
+from formerlab.layers.position import PositionEncoding, Stream
 
 STATIC = ("default", "linear", "llama3")
 """Kinds of rotation whose angles do not depend on the length of the text."""
@@ -26,9 +26,7 @@ class BorrowedRotation(PositionEncoding):
         super().__init__()
         self.rotary, self.interleaved = rotary, interleaved
 
-    def rotate(
-        self, x: Float[Tensor, "batch heads time d_head"], start: int
-    ) -> Float[Tensor, "batch heads time d_head"]:
+    def rotate(self, x: Heads, start: int) -> Heads:
         """Rotate the first channels of every head, as many as the module has angles for."""
         cosine, sine = self.rotary(x, torch.arange(start, start + x.shape[2], device=x.device)[None])
         rotated, rest = x[..., : cosine.shape[-1]], x[..., cosine.shape[-1] :]
@@ -42,7 +40,7 @@ class BorrowedRotation(PositionEncoding):
 class FixedPositions(PositionEncoding):
     """Positions that are part of the keys and cannot be told apart from them: what embeddings of positions lead to."""
 
-    def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
+    def embed(self, x: Stream, start: int) -> Stream:
         """Refuse: the model adds its positions by itself."""
         raise NotImplementedError("the model embeds its positions by itself")
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from formerlab.errors import UserError
 from formerlab.integrations.huggingface.modeling import FormerlabConfig, FormerlabForCausalLM
 from formerlab.integrations.huggingface.native import native
+from formerlab.layers.initial import Part
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.spec import Spec
 
@@ -111,6 +112,9 @@ class Spec:
         return {key: value.to_dict() if isinstance(value, Spec) else value for key, value in vars(self).items()}
 
 
+Part = Spec
+
+
 class _Shape:
     """A type of tensors without its shape."""
 
@@ -175,7 +179,7 @@ def code_of(spec: Decoder) -> str:
     """Return the file of code that builds and runs a model: its layers, and the class of transformers around them."""
     own = [cls.__module__ for part in spec.parts() for cls in reversed(type(part).__mro__)]
     first, last = ([f"formerlab.{name}" for name in names] for names in (FIRST, LAST))
-    around = {*last, Spec.__module__}
+    around = {*last, Spec.__module__, Part.__module__}
     modules = [name for name in dict.fromkeys([*first, *own]) if name.startswith("formerlab.") and name not in around]
     imports: dict[str, set[str]] = {"": {"torch"}, "typing": {"Any", "ClassVar"}}
     bodies, wanted = [], set[str]()

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
@@ -16,7 +16,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from formerlab.errors import UserError
 from formerlab.integrations.huggingface.attention import current_attend
 from formerlab.layers.attention import Heads, KeyHeads
-from formerlab.layers.position import PositionEncoding
+from formerlab.layers.position import PositionEncoding, Stream
 from formerlab.models.decoder import Decoder, DecoderModel
 
 MODEL_TYPE = "formerlab"
@@ -76,14 +76,10 @@ class RowPositions(PositionEncoding):
             rows.append(torch.cat((padding, mark(tokens, max(first, 0))), axis))
         return torch.cat(rows)
 
-    def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
-        """Mark embedded tokens, row by row."""
+    def embed(self, x: Stream, start: int) -> Stream:
         return self._by_row(x, 1, self.encoding.embed)
 
-    def rotate(
-        self, x: Float[Tensor, "batch heads time d_head"], start: int
-    ) -> Float[Tensor, "batch heads time d_head"]:
-        """Mark queries or keys, row by row."""
+    def rotate(self, x: Heads, start: int) -> Heads:
         return self._by_row(x, 2, self.encoding.rotate)
 
 

@@ -25,7 +25,7 @@ from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import mean_loss, spread_windows, window_documents, window_losses
 from formerlab.training import provenance
 from formerlab.training.any_run import ReleasedRun
-from formerlab.training.record import SCHEMA
+from formerlab.training.record import record_of
 
 BATCH_TOKENS = 2048
 """Tokens of a forward pass over windows: logits of large vocabularies fill the memory."""
@@ -60,35 +60,18 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
     documents = window_documents(stream, run.context, manifest["tokenizer"]["end_of_text"]).tolist()
     rows = [(*loss[:3], documents[loss.window]) for loss in losses]
     write_rows(out / "test.csv", LanguageModeling.test_columns, rows)
-    record = {
-        "schema": SCHEMA,
-        "id": run.id,
-        "study": run.study,
-        "run": run.name,
-        "seed": run.seed,
+    record = record_of(run, manifest, code_hash, device, "transformers", "gguf") | {
         "status": "finished",
-        "spec": run.to_dict(),
-        "spec_hash": run.fingerprint(),
-        "code_hash": code_hash,
-        "data": {key: manifest[key] for key in ("name", "fingerprint")},
         "init": None,
         "released": {"name": run.released, "quantisation": quantisation(run.model.source)},
-        "parameters": run.model.params(),
-        "parameters_non_embedding": run.model.params(embedding=False),
         "tokens": 0,
         "flops": 0,
         "flops_cumulative": 0,
         "training_time_s": 0.0,
         "wall_time_s": time.monotonic() - began,
-        "peak_memory_bytes": provenance.peak_memory_bytes(device),
         "threads": threads,
         "processes": 1,
-        "device": provenance.device_name(torch.device(device)),
-        "host": provenance.host(),
-        "git": provenance.git_state(),
-        "versions": provenance.versions("transformers", "gguf"),
         "started": started,
-        "finished": provenance.now(),
         "weights_sha256": weights,
         "rows_sha256": hashes_of_rows(out, STAGES["load"].tables),
         "final": {"train_loss_nats": None, "valid_loss_nats": None, "test_loss_nats": mean_loss(losses)},

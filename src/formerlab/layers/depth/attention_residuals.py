@@ -38,14 +38,6 @@ class AttentionResiduals(DepthSpec):
         """Return the sites whose sums are attended to after sub-layer `site`: 0, the ends of earlier blocks, itself."""
         return [0, *range(self.block_size, site, self.block_size), site]
 
-    def build(self, layers: int, width: int) -> "AttentionResidualsLayer":
-        """Return the module for `layers` blocks."""
-        return AttentionResidualsLayer(layers, width, self)
-
-    def params(self, layers: int, width: int) -> int:
-        """Count of parameters: a query for what is read after each sub-layer."""
-        return 2 * layers * width
-
     def flops(self, layers: int, width: int) -> int:
         """Elementwise FLOPs per token: a product with the query and a weighted sum over all pairs (norms left out)."""
         return 4 * sum(len(self.sources(site)) for site in range(1, 2 * layers + 1)) * width
@@ -58,7 +50,7 @@ Entries are set by place, so a block that is computed again (activation checkpoi
 """
 
 
-class AttentionResidualsLayer(Mixer):
+class AttentionResidualsLayer(Mixer, of=AttentionResiduals):
     """The module of `AttentionResiduals`."""
 
     def __init__(self, layers: int, width: int, spec: AttentionResiduals) -> None:
@@ -68,7 +60,6 @@ class AttentionResidualsLayer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the queries to zero; nothing is drawn."""
         nn.init.zeros_(self.queries)
 
     def begin(self, x: Stream) -> tuple[Stream, Sources]:

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from formerlab.layers.depth.dwa import Averages, DepthWeightedAverageLayer
+from formerlab.layers.depth.dwa import Averages
 
 
 class ConnectToLast(Averages):
@@ -22,9 +22,9 @@ class ConnectToLast(Averages):
     """Initial weight of all outputs but the last, whose weight starts at 1."""
 
     def table(self, layers: int) -> dict[int, list[int]]:
-        """Return the sources of the last block."""
         return {layers: list(range(layers + 1))}
 
-    def build(self, layers: int, width: int | None = None) -> DepthWeightedAverageLayer:
-        """Return the module for `layers` blocks."""
-        return DepthWeightedAverageLayer(self.table(layers), self.others)
+    @property
+    def start(self) -> tuple[float, float]:
+        """Those of the official code."""
+        return self.others, 1.0

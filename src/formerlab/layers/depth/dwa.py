@@ -17,16 +17,12 @@ class Averages(DepthSpec):
         """Return S_i of every block i (1-based) after which an average is taken, both in rising order; i is in S_i."""
         raise NotImplementedError
 
-    def build(self, layers: int, width: int | None = None) -> Mixer:
-        """Return the module for `layers` blocks."""
-        return DepthWeightedAverageLayer(self.table(layers))
-
-    def params(self, layers: int, width: int | None = None) -> int:
-        """Count of parameters."""
-        return sum(map(len, self.table(layers).values()))
+    @property
+    def start(self) -> tuple[float, float]:
+        """Initial weights of the others' outputs and of a block's own; by default the identity."""
+        return 0.0, 1.0
 
     def flops(self, layers: int, width: int) -> int:
-        """Elementwise FLOPs per token (2 per multiply-add)."""
         return 2 * sum(map(len, self.table(layers).values())) * width
 
 
@@ -39,7 +35,6 @@ class Dilated(Averages):
     """p: average after every p-th block."""
 
     def table(self, layers: int) -> dict[int, list[int]]:
-        """Return S_i, i last, of every block i (1-based) after which an average is taken."""
         destinations = range(self.period, layers + 1, self.period)
         return {i: list(range(i % self.dilation, i + 1, self.dilation)) for i in destinations}
 
@@ -58,7 +53,7 @@ class DepthWeightedAverage(Dilated):
     kind: Literal["dwa"] = "dwa"
 
 
-class DepthWeightedAverageLayer(Mixer):
+class DepthWeightedAverageLayer(Mixer, of=Averages):
     """The module of all `Averages`. Raw outputs are kept by reference, never copied.
 
     There are two paths with the same formula: the plain loop below, which the compiler can trace and whose gradients
@@ -69,19 +64,18 @@ class DepthWeightedAverageLayer(Mixer):
     fused: bool = True
     """Take the fast path where it applies (everywhere but under torch.compile)."""
 
-    def __init__(self, table: dict[int, list[int]], others: float = 0.0, own: float = 1.0) -> None:
+    def __init__(self, layers: int, width: int | None, spec: Averages) -> None:
         super().__init__()
+        table, self.start = spec.table(layers), spec.start
         self.layout = Layout(table)
-        self.others, self.own = others, own
         self.alphas = nn.ParameterDict({str(i): nn.Parameter(torch.empty(len(js))) for i, js in table.items()})
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set every block's own weight to `own` and those of the others to `others` (1 and 0 are the identity)."""
         for alpha in self.alphas.values():
-            alpha.fill_(self.others)
-            alpha[-1] = self.own
+            alpha.fill_(self.start[0])
+            alpha[-1] = self.start[1]
 
     def row(self, destination: int) -> Tensor:
         """Return the weights of Y_destination, one per source."""
@@ -89,13 +83,11 @@ class DepthWeightedAverageLayer(Mixer):
         return alpha
 
     def begin(self, x: Stream) -> "tuple[Stream, FusedHistory | list[Stream]]":
-        """Keep X_0."""
         if self.fused and self.layout.table and not torch.compiler.is_compiling():
             return x, FusedHistory(self.layout, torch.cat([self.row(i) for i in self.layout.table]), x)
         return x, [x]
 
     def mix(self, index: int, x: Stream, history: "FusedHistory | list[Stream]") -> Stream:
-        """Return Y_index and keep X_index."""
         if isinstance(history, FusedHistory):
             return history.mix(index, x)
         history.append(x)
@@ -111,7 +103,6 @@ class DepthWeightedAverageLayer(Mixer):
 
     @torch.no_grad()
     def weights(self) -> list[tuple[int, int, float]]:
-        """Return (destination, source, alpha) of every average."""
         return [
             (i, j, alpha)
             for i, js in self.layout.table.items()

@@ -8,13 +8,11 @@ from torch.nn import functional as F
 
 from formerlab.layers.depth.hyper_connections import (
     HyperConnections,
-    HyperConnectionsLayer,
+    StaticHyperConnectionsLayer,
     Streams,
     Weights,
     product,
-    reset_static,
     split,
-    static_tables,
 )
 from formerlab.spec import Epsilon
 
@@ -37,13 +35,8 @@ class DynamicHyperConnections(HyperConnections):
     eps: Epsilon = 1e-5
     """Added to the variance in the norm."""
 
-    def build(self, layers: int, width: int) -> "DynamicHyperConnectionsLayer":
-        """Return the module for `layers` blocks."""
-        return DynamicHyperConnectionsLayer(layers, width, self)
-
-    def params(self, layers: int, width: int) -> int:
-        """Count of parameters: A_m, A_r, B, W and s of every sub-layer."""
-        return 2 * layers * ((self.streams + width) * (self.streams + 2) + 2)
+    def shapes(self, width: int | None) -> dict[str, tuple[int, ...]]:
+        return super().shapes(width) | {"dynamic": (self.streams + 2, width or 0), "scale": (2,)}
 
     def products(self, layers: int, width: int) -> int:
         """FLOPs of matrix products per token: what every sub-layer reads and carries, and its weights."""
@@ -54,28 +47,20 @@ class DynamicHyperConnections(HyperConnections):
         return super().kept(width) + (4 * self.streams + 2) * width
 
 
-class DynamicHyperConnectionsLayer(HyperConnectionsLayer):
+class DynamicHyperConnectionsLayer(StaticHyperConnectionsLayer, of=DynamicHyperConnections):
     """The module of `DynamicHyperConnections`."""
 
-    def __init__(self, layers: int, width: int, spec: DynamicHyperConnections) -> None:
-        super().__init__(layers, spec.streams)
-        self.eps = spec.eps
-        columns = spec.streams + 2
-        self.static = static_tables(self.sites, spec.streams)
-        self.dynamic = nn.ParameterList(nn.Parameter(torch.empty(columns, width)) for _ in range(self.sites))
-        self.scale = nn.ParameterList(nn.Parameter(torch.empty(2)) for _ in range(self.sites))
-        self.reset_parameters()
+    dynamic: nn.ParameterList
+    scale: nn.ParameterList
 
     def reset_parameters(self) -> None:
-        """Set the plain residual connection; nothing is drawn."""
-        reset_static(self.static)
+        super().reset_parameters()
         for weights, scale in zip(self.dynamic, self.scale, strict=True):
             nn.init.zeros_(weights)
             nn.init.constant_(scale, SCALE)
 
     def connections(self, site: int, streams: Streams) -> Weights:
-        """Return the weights of sub-layer `site`, made of the streams of every token."""
-        normed = F.layer_norm(streams, streams.shape[-1:], eps=self.eps)
+        normed = F.layer_norm(streams, streams.shape[-1:], eps=self.spec.eps)
         made = product(normed, self.dynamic[site - 1].mT).tanh()
         alpha, beta = self.scale[site - 1].split(1)
         scale = torch.cat((alpha.expand(self.streams + 1), beta))

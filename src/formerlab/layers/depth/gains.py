@@ -19,29 +19,20 @@ class SkipsWithGains(DepthSpec):
     look: ClassVar[tuple[str, str]] = ("#8C564B", "h")
     kind: Literal["gains"] = "gains"
 
-    def build(self, layers: int, width: int | None = None) -> "SkipsWithGainsLayer":
-        """Return the module for `layers` blocks."""
-        return SkipsWithGainsLayer(layers)
-
-    def params(self, layers: int, width: int | None = None) -> int:
-        """Count of parameters."""
-        return 2 * layers
-
     def flops(self, layers: int, width: int) -> int:
         """Elementwise FLOPs per token (2 per multiply-add, the addition being that of the residual connection)."""
-        return 2 * self.params(layers) * width
+        return 2 * 2 * layers * width
 
 
-class SkipsWithGainsLayer(Mixer):
+class SkipsWithGainsLayer(Mixer, of=SkipsWithGains):
     """The module of `SkipsWithGains`."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, width: int | None, spec: SkipsWithGains) -> None:
         super().__init__()
         self.gains = nn.Parameter(torch.empty(2 * layers))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the identity; nothing is drawn."""
         nn.init.ones_(self.gains)
 
     def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:

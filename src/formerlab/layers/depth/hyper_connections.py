@@ -1,7 +1,7 @@
 """Several residual streams that every sub-layer reads from, mixes and writes to."""
 
 from contextlib import nullcontext
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -30,6 +30,14 @@ class HyperConnections(DepthSpec):
     streams: int = Field(default=4, ge=1, le=64)
     """n: number of residual streams; the papers' expansion rate."""
 
+    def shapes(self, width: int | None) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the learned tensors of a sub-layer; those called `static` are not decayed.
+
+        By default that is [A_m, A_r, B^T]: row i has what is read of stream i, what of it goes to each stream, and what
+        is written to it.
+        """
+        return {"static": (self.streams, self.streams + 2)}
+
     def flops(self, layers: int, width: int) -> int:
         """Elementwise FLOPs per token, 2 per multiply-add: what every sub-layer writes to the streams."""
         return 2 * (2 * layers * self.streams * width)
@@ -56,14 +64,6 @@ class StaticHyperConnections(HyperConnections):
     look: ClassVar[tuple[str, str]] = ("#56B4E9", "d")
     kind: Literal["static_hyper_connections"] = "static_hyper_connections"
 
-    def build(self, layers: int, width: int | None = None) -> "StaticHyperConnectionsLayer":
-        """Return the module for `layers` blocks."""
-        return StaticHyperConnectionsLayer(layers, self.streams)
-
-    def params(self, layers: int, width: int | None = None) -> int:
-        """Count of parameters: A_m, A_r and B of every sub-layer."""
-        return 2 * layers * self.streams * (self.streams + 2)
-
 
 History = dict[int, tuple[Streams, Weights]]
 """By sub-layer, the streams in front of it and its weights.
@@ -75,13 +75,18 @@ Entries are set by place, so a block that is computed again (activation checkpoi
 class HyperConnectionsLayer(Mixer):
     """Base of the modules of `HyperConnections`: all but where the weights come from."""
 
-    def __init__(self, layers: int, streams: int) -> None:
+    static: nn.ParameterList
+
+    def __init__(self, layers: int, width: int | None, spec: HyperConnections) -> None:
         super().__init__()
-        self.sites = 2 * layers
-        self.streams = streams
+        self.spec: Any = spec
+        self.sites, self.streams = 2 * layers, spec.streams
+        for name, shape in spec.shapes(width).items():
+            tensors = (nn.Parameter(torch.empty(shape)) for _ in range(self.sites))
+            self.register_module(name, nn.ParameterList(tensors))
+        self.reset_parameters()
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the static weights."""
         return {f"static.{index}" for index in range(self.sites)}
 
     def connections(self, site: int, streams: Streams) -> Weights:
@@ -108,41 +113,22 @@ class HyperConnectionsLayer(Mixer):
         return product(weights[0], streams).squeeze(-2).to(streams.dtype)
 
 
-class StaticHyperConnectionsLayer(HyperConnectionsLayer):
+class StaticHyperConnectionsLayer(HyperConnectionsLayer, of=StaticHyperConnections):
     """The module of `StaticHyperConnections`."""
 
-    def __init__(self, layers: int, streams: int) -> None:
-        super().__init__(layers, streams)
-        self.static = static_tables(self.sites, streams)
-        self.reset_parameters()
-
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set the plain residual connection; nothing is drawn."""
-        reset_static(self.static)
+        """Set eq. 14: sub-layer k reads stream k mod n, carries every stream as it is, and writes to all alike."""
+        for site, table in enumerate(self.static, start=1):
+            table.zero_()
+            table[site % len(table), 0] = 1.0
+            table[:, 1:-1].fill_diagonal_(1.0)
+            table[:, -1] = 1.0
 
     def connections(self, site: int, streams: Streams) -> Weights:
-        """Return the weights of sub-layer `site`, the same for every token."""
         table = self.static[site - 1]
         wide = torch.promote_types(table.dtype, torch.float32)
         return split(table.to(wide).expand(*streams.shape[:2], -1, -1))
-
-
-def static_tables(sites: int, streams: int) -> nn.ParameterList:
-    """Return [A_m, A_r, B^T] of every sub-layer, n rows of n + 2 numbers, not yet set.
-
-    Row i has what is read of stream i, what of it goes to each stream, and what is written to it.
-    """
-    return nn.ParameterList(nn.Parameter(torch.empty(streams, streams + 2)) for _ in range(sites))
-
-
-@torch.no_grad()
-def reset_static(tables: nn.ParameterList) -> None:
-    """Set eq. 14: sub-layer k reads stream k mod n, carries every stream as it is, and writes to all alike."""
-    for site, table in enumerate(tables, start=1):
-        table.zero_()
-        table[site % len(table), 0] = 1.0
-        table[:, 1:-1].fill_diagonal_(1.0)
-        table[:, -1] = 1.0
 
 
 def split(table: Float[Tensor, "batch time streams columns"]) -> Weights:

@@ -2,21 +2,32 @@
 
 from typing import Any, ClassVar, Literal
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from formerlab.spec import Spec
+from formerlab.layers.initial import Part
+from formerlab.layers.position import Stream as Stream
 
-Stream = Float[Tensor, "batch time width"]
 History = Any
 """What a mixer keeps during one forward pass; only the mixer itself looks inside."""
 
 
-class DepthSpec(Spec):
-    """Base of the specs of depth mixers: `build`, `params` and `flops` take (layers, width).
+class DepthSpec(Part):
+    """Base of the specs of depth mixers: `build`, `params`, `flops` and `products` take (layers, width).
 
     Mixers whose size does not depend on the width can be asked without it.
     """
+
+    module: ClassVar[Any]
+    """The class of the mixer, which says whose it is: `class AnchorLayer(Mixer, of=Anchor)`."""
+
+    def build(self, layers: int, width: int | None = None) -> "Mixer":
+        """Return the module for `layers` blocks."""
+        mixer: Mixer = self.module(layers, width, self)
+        return mixer
+
+    def flops(self, layers: int, width: int) -> int:
+        """Elementwise FLOPs per token (2 per multiply-add), beyond the two residual additions of every block."""
+        return 0
 
     def products(self, layers: int, width: int) -> int:
         """FLOPs of matrix products per token (2 per multiply-add)."""
@@ -34,20 +45,7 @@ class Identity(DepthSpec):
     look: ClassVar[tuple[str, str]] = ("#222222", "o")
     kind: Literal["identity"] = "identity"
 
-    def build(self, layers: int, width: int | None = None) -> "Mixer":
-        """Return the module."""
-        return Mixer()
-
-    def params(self, layers: int, width: int | None = None) -> int:
-        """Count of parameters."""
-        return 0
-
-    def flops(self, layers: int, width: int) -> int:
-        """Elementwise FLOPs per token (2 per multiply-add), beyond the two residual additions of every block."""
-        return 0
-
     def kept(self, width: int) -> int:
-        """Nothing."""
         return 0
 
 
@@ -59,6 +57,13 @@ class Mixer(nn.Module):
     `mix` once. The history lives in the caller's frame, so no graph outlives a step. Where a block is computed again
     (activation checkpointing), its calls of `add` come again with the same sites.
     """
+
+    def __init__(self, layers: int = 0, width: int | None = None, spec: DepthSpec | None = None) -> None:
+        super().__init__()
+
+    def __init_subclass__(cls, *, of: type[DepthSpec] | None = None) -> None:
+        if of is not None:
+            of.module = cls
 
     def reset_parameters(self) -> None:
         """Set or draw the initial weights; there are none here."""
@@ -86,3 +91,6 @@ class Mixer(nn.Module):
     def weights(self) -> list[tuple[int, int, float]]:
         """Return (destination, source, weight) of every learned static mixing weight, in blocks."""
         return []
+
+
+Identity.module = Mixer

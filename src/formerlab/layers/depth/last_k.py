@@ -23,7 +23,6 @@ class LastK(Averages):
     while it is among the K last (189, 84.6 %); or never (186, 84.8 %)."""
 
     def table(self, layers: int) -> dict[int, list[int]]:
-        """Return the sources of every block."""
         first = 0 if self.embedding == "window" else 1
         always = [0] if self.embedding == "always" else []
         return {i: [*always, *range(max(first, i - self.outputs + 1), i + 1)] for i in range(1, layers + 1)}

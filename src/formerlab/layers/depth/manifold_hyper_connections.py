@@ -46,44 +46,34 @@ class ManifoldHyperConnections(HyperConnections):
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
-    def build(self, layers: int, width: int) -> "ManifoldHyperConnectionsLayer":
-        """Return the module for `layers` blocks."""
-        return ManifoldHyperConnectionsLayer(layers, width, self)
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """How many numbers a token has in H_pre, H_post and H_res."""
+        return self.streams, self.streams, self.streams**2
 
-    def params(self, layers: int, width: int) -> int:
-        """Count of parameters: phi, b and alpha of every sub-layer."""
-        return 2 * layers * (self.streams * (self.streams + 2) * (self.streams * width + 1) + 3)
+    def shapes(self, width: int | None) -> dict[str, tuple[int, ...]]:
+        """Return those of b, phi and alpha; the numbers of H_pre, H_post and H_res follow each other."""
+        return {"static": (sum(self.sizes),), "dynamic": (sum(self.sizes), self.streams * (width or 0)), "scale": (3,)}
 
     def products(self, layers: int, width: int) -> int:
         """FLOPs of matrix products per token: what every sub-layer reads and carries, and its weights."""
-        made = self.streams * (self.streams + 2)
-        return super().products(layers, width) + 2 * (2 * layers * self.streams * width * made)
+        return super().products(layers, width) + 2 * (2 * layers * self.streams * width * sum(self.sizes))
 
     def kept(self, width: int) -> int:
         """Estimate of the numbers kept per token and block: the factors of every iteration as well."""
         return super().kept(width) + 2 * self.streams * (3 * self.streams + 2 * self.iterations)
 
 
-class ManifoldHyperConnectionsLayer(HyperConnectionsLayer):
-    """The module of `ManifoldHyperConnections`; the numbers of H_pre, H_post and H_res follow each other."""
+class ManifoldHyperConnectionsLayer(HyperConnectionsLayer, of=ManifoldHyperConnections):
+    """The module of `ManifoldHyperConnections`."""
 
-    def __init__(self, layers: int, width: int, spec: ManifoldHyperConnections) -> None:
-        super().__init__(layers, spec.streams)
-        self.spec = spec
-        self.sizes = (spec.streams, spec.streams, spec.streams**2)
-        made = sum(self.sizes)
-        self.static = nn.ParameterList(nn.Parameter(torch.empty(made)) for _ in range(self.sites))
-        self.dynamic = nn.ParameterList(
-            nn.Parameter(torch.empty(made, spec.streams * width)) for _ in range(self.sites)
-        )
-        self.scale = nn.ParameterList(nn.Parameter(torch.empty(3)) for _ in range(self.sites))
-        self.reset_parameters()
+    dynamic: nn.ParameterList
+    scale: nn.ParameterList
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set b, phi and alpha of every sub-layer; nothing is drawn."""
         for site, static in enumerate(self.static, start=1):
-            pre, post, res = static.split(self.sizes)
+            pre, post, res = static.split(self.spec.sizes)
             pre.fill_(-START)[site % self.streams] = START
             post.zero_()
             carry = CARRIES[self.spec.start]
@@ -93,15 +83,14 @@ class ManifoldHyperConnectionsLayer(HyperConnectionsLayer):
             nn.init.constant_(scale, SCALE)
 
     def connections(self, site: int, streams: Streams) -> Weights:
-        """Return H_pre, H_res and H_post of sub-layer `site` for every token."""
         flat = streams.flatten(-2).to(torch.promote_types(streams.dtype, torch.float32))
         inverse = (flat.square().mean(dim=-1, keepdim=True) + self.spec.eps).rsqrt()
         scale = torch.cat(
-            [one.expand(size) for one, size in zip(self.scale[site - 1].split(1), self.sizes, strict=True)]
+            [one.expand(size) for one, size in zip(self.scale[site - 1].split(1), self.spec.sizes, strict=True)]
         )
         # Divided by the norm behind the product, which is the same and keeps less (section 4.3.1).
         made = scale * (product(flat, self.dynamic[site - 1].mT) * inverse) + self.static[site - 1]
-        pre, post, res = made.split(self.sizes, dim=-1)
+        pre, post, res = made.split(self.spec.sizes, dim=-1)
         carry = sinkhorn_knopp(res.unflatten(-1, (self.streams, self.streams)), self.spec.iterations)
         return pre.sigmoid().unsqueeze(-2), carry, 2 * post.sigmoid().unsqueeze(-1)
 

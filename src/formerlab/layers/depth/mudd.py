@@ -29,27 +29,17 @@ class DynamicDense(Dilated):
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
-    def build(self, layers: int, width: int) -> "DynamicDenseLayer":  # type: ignore[override]
-        """Return the module for `layers` blocks."""
-        return DynamicDenseLayer(self.table(layers), width, self.eps)
-
-    def params(self, layers: int, width: int) -> int:  # type: ignore[override]
-        """Count of parameters."""
-        return sum(n * (width + n + 1) for n in map(len, self.table(layers).values()))
-
     def products(self, layers: int, width: int) -> int:
-        """FLOPs of matrix products per token (2 per multiply-add)."""
         return sum(2 * n * (width + n) for n in map(len, self.table(layers).values()))
 
 
-class DynamicDenseLayer(Mixer):
+class DynamicDenseLayer(Mixer, of=DynamicDense):
     """The module of `DynamicDense`."""
 
-    def __init__(self, table: dict[int, list[int]], width: int, eps: float) -> None:
+    def __init__(self, layers: int, width: int, spec: DynamicDense) -> None:
         super().__init__()
-        self.table = table
-        self.eps = eps
-        sizes = {str(i): len(js) for i, js in table.items()}
+        self.table, self.eps = spec.table(layers), spec.eps
+        sizes = {str(i): len(js) for i, js in self.table.items()}
         self.inner = nn.ParameterDict({i: nn.Parameter(torch.empty(n, width)) for i, n in sizes.items()})
         self.outer = nn.ParameterDict({i: nn.Parameter(torch.empty(n, n)) for i, n in sizes.items()})
         self.static = nn.ParameterDict({i: nn.Parameter(torch.empty(n)) for i, n in sizes.items()})
@@ -57,7 +47,6 @@ class DynamicDenseLayer(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the first matrices, and set all else to the identity."""
         for i in self.inner:
             self.inner[i].normal_(0.0, self.inner[i].shape[1] ** -0.5)
             self.outer[i].zero_()
@@ -65,7 +54,6 @@ class DynamicDenseLayer(Mixer):
             self.static[i][-1] = 1.0
 
     def begin(self, x: Stream) -> tuple[Stream, list[Stream]]:
-        """Keep X_0."""
         return x, [x]
 
     def mix(self, index: int, x: Stream, history: list[Stream]) -> Stream:

@@ -27,7 +27,6 @@ class RandomSparse(Averages):
     """Seed of the pattern."""
 
     def table(self, layers: int) -> dict[int, list[int]]:
-        """Return the sources of every block that keeps a connection."""
         pairs = [(i, j) for i in range(1, layers + 1) for j in range(i)]
         drawn = sorted(pairs, key=lambda pair: mixed_seed(self.seed, *pair))[: round(self.density * len(pairs))]
         kept = sorted(drawn)

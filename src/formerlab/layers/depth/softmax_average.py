@@ -24,15 +24,15 @@ class SoftmaxAverage(Dilated):
     own: float = Field(default=1.0, ge=-100.0, le=100.0)
     """Initial logit of the block's own output; the larger, the nearer the start is to the plain Transformer."""
 
-    def build(self, layers: int, width: int | None = None) -> "SoftmaxAverageLayer":
-        """Return the module for `layers` blocks."""
-        return SoftmaxAverageLayer(self.table(layers), own=self.own)
+    @property
+    def start(self) -> tuple[float, float]:
+        """Those of ELC-BERT's code."""
+        return 0.0, self.own
 
 
-class SoftmaxAverageLayer(DepthWeightedAverageLayer):
+class SoftmaxAverageLayer(DepthWeightedAverageLayer, of=SoftmaxAverage):
     """The module of `SoftmaxAverage`; its `alphas` are the logits beta."""
 
     def row(self, destination: int) -> Tensor:
-        """Return the normalised weights of Y_destination."""
         logits: Tensor = self.alphas[str(destination)]
         return logits.softmax(dim=0)
