@@ -138,7 +138,7 @@ def new_code(text):
         ("cache/policies/spatten.py", set()),
         ("data/text/embedded.py", jobs("data")),
         ("data/text/files.py", {"data of files"}),
-        ("data/text/hub.py", set()),
+        ("data/pairs/sources.py", set()),
         ("report/figures/decay/loss.py", {"draw decay_alpha"}),
         ("report/pruning.py", {"draw decay_alpha", "draw decay_table"}),
         ("report/style.py", jobs("draw")),

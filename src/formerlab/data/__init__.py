@@ -9,7 +9,7 @@ from formerlab.data.dataset import source_fingerprint as source_fingerprint
 from formerlab.data.manifest import verify as verify
 from formerlab.data.text.embedded import Embedded as Embedded
 from formerlab.data.text.files import Files as Files
-from formerlab.data.text.hub import Hub as Hub
+from formerlab.data.text.files import Hub as Hub
 from formerlab.data.text.prepare import TextData as TextData
 from formerlab.data.text.questions import task_configs as task_configs
 from formerlab.data.text.streams import load_stream as load_stream

@@ -15,17 +15,15 @@ from formerlab.released import WEIGHTS, ReleasedModel
 FILE_HASHES = "file_hashes.json"
 """Beside a manifest: the SHA-256 of the source's files while they are not touched."""
 
-Stamp = tuple[int, int]
-"""Size in bytes and time of the last change in nanoseconds: where both are as before, so is the content."""
-
 
 def file_hashes(paths: Iterable[Path], cache: Path | None) -> dict[Path, str]:
-    """Return the SHA-256 of each file, reading only those whose stamp is not in the cache."""
-    stamps = {path: _stamp(path) for path in paths}
-    known = _cached(cache)
-    digests = {path: known[str(path)][1] for path in stamps if known.get(str(path), (None,))[0] == stamps[path]}
-    unknown = [path for path in stamps if path not in digests]
-    if unknown:
+    """Return the SHA-256 of each file, reading only those whose size or time of change is not that in the cache."""
+    stamps = {path: [(status := path.stat()).st_size, status.st_mtime_ns] for path in paths}
+    digests: dict[Path, str] = {}
+    with suppress(UserError, LookupError, ValueError, TypeError, AttributeError):  # a broken cache is no cache
+        known = read_json(cache) if cache is not None else {}
+        digests = {path: known[str(path)][1] for path in stamps if known.get(str(path), [None])[0] == stamps[path]}
+    if unknown := [path for path in stamps if path not in digests]:
         size = sum(stamps[path][0] for path in unknown)
         with (
             Progress(size, "fingerprint", unit="B", scale=True, delay=2) as bar,
@@ -36,7 +34,7 @@ def file_hashes(paths: Iterable[Path], cache: Path | None) -> dict[Path, str]:
                 bar.advance(stamps[path][0])
         if cache is not None:
             with suppress(OSError):  # without it files are read again
-                write_json(cache, {str(path): [list(stamps[path]), digests[path]] for path in stamps})
+                write_json(cache, {str(path): [stamps[path], digests[path]] for path in stamps})
     return digests
 
 
@@ -55,17 +53,3 @@ def files_state(model: ReleasedModel, cache: Path | None = None, *, weights: boo
         return next(iter(hashes.values()))
     named = "".join(f"{path.name} {digest}\n" for path, digest in sorted(hashes.items()))
     return hashlib.sha256(named.encode()).hexdigest()
-
-
-def _stamp(path: Path) -> Stamp:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
-def _cached(cache: Path | None) -> dict[str, tuple[Stamp, str]]:
-    if cache is None or not cache.exists():
-        return {}
-    try:
-        return {path: (tuple(stamp), digest) for path, (stamp, digest) in read_json(cache).items()}
-    except (UserError, ValueError, TypeError, AttributeError):
-        return {}  # a broken cache is no cache

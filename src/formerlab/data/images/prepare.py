@@ -4,7 +4,7 @@ A split is one file of bytes and one of labels.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from hashlib import blake2b
@@ -85,30 +85,31 @@ class ImageData(DataSpec):
         with ExitStack() as stack:
             workers = stack.enter_context(Workers(processes))
             temporary = {split: stack.enter_context(replacing(out / f"{split}.bin")) for split in SPLITS}
-            writer = Writer({split: stack.enter_context(open(path, "wb")) for split, path in temporary.items()}, self)
+            files = {split: stack.enter_context(open(path, "wb")) for split, path in temporary.items()}
             bar = stack.enter_context(Progress(None, f"decode {out.name}, {workers.processes} processes", unit="image"))
-            pictures = self._divided(gallery, writer.passed_over)
+            written = Written(files, self)
+            pictures = self._divided(gallery, written.passed_over)
             chunks = iter(lambda: list(islice(pictures, AT_ONCE)), [])
             for decoded in workers.map(partial(decode_all, self), chunks):
                 for image in decoded:
-                    writer.add(image)
+                    written.add(image)
                 bar.advance(len(decoded))
-            for split in (split for split, labels in writer.labels.items() if not labels):
-                repeated = f" ({writer.duplicates} are identical to others)" if writer.duplicates else ""
+            for split in (split for split in SPLITS if not written.labels[split]):
+                repeated = f" ({written.duplicates} are identical to others)" if written.duplicates else ""
                 raise UserError(
                     f"no image is left for '{split}'{repeated}: name a split of the source, or raise {split}_share"
                 )
-        splits = {split: writer.entry(split, out) for split in SPLITS}
-        mean, square = writer.sums / splits["train"]["images"]
+        splits = {split: written.entry(split, out) for split in SPLITS}
+        mean, square = written.sums / splits["train"]["images"]
         return {
             "fingerprint": fingerprint([[entry["sha256"], entry["labels_sha256"]] for entry in splits.values()]),
             "classes": gallery.classes,
             "mean": mean.tolist(),
             "std": np.sqrt(square - mean**2).tolist(),
             "splits": splits,
-            "duplicates_removed": writer.duplicates,
-            "corrupt": writer.corrupt,
-            "notes": writer.notes(),
+            "duplicates_removed": written.duplicates,
+            "corrupt": written.corrupt,
+            "notes": written.notes(),
         }
 
     def check_loads(self, out: Path, manifest: dict[str, Any]) -> None:
@@ -170,29 +171,26 @@ def _decoded(split: Split, picture: Picture, data: ImageData) -> Decoded:
     return Decoded(split, picture.label, content, mark, moments)
 
 
-class Writer:
-    """Puts images into the files of their splits, of identical ones only the first, and counts what it leaves out."""
+class Written:
+    """The images in the files of their splits, of identical ones only the first, and counts of what is left out."""
 
-    def __init__(self, files: dict[Split, BinaryIO], data: ImageData) -> None:
-        self.data = data
+    def __init__(self, files: Mapping[Split, BinaryIO], data: ImageData) -> None:
+        self.data, self._files, self._seen = data, files, Seen()
         self.labels: dict[Split, list[int]] = {split: [] for split in SPLITS}
         self.sizes: dict[Split, list[int]] = {split: [] for split in SPLITS}
-        self.corrupt: list[str] = []
-        self.duplicates = 0
+        self.duplicates, self.corrupt = 0, list[str]()
         self.passed_over = {"keep": 0, "keep_held_out": 0}
         """Images that these shares leave out."""
         self.sums = np.zeros((2, data.channels))
         """Sums of the means and of the mean squares of the training images."""
-        self._files = files
-        self._seen = Seen()
 
     def add(self, image: Decoded | str) -> None:
         """Take an image, or the name of one that is corrupt. Raises UserError where there are too many of those."""
         if isinstance(image, str):
             self.corrupt.append(image)
-            if len(self.corrupt) > self.data.most_corrupt:
+            if len(self.corrupt) > (most := self.data.most_corrupt):
                 raise UserError(
-                    f"more than most_corrupt={self.data.most_corrupt} images cannot be decoded, the last one {image}; "
+                    f"more than most_corrupt={most} images cannot be decoded, the last one {image}; "
                     "mend or remove them, or raise most_corrupt"
                 )
         elif not self._seen.add(image.mark):
@@ -206,8 +204,7 @@ class Writer:
 
     def notes(self) -> list[str]:
         """Say what was left out."""
-        shares = self.passed_over.items()
-        notes = [f"{key}={getattr(self.data, key):g} leaves out {count}" for key, count in shares if count]
+        notes = [f"{key}={getattr(self.data, key):g} leaves out {n}" for key, n in self.passed_over.items() if n]
         if self.duplicates:
             notes.append(f"identical to another image, left out: {self.duplicates}")
         return notes + [f"cannot be decoded, left out: {line}" for line in self.corrupt]
@@ -215,9 +212,11 @@ class Writer:
     def entry(self, split: Split, out: Path) -> dict[str, Any]:
         """Write labels and offsets; return what the manifest says of the split."""
         labels, sizes = self.labels[split], self.sizes[split]
-        offsets = {"offsets": np.cumsum([0, *sizes])} if self.data.storage == "encoded" else {}
+        arrays = {"labels": labels}
+        if self.data.storage == "encoded":
+            arrays["offsets"] = np.cumsum([0, *sizes]).tolist()
         about: dict[str, Any] = {"file": f"{split}.bin", "images": len(labels), "bytes": sum(sizes)}
-        for name, values in ({"labels": labels} | offsets).items():
+        for name, values in arrays.items():
             about[name] = f"{split}_{name}.npy"
             with replacing(out / about[name]) as temporary, open(temporary, "wb") as file:
                 np.save(file, np.asarray(values, dtype=np.int64))

@@ -2,7 +2,6 @@
 
 import glob
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +32,7 @@ class Picture(NamedTuple):
 
 
 class Gallery(NamedTuple):
-    """A source opened for reading."""
+    """A source opened for reading; what is missing or unreadable is named by a UserError, then or while it is read."""
 
     classes: tuple[str, ...]
     """Names of the classes, by label."""
@@ -41,15 +40,7 @@ class Gallery(NamedTuple):
     """The pictures of each split that the source has; the others are taken from `train`."""
 
 
-class ImageSource(DataSource, ABC):
-    """Where images come from."""
-
-    @abstractmethod
-    def open(self) -> Gallery:
-        """Open the source. Raises UserError, now or while reading, naming what is missing or unreadable."""
-
-
-class Digits(ImageSource):
+class Digits(DataSource):
     """1797 images of 8 x 8 pixels in 17 grey levels: the test part of the UCI data set Optical Recognition of
     Handwritten Digits (E. Alpaydin, 1998), as scikit-learn ships it.
     """
@@ -78,7 +69,7 @@ class Digits(ImageSource):
         return {"scikit-learn": version("scikit-learn")}
 
 
-class ImageFolders(ImageSource):
+class ImageFolders(DataSource):
     """A folder per split with a folder per class; files may lie at any depth below the class.
 
     Classes are numbered in the order of their names. `~`, `$NAME` and paths relative to the
@@ -144,13 +135,12 @@ class ImageFolders(ImageSource):
         for name in names:
             label = name.partition("/")[0]
             if label not in numbers:
-                raise UserError(
-                    f"{root / name}: no class {label!r} among the training images; remove it or add the class"
-                )
+                where = root / name
+                raise UserError(f"{where}: no class {label!r} among the training images; remove it or add the class")
             yield Picture(name, numbers[label], root / name)
 
 
-class ImageHub(HubSource, ImageSource):
+class ImageHub(HubSource):
     """A data set of the hub, or files that `datasets.load_dataset` reads: `parquet` and `webdataset` with `files`.
 
     Without network (HF_HUB_OFFLINE=1) a data set of the hub is read from the cache, where an earlier run left it.

@@ -86,25 +86,19 @@ class ImageSet:
 
     def pixels(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return images as `count side side channels`; only where they are stored as pixels."""
-        chosen: NDArray[np.uint8] = self._array[np.asarray(indices)]
-        return chosen
+        side, channels = self.form["side"], self.form["channels"]
+        return np.asarray(self._bytes.reshape(len(self), side, side, channels)[np.asarray(indices)])
 
     def image(self, index: int) -> Image.Image:
         """Return one decoded image, in its own size where the files are stored as they are."""
         if self.whole:
-            return decode(self._array[index], self.form["channels"])
+            return decode(self.pixels([index])[0], self.form["channels"])
         first, end = self._offsets[index : index + 2]
         return decode(self._bytes[first:end].tobytes(), self.form["channels"])
 
     @cached_property
     def _bytes(self) -> NDArray[np.uint8]:
         return np.memmap(self.folder / self.entry["file"], dtype=np.uint8, mode="r")
-
-    @cached_property
-    def _array(self) -> NDArray[np.uint8]:
-        side, channels = self.form["side"], self.form["channels"]
-        array: NDArray[np.uint8] = self._bytes.reshape(len(self), side, side, channels)
-        return array
 
     @cached_property
     def _offsets(self) -> NDArray[np.int64]:

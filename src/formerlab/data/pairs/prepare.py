@@ -4,7 +4,6 @@ The stream of a split holds, for every pair, the tokens of the source sentence a
 followed by `<|endoftext|>`, which occurs nowhere else.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -94,7 +93,7 @@ class ParallelData(DataSpec):
     def _write_split(self, split: Split, out: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:
         """Write the stream of a split; return what the manifest says of it."""
         encoder, end = read_tokenizer(out / "tokenizer.json"), tokenizer["end_of_text"]
-        dropped: Counter[str] = Counter({"empty": 0, "too_long": 0, "ratio": 0})
+        dropped = {"empty": 0, "too_long": 0, "ratio": 0}
         source = self.source.pairs(split, self.shares)
         pairs = islice(source, self.max_pairs if split == "train" else None)
         path, sizes = out / f"{split}.npy", {"pairs": 0, "source_tokens": 0, "target_tokens": 0}
@@ -119,9 +118,9 @@ class ParallelData(DataSpec):
                     stream.append(np.concatenate(taken), len(taken), sum(len(text.encode()) for text in sentences))
                 bar.advance(len(some))
             if not sizes["pairs"]:
-                raise UserError(f"no pair is left for '{split}' ({dict(dropped)} left out); name more text")
+                raise UserError(f"no pair is left for '{split}' ({dropped} left out); name more text")
         limited = next(source, None) is not None
-        return stream.entry(path) | sizes | {"dropped": dict(dropped), "limited": limited}
+        return stream.entry(path) | sizes | {"dropped": dropped, "limited": limited}
 
     def _left_out(self, split: Split, pair: Pair, *lengths: int) -> str | None:
         """Return why a pair, of so many tokens, is left out, if it is."""
@@ -137,13 +136,9 @@ class ParallelData(DataSpec):
 
     def _cuts(self, split: Split, entry: dict[str, Any]) -> Iterator[str]:
         """Say what is left out of a split, and by which limit."""
-        limits = {
-            "empty": "an empty side",
-            "too_long": f"max_tokens={self.max_tokens}",
-            "ratio": f"max_ratio={self.max_ratio}",
-        }
-        for reason, count in entry["dropped"].items():
+        limits = "an empty side", f"max_tokens={self.max_tokens}", f"max_ratio={self.max_ratio}"
+        for limit, count in zip(limits, entry["dropped"].values(), strict=True):
             if count:
-                yield f"{limits[reason]} leaves out {count} {split} pairs"
+                yield f"{limit} leaves out {count} {split} pairs"
         if entry["limited"]:
             yield f"max_pairs={self.max_pairs} ends the {split} pairs; the rest is left out (max_pairs: null takes all)"

@@ -64,7 +64,7 @@ class LinePairs(PairSource):
 
     @model_validator(mode="after")
     def _distinct(self) -> "LinePairs":
-        named = [path for paths in self._named().values() for path in paths]
+        named = self._files()
         for path in named:
             if named.count(path) > 1:
                 raise ValueError(f"{path} is named twice; every file stands in one place")
@@ -73,23 +73,23 @@ class LinePairs(PairSource):
     def state(self, cache: Path | None = None) -> str | None:
         """Return the fingerprint of the contents; None where a file is missing."""
         try:
-            known = file_hashes((path for paths in self._named().values() for path in paths), cache)
+            known = file_hashes(self._files(), cache)
         except OSError:
             return None
-        return fingerprint({split: [known[path] for path in paths] for split, paths in self._named().items()})
+        return fingerprint({split: [known[path] for path in self._files(split)] for split in SPLITS})
 
     def search(self) -> None:
         """Raise UserError for a missing file."""
-        for path in (path for paths in self._named().values() for path in paths):
+        for path in self._files():
             if not path.is_file():
                 raise UserError(f"no file at '{path}' (working directory {Path.cwd()})")
 
     def read(self, split: Split) -> Iterator[Pair]:
         """Yield the lines of the two files of a split side by side."""
-        return read_pairs(*self._named()[split])
+        return read_pairs(*self._files(split))
 
-    def _named(self) -> dict[str, list[Path]]:
-        return {split: [expanded(name) for name in getattr(self, split) or ()] for split in SPLITS}
+    def _files(self, *splits: Split) -> list[Path]:
+        return [expanded(name) for split in splits or SPLITS for name in getattr(self, split) or ()]
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[Pair]:

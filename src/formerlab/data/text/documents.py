@@ -1,6 +1,7 @@
 """Documents on their way from a source to the token streams: divided, each once, up to the limits."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -71,9 +72,9 @@ class Deduplicator:
     def documents(self, shards: list[Shard]) -> Iterator[tuple[Split, str]]:
         """Yield documents with their splits. Raises UserError naming a shard without text."""
         for shard in shards:
-            blank = True
             if self._enough_of(shard):
                 continue
+            blank = True
             for text in shard.documents():
                 if not text or text.isspace():
                     continue
@@ -116,13 +117,11 @@ def without_documents(shards: list[Shard], data: "TextData") -> tuple[list[Split
 
     Reads no further than until every split has one. A shard that belongs to one split is taken to hold some text.
     """
-    found = {shard.splits[0] for shard in shards if len(shard.splits) == 1}
-    count = 0
-    for split, _ in Deduplicator(data).documents([shard for shard in shards if len(shard.splits) > 1]):
+    found, count = {shard.splits[0] for shard in shards if len(shard.splits) == 1}, 0
+    documents = Deduplicator(data).documents([shard for shard in shards if len(shard.splits) > 1])
+    while len(found) < len(SPLITS) and (document := next(documents, None)):
+        found.add(document[0])
         count += 1
-        found.add(split)
-        if len(found) == len(SPLITS):
-            break
     return [split for split in SPLITS if split not in found], count
 
 
@@ -141,9 +140,8 @@ def batches(documents: Iterator[tuple[Split, str]]) -> Iterator[tuple[Split, lis
 
 def training_sample(shards: list[Shard], data: "TextData", size: int) -> Iterator[str]:
     """Yield up to `size` bytes of training text, evenly from up to 16 shards spread over the source."""
-    deduplicator = Deduplicator(data)
-    for _ in deduplicator.documents([shard for shard in shards if "train" not in shard.splits]):
-        pass  # now it knows what is held out
+    deduplicator = Deduplicator(data)  # which is to know what is held out
+    deque(deduplicator.documents([shard for shard in shards if "train" not in shard.splits]), maxlen=0)
     training = [shard for shard in shards if "train" in shard.splits]
     count = min(SAMPLED_SHARDS, len(training))
     for index in range(count):

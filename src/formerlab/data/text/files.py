@@ -1,4 +1,4 @@
-"""Text in files: plain, JSON lines or Parquet, in folders, by globs, compressed or not."""
+"""Where text comes from: files (plain, JSON lines or Parquet, in folders, by globs, compressed or not), or the hub."""
 
 import codecs
 import os
@@ -10,9 +10,10 @@ from typing import ClassVar, Literal
 from pydantic import field_validator, model_validator
 
 from formerlab.data.file_hashes import file_hashes
-from formerlab.data.splitting import SPLITS, Shares
+from formerlab.data.hub import HubSource
+from formerlab.data.splitting import SPLITS, Shares, Split
 from formerlab.data.text.documents import Corpus, Shard, TextSource
-from formerlab.data.text.readers import Documents, Format, format_of, read_jsonl, read_parquet, read_text
+from formerlab.data.text.readers import Documents, Format, format_of, read_jsonl, read_parquet, read_text, text_of
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.file_search import files_named
@@ -122,3 +123,26 @@ class Files(TextSource):
         if format == "jsonl":
             return read_jsonl(path, self.encoding, self.column)
         return read_text(path, self.encoding, self.documents)
+
+
+class Hub(HubSource, TextSource):
+    """A data set of the hub, or any folder that `datasets.load_dataset` understands.
+
+    Without network (HF_HUB_OFFLINE=1) it is read from the cache, where an earlier run left it.
+    """
+
+    kind: Literal["hub"] = "hub"
+    column: str = "text"
+    """The column that holds the text."""
+    streaming: bool = False
+    """Whether to read over the network without a copy on disk."""
+
+    def open(self, shares: Shares, workers: Workers) -> Corpus:
+        """Return one shard per split of the data set, the held-out ones first."""
+        held: list[Split] = [split for split in ("test", "valid") if getattr(self, split) is not None]
+        named = [(getattr(self, split), (split,)) for split in held] + [(self.train, self.divided())]
+        return Corpus([Shard(f"{self.name} ({theirs})", ours, partial(self._texts, theirs)) for theirs, ours in named])
+
+    def _texts(self, split: str) -> Iterator[str]:
+        for value in self.values(split, self.column, streaming=self.streaming):
+            yield text_of(value, f"hub {self.name}", self.column)

@@ -1,7 +1,6 @@
 """A corpus: where the text comes from, how it is divided, cut and tokenised, and the files that are written of it."""
 
 import shutil
-from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,7 @@ from formerlab.data.manifest import MANIFEST, check_hashes, read_manifest
 from formerlab.data.splitting import SPLITS
 from formerlab.data.text.documents import Corpus, Deduplicator, batches, training_sample, without_documents
 from formerlab.data.text.embedded import Embedded
-from formerlab.data.text.files import Files
-from formerlab.data.text.hub import Hub
+from formerlab.data.text.files import Files, Hub
 from formerlab.data.text.questions import FOLDER, write_questions
 from formerlab.data.text.streams import check_streams, load_tokenizer, writing
 from formerlab.data.text.tokenizer import BytePairs, Tokenizer, TokenizerOf, encode, write_tokenizer
@@ -119,11 +117,11 @@ class TextData(DataSpec):
 
     def _no_documents(self, split: str, documents: int) -> UserError:
         if split == "train":
-            words = "no document is left for training: all are held out or repeat held-out ones; name more text"
-        else:
-            remedy = f"raise {split}_share={getattr(self, f'{split}_share'):g} or name source.{split}"
-            words = f"none of {documents} documents is left for '{split}': {remedy}"
-        return UserError(words)
+            return UserError(
+                "no document is left for training: all are held out or repeat held-out ones; name more text"
+            )
+        remedy = f"raise {split}_share={getattr(self, f'{split}_share'):g} or name source.{split}"
+        return UserError(f"none of {documents} documents is left for '{split}': {remedy}")
 
     def _write_tokenizer(self, out: Path, corpus: Corpus) -> dict[str, Any]:
         spec, path = self.tokenizer, out / "tokenizer.json"
@@ -131,11 +129,9 @@ class TextData(DataSpec):
             with replacing(path) as temporary:
                 shutil.copyfile(out.parent / spec.data / path.name, temporary)
             return _borrowed(spec, out)
-
-        def sample(size: int) -> Iterator[str]:
-            return training_sample(corpus.shards, self, min(size, self.max_bytes or size))
-
-        return write_tokenizer(spec, path, sample)
+        return write_tokenizer(
+            spec, path, lambda size: training_sample(corpus.shards, self, min(size, self.max_bytes or size))
+        )
 
     def _write_streams(
         self, out: Path, corpus: Corpus, tokenizer: dict[str, Any], workers: Workers
@@ -166,9 +162,7 @@ class TextData(DataSpec):
 def _borrowed(spec: TokenizerOf, out: Path) -> dict[str, Any]:
     """Return what the manifest of the other data set says of its tokenizer. Raises UserError where it does not fit."""
     borrowed: dict[str, Any] = read_manifest(out.parent / spec.data)["tokenizer"]
-    if borrowed["vocabulary"] != spec.vocabulary:
-        raise UserError(
-            f"tokenizer.vocabulary={spec.vocabulary}: data set {spec.data!r} was prepared with "
-            f"{borrowed['vocabulary']} tokens; state the same"
-        )
+    if (theirs := borrowed["vocabulary"]) != spec.vocabulary:
+        which = f"data set {spec.data!r} was prepared with {theirs} tokens"
+        raise UserError(f"tokenizer.vocabulary={spec.vocabulary}: {which}; state the same")
     return borrowed

@@ -126,10 +126,8 @@ def make_questions(task: QuestionTask, modules: Sequence[Module], count: int) ->
         wrong = list(different.values())[: CHOICES - 1]
         if len(wrong) == CHOICES - 1:
             gold = places[len(questions)]
-            choices = [*wrong[:gold], answer, *wrong[gold:]]
-            questions.append(
-                {"id": f"{task.name}-{len(questions):04d}", "query": query, "choices": choices, "gold": gold}
-            )
+            choices, name = [*wrong[:gold], answer, *wrong[gold:]], f"{task.name}-{len(questions):04d}"
+            questions.append({"id": name, "query": query, "choices": choices, "gold": gold})
     if not questions:
         raise UserError(f"questions={count}: the test documents yield no '{task.name}'; raise test_share, or set 0")
     if len(questions) < count:

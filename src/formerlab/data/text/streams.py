@@ -24,8 +24,7 @@ class Stream:
         self._file = file
         self.dtype = np.dtype("uint16" if vocabulary <= 1 << 16 else "uint32")
         self.documents = self.bytes = self.tokens = 0
-        self._write_header()
-        self._start = file.tell()
+        self.finish()
 
     def append(self, tokens: np.ndarray, documents: int, size: int) -> None:
         """Append so many documents, of `size` bytes of text."""
@@ -35,20 +34,15 @@ class Stream:
         self.bytes += size
 
     def finish(self) -> None:
-        """Write the final length into the header, which numpy pads so that any length fits."""
+        """Write the length into the header, which numpy pads so that any length fits."""
         self._file.seek(0)
-        self._write_header()
-        if self._file.tell() != self._start:
-            raise RuntimeError("the header of the stream changed its size")
+        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.tokens,)}
+        np.lib.format.write_array_header_1_0(self._file, header)
 
     def entry(self, path: Path) -> dict[str, Any]:
         """Return what the manifest says of the finished stream, which now has the name `path`."""
         sizes = {"documents": self.documents, "bytes": self.bytes, "tokens": self.tokens}
         return {"file": path.name, **sizes, "sha256": sha256(path)}
-
-    def _write_header(self) -> None:
-        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.tokens,)}
-        np.lib.format.write_array_header_1_0(self._file, header)
 
 
 @contextmanager

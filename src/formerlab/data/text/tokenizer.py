@@ -1,6 +1,4 @@
-"""Tokenizers: byte-level BPE trained on the training text, a tokenizer file, that of another data set or of a released
-model.
-"""
+"""Tokenizers: BPE of bytes, learned from training text, a file, or that of another data set or of a released model."""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -85,11 +83,7 @@ class TokenizerFile(Spec):
     def load(self) -> Loaded:
         """Read the file and check it against the vocabulary. Raises UserError naming the file."""
         tokenizer = read_tokenizer(expanded(self.path))
-        if (size := room_for(tokenizer)) > self.vocabulary:
-            raise UserError(
-                f"{self.path}: the tokenizer needs {size} tokens, more than tokenizer.vocabulary={self.vocabulary}: "
-                f"its largest id is {size - 1}"
-            )
+        check_room(tokenizer, self.path, self.vocabulary)
         if (end := tokenizer.token_to_id(self.end_of_text)) is None:
             raise UserError(f"{self.path}: has no token '{self.end_of_text}'; set tokenizer.end_of_text")
         return Loaded(tokenizer, end)
@@ -125,10 +119,7 @@ class ReleasedTokenizer(Spec):
         """Read the tokenizer and check it against the vocabulary. Raises UserError in one line."""
         assert self.source is not None, "the plan fills in tokenizer.source"
         loaded = load_fast_tokenizer(self.source.arguments())
-        if self.vocabulary is not None and (size := room_for(loaded.tokenizer)) > self.vocabulary:
-            raise UserError(
-                f"tokenizer of {self.model}: needs {size} tokens, more than the {self.vocabulary} that the model embeds"
-            )
+        check_room(loaded.tokenizer, f"tokenizer of {self.model}", self.vocabulary)
         return loaded
 
 
@@ -194,9 +185,12 @@ def load_fast_tokenizer(arguments: dict[str, Any]) -> Loaded:
     return Loaded(backend, end)
 
 
-def room_for(tokenizer: "HuggingFaceTokenizer") -> int:
-    """Return how many tokens a model must embed: one more than the largest id, since ids may have holes."""
-    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+def check_room(tokenizer: "HuggingFaceTokenizer", name: str, vocabulary: int | None) -> None:
+    """Raise UserError where a model of so many embeddings lacks some: ids may have holes, so the largest one counts."""
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if vocabulary is not None and size > vocabulary:
+        more = f"more than tokenizer.vocabulary={vocabulary}: its largest id is {size - 1}"
+        raise UserError(f"{name}: needs {size} tokens, {more}")
 
 
 def encode(path: Path, sha256: str, end: int, task: tuple[Split, list[str]]) -> tuple[Split, np.ndarray, int, int]:
