@@ -7,8 +7,6 @@ import re
 import shlex
 import socket
 import subprocess
-from contextlib import chdir, redirect_stderr
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,19 +23,11 @@ from formerlab.plan.locate import ensure_plan, plan_path
 from formerlab.results.stages import MAKING, MEASURED, TIMED
 
 
-def run_here(words, *, cwd, **_):
-    """Stand in for the process that makes a plan: starting one takes seconds."""
-    assert words[1:3] == ["-m", "formerlab"]
-    with redirect_stderr(StringIO()) as stderr, chdir(cwd):
-        return SimpleNamespace(returncode=main(words[3:]), stderr=stderr.getvalue())
-
-
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A small project in the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(locate, "subprocess", SimpleNamespace(run=run_here))
     return Project(tmp_path)
 
 

@@ -149,7 +149,6 @@ def test_until_a_stage_whose_runs_grow_from_each_other_does_all_of_it(acted):
     assert done.returncode == 0, done.stderr
     assert "BUG" not in done.stderr
     assert acted.snakemake("--cores", "1").returncode == 0
-    assert acted.to_do() == set()
 
 
 def test_of_two_at_once_in_one_folder_the_second_is_refused_and_the_first_finishes(acted, tmp_path):
@@ -172,7 +171,6 @@ def test_of_two_at_once_in_one_folder_the_second_is_refused_and_the_first_finish
     assert jobs(second.stdout + second.stderr) == set()
     assert first.wait() == 0
     assert acted.snakemake("--cores", "1").returncode == 0  # what follows from the forced one
-    assert acted.to_do() == set()
 
 
 def test_a_failed_sync_fails_no_job_and_is_done_again_by_the_next_call(acted):

@@ -1,7 +1,7 @@
 """The examples run as they are written, on little."""
 
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -12,11 +12,17 @@ from tests.huggingface.foreign import build
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(name, *words):
-    """Return what an example prints."""
-    done = subprocess.run([sys.executable, EXAMPLES / name, *map(str, words)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Return a function that runs an example as a script, and returns what it prints."""
+
+    def run(name, *words):
+        monkeypatch.syspath_prepend(EXAMPLES)
+        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture
@@ -31,8 +37,8 @@ def losses(printed):
 
 
 @pytest.mark.slow
-def test_one_decoder_learns_keeps_its_function_when_it_grows_and_loses_little_by_pruning(text):
-    found = losses(run("one_decoder.py", text, "--steps", 30))
+def test_one_decoder_learns_keeps_its_function_when_it_grows_and_loses_little_by_pruning(run, text):
+    found = losses(run("one_decoder.py", text, "--steps", 12))
     assert found["trained"] < 3.5
     assert found["grown, before it trains on"] == pytest.approx(found["trained"], abs=2e-4)
     assert found["grown, trained on"] < found["trained"]
@@ -40,14 +46,14 @@ def test_one_decoder_learns_keeps_its_function_when_it_grows_and_loses_little_by
 
 
 @pytest.mark.slow
-def test_a_mixer_of_ones_own_trains(text):
-    found = losses(run("own_mixer.py", text, "--steps", 20))
+def test_a_mixer_of_ones_own_trains(run, text):
+    found = losses(run("own_mixer.py", text, "--steps", 6))
     assert len(found) == len(set(found.values())) == 3
     assert max(found.values()) < 5.5
 
 
 @pytest.mark.slow
-def test_a_model_of_transformers_is_pruned(tmp_path):
+def test_a_model_of_transformers_is_pruned(run, tmp_path):
     import tokenizers
     import transformers
 

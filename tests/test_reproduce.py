@@ -2,9 +2,6 @@
 
 import json
 import shutil
-from contextlib import chdir, redirect_stderr
-from io import StringIO
-from types import SimpleNamespace
 
 import pytest
 from fixtures.project import Project
@@ -14,18 +11,11 @@ from formerlab import errors
 from formerlab.__main__ import main
 from formerlab.commands.context import VARIABLE
 from formerlab.commands.reproduce import compared
-from formerlab.plan import locate
 from formerlab.results.read import Results
 
 LINES = "\n".join(
     f"the {n} cats sat on {n * 7 % 11} mats and the {n * 3 % 5} dogs ran to an old house" for n in range(300)
 )
-
-
-def here(words, *, cwd, **_):
-    """Stand in for the process that makes a plan: starting one takes seconds."""
-    with redirect_stderr(StringIO()) as stderr, chdir(cwd):
-        return SimpleNamespace(returncode=main(words[3:]), stderr=stderr.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +32,6 @@ def exported(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.delenv(VARIABLE, raising=False)
-        patch.setattr(locate, "subprocess", SimpleNamespace(run=here))
         for words in (
             ["data", "text", "--processes", "1"],
             ["train", "small/parent/seed0"],
@@ -60,7 +49,6 @@ def project(exported, tmp_path, monkeypatch):
     shutil.rmtree(tmp_path / "results/live/smoke/small")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(locate, "subprocess", SimpleNamespace(run=here))
     return tmp_path
 
 

@@ -2,13 +2,10 @@
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from test_commands import run_here
 
 from formerlab.__main__ import main
-from formerlab.plan import locate
 from formerlab.plan.judge import Judge
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +45,6 @@ def tree(root):
 )
 def test_what_shows_does_not_write(words, committed, monkeypatch, capsys):
     monkeypatch.chdir(committed)
-    monkeypatch.setattr(locate, "subprocess", SimpleNamespace(run=run_here))
     monkeypatch.setattr(Judge, "objection", lambda *_: "")  # older rows than the code, but for showing they will do
     before = tree(committed)
     status = main(words)

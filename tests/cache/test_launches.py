@@ -7,7 +7,7 @@ from formerlab.cache import Decay, KVCache, PrunedCache
 from formerlab.layers import DepthWeightedAverage
 from formerlab.models import Decoder
 
-TOKENS, LAYERS, LONG = 4, 12, 48
+TOKENS, LAYERS, LONG = 4, 12, 24
 NONE = {torch.ops.aten._unsafe_view, torch.ops.aten.squeeze_, torch.ops.aten.promote_types}
 """Operations that are no views by name, but write no numbers."""
 

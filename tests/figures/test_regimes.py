@@ -45,7 +45,7 @@ def copied(root, study, changes):
     ],
 )
 def test_rows_of_another_regime_change_no_number_of_what_is_drawn(tmp_path, study, make, changes):
-    make(tmp_path, (0, 1))
+    make(tmp_path, (0,))
     own = [one for one in catalogue().values() if one.study == study and not one.varied]
     drawings = [one for one in own if one.declared == one.name]  # one of several studies has a panel per data set
     results = Results(tmp_path)

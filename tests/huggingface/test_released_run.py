@@ -153,7 +153,7 @@ def test_runs_are_listed_exported_and_tracked(done, capsys):
         cached = Results(done.root / "results/cached/smoke")
         assert len(cached.rows("prune.csv", "small")) == 18
         for tree in ("live", "cached"):
-            said = sync(done.root / f"results/{tree}/smoke", f"sqlite:///{done.root}/{tree}.db", done.root)
+            said = sync(done.root / f"results/{tree}/smoke", f"sqlite:///{done.root}/mlflow.db", done.root)
             assert said["status"] == "ok"
             assert said["runs"] == 2
 

@@ -10,6 +10,13 @@ from formerlab.errors import UserError
 from formerlab.plan import loaded, locate
 from formerlab.plan.locate import ensure_plan, given_beyond_file, plan_path, read_plan
 
+MAKE = locate._make
+
+
+@pytest.fixture(autouse=True)
+def _another_process_makes_plans(monkeypatch):
+    monkeypatch.setattr(locate, "_make", MAKE)
+
 
 def test_the_snakefile_needs_neither_torch_nor_pydantic():
     script = "import sys, formerlab.plan.locate; print([m for m in ('torch', 'pydantic', 'numpy') if m in sys.modules])"

@@ -138,16 +138,16 @@ def mutated(files, random):
     return changed
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_mutation_is_planned_or_refused_in_one_line_that_names_a_place(seed, files, answer):
     random, refused = Random(seed), 0
-    for _ in range(100):
+    for _ in range(75):
         line = answer(mutated(files, random))
         assert line.isprintable()
         assert len(line) < 2500
         assert not line or line.startswith((*files, "workflow/", "hardware table: ", "scale.hardware: ")), line
         refused += bool(line)
-    assert refused > 50
+    assert refused > 37
 
 
 """Whose values are judged at a scale where they are in force, or in a column of their own."""

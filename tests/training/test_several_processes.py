@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from fixtures.forked import forked, joining
+from fixtures.ports import free_ports
 from small_runs import MODEL, rows, small, trained, write_plan
 
 from formerlab.data import prepare
@@ -18,6 +20,8 @@ from formerlab.models import Translator
 from formerlab.tasks import LanguageModeling, Translation
 from formerlab.training import processes
 from formerlab.training.optimizer import AdamW
+from formerlab.training.runtime import RuntimeConfig
+from formerlab.training.stage import train_stage
 
 pytestmark = pytest.mark.xdist_group("parallel")
 
@@ -44,7 +48,7 @@ wait $first && exit $second
 def train(data, tmp_path):
     """Return a function that trains a run with two processes in `results`."""
 
-    def call(*words, run=RUN, data=data, environment=(), **job):
+    def call(*words, run=RUN, environment=(), **job):
         plan = write_plan(run, data, tmp_path, gpus=2, **job)
         command = [sys.executable, "-m", "formerlab", "train", run.id, "--plan", str(plan), *words]
         return subprocess.run(command, env=ENVIRONMENT | dict(environment), capture_output=True, text=True)
@@ -78,7 +82,7 @@ def test_on_two_machines_of_a_cluster_job_that_split_it_they_do_so_too(train, da
     learned_as_alone(tmp_path / "results" / WHOLE.id, data, tmp_path, WHOLE)
 
 
-def test_steps_of_fewer_sentences_than_parts_are_shared_out_too(train, tmp_path):
+def test_steps_of_fewer_sentences_than_parts_are_shared_out_too(tmp_path):
     """Of a single sentence, one process has all and the other none."""
     source, pairs = Phrases(count=100), tmp_path / "pairs"
     prepare("pairs", ParallelData(source=source, tokenizer=BytePairs(vocabulary=300), max_tokens=64), pairs)
@@ -90,9 +94,13 @@ def test_steps_of_fewer_sentences_than_parts_are_shared_out_too(train, tmp_path)
     stream = run.task.load(pairs, "train")
     parts = [len(run.task.step_batches(stream, run.seed, step)) for step in range(8)]
     assert {1, 2, 3} <= set(parts)
-    done = train(run=run, data=pairs)
-    assert done.returncode == 0, done.stderr
-    learned_as_alone(tmp_path / "results" / run.id, pairs, tmp_path, run)
+    forked(2, one_of_two, *free_ports(1), run, pairs, tmp_path / "out")
+    learned_as_alone(tmp_path / "out", pairs, tmp_path, run)
+
+
+def one_of_two(rank, port, run, data, out):
+    joining(rank, 2, port)
+    train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
 
 
 def learned_as_alone(out, data, tmp_path, run=RUN):

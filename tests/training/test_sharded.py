@@ -1,14 +1,13 @@
 """Processes that split a run's tensors learn what one process does alone, and go on from each other's checkpoints."""
 
 import gc
-import os
 import time
 import warnings
 from unittest.mock import patch
 
 import pytest
 import torch
-from fixtures.forked import forked
+from fixtures.forked import forked, joining
 from fixtures.ports import free_ports
 from safetensors.torch import load_file
 from small_runs import MODEL, TOKENFORMER, rows, small, trained
@@ -21,7 +20,7 @@ from formerlab.plan.memory import BYTES_WEIGHT, STATE_ELEMENTS
 from formerlab.tasks import LanguageModeling
 from formerlab.training import processes
 from formerlab.training.optimizer import AdamW
-from formerlab.training.runtime import SHARDED, RuntimeConfig, StopRequest
+from formerlab.training.runtime import RuntimeConfig, StopRequest
 from formerlab.training.schedule import Constant
 from formerlab.training.stage import train_stage
 
@@ -38,18 +37,11 @@ PHASES = ((2, 0, 4), (3, 4, 7), (1, 7, 9), (3, 9, None))
 """Processes, the step from which they go on, and the one after which they stop."""
 
 
-def joining(rank, count, port):
-    """Let this process be one of so many that split their tensors."""
-    torch.set_num_threads(1)
-    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port, SHARDED: 1}
-    os.environ.update({name: str(value) for name, value in environment.items()}, MASTER_ADDR="localhost")
-
-
 def one_of_three(rank, ports, data, folder):
     """Take part in every phase that has a place for this rank; the next begins when all have done with one."""
     for phase, (count, first, last) in enumerate(PHASES):
         for index, run in enumerate(RUNS):
-            joining(rank, count, ports[len(RUNS) * phase + index])
+            joining(rank, count, ports[len(RUNS) * phase + index], split=True)
             if rank < count:
                 train_until(last, first, run, data, folder / str(index))
         (folder / f"{first}-{rank}").touch()
@@ -93,7 +85,7 @@ def learned_as_alone(index, data, together, alone):
 
 def one_of_two_that_counts(rank, port, data, out):
     """Between two parts of a step a process holds its share of weights, gradients and moments, and nothing whole."""
-    joining(rank, 2, port)
+    joining(rank, 2, port, split=True)
     run = small(model=MODEL.model_copy(update={"layers": 4, "width": 64}), task=TASK, steps=2)
     held, of_part = [], processes.of_part
 
@@ -123,7 +115,7 @@ def test_between_the_parts_of_a_step_no_gradient_is_whole(data, tmp_path):
 
 
 def one_of_two_that_diverge(rank, port, data, out):
-    joining(rank, 2, port)
+    joining(rank, 2, port, split=True)
     run = small(task=TASK, optimizer=AdamW(lr=10.0, weight_decay=10.0), schedule=Constant(), steps=60)
     train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
 
