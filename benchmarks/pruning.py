@@ -8,6 +8,7 @@ official evaluations do; everything else on a batch.
 
 import argparse
 import statistics
+from unittest.mock import patch
 
 from rounds import Bar, ratio, rounds_of, setting
 
@@ -50,6 +51,19 @@ def row_loop(q, k, v, budget, alpha):
     return torch.bmm(torch.softmax(weights, -1), v)
 
 
+def with_warps(number, run):
+    """Return a run of the fused kernel with so many warps in place of those that `launch` gives it."""
+    from formerlab.kernels import pruned_attention
+
+    launch = pruned_attention.launch
+
+    def tuned():
+        with patch.object(pruned_attention, "launch", lambda *sizes: launch(*sizes) | {"num_warps": number}):
+            return run()
+
+    return tuned
+
+
 def variants(time, options):
     """Return the variants on one batch of random tensors, after checking them against each other."""
     import torch
@@ -74,6 +88,8 @@ def variants(time, options):
     name, engine = ("fused", load_fused()) if options.device == "cuda" else ("compiled", load_compiled())
     if engine is not None:
         runs |= {name: simulation(Decay(), engine.run), f"{name}, H2O": simulation(H2O(), engine.run)}
+    if name == "fused":
+        runs |= {f"fused, {number} warps": with_warps(number, runs["fused"]) for number in options.warps}
     expected = row_loop(q[0], k[0], v[0], count, 0.2)
     for kind in ("torch", name):
         if kind in runs:
@@ -101,6 +117,7 @@ def main():
     parser.add_argument("--budget", type=float, default=0.4)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--warps", type=int, nargs="*", default=[], help="of the fused kernel, to compare: 1 4 8 16")
     options = parser.parse_args()
     import torch
 

@@ -22,7 +22,7 @@ echo "$*" >>calls
 case "$*" in
 *--shell*) cat plan ;;
 *-c*) echo cpu ;;
-*benchmarks/*) echo "met: time of ours / theirs 1.000 [0.900, 1.100] <= 1.03" ;;
+*benchmarks/*) echo "  met: time of ours / theirs 1.000 [0.900, 1.100] <= 1.03" ;;
 *pytest*) echo "3 skipped" ;;
 *"formerlab train"*) sleep 0.5; mkdir -p "results/live/smoke/$4"; echo row >"results/live/smoke/$4/train.csv"
     echo weights >"results/live/smoke/$4/weights.safetensors" ;;
@@ -88,7 +88,7 @@ def test_kernels_are_tested_then_benchmarks_run_then_runs_by_worth(queue, tmp_pa
     table = (tmp_path / "out/benchmarks.md").read_text().splitlines()
     assert table[:2] == ["| benchmark | verdict |", "|---|---|"]
     assert len(table) == 5
-    assert all("| met: time of ours / theirs" in line for line in table[2:])
+    assert all("|   met: time of ours / theirs" in line for line in table[2:])
     assert "10 jobs missing, budget 60s" in log
     with tarfile.open(tmp_path / "out/rows.tar.gz") as rows:
         assert "results/live/smoke/depth/plain/seed0/train.csv" in rows.getnames()

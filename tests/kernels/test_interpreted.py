@@ -72,6 +72,35 @@ def test_pruned_attention_counts_in_single_precision(interpreted):
     interpreted(check_pruned_attention, H2O(), prompt(H2O(), 6, [20], 1, 1, 16, torch.float16))
 
 
+def test_a_bound_of_a_key_that_has_gone_makes_nothing_faint(interpreted):
+    """Exponentials against the bound of the block would all be zero after the largest key has left within it."""
+    given = prompt(Local(), 6, [20], 1, 1, 16)
+    given.k[:, :, 0] = 1000 * given.q[:, :, 7:16].mean(2)
+    given.k[:, :, 9] = 1000 * given.q[:, :, 16:].mean(2)
+    interpreted(check_pruned_attention, Local(), given)
+
+
+def check_waits(heads, queries):
+    """Count the reductions of a block of queries, each of which the threads of a program wait for."""
+    from triton.runtime import interpreter
+
+    from formerlab.cache import fused
+
+    counted, reduce = [], interpreter.ReduceOps.apply_impl
+    given = prompt(Decay(), 4, [queries], heads, 1, 16)
+    given.q.mul_(0.1)  # no key is far above the others
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.ReduceOps, "apply_impl", lambda self, given: counted.append(1) or reduce(self, given))
+        fused.run(Decay(), given)
+    bounds, evictions = heads, queries - 4
+    assert len(counted) == heads * queries + evictions + bounds
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_query_waits_for_a_sum_of_each_head_and_one_minimum(interpreted, heads):
+    interpreted(check_waits, heads, 16)
+
+
 def check_equals():
     from formerlab.cache import fused
 

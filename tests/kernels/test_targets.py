@@ -59,13 +59,13 @@ def built(triton, monkeypatch, tmp_path):
     return compiled
 
 
-def check(kernels, capability, number):
-    assert len(kernels) == number
-    for kernel in kernels:
-        assert f".target sm_{capability}" in kernel.asm["ptx"]
-        assert kernel.asm["cubin"][:4] == b"\x7fELF"
-        assert kernel.metadata.shared <= 99 * 1024, "the least that a block may have on these GPUs"
-        assert spilled(kernel.asm["ptx"], capability) <= 40, "a handful of registers, as today"
+def check(kernels, capability, dtype):
+    (kernel,) = kernels
+    assert f".target sm_{capability}" in kernel.asm["ptx"]
+    assert kernel.asm["cubin"][:4] == b"\x7fELF"
+    assert kernel.metadata.shared <= 99 * 1024, "the least that a block may have on these GPUs"
+    handful, more = 80, 160  # bytes; more where no tensor core helps
+    assert spilled(kernel.asm["ptx"], capability) <= (more if dtype == torch.float32 else handful)
 
 
 def spilled(ptx, capability):
@@ -100,4 +100,4 @@ SIZES = SMALL, LARGE, (2, 2, 2048, 128), (8, 1, 4096, 80)
 def test_pruned_attention(built, capability):
     cases = [(policy, dtype, *size) for policy, dtype, size in product(POLICIES, TYPES, SIZES)]
     for case in cases if ALL else PRUNED[capability]:
-        check(built(capability, pruned_attention, *case), capability, 1)
+        check(built(capability, pruned_attention, *case), capability, case[1])

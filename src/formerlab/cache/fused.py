@@ -22,13 +22,15 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     bounds = [(n, *own) for n, own in zip(prompt.lengths, policy.bounds(prompt.budgets), strict=True)]
     slots = pruned_attention.slots_for(min(max(capacity for _, capacity, *_ in bounds), time))
     share, number = heads // k.shape[1], heads // head_groups
-    logits = q.new_empty(batch * head_groups, number, pruned_attention.BLOCK, slots, dtype=torch.float32)
-    noted = q.new_empty(batch * head_groups, slots, dtype=torch.int32)
+    lines = batch * head_groups, number * pruned_attention.BLOCK + 1
+    logits = q.new_empty(*lines, slots, dtype=torch.float32)
+    tops, totals = logits.new_empty(2, *lines)
+    noted = q.new_empty(batch * head_groups, 2, slots, dtype=torch.int32)
     decay, gain = coefficients(policy) or (0.0, 0.0)
     tensors = [item for x in (q, k, v, out) for item in (x, *x.stride()[:3])]
     numbers = decay, gain, d_head**-0.5, head_groups, number, share, time, d_head
     bound_table = torch.tensor(bounds, dtype=torch.int32).to(q.device, non_blocking=True)
-    made = initial, last, scores, logits, noted, bound_table
+    made = initial, last, scores, logits, tops, totals, noted, bound_table
     with torch.cuda.device(q.device if q.is_cuda else -1):  # Triton launches on the current GPU, which may be another
         pruned_attention.evict[(batch * head_groups,)](
             *tensors, *made, *numbers, initial is not None, **pruned_attention.launch(slots, d_head)
