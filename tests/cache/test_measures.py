@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from formerlab.cache import H2O, Decay, Full, Local, StreamingLLM, distance_to_ideal, simulate
+from formerlab.cache import H2O, Decay, Full, Local, StreamingLLM, distance_to_ideal, ideal_attention, simulate
 from formerlab.cache.measures import early_weights, means_over_kept
 
 
@@ -12,9 +12,9 @@ def random_logits(batch=2, heads=2, time=20, seed=0):
     return 2 * torch.randn(batch, heads, time, time, generator=generator, dtype=torch.float64)
 
 
-def early_share(visible, lengths=None):
+def early_share(visible):
     weights = early_weights(visible.shape[-1], 0.4, visible.device)
-    return means_over_kept(visible, weights.unsqueeze(-1), lengths)[0]
+    return means_over_kept(visible, weights.unsqueeze(-1))[0]
 
 
 def test_early_share_of_everything_is_exactly_even():
@@ -31,14 +31,6 @@ def test_early_share_counts_the_straddling_position_in_part():
     assert early_share(visible).item() == pytest.approx(0.1)
 
 
-def test_early_share_ignores_padding():
-    logits = random_logits()
-    _, visible = simulate(Decay(), logits, 0.4, lengths=[20, 9])
-    visible[1, :, 9:] = True
-    _, alone = simulate(Decay(), logits[1:, :, :9, :9], 0.4)
-    assert early_share(visible, [20, 9])[1] == pytest.approx(early_share(alone).item())
-
-
 def ideal(full, budget):
     """Return the ideal row by row, with lists: the best `budget` past keys and the query's own."""
     rows = torch.zeros_like(full)
@@ -53,21 +45,14 @@ def test_the_ideal_is_at_no_distance_and_nothing_is_nearer():
     logits = random_logits()
     full, _ = simulate(Full(), logits, 1.0)
     best = ideal(full, 5)
-    assert distance_to_ideal(best / best.sum(-1, keepdim=True), full, 5).max() < 1e-12
+    assert distance_to_ideal(best / best.sum(-1, keepdim=True), ideal_attention(full, 5)).max() < 1e-12
     for policy in (Local(), Decay(), H2O()):
         pruned, _ = simulate(policy, logits, 5)
         cosine = torch.nn.functional.cosine_similarity(pruned, best, dim=-1)
-        assert distance_to_ideal(pruned, full, 5).tolist() == pytest.approx((1 - cosine).mean((1, 2)).tolist())
-        assert distance_to_ideal(pruned, full, 5).min() > 1e-3
-
-
-def test_distance_with_padding_uses_each_sequence_s_own_budget():
-    logits, lengths = random_logits(), [20, 9]
-    full, _ = simulate(Full(), logits, 1.0, lengths=lengths)
-    pruned, _ = simulate(Decay(), logits, 0.4, lengths=lengths)
-    together = distance_to_ideal(pruned, full, 0.4, lengths=lengths)
-    alone = distance_to_ideal(pruned[1:, :, :9, :9], full[1:, :, :9, :9], 0.4)
-    assert together[1].item() == pytest.approx(alone.item())
+        assert distance_to_ideal(pruned, ideal_attention(full, 5)).tolist() == pytest.approx(
+            (1 - cosine).mean((1, 2)).tolist()
+        )
+        assert distance_to_ideal(pruned, ideal_attention(full, 5)).min() > 1e-3
 
 
 def test_a_dominant_sink_hides_what_is_lost_behind_it():
@@ -75,8 +60,10 @@ def test_a_dominant_sink_hides_what_is_lost_behind_it():
     logits[..., 0] += 12
     full, _ = simulate(Full(), logits, 1.0)
     pruned, _ = simulate(StreamingLLM(sink=1), logits, 4)
-    assert distance_to_ideal(pruned, full, 4).max() < 1e-3
+    assert distance_to_ideal(pruned, ideal_attention(full, 4)).max() < 1e-3
     best = ideal(full, 4)[:, :, 1:, 1:]
     cosine = torch.nn.functional.cosine_similarity(pruned[:, :, 1:, 1:], best, dim=-1, eps=1e-30)
-    assert distance_to_ideal(pruned, full, 4, skip=1).tolist() == pytest.approx((1 - cosine).mean((1, 2)).tolist())
-    assert distance_to_ideal(pruned, full, 4, skip=1).min() > 0.1
+    assert distance_to_ideal(pruned, ideal_attention(full, 4), skip=1).tolist() == pytest.approx(
+        (1 - cosine).mean((1, 2)).tolist()
+    )
+    assert distance_to_ideal(pruned, ideal_attention(full, 4), skip=1).min() > 0.1

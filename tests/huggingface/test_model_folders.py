@@ -10,10 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from formerlab import torchvision_shim
-from formerlab.cache import Decay, Simulation
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import sample
-from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.export import save_folder
 from formerlab.integrations.huggingface.load import load_causal_lm
 from formerlab.layers import DepthWeightedAverage, LayerNorm, Linear, Mlp, Pattention, RMSNorm
@@ -112,17 +110,6 @@ def test_a_model_travels_without_this_package(tmp_path):
         assert made[0].tolist() == own, name
 
 
-@pytest.mark.parametrize("parts", NATIVE.values(), ids=NATIVE)
-def test_a_native_folder_is_pruned_as_any_model(parts, tmp_path):
-    model = build(**parts)
-    save_folder(model, None, tmp_path / "model")
-    loaded = CausalLM(loaded_by_us(tmp_path / "model"))
-    prompt = tokens(2, 20)
-    with torch.no_grad():
-        pruned, own = (one(prompt, attend=Simulation(Decay(), 0.4)) for one in (loaded, model))
-    torch.testing.assert_close(pruned, own, rtol=1e-4, atol=1e-4)
-
-
 def loaded_by_us(folder):
     return load_causal_lm({"pretrained_model_name_or_path": str(folder)})
 
@@ -138,9 +125,9 @@ def tokens(*shape, seed=0):
     return torch.randint(1, 290, shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("parts", VARIANTS.values(), ids=VARIANTS)
-def test_a_model_comes_back_to_the_bit(parts, tmp_path):
-    model = build(**parts)
+@pytest.mark.parametrize("kind", ["no position", "densetokenformer", "grouped"])
+def test_a_model_comes_back_to_the_bit(kind, tmp_path):
+    model = build(**VARIANTS[kind])
     loaded = saved(model, None, tmp_path / "model")
     assert loaded.dtype == torch.float64
     assert loaded.config.spec == model.spec.to_dict()

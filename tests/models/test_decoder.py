@@ -179,28 +179,6 @@ def test_the_mixed_stream_feeds_the_next_block_and_the_final_norm():
     torch.testing.assert_close(model(tokens), model.final_norm(y) @ model.embedding.T)
 
 
-@pytest.mark.parametrize("position", settings(Position), ids=label)
-def test_later_positions_are_those_of_a_longer_sequence(position):
-    """With keys and values of the first tokens supplied by `attend`, the rest continues from `start`."""
-    model = perturbed(tiny(position=position))
-    tokens = torch.randint(11, (2, TIME))
-    kept = {}
-
-    def remember(layer, q, k, v):
-        kept[layer] = (k, v)
-        return causal_attention(layer, q, k, v)
-
-    def go_on(layer, q, k, v):
-        k, v = (torch.cat(pair, dim=2) for pair in zip(kept[layer], (k, v), strict=True))
-        mask = torch.ones(TIME, TIME).tril().bool()[4:]
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-    whole = model(tokens)
-    first = model(tokens[:, :4], attend=remember)
-    rest = model(tokens[:, 4:], attend=go_on, start=4)
-    torch.testing.assert_close(torch.cat((first, rest), dim=1), whole)
-
-
 def test_more_tokens_than_the_context_are_refused():
     model = tiny().build()
     with pytest.raises(ValueError, match="9 tokens exceed the model's context of 8"):
@@ -240,8 +218,9 @@ def test_grouped_heads_are_heads_whose_keys_and_values_are_repeated():
     assert (GROUPED.params(), GROUPED.kv_bytes(5)) == (counted, twin.spec.kv_bytes(5) // 2)
 
 
-def test_grouped_and_normalised_heads_are_cached():
-    model, tokens = perturbed(GROUPED).eval(), torch.randint(11, (2, TIME))
+@pytest.mark.parametrize("spec", [GROUPED, *(tiny(position=position) for position in settings(Position))], ids=label)
+def test_tokens_read_one_by_one_are_those_of_one_pass(spec):
+    model, tokens = perturbed(spec).eval(), torch.randint(11, (2, TIME))
     for cache in (KVCache(), PrunedCache(Decay(), 1.0, length=TIME)):
         parts = [model(tokens[:, i : i + 1], attend=cache, start=i) for i in range(TIME)]
         torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens))

@@ -1,4 +1,4 @@
-"""AdamW: which parameters decay, and its update against one written by hand."""
+"""AdamW and Muon: which parameters decay, at which rates, and what torch's own would do."""
 
 import sys
 
@@ -56,46 +56,6 @@ def test_mixing_weights_have_a_learning_rate_of_their_own_and_wait_for_their_fir
         for parameter in group["params"]:
             mixing = names[parameter].startswith("mixer.")
             assert (group["lr"], parameter.requires_grad) == ((0.0125, trained) if mixing else (0.05, True))
-
-
-def by_hand(weight, gradients, *, lr, decay, beta1=0.9, beta2=0.95, eps=1e-8):
-    """AdamW as arXiv:1711.05101 writes it (algorithm 2), its schedule multiplier being part of lr."""
-    m = v = torch.zeros_like(weight)
-    for t, gradient in enumerate(gradients, start=1):
-        m = beta1 * m + (1 - beta1) * gradient
-        v = beta2 * v + (1 - beta2) * gradient**2
-        update = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps)
-        weight = weight - lr * update - lr * decay * weight
-    return weight
-
-
-class Pair(nn.Module):
-    """A matrix, which decays, and a vector, which does not."""
-
-    def __init__(self):
-        super().__init__()
-        generator = torch.Generator().manual_seed(1)
-        self.matrix = nn.Parameter(torch.randn(3, 4, dtype=torch.float64, generator=generator))
-        self.vector = nn.Parameter(torch.randn(4, dtype=torch.float64, generator=generator))
-
-
-def test_updates_are_those_of_the_paper():
-    module, generator = Pair(), torch.Generator().manual_seed(2)
-    gradients = [
-        {name: torch.randn(p.shape, dtype=p.dtype, generator=generator) for name, p in module.named_parameters()}
-        for _ in range(5)
-    ]
-    expected = {
-        name: by_hand(p.detach(), [step[name] for step in gradients], lr=0.02, decay=0.3 if p.ndim == 2 else 0.0)
-        for name, p in module.named_parameters()
-    }
-    optimizer = AdamW(lr=0.02, weight_decay=0.3).build(module)
-    for step in gradients:
-        for name, parameter in module.named_parameters():
-            parameter.grad = step[name]
-        optimizer.step()
-    for name, parameter in module.named_parameters():
-        torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-12, atol=1e-12)
 
 
 def _a_step_imports_no_compiler():

@@ -12,6 +12,7 @@ from formerlab.cache.budget import resolve_budget as resolve_budget
 from formerlab.cache.compressed import CompressedCache as CompressedCache
 from formerlab.cache.kv import KVCache as KVCache
 from formerlab.cache.measures import distance_to_ideal as distance_to_ideal
+from formerlab.cache.measures import ideal_attention as ideal_attention
 from formerlab.cache.policies.decay import Decay as Decay
 from formerlab.cache.policies.expected import ExpectedAttention as ExpectedAttention
 from formerlab.cache.policies.full import Full as Full

@@ -1,7 +1,7 @@
 """The KV cache that is compressed once, after its prompt: another mode than eviction step by step."""
 
 from abc import abstractmethod
-from typing import NoReturn
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -32,6 +32,8 @@ QUERIES = 128  # whose attention is held at a time
 class OneShot(Policy):
     """A policy that chooses once, from the queries of a whole prompt, and has no rule for single steps."""
 
+    chooses_once: ClassVar[bool] = True
+
     @abstractmethod
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
         """Return the score of each key of a prompt, whose sequences all have the same length and budget."""
@@ -40,14 +42,8 @@ class OneShot(Policy):
     def protected(self, budget: int) -> tuple[int, int]:
         """Return how many first and how many last positions are kept in any case; together at most `budget`."""
 
-    def check_stepwise(self) -> NoReturn:
-        raise UserError(
-            f"{self!r} chooses once, after a whole prompt, and has no rule for single steps; "
-            "run it as a CompressedCache"
-        )
-
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
-        self.check_stepwise()
+        raise NotImplementedError("it chooses once")
 
 
 class CompressedCache(KVCache):
@@ -66,7 +62,7 @@ class CompressedCache(KVCache):
 
     def __init__(self, policy: Policy, budget: Budget, position: PositionEncoding | None = None) -> None:
         super().__init__()
-        check_configuration(policy, budget)
+        check_configuration(policy, budget, stepwise=False)
         if not (isinstance(policy, OneShot) or (isinstance(policy, Eviction) and policy.is_online)):
             raise UserError(f"{policy!r} cannot compress a prompt: it masks whole sequences; run it as a Simulation")
         if isinstance(policy, Eviction) and coefficients(policy) is None:

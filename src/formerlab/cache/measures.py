@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from formerlab.cache.budget import Budget, resolve_budget
-from formerlab.cache.policies.policy import Lengths, largest, on_device, true_lengths
+from formerlab.cache.policies.policy import largest
 from formerlab.cache.simulation import Square, SquareMask
 
 
@@ -26,61 +26,43 @@ def place_weights(time: int, device: torch.device) -> Float[Tensor, "queries key
 
 
 def means_over_kept(
-    visible: SquareMask, weights: Float[Tensor, "queries keys measures"], lengths: Lengths = None
+    visible: SquareMask, weights: Float[Tensor, "queries keys measures"]
 ) -> Float[Tensor, "measures batch"]:
     """Return the mean weight of kept keys, for several weights at once.
 
     Kept are the keys that a query finds besides its own, out of the q positions before it. Averaged over the queries in
     the second half of each sequence that find any, and over heads. NaN where there is no such query.
     """
-    batch, _, time, _ = visible.shape
-    true = on_device(true_lengths(lengths, batch, time), visible.device)
-    position = torch.arange(time, device=visible.device)
+    position = torch.arange(visible.shape[-1], device=visible.device)
     kept = (visible & (position < position[:, None])).double()
     count = kept.sum(-1)
-    counted = ((2 * position >= true[:, None]) & (position < true[:, None]))[:, None] & (count > 0)
+    counted = (2 * position >= len(position)) & (count > 0)
     means = torch.einsum("bhqk,qkm->mbhq", kept, weights) / count.clamp(min=1)
     return (means * counted).sum((2, 3)) / counted.sum((1, 2))
 
 
-def distance_to_ideal(
-    probabilities: Square, full_probabilities: Square, budget: Budget, *, lengths: Lengths = None, skip: int = 0
-) -> Float[Tensor, " batch"]:
-    """Return 1 - cosine between each attention row and the ideal one, mean over queries and heads.
-
-    Give both probabilities from the same logits, or the drift of pruned hidden states is measured too. `skip` leaves
-    out the first positions, as keys and as queries: with 1, the attention sink no longer decides. (Claim
-    decay-mask-closer-to-ideal; A2SF, arXiv:2407.20485, Table 2, as cosine similarity.)
-    """
-    ideal = ideal_attention(full_probabilities, budget, lengths)
-    return cosine_distance(probabilities, ideal, lengths=lengths, skip=skip)
-
-
-def ideal_attention(full_probabilities: Square, budget: Budget, lengths: Lengths = None) -> Square:
+def ideal_attention(full_probabilities: Square, budget: Budget) -> Square:
     """Return the unpruned probabilities with those of all keys at zero that the ideal rows leave out.
 
     An ideal row keeps the query's own key and, of the past, the `budget` keys of the largest unpruned probability: what
     the best policy with the same budget, which could take a dropped key back, would see.
     """
-    batch, _, time, _ = full_probabilities.shape
-    numbers, device = true_lengths(lengths, batch, time), full_probabilities.device
-    counts = on_device([resolve_budget(budget, length) for length in numbers], device)
+    time, device = full_probabilities.shape[-1], full_probabilities.device
     past = torch.ones(time, time, dtype=torch.bool, device=device).tril(-1)
-    best = largest(full_probabilities.masked_fill(~past, -torch.inf), counts[:, None, None]) & past
+    count = torch.full(full_probabilities.shape[:-1], resolve_budget(budget, time), device=device)
+    best = largest(full_probabilities.masked_fill(~past, -torch.inf), count) & past
     return full_probabilities * (best | torch.eye(time, dtype=torch.bool, device=device))
 
 
-def cosine_distance(
-    probabilities: Square, ideal: Square, *, lengths: Lengths = None, skip: int = 0
-) -> Float[Tensor, " batch"]:
-    """Return `distance_to_ideal`, given what `ideal_attention` returns, which many policies share."""
-    batch, _, time, _ = probabilities.shape
-    true = on_device(true_lengths(lengths, batch, time), probabilities.device)
+def distance_to_ideal(probabilities: Square, ideal: Square, skip: int = 0) -> Float[Tensor, " batch"]:
+    """Return 1 - cosine between each attention row and the ideal one, mean over queries and heads.
+
+    Give both of the same logits, or the drift of pruned hidden states is measured too. `skip` leaves out the first
+    positions, as keys and as queries: with 1, the attention sink no longer decides. (Claim
+    decay-mask-closer-to-ideal; A2SF, arXiv:2407.20485, Table 2, as cosine similarity.)
+    """
     pruned, ideal = probabilities[..., skip:].double(), ideal[..., skip:].double()
     norms = pruned.norm(dim=-1) * ideal.norm(dim=-1)
     cosine = torch.linalg.vecdot(pruned, ideal) / norms.clamp(min=torch.finfo(norms.dtype).tiny)
-    distance = (1 - cosine).clamp(min=0)
-    position = torch.arange(time, device=true.device)
-    counted = (position >= skip) & (position < true[:, None])
-    summed: Tensor = distance.mean(1).where(counted, 0).sum(1)
-    return summed / counted.sum(1)
+    queries: Tensor = (1 - cosine).clamp(min=0).mean(1)
+    return queries[:, skip:].mean(1)

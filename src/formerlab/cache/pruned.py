@@ -1,15 +1,12 @@
 """The KV cache that really evicts."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from formerlab.cache.budget import Budget, resolve_budget
 from formerlab.cache.engine import choose, load_compiled
-from formerlab.cache.eviction import Eviction, Scores, decides_by_score
+from formerlab.cache.eviction import Eviction, decides_by_score
 from formerlab.cache.kv import bytes_of
 from formerlab.cache.policies.policy import Policy, Prompt, check_configuration, places
 from formerlab.cache.simulation import Simulation
@@ -20,22 +17,6 @@ from formerlab.layers.position import PositionEncoding
 
 ROOM = 64  # slots reserved at first, where the budget allows as many
 WORTHWHILE = 2**15  # numbers in a layer's keys, from which on a compiled step pays for loading it
-
-
-Step = Callable[[Heads, KeyHeads, KeyHeads, int, Scores | None], Heads]
-
-
-@dataclass
-class _Layer:
-    """What one layer holds, and how far it has read."""
-
-    store: Store
-    step: Step | None = None
-    """The compiled step on the buffers as they are, where there is one."""
-    length: int = 0
-    """Tokens taken in, evicted ones included."""
-    sink: list[KeyHeads] = field(default_factory=list)
-    """The first keys as they came, where they are turned anew for every query."""
 
 
 class PrunedCache:
@@ -55,7 +36,6 @@ class PrunedCache:
         self, policy: Policy, budget: Budget, position: PositionEncoding | None = None, *, length: int | None = None
     ) -> None:
         check_configuration(policy, budget)
-        policy.check_stepwise()
         if not (isinstance(policy, Eviction) and policy.is_online):
             raise UserError(
                 f"{policy!r} cannot evict: it needs attention to keys that are gone or of queries still to come; "
@@ -64,7 +44,7 @@ class PrunedCache:
         self.policy = policy
         self.budget = budget
         self.position = policy.check_position(position)
-        self._layers: dict[int, _Layer] = {}
+        self._layers: dict[int, Store] = {}
         self._settled = False
         if isinstance(budget, int) or budget == 1.0 or length is not None:
             self._settle(length or 0)
@@ -87,7 +67,7 @@ class PrunedCache:
         if layer not in self._layers:
             if q.shape[2] > 1:
                 return self._read(layer, q, k, v)
-            self._layers[layer] = self._layer(self._empty(0, k, v))
+            self._layers[layer] = self._empty(0, k, v)
         held = self._layers[layer]
         tokens = (slice(token, token + 1) for token in range(q.shape[2]))
         steps = [self._step(layer, held, q[:, :, one], k[:, :, one], v[:, :, one]) for one in tokens]
@@ -108,69 +88,68 @@ class PrunedCache:
         if self.policy.reindexes_positions:  # the same keys, seen from elsewhere
             out = Simulation(self.policy, self._budget, position=self.position)(layer, q, k, v)
         kept = places(last >= time, min(self._capacity, time))
-        store = self._empty(kept.shape[-1], k, v)
+        store = self._layers[layer] = self._empty(kept.shape[-1], k, v)
         store.fill(kept, k, v, scores)
-        held = self._layers[layer] = self._layer(store)
-        held.length = time
-        held.sink = [k[:, :, : self._sink]]
+        store.length, store.sink = time, [k[:, :, : self._sink]]
         return out
 
     def _empty(self, held: int, k: KeyHeads, v: KeyHeads) -> Store:
         capacity = min(max(held + 1, ROOM), self._capacity + 1)
-        return Store.empty(self.policy, [self._budget] * k.shape[0], capacity, k, v)
+        store = Store.empty(self.policy, [self._budget] * k.shape[0], capacity, k, v)
+        self._compile(store)
+        return store
 
-    def _layer(self, store: Store) -> _Layer:
-        step = None
+    def _compile(self, store: Store) -> None:
+        """Give a store a compiled step on its buffers, where that pays and can be had."""
+        compiled = None
         if store.keys.device.type == "cpu" and store.keys.numel() >= WORTHWHILE and decides_by_score(self.policy):
             compiled = load_compiled()
-            if compiled is not None and store.keys.dtype in compiled.DTYPES:
-                step = compiled.Step(self.policy, store, [self._budget] * store.keys.shape[0])
-        return _Layer(store, step)
+        if compiled is not None and store.keys.dtype in compiled.DTYPES:
+            store.step = compiled.Step(self.policy, store, [self._budget] * store.keys.shape[0])
 
-    def _step(self, layer: int, held: _Layer, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        now, store = held.length, held.store
+    def _step(self, layer: int, store: Store, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
+        now = store.length
         needed = min(now, self._capacity) + 1
         if needed > store.capacity:
             store.grow(min(max(needed, 2 * store.capacity), self._capacity + 1))
-            held.step = self._layer(store).step
+            self._compile(store)
         if now < self._sink:
-            held.sink.append(k)
+            store.sink.append(k)
         if self._sink and now > self._capacity and self.position is not None:
-            keys = torch.cat(held.sink, 2)
+            keys = torch.cat(store.sink, 2)
             turned = self.position.rotate(keys.flatten(1, 2).unsqueeze(2), now - self._capacity)
             store.replace_first(turned.view_as(keys))
-        held.length += 1
+        store.length += 1
         head_groups = store.state.positions.shape[1]
         initial = self.policy.entering(k, head_groups, layer, store.state.scores, now)
         if initial is not None:
             initial = initial.expand(k.shape[0], head_groups, 1)
-        if held.step is not None:
-            return held.step(q, k, v, now, initial)
+        if store.step is not None:
+            return store.step(q, k, v, now, initial)
         return store.advance(self.policy, q, k, v, now, initial)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
         """Put the sequence `rows[i]` in the place of sequence i, as beam search does; some come twice, some go."""
-        for held in self._layers.values():
-            held.store.reorder(rows)
-            held.sink = [keys[rows] for keys in held.sink]
+        for store in self._layers.values():
+            store.reorder(rows)
 
     @property
     def length(self) -> int:
         """Tokens taken in by every layer, evicted ones included: the position of the next one."""
-        return min((held.length for held in self._layers.values()), default=0)
+        return min((store.length for store in self._layers.values()), default=0)
 
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
         """Return the positions that the layer holds, ascending."""
-        held = self._layers[layer]
-        positions = held.store.state.positions.sort(-1).values[..., : min(held.length, self._capacity)]
-        return positions.expand(-1, held.store.keys.shape[1], -1)
+        store = self._layers[layer]
+        positions = store.state.positions.sort(-1).values[..., : min(store.length, self._capacity)]
+        return positions.expand(-1, store.keys.shape[1], -1)
 
     def bytes(self) -> int:
         """Bytes of the keys and values held between steps."""
-        held = ((layer.store, min(layer.length, self._capacity)) for layer in self._layers.values())
+        held = ((store, min(store.length, self._capacity)) for store in self._layers.values())
         return sum(bytes_of(store.keys[:, :, :count], store.values[..., :count]) for store, count in held)
 
     def metadata_bytes(self) -> int:
         """Bytes of the scores and positions, which come on top of keys and values."""
-        states = (layer.store.state for layer in self._layers.values())
+        states = (store.state for store in self._layers.values())
         return sum(bytes_of(state.scores, state.positions) for state in states)

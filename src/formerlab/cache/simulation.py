@@ -43,10 +43,8 @@ class Seen(NamedTuple):
         self, policy: Policy, budget: Budget, state: State | None = None, layer: int = 0
     ) -> tuple[Square, SquareMask]:
         """Return what `simulate` gives of the same logits under another policy."""
-        groups = self.logits.shape[1] // self.keys.shape[1]
-        return simulate(
-            policy, self.logits, budget, groups=groups, keys=self.keys, values=self.values, state=state, layer=layer
-        )
+        given = {"groups": self.logits.shape[1] // self.keys.shape[1], "keys": self.keys, "values": self.values}
+        return simulate(policy, self.logits, budget, state=state, layer=layer, **given)  # type: ignore[arg-type]
 
 
 Observer = Callable[[int, Seen], None]
@@ -81,7 +79,6 @@ def simulate(
     policy that has no rule for single steps.
     """
     check_configuration(policy, budget)
-    policy.check_stepwise()
     given = {"keys": keys, "values": values, "state": state}
     for name in policy.needs:
         if given[name] is None:
@@ -126,7 +123,6 @@ class Simulation:
         engine: Engine | None = None,
     ) -> None:
         check_configuration(policy, budget)
-        policy.check_stepwise()
         self.policy = policy
         self.budget = budget
         self.lengths = lengths

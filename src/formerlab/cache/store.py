@@ -1,6 +1,7 @@
 """Keys and values in slots, with their state: what a cache holds of one layer, and one block of queries on it."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
@@ -18,12 +19,18 @@ SIMD = 16
 
 @dataclass
 class Store:
-    """Keys and values of one layer, slot by slot."""
+    """Keys and values of one layer, slot by slot, and how far the layer has read."""
 
     keys: Float[Tensor, "batch key_heads slots d_head"]
     values: Float[Tensor, "batch key_heads d_head slots"]
     """Channel by channel: both products of attention then sum over what lies side by side."""
     state: CacheState
+    length: int = 0
+    """Tokens taken in, evicted ones included."""
+    sink: list[KeyHeads] = field(default_factory=list)
+    """The first keys as they came, where they are turned anew for every query."""
+    step: Callable[[Heads, KeyHeads, KeyHeads, int, Scores | None], Heads] | None = None
+    """The compiled step on the buffers as they are, where there is one."""
 
     @staticmethod
     def empty(policy: Eviction, budgets: list[int], capacity: int, k: KeyHeads, v: KeyHeads) -> "Store":
@@ -70,6 +77,7 @@ class Store:
             held.copy_(held[rows])
         if self.state.vacant is not None:
             self.state.vacant = self.state.vacant[rows]
+        self.sink = [keys[rows] for keys in self.sink]
 
     def replace_first(self, keys: KeyHeads) -> None:
         """Write other keys in the place of those at the first positions."""

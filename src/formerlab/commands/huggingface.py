@@ -76,11 +76,13 @@ def export_huggingface(arguments: argparse.Namespace) -> None:
 
 def import_tokenformer(arguments: argparse.Namespace) -> None:
     """Write a released Tokenformer checkpoint as our model."""
+    from formerlab.data.text.tokenizer import TokenizerFile
     from formerlab.integrations.huggingface.export import save_folder
-    from formerlab.integrations.huggingface.neox import load_released, released_tokenizer
+    from formerlab.integrations.huggingface.neox import load_released
 
     model = load_released(arguments.checkpoint, arguments.config)
-    tokenizer, end_of_text = released_tokenizer(arguments.checkpoint, arguments.tokenizer, model.spec.vocabulary)
+    file = arguments.tokenizer or arguments.checkpoint / "tokenizer.json"
+    tokenizer, end_of_text = TokenizerFile(path=str(file), vocabulary=model.spec.vocabulary).load()
     save_folder(model, tokenizer, arguments.out, end_of_text=end_of_text)
     print(
         f"{arguments.out}: {model.spec.params():,} parameters, {model.spec.params(embedding=False):,} of them in blocks"

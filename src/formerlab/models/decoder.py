@@ -138,9 +138,9 @@ class Decoder(Spec):
         block = activation_elements(self.width, self.projection, self.feedforward, self.depth)
         return self.layers * block + 2 * self.vocabulary
 
-    def kv_bytes(self, time: int, bytes_per_value: int = 4) -> int:
-        """Bytes of keys and values kept for `time` tokens of one sequence."""
-        return 2 * self.layers * self.key_width * time * bytes_per_value
+    def kv_bytes(self, time: int) -> int:
+        """Bytes of keys and values kept for `time` tokens of one sequence, in float32."""
+        return 4 * 2 * self.layers * self.key_width * time
 
 
 def _dropout(share: float) -> nn.Module:

@@ -93,6 +93,8 @@ class Policy(Spec, ABC):
 
     needs: ClassVar[tuple[str, ...]] = ()
     """Inputs of `simulate` without which the policy cannot decide: keys, values, state."""
+    chooses_once: ClassVar[bool] = False
+    """Whether it decides from the queries of a whole prompt, and has no rule for single steps."""
 
     @property
     def is_online(self) -> bool:
@@ -117,9 +119,6 @@ class Policy(Spec, ABC):
             )
         return position
 
-    def check_stepwise(self) -> None:
-        """Raise UserError where the policy has no rule for single steps."""
-
     def capacity(self, budget: int) -> int:
         """Return the keys that may stay between steps under a budget of `budget`."""
         return budget
@@ -129,11 +128,16 @@ class Policy(Spec, ABC):
         """Return for every query (third axis) the keys that it may see; later keys and padding do not matter."""
 
 
-def check_configuration(policy: object, budget: int | float) -> None:
-    """Raise UserError for the name or the class of a policy in its place, and for an impossible budget."""
+def check_configuration(policy: object, budget: int | float, *, stepwise: bool = True) -> None:
+    """Raise UserError for what is no policy, a policy that has no rule for single steps, and an impossible budget."""
     if not isinstance(policy, Policy):
         name = policy.__name__ if isinstance(policy, type) else "Decay"
         raise UserError(f"policy={policy!r}: give a policy of formerlab.cache itself, such as {name}()")
+    if stepwise and policy.chooses_once:
+        raise UserError(
+            f"{policy!r} chooses once, after a whole prompt, and has no rule for single steps; "
+            "run it as a CompressedCache"
+        )
     resolve_budget(budget, 1)
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from formerlab.cache import Budget, Decay, Simulation, distance_to_ideal
+from formerlab.cache import Budget, Decay, Simulation, distance_to_ideal, ideal_attention
 from formerlab.cache.simulation import Seen
 from formerlab.evaluation.kept import Row
 from formerlab.evaluation.pruning.windows import Configuration, Windows
@@ -59,7 +59,7 @@ def head_distances(
         for alpha in alphas:
             pruned, _ = seen.under(Decay(alpha=alpha), budget)
             own, full = (square.flatten(0, 1).unsqueeze(1) for square in (pruned, seen.probabilities))
-            distance = distance_to_ideal(own, full, budget).view(len(pruned), key_heads, -1).mean(2)
+            distance = distance_to_ideal(own, ideal_attention(full, budget)).view(len(pruned), key_heads, -1).mean(2)
             collected[alpha, layer].append(distance)
 
     for _ in windows.observed(observe):

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from formerlab.cache import H2O, Budget, Decay, Ideal, Local
-from formerlab.cache.measures import cosine_distance, early_weights, ideal_attention, means_over_kept, place_weights
+from formerlab.cache.measures import distance_to_ideal, early_weights, ideal_attention, means_over_kept, place_weights
 from formerlab.cache.simulation import Seen, Square, SquareMask
 from formerlab.evaluation.kept import Row
 from formerlab.evaluation.pruning.windows import Configuration, Windows
@@ -35,8 +35,8 @@ def measures(pruned: Square, ideal: Square, visible: SquareMask) -> dict[str, Sh
         "early_share_10": early_10,
         "mean_position": place,
         "recent_share": 1 - not_recent,
-        "distance_to_ideal": cosine_distance(precise, ideal),
-        "distance_to_ideal_without_first": cosine_distance(precise, ideal, skip=1),
+        "distance_to_ideal": distance_to_ideal(precise, ideal),
+        "distance_to_ideal_without_first": distance_to_ideal(precise, ideal, skip=1),
     }
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from torch.nn import functional as F
 
 from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Full, KVCache, Local
-from formerlab.cache.policies.policy import Policy
+from formerlab.cache.policies.policy import Policy, check_configuration
 from formerlab.data import load_stream
 from formerlab.errors import UserError
 from formerlab.evaluation.kept import Kept, Row, Rows
@@ -68,7 +68,7 @@ class PolicySweep(Measurement):
         """Refuse what chooses once after a prompt: its numbers are those of another mode, for another table."""
         for policy in policies:
             try:
-                policy.check_stepwise()
+                check_configuration(policy, 1)
             except UserError as error:
                 raise ValueError(str(error)) from None
         return policies

@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from formerlab.data.text.tokenizer import load_fast_tokenizer
+from formerlab.data.text.tokenizer import TokenizerFile, load_fast_tokenizer
 from formerlab.errors import UserError, reason
 from formerlab.files import read_json
 from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.modeling import FormerlabForCausalLM
-from formerlab.integrations.huggingface.neox import load_released, released_tokenizer
+from formerlab.integrations.huggingface.neox import load_released
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import short
 from formerlab.released import Folder, ReleasedModel, shown_place
@@ -49,7 +49,8 @@ def load_any(source: ReleasedModel, *, device: str = "cpu", online: bool = False
             raise UserError(own)
         ours = load_released(source.place())
         check_room(str(source.place()), ours.spec.params(), dtype or torch.float32, device)
-        return Loaded(ours.to(device, dtype), *released_tokenizer(source.place(), None, ours.spec.vocabulary))
+        own_tokenizer = TokenizerFile(path=str(source.place() / "tokenizer.json"), vocabulary=ours.spec.vocabulary)
+        return Loaded(ours.to(device, dtype), *own_tokenizer.load())
     arguments = source.arguments(online=online)
     model = load_causal_lm(arguments, device=device, dtype=dtype)
     tokenizer = load_fast_tokenizer(arguments)

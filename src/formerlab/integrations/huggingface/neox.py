@@ -13,10 +13,8 @@ from typing import Any
 import torch
 import yaml
 from pydantic import ValidationError
-from tokenizers import Tokenizer
 from torch import Tensor
 
-from formerlab.data.text.tokenizer import TokenizerFile
 from formerlab.errors import UserError, reason
 from formerlab.layers import LayerNorm, NoPosition, Pattention, Rotary
 from formerlab.layers.score import ScoreName
@@ -88,16 +86,6 @@ def load_released(folder: Path, config: Path | None = None) -> DecoderModel:
         _check(folder, name, weights, ours[names[name]].shape if name in names else None)
     model.load_state_dict({names[name]: tensor.to(ours[names[name]].dtype) for name, tensor in weights.items()})
     return model.eval()
-
-
-def released_tokenizer(folder: Path, file: Path | None, vocabulary: int) -> tuple[Tokenizer, int]:
-    """Return the tokenizer (of GPT-NeoX-20B for the released sizes) and the token that ends a document.
-
-    The vocabulary of the weights is padded, to 50304; a larger tokenizer belongs to another model.
-    Raises UserError where the file is missing or does not fit.
-    """
-    path = file or folder / "tokenizer.json"
-    return TokenizerFile(path=str(path), vocabulary=vocabulary).load()
 
 
 def layout(spec: Decoder) -> Iterator[tuple[str, str]]:
