@@ -15,6 +15,7 @@ from formerlab.cache import (
     SpAtten,
     StreamingLLM,
     distance_to_ideal,
+    ideal_attention,
     simulate,
 )
 from formerlab.evaluation.language.harness import load_tasks
@@ -116,9 +117,9 @@ def test_measures_are_those_of_each_configuration_alone(model, stream):
     rows = list(mask_measures(windows, pairs))
     list(windows.observed(lambda _, seen: layers.append(seen)))
     for policy, budget in pairs:
-        pruned = [simulate(policy, seen.logits, budget)[0] for seen in layers]
         alone = [
-            distance_to_ideal(*both, budget) for both in zip(pruned, (s.probabilities for s in layers), strict=True)
+            distance_to_ideal(simulate(policy, seen.logits, budget)[0], ideal_attention(seen.probabilities, budget))
+            for seen in layers
         ]
         cells = (*Configuration(policy, budget).cells(), "distance_to_ideal")
         found = [row[-1] for row in rows if (*row[:4], row[5]) == cells]

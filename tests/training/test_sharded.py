@@ -29,10 +29,9 @@ pytestmark = pytest.mark.xdist_group("parallel")
 TASK = LanguageModeling(context=8, batch=6, accumulate=6, valid_windows=6)
 RUNS = (
     small(model=MODEL.model_copy(update={"dropout": 0.1, "depth": DepthWeightedAverage()}), task=TASK),
-    small(model=TOKENFORMER, task=TASK),
-    small(model=MODEL, task=TASK, precision="bfloat16", checkpoint_activations=True),
+    small(model=TOKENFORMER, task=TASK, precision="bfloat16", checkpoint_activations=True),
 )
-TOLERANCES = ({"rel": 1e-4, "abs": 1e-6}, {"rel": 1e-4, "abs": 1e-6}, {"rel": 2e-3})
+TOLERANCES = ({"rel": 1e-4, "abs": 1e-6}, {"rel": 2e-3})
 PHASES = ((2, 0, 4), (3, 4, 7), (1, 7, 9), (3, 9, None))
 """Processes, the step from which they go on, and the one after which they stop."""
 

@@ -54,7 +54,7 @@ def ideal_attention(full_probabilities: Square, budget: Budget) -> Square:
     return full_probabilities * (best | torch.eye(time, dtype=torch.bool, device=device))
 
 
-def distance_to_ideal(probabilities: Square, ideal: Square, skip: int = 0) -> Float[Tensor, " batch"]:
+def distance_to_ideal(probabilities: Square, ideal: Square, *, skip: int = 0) -> Float[Tensor, " batch"]:
     """Return 1 - cosine between each attention row and the ideal one, mean over queries and heads.
 
     Give both of the same logits, or the drift of pruned hidden states is measured too. `skip` leaves out the first

@@ -96,7 +96,7 @@ def grow(
     if type(model) not in (DecoderModel, VisionTransformerModel):
         return _grow_foreign(model, factor, growth, tokens, seed)
     parent: Any = model.spec
-    child = grown_spec(parent, _with_tokens(parent, _multiplied(parent, factor) if tokens is None else tokens), growth)
+    child = grown_spec(parent, _with_tokens(parent, factor, tokens), growth)
     grown: Any = grow_into(model.state_dict(), parent, child, growth, seed).train(model.training)
     return cast(AnyModule, grown)
 
@@ -132,7 +132,7 @@ def _grow_foreign(
         _extend(cast(PattentionLayer, grown.get_submodule(name)), new, growth, mixed_seed(seed, name))
     for name, spec in parts.items() if tokens is None else ():
         part: Any = grown.get_submodule(name)
-        part.spec = _with_tau(spec, _with_tokens(spec, _multiplied(spec, factor)), growth.tau)
+        part.spec = _with_tau(spec, _with_tokens(spec, factor), growth.tau)
     return grown
 
 
@@ -256,20 +256,16 @@ def _pattentions(spec: AnyModel) -> dict[str, Pattention]:
     return {name: part for name, part in parts.items() if isinstance(part, Pattention)}
 
 
-def _multiplied(spec: AnyModel, factor: int | float) -> dict[str, int]:
-    return {name: round(part.tokens * factor) for name, part in _pattentions(spec).items()}
-
-
-def _with_tokens(spec: AnyModel, tokens: dict[str, int]) -> Any:
+def _with_tokens(spec: AnyModel, factor: int | float, tokens: dict[str, int] | None = None) -> Any:
     parts = _pattentions(spec)
-    if unknown := sorted(tokens.keys() - parts.keys()):
+    if unknown := sorted((tokens or {}).keys() - parts.keys()):
         raise UserError(
             f"cannot grow {', '.join(unknown)}: the Pattentions of this model are {', '.join(parts) or 'none'}"
         )
-    grown = {
-        name: part.model_copy(update={"tokens": tokens.get(name, part.tokens), "tau": None})
-        for name, part in parts.items()
-    }
+    grown = {}
+    for name, part in parts.items():
+        count = round(part.tokens * factor) if tokens is None else tokens.get(name, part.tokens)
+        grown[name] = part.model_copy(update={"tokens": count, "tau": None})
     return spec.model_copy(update=grown)
 
 

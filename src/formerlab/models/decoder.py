@@ -92,11 +92,6 @@ class Decoder(Spec):
         """Channels of all heads of keys."""
         return self.width // self.heads * (self.key_heads or self.heads)
 
-    @property
-    def embedding_deviation(self) -> float:
-        """Standard deviation of the initial embedding in force."""
-        return 0.02 * math.sqrt(768 / self.width) if self.embedding_std is None else self.embedding_std
-
     def params(self, *, embedding: bool = True) -> int:
         """Count of parameters, with or without embedding, learned positions and head."""
         projections = 2 * sum(self.projection.params(self.width, width) for width in (self.width, self.key_width))
@@ -166,9 +161,10 @@ class DecoderModel(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the embedding and an untied head; `initialise` draws the blocks as well."""
+        std = self.spec.embedding_std or 0.02 * math.sqrt(768 / self.spec.width)
         for weight in (self.embedding, self.head):
             if weight is not None:
-                nn.init.normal_(weight, 0.0, self.spec.embedding_deviation)
+                nn.init.normal_(weight, 0.0, std)
 
     def forward(
         self,

@@ -134,12 +134,8 @@ class Translator(Spec):
         tokens += self.layers * (target * (query + output) + source * (key + value))
         tokens += target * 2 * self.vocabulary * self.width
         tokens += (source + target) * self.depth.products(self.layers, self.width)
-        return tokens + self.attention_flops(source, target)
-
-    def attention_flops(self, source: Lengths, target: Lengths) -> Any:
-        """Return the token-token part of `flops`."""
         pairs = source * source + target * target + target * source
-        return 2 * self.layers * self.heads * (self.key_width + self.value_width) * pairs
+        return tokens + 2 * self.layers * self.heads * (self.key_width + self.value_width) * pairs
 
     def activation_elements(self) -> int:
         """Return an estimate of the numbers kept per token of a sentence pair for the backward pass."""
@@ -150,11 +146,6 @@ class Translator(Spec):
     def _projections(self) -> tuple[tuple[int, int], ...]:
         keys, values = self.heads * self.key_width, self.heads * self.value_width
         return (self.width, keys), (self.width, keys), (self.width, values), (values, self.width)
-
-    @property
-    def embedding_deviation(self) -> float:
-        """Standard deviation of the initial embedding in force."""
-        return 1 / math.sqrt(self.width) if self.embedding_std is None else self.embedding_std
 
 
 class Connection(nn.Module):
@@ -298,9 +289,10 @@ class TranslatorModel(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the embeddings and an untied head; `initialise` draws the blocks as well."""
+        std = self.spec.embedding_std or 1 / math.sqrt(self.spec.width)
         for weight in (self.embedding, self.target_embedding, self.head):
             if weight is not None:
-                nn.init.normal_(weight, 0.0, self.spec.embedding_deviation)
+                nn.init.normal_(weight, 0.0, std)
 
     def forward(
         self, source: Tokens, real: Bool[Tensor, "batch source"], target: Int[Tensor, "batch target"]

@@ -107,11 +107,8 @@ class VisionTransformer(Spec):
         block = 4 * self.projection.flops(self.width, self.width) + self.feedforward.flops(self.width, self.width)
         tokens = self.layers * block + self.depth.products(self.layers, self.width)
         patches = 2 * self.patches * self.channels * self.patch**2 * self.width
-        return self.context * tokens + self.attention_flops() + patches + 2 * self.width * self.classes
-
-    def attention_flops(self) -> int:
-        """Return the token-token part of `flops`: 4 layers width tokens^2."""
-        return 4 * self.layers * self.width * self.context**2
+        attention = 4 * self.layers * self.width * self.context**2
+        return self.context * tokens + attention + patches + 2 * self.width * self.classes
 
     def activation_elements(self) -> int:
         """Return an estimate of the numbers kept per image for the backward pass: the logits twice, and the blocks."""
@@ -192,11 +189,6 @@ class VisionTransformerModel(nn.Module):
         self.head: nn.Module = Linear(bias=True, std=spec.std).build(width, spec.classes)
         self.pool: str = spec.pool
         self.num_classes, self.num_features = spec.classes, width
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.class_token.token.device
 
     def forward(self, images: Images) -> Float[Tensor, "batch classes"]:
         return self.forward_head(self.forward_features(images))
