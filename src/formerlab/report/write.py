@@ -8,9 +8,8 @@ import difflib
 import io
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -58,10 +57,9 @@ def draw(name: str, results: Results, out: Path) -> list[Path]:
 
 def draw_each(names: Iterable[str], root: Path, out: Path, objection: Objection | None = None) -> list[str]:
     """Draw several from the rows in `root` (results/<tree>/<scale>); return the names of those that cannot be drawn."""
-    results = Results(root, objection)
-    found = _attempts({name: partial(draw, name, results, out) for name in names}, out)
-    if warning := results.warning():
-        print(f"{results.scale}: {warning}", file=sys.stderr)
+    found, warning = _share(root, out, tuple(names), objection, draw)
+    if warning:
+        print(warning, file=sys.stderr)
     return [name for name, written in found.items() if written is None]
 
 
@@ -80,9 +78,10 @@ def draw_all(
     roots = {root: objection_of(root) for root in sorted(tree_root.glob("*/")) if has_runs(root)}
     shares = [(root, study) for root in roots for study in sorted({one.study for one in catalogue().values()})]
     shares.sort(key=lambda share: sum(file.stat().st_size for file in share[0].joinpath(share[1]).glob("*.*")))
-    tasks = [(root, out_root / root.name, study, roots[root]) for root, study in reversed(shares)]
-    parts = [one.result() for one in [pool.submit(_study, *task) for task in tasks]] if pool else [
-        _study(*task) for task in tasks]  # fmt: skip
+    tasks = [(root, out_root / root.name, [name for name, one in catalogue().items() if one.study == study],
+              roots[root], _draw_if_rows) for root, study in reversed(shares)]  # fmt: skip
+    parts = [one.result() for one in [pool.submit(_share, *task) for task in tasks]] if pool else [
+        _share(*task) for task in tasks]  # fmt: skip
     for root in roots:
         made = [part for (of, *_), (part, _) in zip(tasks, parts, strict=True) if of == root]
         counts = [bool(files) for part in made for files in part.values() if files is not None]
@@ -99,34 +98,18 @@ def draw_all(
     return written
 
 
-def _study(root: Path, out: Path, study: str, objection: Objection | None) -> tuple[dict[str, list[Path] | None], str]:
-    """Draw what a study has rows for; return the files written, by drawing, and what was left out."""
-    results = Results(root, objection)
-    own = [drawing for drawing in catalogue().values() if drawing.study == study]
-    found = _attempts({drawing.name: partial(_draw_if_rows, drawing, results, out) for drawing in own}, out)
-    warning = results.warning()
-    return found, f"{results.scale}: {warning}" if warning else ""
+def _share(
+    root: Path, out: Path, names: Sequence[str], objection: Objection | None, draw_one: Callable[..., list[Path]]
+) -> tuple[dict[str, list[Path] | None], str]:
+    """Draw several of the same rows; return the files written, by drawing, and what was left out.
 
-
-def _draw_if_rows(drawing: Drawing, results: Results, out: Path) -> list[Path]:
-    """Draw one figure or table; without rows of ours remove what was drawn of others, and return no file."""
-    if (rows := shown_rows(drawing, results)) is not None:
-        return write(drawing, results, out, rows)
-    for file in drawing.outputs:
-        (out / file).unlink(missing_ok=True)
-    return []
-
-
-def _attempts(draws: Mapping[str, Callable[[], list[Path]]], out: Path) -> dict[str, list[Path] | None]:
-    """Draw each; whatever is wrong with one, its files say so and the others are wanted. Return what was written.
-
-    Of those that cannot be drawn each reason is said once.
+    Whatever is wrong with one, its files say so and the others are wanted; each reason is said once.
     """
-    found: dict[str, list[Path] | None] = dict.fromkeys(draws)
-    reasons: dict[str, list[str]] = {}
-    for name, draw_it in draws.items():
+    results, found, reasons = Results(root, objection), dict[str, list[Path] | None](), dict[str, list[str]]()
+    for name in names:
+        found[name] = None
         try:
-            found[name] = draw_it()
+            found[name] = draw_one(name, results, out)
             failure_of(out, name).unlink(missing_ok=True)
         except Exception as error:
             reason = str(error) if isinstance(error, UserError) else traceback.format_exc().rstrip()
@@ -138,10 +121,21 @@ def _attempts(draws: Mapping[str, Callable[[], list[Path]]], out: Path) -> dict[
                 if catalogue()[name].kind == "figure":
                     save(empty(words), out / f"{name}.pdf", out / f"{name}.png")
                 write_text(failure_of(out, name), f"{reason}\n")
-    for reason, names in reasons.items():
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        print(f"{', '.join(names[:MOST_NAMED])}{more} not drawn: {reason}", file=sys.stderr)
-    return found
+    for reason, alike in reasons.items():
+        more = f" and {len(alike) - MOST_NAMED} more" if len(alike) > MOST_NAMED else ""
+        print(f"{', '.join(alike[:MOST_NAMED])}{more} not drawn: {reason}", file=sys.stderr)
+    warning = results.warning()
+    return found, f"{results.scale}: {warning}" if warning else ""
+
+
+def _draw_if_rows(name: str, results: Results, out: Path) -> list[Path]:
+    """Draw one figure or table; without rows of ours remove what was drawn of others, and return no file."""
+    drawing = catalogue()[name]
+    if (rows := shown_rows(drawing, results)) is not None:
+        return write(drawing, results, out, rows)
+    for file in drawing.outputs:
+        (out / file).unlink(missing_ok=True)
+    return []
 
 
 def rows_of(drawing: Drawing, results: Results) -> DataFrame:
@@ -221,14 +215,9 @@ def _write_pictures(drawing: Drawing, results: Results, paths: Sequence[Path], r
 def save(figure: Figure, pdf: Path, png: Path) -> None:
     """Save a figure in both forms, each whole or not at all; the same figure gives the same bytes."""
     with replacing(pdf) as temporary:
-        save_pdf(figure, temporary)
+        figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
     with replacing(png) as temporary:
         fewer_colours(pixels(figure)).save(temporary, "PNG")
-
-
-def save_pdf(figure: Figure, path: Path) -> None:
-    """Save the drawing itself, with the glyphs that it shows."""
-    figure.savefig(path, format="pdf", metadata={"CreationDate": None})
 
 
 def pixels(figure: Figure) -> Image.Image:
@@ -240,17 +229,11 @@ def pixels(figure: Figure) -> Image.Image:
 
 
 def fewer_colours(colours: Image.Image) -> Image.Image:
-    """Return a picture with 256 colours: its file takes a third of the room, and looks alike.
+    """Return a picture with 256 colours, which looks alike and takes a third of the room.
 
-    They are spread over all colours of the picture, so that one that covers little, as in a colour bar, stays itself;
-    then each moves to the mean of those that it stands for, which keeps the ground as it was.
+    They are spread over all of its colours, so that one that covers little, as in a colour bar, stays itself.
     """
-    small = colours.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    of_pixel = np.asarray(small).ravel()
-    sums = [np.bincount(of_pixel, np.asarray(channel).ravel(), minlength=256) for channel in colours.split()]
-    means = np.stack(sums, axis=1) / np.maximum(np.bincount(of_pixel, minlength=256), 1)[:, None]
-    small.putpalette(means.round().astype(np.uint8).tobytes())
-    return small
+    return colours.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
 
 
 def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:

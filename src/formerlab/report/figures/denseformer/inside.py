@@ -7,11 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, setting, sheet
-from formerlab.report.runs import DENSEFORMER, TRANSFORMER, n_seeds, summary, variant
+from formerlab.report.runs import DENSEFORMER, TRANSFORMER, n_seeds, recorded, summary
 from formerlab.report.style import GREY, WIDEST, arrow, box, canvas, heat, look, one_large
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
@@ -69,7 +69,7 @@ def denseformer_architecture(results: Results, runs: Sequence[str]) -> DataFrame
     all earlier outputs, so arcs grow with the square of the depth; dilation and period thin them out, and with a
     dilation above 1 the embedding enters only some of the averages.
     """
-    records = results.runs("denseformer", runs)
+    records = recorded(results, STUDY, runs)
     records = records[records["spec.model.depth.kind"] == "dwa"]
     keys = ["spec.model.layers", "spec.model.depth.dilation", "spec.model.depth.period"]
     kinds = records.drop_duplicates(keys).sort_values(keys)
@@ -78,7 +78,7 @@ def denseformer_architecture(results: Results, runs: Sequence[str]) -> DataFrame
     rows = []
     for record in kinds[kinds["spec.model.layers"] == depth].head(MOST).to_dict("records"):
         layers, dilation, period = (int(record[key]) for key in keys)
-        shared = {"source": "ours", "variant": variant(record), "layers": layers, "dilation": dilation}
+        shared = {"source": "ours", "variant": record["variant"], "layers": layers, "dilation": dilation}
         found = averages(layers, dilation, period).items()
         rows += [shared | {"period": period, "after_block": i, "reads": j} for i, reads in found for j in reads]
     return DataFrame(rows)
@@ -118,8 +118,8 @@ def _draw_map(axes: Axes, rows: DataFrame, data: DataFrame, title: str, *, bar: 
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(8, integer=True))
     if bar:
-        box, width = axes.get_position(), 0.08 / WIDEST
-        beside = axes.figure.add_axes((box.x1 + width, box.y0, width, box.height))
+        frame, width = axes.get_position(), 0.08 / WIDEST
+        beside = axes.figure.add_axes((frame.x1 + width, frame.y0, width, frame.height))
         marks = [-1, -0.5, -0.1, -0.05, 0, 0.05, 0.1, 0.5, 1]
         axes.figure.colorbar(image, beside, label="weight", ticks=marks, format="%g")
         beside.minorticks_off()
@@ -138,24 +138,16 @@ def denseformer_weights(results: Results, runs: Sequence[str]) -> DataFrame:
     if "step" in rows:
         last = rows.groupby(["run", "seed"])["step"].transform("max")
         rows = rows[rows["step"].isna() | (rows["step"] == last)]
-    records = results.runs(STUDY, runs).drop_duplicates("run")
-    records = records[records["run"].isin(rows["run"])]
-    records = records.assign(variant=[variant(record) for record in records.to_dict("records")])
-    deepest = records.sort_values("spec.model.layers").groupby("variant").tail(1)
-    chosen = rows.merge(deepest[["run", "variant", "spec.model.layers"]], on="run")
-    keys = ["variant", "run", "spec.model.layers", "destination", "source"]
-    means = chosen.groupby(keys)["weight"].agg(weight="mean", weight_sd="std", seeds="count").reset_index()
-    means = means.rename(columns={"source": "source_block", "spec.model.layers": "layers"})
+    records = recorded(results, STUDY, runs).drop_duplicates("run")
+    deepest = records[records["run"].isin(rows["run"])].sort_values("layers").groupby("variant").tail(1)
+    chosen = rows.merge(deepest[["run", "variant", "layers"]]).rename(columns={"source": "source_block"})
+    grouped = chosen.groupby(["variant", "run", "layers", "destination", "source_block"])["weight"]
+    means = grouped.agg(weight="mean", weight_sd="std", seeds="count").reset_index()
     return means.assign(source="ours").sort_values(["variant", "destination", "source_block"], ignore_index=True)
 
 
 PANELS = 6
 """Times that are shown, of all evaluations."""
-
-
-def _correlation(a: "Series[float]", b: "Series[float]") -> float:
-    """Return the correlation of two sets of weights; NaN where those of one are all alike."""
-    return float("nan") if a.std() == 0 or b.std() == 0 else float(np.corrcoef(a, b)[0, 1])
 
 
 def draw_evolution(data: DataFrame) -> Figure:
@@ -190,16 +182,15 @@ def denseformer_evolution(results: Results, runs: Sequence[str]) -> DataFrame:
     means = means[means["step"].isin(chosen)]
     beside = means[means["destination"] != means["source_block"]]
     table = beside.pivot(index="step", columns=["destination", "source_block"], values="weight")
-    likeness = {step: _correlation(row, table.loc[steps[-1]]) for step, row in table.iterrows()}
+    with np.errstate(invalid="ignore"):  # weights that are all alike have no correlation
+        likeness = {step: np.corrcoef(row, table.loc[steps[-1]])[0, 1] for step, row in table.iterrows()}
     return means.assign(layers=float(depths.max()), correlation_with_end=means["step"].map(likeness), source="ours")
 
 
 def compared(results: Results, rows: DataFrame, runs: Sequence[str]) -> DataFrame:
     """Return the rows of flow.csv of the deepest of the depths that most kinds of models share, with kind and depth."""
-    records = results.runs(STUDY, runs).drop_duplicates("run")
+    records = recorded(results, STUDY, runs).drop_duplicates("run")
     records = records[records["run"].isin(rows["run"])]
-    variants = [variant(record) for record in records.to_dict("records")]
-    records = records.assign(variant=variants, layers=records["spec.model.layers"])
     kinds = records.groupby("layers")["variant"].nunique()
     deepest = records[records["layers"] == kinds.index[kinds == kinds.max()].max()]
     return rows.merge(deepest[["run", "variant", "layers"]], on="run")

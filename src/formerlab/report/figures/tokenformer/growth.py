@@ -1,7 +1,6 @@
 """What growth does to the loss, and a Tokenformer beside its rivals (Tokenformer, arXiv:2410.23168, Fig 6 and 7)."""
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 
 import numpy as np
@@ -144,21 +143,6 @@ def tokenformer_continued(results: Results, runs: Sequence[str]) -> DataFrame:
     return rows.assign(variant=[ARMS[run][0] for run in rows["run"]])
 
 
-OURS, RIVALS = "matched", ("modern", "classic")
-
-
-def _best(losses: DataFrame, validation: dict[str, float]) -> dict[tuple[str, float], str]:
-    """Return, by arm and tokens, the run with the lowest validation loss at its end, the mean over seeds."""
-    found: dict[tuple[str, float], dict[str, float]] = {}
-    for run, group in losses.groupby("run"):
-        for arm in (OURS, *RIVALS):
-            if any(fnmatchcase(str(run), pattern) for pattern in (f"{arm}-*", f"long-{arm}-*")):
-                mean = float(np.mean([validation[name] for name in group["id"]]))
-                if not np.isnan(mean):
-                    found.setdefault((arm, float(group["tokens"].iloc[0])), {})[str(run)] = mean
-    return {key: min(runs, key=lambda run: runs[run]) for key, runs in sorted(found.items())}
-
-
 @plot(
     reads="eval.csv test.csv",
     runs="matched-* modern-* classic-* long-matched-* long-modern-* long-classic-*",
@@ -176,10 +160,13 @@ def tokenformer_gap(results: Results, runs: Sequence[str]) -> DataFrame:
     line is a third party's, against a modern Transformer at 124M parameters.
     """
     losses = held_out_losses(results, STUDY, runs)
-    best, rows = _best(losses, last_losses(results, STUDY, runs)), []
+    arms = losses["run"].str.extract("^(?:long-)?(matched|modern|classic)-")[0]
+    losses = losses.assign(arm=arms, validation=losses["id"].map(last_losses(results, STUDY, runs)))
+    ends = losses.groupby(["arm", "tokens", "run"])["validation"].agg(lambda by_seed: by_seed.mean(skipna=False))
+    best = {(arm, float(tokens)): run for arm, tokens, run in ends.dropna().groupby(["arm", "tokens"]).idxmin()}
+    rows = []
     for (arm, tokens), run in best.items():
-        if arm in RIVALS and (OURS, tokens) in best:
-            ours = best[OURS, tokens]
+        if arm != "matched" and (ours := best.get(("matched", tokens))):
             shared = {"series": f"minus {arm} Transformer", "tokens": tokens, "run": ours, "rival": run}
             rows += differences(held_out(losses, ours), held_out(losses, run), **shared)
     theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
