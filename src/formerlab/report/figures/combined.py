@@ -23,15 +23,12 @@ def _of_policy(policy: str, name: str) -> tuple[Panel, Panel]:
     )  # fmt: skip
 
 
-@plot(
-    reads="prune.csv",
-    draw=sheet(
-        _panel("loss_nats", where={"_family": "full"}, zero=None, title="{setting}: loss, whole cache"),
-        _panel("effect_nats", where={"_family": "whole"}, style="kind", title="Effects (black) and interaction"),
-        *_of_policy("h2o", "H2O"),
-        *_of_policy("decay", "Decay"),
-    ),
-)
+@plot(reads="prune.csv", draw=sheet(
+    _panel("loss_nats", where={"_family": "full"}, zero=None, title="{setting}: loss, whole cache"),
+    _panel("effect_nats", where={"_family": "whole"}, style="kind", title="Effects (black) and interaction"),
+    *_of_policy("h2o", "H2O"),
+    *_of_policy("decay", "Decay")
+))  # fmt: skip
 def combined_effects(results: Results, runs: Sequence[str]) -> DataFrame:
     """Parameters as tokens, averages over depth and a pruned cache together. Linear or Pattention x plain or DWA x
     Full, H2O or Decay (alpha 0.2, no recent part) at 40 % of the tokens, at equal tokens and about equal parameters.

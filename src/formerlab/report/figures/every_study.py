@@ -24,15 +24,11 @@ def told_apart(rows: DataFrame) -> DataFrame:
     return rows.merge(known, how="left")
 
 
-@plot(
-    studies="transformer tokenformer denseformer decay combined vision",
-    reads="eval.csv",
-    draw=sheet(
-        Panel("step", "loss_nats", by="family", kind="band", each="panel", log="xy", style="variant",
-              xlabel="training step", ylabel="validation loss (nats)"),
-        height=2.2,
-    ),
-)  # fmt: skip
+@plot(studies="transformer tokenformer denseformer decay combined vision", reads="eval.csv", draw=sheet(
+    Panel("step", "loss_nats", by="family", kind="band", each="panel", log="xy", style="variant",
+          xlabel="training step", ylabel="validation loss (nats)"),
+    height=2.2
+))  # fmt: skip
 def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Training curves: validation loss against the training step, the mean over seeds, for every run of the study; both
     axes are logarithmic. Each depth, and what starts from a parent, has a panel. To see: whether curves still fall
@@ -59,16 +55,11 @@ def _notes(rows: DataFrame) -> list[str]:
     ]
 
 
-@plot(
-    studies="transformer tokenformer denseformer vision",
-    reads="eval.csv",
-    varied="optimizer.lr",
-    draw=sheet(
-        Panel("lr", "loss_nats", by="family", each="panel", log="x", ring="chosen", style="variant",
-              xlabel="peak learning rate", ylabel="validation loss at the end (nats)", ticks="{:.2g}".format),
-        notes=_notes, height=1.7,
-    ),
-)  # fmt: skip
+@plot(studies="transformer tokenformer denseformer vision", reads="eval.csv", varied="optimizer.lr", draw=sheet(
+    Panel("lr", "loss_nats", by="family", each="panel", log="x", ring="chosen", style="variant",
+          xlabel="peak learning rate", ylabel="validation loss at the end (nats)", ticks="{:.2g}".format),
+    notes=_notes, height=1.7
+))  # fmt: skip
 def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Search for the rates of the study: validation loss at the end of training, in nats per token, target token or
     image, against the peak learning rate, for every model whose rate was searched: runs that differ in nothing else.

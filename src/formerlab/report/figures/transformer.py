@@ -79,18 +79,15 @@ _length, _width = (partial(_panel, axis, where={"axis": axis}, xlabel=f"{word} {
                    for axis, word in (("n", "length"), ("d", "width")))  # fmt: skip
 
 
-@plot(
-    reads="complexity.csv",
-    draw=sheet(
-        _length("multiply_adds", title="Counted, width d = {d}", ylabel="multiply-adds"),
-        _width("multiply_adds", title="Counted, length n = {n}", ylabel="multiply-adds"),
-        _length("time_s", title="Measured, width d = {d}", ylabel="time of a call (s)"),
-        _width("time_s", title="Measured, length n = {n}", ylabel="time of a call (s)"),
-        notes=lambda rows: [
-            "Fastest of several calls on one machine; kernel k = {k}, neighbourhood r = {r}.".format_map(rows.iloc[0])
-        ],
-    ),
-)
+@plot(reads="complexity.csv", draw=sheet(
+    _length("multiply_adds", title="Counted, width d = {d}", ylabel="multiply-adds"),
+    _width("multiply_adds", title="Counted, length n = {n}", ylabel="multiply-adds"),
+    _length("time_s", title="Measured, width d = {d}", ylabel="time of a call (s)"),
+    _width("time_s", title="Measured, length n = {n}", ylabel="time of a call (s)"),
+    notes=lambda rows: [
+        "Fastest of several calls on one machine; kernel k = {k}, neighbourhood r = {r}.".format_map(rows.iloc[0])
+    ]
+))  # fmt: skip
 def transformer_complexity(results: Results, runs: Sequence[str]) -> DataFrame:
     """Self-attention, recurrence, convolution and self-attention restricted to a neighbourhood, after Table 1 of
     arXiv:1706.03762: counted multiply-adds of the mixing operation and measured time of one call, against length n and

@@ -8,15 +8,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import plot, shown_columns
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.tables.vision import (
-    COMPARED,
-    NAMES,
-    accuracies,
-    against,
-    image_floors,
-    models,
-    published_accuracies,
-)
+from formerlab.report.tables import vision as tables
 from formerlab.results.read import Results
 
 GROUPS = {
@@ -32,14 +24,11 @@ PUBLISHED = {"sizes": "Table 2", "scores": "Table 4", "norms": "Table 5"}
 _COLUMNS = shown_columns("source part group run seed model top1_percent[] seeds diverged")
 
 
-@plot(
-    reads="test.csv floors.csv",
-    draw=sheet(
-        Panel("top1_percent", "_label", by="_label", kind="forest", xlabel="top-1 accuracy (%)",
-              published={"title": "ImageNet-1K"}),
-        order="_rank _order",
-    ),
-)  # fmt: skip
+@plot(reads="test.csv floors.csv", draw=sheet(
+    Panel("top1_percent", "_label", by="_label", kind="forest", xlabel="top-1 accuracy (%)",
+          published={"title": "ImageNet-1K"}),
+    order="_rank _order"
+))  # fmt: skip
 def vision_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
     """Top-1 accuracy on test images of every run, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168).
     Parameter-matched is a Tokenformer with as many parameters as the ViT; the linear probe is a classifier of the
@@ -48,18 +37,19 @@ def vision_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
     the ViT, whether exp is worse than GeLU, and whether parameters of the norms matter. Right: the published values on
     ImageNet-1K, single runs: compare differences, never levels.
     """
-    measured = accuracies(results, runs)
+    measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}
-    ours = models(measured).assign(part="mean")
+    ours = tables.models(measured).assign(part="mean")
     seeds = measured[["run", "seed", "top1_percent"]].merge(ours[["source", "run", "model"]], on="run")
     ours = pd.concat([ours, seeds.assign(part="seed")], ignore_index=True)
     ours = ours.assign(group=ours["run"].map(groups).fillna("other"))
-    lowest = image_floors(results, runs).assign(group="floor", part="mean")
-    theirs = [published_accuracies(table).assign(source="published", group=name) for name, table in PUBLISHED.items()]
-    found = pd.concat([ours, lowest, *theirs], ignore_index=True).reindex(columns=_COLUMNS)
+    lowest = tables.image_floors(results, runs).assign(group="floor", part="mean")
+    theirs = [tables.published_accuracies(table).assign(group=name) for name, table in PUBLISHED.items()]
+    theirs = pd.concat(theirs).assign(source="published")
+    found = pd.concat([ours, lowest, theirs], ignore_index=True).reindex(columns=_COLUMNS)
     return found.assign(
         _rank=found["group"].map({name: number for number, name in enumerate(GROUPS)}),
-        _order=found["run"].map({run: number for number, run in enumerate(NAMES)}),
+        _order=found["run"].map({run: number for number, run in enumerate(tables.NAMES)}),
         _label=[fill(name, 26) for name in found["model"]],
         _look=found["group"].mask(found["group"].eq("other"), found["model"].str.replace(r" \(.*", "", regex=True)),
     )
@@ -75,15 +65,11 @@ GROWTH = {
 }
 
 
-@plot(
-    reads="test.csv",
-    runs="tokenformer-small tokenformer-short tokenformer grown-* trained-on",
-    needs="grown-*",
-    draw=sheet(
-        Panel(COMPARED, "_label", by="_label", kind="forest", zero=0.0, xlabel="top-1, points above the parent"),
-        order="_below",
-    ),
-)
+@plot(reads="test.csv", runs="tokenformer-small tokenformer-short tokenformer grown-* trained-on", needs="grown-*",
+      draw=sheet(
+    Panel(tables.COMPARED, "_label", by="_label", kind="forest", zero=0.0, xlabel="top-1, points above the parent"),
+    order="_below"
+))  # fmt: skip
 def vision_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     """Accuracy on test images of Tokenformers that grew, minus that of the model they grew from, paired by seed; beside
     them that model trained on for the FLOPs of the stage, and Tokenformers of the grown size from scratch. TFLOP count
@@ -91,16 +77,17 @@ def vision_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     parent trained on. Nobody has published this for images; the method is that of Tokenformer (arXiv:2410.23168,
     section 3.3).
     """
-    measured = accuracies(results, runs)
+    measured = tables.accuracies(results, runs)
     if _PARENT not in set(measured["run"]):
         return DataFrame()
     level, rows = measured[measured["run"] == _PARENT].set_index("seed")["top1_percent"], []
     for run in [run for run in GROWTH if run in set(measured["run"])]:
         own = measured[measured["run"] == run]
-        mean, cost = against(results, measured, run, _PARENT), float(own["flops_cumulative"].mean())
-        shared = {"source": "ours", "run": run, "model": GROWTH[run], "parent": _PARENT, "_below": -mean[COMPARED]}
-        shared |= {"_label": f"{GROWTH[run]}\n{cost / 1e12:.2g} TFLOP", "_look": GROWTH[run].split("\n")[0]}
+        mean, cost = tables.against(results, measured, run, _PARENT), float(own["flops_cumulative"].mean())
+        shared = {"source": "ours", "run": run, "model": GROWTH[run], "parent": _PARENT}
+        shared |= {"_below": -mean[tables.COMPARED], "_look": GROWTH[run].split("\n")[0]}
+        shared |= {"_label": f"{GROWTH[run]}\n{cost / 1e12:.2g} TFLOP"}
         rows.append(shared | mean | {"part": "mean", "flops_cumulative": cost, "seeds": len(own)})
         above = own.assign(above=own["top1_percent"] - own["seed"].map(level)).dropna(subset="above")
-        rows += [shared | {"part": "seed", "seed": one.seed, COMPARED: one.above} for one in above.itertuples()]
+        rows += [shared | {"part": "seed", "seed": one.seed, tables.COMPARED: one.above} for one in above.itertuples()]
     return DataFrame(rows)

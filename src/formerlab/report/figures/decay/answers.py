@@ -64,16 +64,12 @@ def _titles(data: DataFrame) -> dict[str, str]:
     return found
 
 
-@plot(
-    reads="prune_questions.csv",
-    runs="decoder* released-*",
-    draw=sheet(
-        Panel("_difference", "_name", by="_series", kind="forest", each="_title", zero=0.0, name="legend",
-              xlabel="accuracy minus Full's (points)",
-              finish=lambda axes, rows: axes.set_xlim(*rows[["_least", "_most"]].iloc[0])),
-        notes=lambda rows: [], wanted=("H2O", "Decay", "Local"), order="source run _order",
-    ),
-)  # fmt: skip
+@plot(reads="prune_questions.csv", runs="decoder* released-*", draw=sheet(
+    Panel("_difference", "_name", by="_series", kind="forest", each="_title", zero=0.0, name="legend",
+          xlabel="accuracy minus Full's (points)",
+          finish=lambda axes, rows: axes.set_xlim(*rows[["_least", "_most"]].iloc[0])),
+    notes=lambda rows: [], wanted=("H2O", "Decay", "Local"), order="source run _order"
+))  # fmt: skip
 def decay_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
     """Zero-shot accuracy of a pruned cache minus that of the whole one, after Fig. 4a and Table 2 of the Decay article,
     whose values stand in panels of their own, on the same axis: other models, other questions. H2O (half recent), Decay
@@ -114,18 +110,14 @@ def _one_axis(axes: Axes, rows: DataFrame) -> None:
     axes.set_ylim(*rows[["_least", "_most"]].iloc[0])
 
 
-@plot(
-    reads="prune_questions.csv",
-    runs="decoder released-*",
-    draw=sheet(
-        Panel("alpha", "_difference", by="_series", each="_title", zero=0.0, name="legend", empty="_level",
-              xlabel="alpha", ylabel="minus Full's (points)", style="policy", finish=_one_axis),
-        notes=lambda rows: [
-            f"Budget {100 * rows['budget'].iloc[0]:g} % of the tokens; {n_seeds([rows['seeds'].max()])}."
-        ],
-        wanted=["H2O"], columns=3, height=1.4,
-    ),
-)  # fmt: skip
+@plot(reads="prune_questions.csv", runs="decoder released-*", draw=sheet(
+    Panel("alpha", "_difference", by="_series", each="_title", zero=0.0, name="legend", empty="_level",
+          xlabel="alpha", ylabel="minus Full's (points)", style="policy", finish=_one_axis),
+    notes=lambda rows: [
+        f"Budget {100 * rows['budget'].iloc[0]:g} % of the tokens; {n_seeds([rows['seeds'].max()])}."
+    ],
+    wanted=["H2O"], columns=3, height=1.4
+))  # fmt: skip
 def decay_alpha_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
     """Accuracy against the forgetting factor alpha, minus that with the whole cache; after Fig. 4b and 4c of the Decay
     article, whose points exist only as an image. Decay has no recent part; H2O (half recent) at the same budget is a

@@ -26,15 +26,12 @@ def _notes(rows: DataFrame) -> list[str]:
     return [f"Median and quartiles of {rows['repetitions'].min():.0f} repetitions on {machine}."]
 
 
-@plot(
-    reads="decode.csv",
-    draw=sheet(
-        _cases("tokens_per_s", by="configuration", style="policy", log="xy", ylabel="decoded tokens\nper second"),
-        _cases("cache_bytes", by="_size", log="xy", ylabel="keys and values\nheld (bytes)"),
-        _cases("prompt_ratio", by="configuration", style="policy", log="x", ylabel="prompt: seconds\nover Full's"),
-        notes=_notes, columns=0, height=1.7,
-    ),
-)  # fmt: skip
+@plot(reads="decode.csv", draw=sheet(
+    _cases("tokens_per_s", by="configuration", style="policy", log="xy", ylabel="decoded tokens\nper second"),
+    _cases("cache_bytes", by="_size", log="xy", ylabel="keys and values\nheld (bytes)"),
+    _cases("prompt_ratio", by="configuration", style="policy", log="x", ylabel="prompt: seconds\nover Full's"),
+    notes=_notes, columns=0, height=1.7
+))  # fmt: skip
 def decay_decode(results: Results, runs: Sequence[str]) -> DataFrame:
     """Decoding with whole and pruned caches: tokens per second, bytes of the keys and values held, and the time in
     which the prompt was read, against the tokens that were read before. Full is our whole cache, DynamicCache that of
@@ -73,17 +70,12 @@ def _sizes(rows: DataFrame) -> list[str]:
     return [size_of(budget) for budget in rows.loc[rows["policy"] != "full", "budget"].unique()]
 
 
-@plot(
-    reads="passkey.csv",
-    runs="long-*",
-    needs="long-*",
-    draw=sheet(
-        Panel("length", "log_prob", by="_series", each="_at", log="x", ticks=lambda value: f"{value / 1024:g}k",
-              xlabel="tokens of the text", ylabel="log-probability of\nthe number (nats)"),
-        notes=lambda rows: [f"Caches keep {' or '.join(_sizes(rows))} of the text."] * bool(_sizes(rows)),
-        columns=1, order="depth",
-    ),
-)  # fmt: skip
+@plot(reads="passkey.csv", runs="long-*", needs="long-*", draw=sheet(
+    Panel("length", "log_prob", by="_series", each="_at", log="x", ticks=lambda value: f"{value / 1024:g}k",
+          xlabel="tokens of the text", ylabel="log-probability of\nthe number (nats)"),
+    notes=lambda rows: [f"Caches keep {' or '.join(_sizes(rows))} of the text."] * bool(_sizes(rows)),
+    columns=1, order="depth"
+))  # fmt: skip
 def decay_passkey(results: Results, runs: Sequence[str]) -> DataFrame:
     """Which policy still finds a number that stands once in a long and dull text and is asked for at its end (passkey
     retrieval, arXiv:2305.16300): log-probability of the number against the length of the text, a panel for each place

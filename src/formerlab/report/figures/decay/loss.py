@@ -8,22 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
+from formerlab.report import pruning
 from formerlab.report.drawings import plot
 from formerlab.report.names import data_set
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.pruning import (
-    CONFIGURATION,
-    MINUS_H2O,
-    NAMES,
-    PUBLISHED_ALPHA,
-    RELEASED_RUNS,
-    configurations,
-    interval_notes,
-    main_configurations,
-    minus_h2o,
-    size_of,
-    with_seeds,
-)
 from formerlab.report.style import GREY
 from formerlab.results.read import Results
 
@@ -38,10 +26,11 @@ def with_half_recent(results: Results, table: DataFrame) -> DataFrame:
 
     Below them are their seeds.
     """
-    main = main_configurations(table)
+    main = pruning.main_configurations(table)
     alphas = main.loc[main["policy"] == "decay", "alpha"].unique()
     split = table[(table["policy"] == "decay") & (table["recent"] == 0.5) & table["alpha"].isin(alphas)]
-    return with_seeds(results, STUDY, pd.concat([main, split]).drop_duplicates(CONFIGURATION, ignore_index=True))
+    both = pd.concat([main, split]).drop_duplicates(pruning.CONFIGURATION, ignore_index=True)
+    return pruning.with_seeds(results, STUDY, both)
 
 
 def looks(rows: DataFrame) -> "Series[str]":
@@ -49,17 +38,14 @@ def looks(rows: DataFrame) -> "Series[str]":
     return rows["policy"].mask(rows["policy"].eq("decay") & rows["recent"].eq(0.5), "Decay, half recent")
 
 
-@plot(
-    reads="prune.csv",
-    runs="decoder* released-* wikitext-* long-*",
-    draw=sheet(
-        Panel("_percent", "increase_nats", by="_pruned", each="run", log="y",
-              title="{setting}: {windows:.0f} windows of {window_tokens:.0f} tokens",
-              xlabel="kept tokens, realised budget (%)",
-              ylabel="loss above that of the whole\ncache (nats per token)"),
-        notes=interval_notes, wanted=[NAMES[name] for name in ARTICLE], columns=1, height=1.9, order="_after",
-    ),
-)  # fmt: skip
+@plot(reads="prune.csv", runs="decoder* released-* wikitext-* long-*", draw=sheet(
+    Panel("_percent", "increase_nats", by="_pruned", each="run", log="y",
+          title="{setting}: {windows:.0f} windows of {window_tokens:.0f} tokens",
+          xlabel="kept tokens, realised budget (%)",
+          ylabel="loss above that of the whole\ncache (nats per token)"),
+    notes=pruning.interval_notes, wanted=[pruning.NAMES[name] for name in ARTICLE], columns=1, height=1.9,
+    order="_after"
+))  # fmt: skip
 def decay_budget(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss of a decoder above that with the whole cache, against the share of tokens that its cache keeps, for
     each eviction policy, on a logarithmic axis. Each text and length of windows has a panel; budgets are the realised
@@ -68,7 +54,7 @@ def decay_budget(results: Results, runs: Sequence[str]) -> DataFrame:
     0.2 where that was run, as published and with half of the budget for recent tokens, as H2O divides it. SpAtten's
     rule sees later queries, which no real decoder cache can. No perplexities were published.
     """
-    table = configurations(results, STUDY, runs)
+    table = pruning.configurations(results, STUDY, runs)
     table = with_half_recent(results, table[table["policy"].isin(["full", "streaming_llm", *ARTICLE])])
     texts = {
         record["run"]: data_set(record["data.name"], record.get("spec.released"), results.scale)
@@ -79,19 +65,15 @@ def decay_budget(results: Results, runs: Sequence[str]) -> DataFrame:
     return table.assign(
         _percent=100 * table["realised_budget"],
         _pruned=table["configuration"].mask(table["policy"] == "full"),
-        _after=~table["run"].str.startswith(RELEASED_RUNS),
+        _after=~table["run"].str.startswith(pruning.RELEASED_RUNS),
     )
 
 
-@plot(
-    reads="prune.csv",
-    runs="decoder released-*",
-    draw=sheet(
-        Panel("increase_nats", "_pruned", by="_pruned", kind="forest", each="_cell", zero=0.0, far=1.5,
-              xlabel="loss above the whole cache's (nats per token)"),
-        notes=interval_notes, order="run budget _rank",
-    ),
-)  # fmt: skip
+@plot(reads="prune.csv", runs="decoder released-*", draw=sheet(
+    Panel("increase_nats", "_pruned", by="_pruned", kind="forest", each="_cell", zero=0.0, far=1.5,
+          xlabel="loss above the whole cache's (nats per token)"),
+    notes=pruning.interval_notes, order="run budget _rank"
+))  # fmt: skip
 def decay_baselines(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss above that with the whole cache (line), for what is used today and for the other algorithms called
     H2O, all evicting step by step; a panel per budget. Random is the floor; Ideal, which takes the best keys of each
@@ -101,9 +83,9 @@ def decay_baselines(results: Results, runs: Sequence[str]) -> DataFrame:
     those within the cache. Bars: 95 % interval of the paired difference; a number with an arrow is a loss to the right
     of the panel.
     """
-    table = configurations(results, STUDY, runs)
+    table = pruning.configurations(results, STUDY, runs)
     rows = with_half_recent(results, table[~table["policy"].isin(ARTICLE_ALONE)])
-    sizes = rows["budget"].map(size_of) + " of the tokens kept"
+    sizes = rows["budget"].map(pruning.size_of) + " of the tokens kept"
     rank = rows[rows["part"] == "mean"].groupby("configuration")["increase_nats"].mean().rank()
     return rows.assign(
         _cell=rows["run"] + ": " + sizes if rows["run"].nunique() > 1 else sizes,
@@ -115,7 +97,7 @@ def decay_baselines(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def mark_alpha(axes: Axes, rows: DataFrame) -> None:
     """Mark the published choice on the axis of alphas."""
-    axes.axvline(PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
+    axes.axvline(pruning.PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
     axes.set(xlim=(-0.04, 1.04), xticks=np.linspace(0, 1, 6))
 
 
@@ -127,13 +109,13 @@ def level_with_h2o(rows: DataFrame, name: str) -> "Series[bool]":
 def draw_alpha(data: DataFrame) -> Figure:
     """Draw a panel per run and budget; the whole cache is a line in each of its run."""
     cells = data.loc[data["policy"] == "decay", ["run", "budget"]].drop_duplicates()
-    sizes = [f"budget {size_of(budget)}{' of the tokens' * (budget <= 1)}" for budget in cells["budget"]]
+    sizes = [f"budget {pruning.size_of(budget)}{' of the tokens' * (budget <= 1)}" for budget in cells["budget"]]
     cells = cells.assign(_cell=cells["run"] + ": " + sizes if cells["run"].nunique() > 1 else sizes)
     whole = data[data["policy"] == "full"].merge(cells[["run", "_cell"]], on="run")
     rows = pd.concat([data.merge(cells, on=["run", "budget"]), whole], ignore_index=True)
     panel = Panel("alpha", "perplexity", by="_series", each="_cell", xlabel="forgetting factor alpha", empty="_level",
                   ylabel="perplexity", style="policy", far=2.0, finish=mark_alpha)  # fmt: skip
-    return sheet(panel, notes=interval_notes, wanted=("Full", "H2O"))(rows)
+    return sheet(panel, notes=pruning.interval_notes, wanted=("Full", "H2O"))(rows)
 
 
 @plot(reads="prune.csv", runs="decoder* released-*", draw=draw_alpha)
@@ -146,18 +128,18 @@ def decay_alpha(results: Results, runs: Sequence[str]) -> DataFrame:
     its points are filled; bars are of the difference to the whole cache, and whether they meet says nothing of that.
     Far worse alphas leave the panel, with their values at its edge.
     """
-    table = configurations(results, STUDY, runs)
+    table = pruning.configurations(results, STUDY, runs)
     decay = table[table["policy"] == "decay"]
     least = decay.groupby(["run", "budget"])["recent"].transform("min")
     decay = decay[(decay["recent"] == least) | decay["recent"].isna()]
     decay = decay[decay.groupby(["run", "budget"])["alpha"].transform("nunique") > 1]
     if decay.empty:
         return decay
-    others = main_configurations(table[table["policy"].isin(["full", "h2o"])])
+    others = pruning.main_configurations(table[table["policy"].isin(["full", "h2o"])])
     others = others[(others["policy"] == "full") | others["budget"].isin(decay["budget"])]
-    table, differences = pd.concat([others, decay], ignore_index=True), minus_h2o(results, STUDY, runs)
+    table, differences = pd.concat([others, decay], ignore_index=True), pruning.minus_h2o(results, STUDY, runs)
     if differences.empty:
-        table = table.assign(**dict.fromkeys(MINUS_H2O, np.nan))
+        table = table.assign(**dict.fromkeys(pruning.MINUS_H2O, np.nan))
     else:
-        table = table.merge(differences, on=CONFIGURATION, how="left")
-    return table.assign(_series=table["policy"].map(NAMES), _level=level_with_h2o(table, MINUS_H2O[0]))
+        table = table.merge(differences, on=pruning.CONFIGURATION, how="left")
+    return table.assign(_series=table["policy"].map(pruning.NAMES), _level=level_with_h2o(table, pruning.MINUS_H2O[0]))

@@ -71,22 +71,18 @@ def _mark_even(axes: Axes, rows: DataFrame) -> None:
         axes.axhline(even, color=GREY, linestyle=":", linewidth=1)
 
 
-@plot(
-    reads="prune_masks.csv",
-    runs="decoder released-*",
-    draw=sheet(
-        *(
-            Panel("alpha", "value", by="_series", where={"metric": metric, "source": "ours"}, title=heading,
-                  log="y" * metric.startswith("distance"), xlabel="forgetting factor alpha", finish=_mark_even)
-            for metric, (heading, _) in PANELS.items()
-        ),
-        Panel("value", "_series", by="_series", kind="forest", where={"source": "published"}, title="Distance to Ideal",
-              log="x", xlabel="1 - cosine similarity"),
-        notes=lambda rows: [f"Budget {100 * rows['budget'].iloc[0]:g} % of the tokens, {rows['windows'].max():.0f} "
-                            "windows, unpruned attention."],
-        height=1.5, order="alpha",
+@plot(reads="prune_masks.csv", runs="decoder released-*", draw=sheet(
+    *(
+        Panel("alpha", "value", by="_series", where={"metric": metric, "source": "ours"}, title=heading,
+              log="y" * metric.startswith("distance"), xlabel="forgetting factor alpha", finish=_mark_even)
+        for metric, (heading, _) in PANELS.items()
     ),
-)  # fmt: skip
+    Panel("value", "_series", by="_series", kind="forest", where={"source": "published"}, title="Distance to Ideal",
+          log="x", xlabel="1 - cosine similarity"),
+    notes=lambda rows: [f"Budget {100 * rows['budget'].iloc[0]:g} % of the tokens, {rows['windows'].max():.0f} "
+                        "windows, unpruned attention."],
+    height=1.5, order="alpha"
+))  # fmt: skip
 def decay_bias(results: Results, runs: Sequence[str]) -> DataFrame:
     """Which keys a cache of 20 % (or the budget nearest to it) keeps, against the forgetting factor alpha of Decay
     without a recent part; what has no alpha is a level at the same budget. Share of the kept keys among the first 40 %

@@ -196,16 +196,12 @@ def compared(results: Results, rows: DataFrame, runs: Sequence[str]) -> DataFram
     return rows.merge(deepest[["run", "variant", "layers"]], on="run")
 
 
-@plot(
-    reads="flow.csv",
-    runs="depth.kind=identity depth.kind=dwa",
-    draw=sheet(
-        Panel("place", "value", kind="band", where={"measure": COSINE}, title="What each block passes on",
-              xlabel="block i", ylabel="cosine of Y_i with the embedding"),
-        Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Without the smallest mixing weights",
-              xlabel="share of the mixing weights dropped", ylabel="added loss (nats per token)", name="none"),
-    ),
-)  # fmt: skip
+@plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=sheet(
+    Panel("place", "value", kind="band", where={"measure": COSINE}, title="What each block passes on",
+          xlabel="block i", ylabel="cosine of Y_i with the embedding"),
+    Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Without the smallest mixing weights",
+          xlabel="share of the mixing weights dropped", ylabel="added loss (nats per token)", name="none")
+))  # fmt: skip
 def denseformer_flow(results: Results, runs: Sequence[str]) -> DataFrame:
     """How far information flows over depth. Left: mean cosine between what each block passes on, Y_i, and the embedding
     X_0, for the deepest models that were looked at, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622). To see: how
@@ -224,15 +220,11 @@ def denseformer_flow(results: Results, runs: Sequence[str]) -> DataFrame:
     return found
 
 
-@plot(
-    reads="flow.csv",
-    runs="depth.kind=identity depth.kind=dwa",
-    draw=sheet(
-        Panel("place", "_value", kind="band", each="matrix", name="legend", xlabel="rank (share of all)",
-              ylabel="singular value / largest"),
-        notes=lambda rows: [], columns=3, height=1.5,
-    ),
-)  # fmt: skip
+@plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=sheet(
+    Panel("place", "_value", kind="band", each="matrix", name="legend", xlabel="rank (share of all)",
+          ylabel="singular value / largest"),
+    notes=lambda rows: [], columns=3, height=1.5
+))  # fmt: skip
 def denseformer_spectra(results: Results, runs: Sequence[str]) -> DataFrame:
     """Singular values of the weights of trained models, each over the largest of its matrix and averaged over blocks,
     after Fig. 13 of DenseFormer (arXiv:2402.02622), of the deepest models that were looked at. Query, key and value

@@ -23,14 +23,7 @@ from formerlab.report.runs import (
     summary,
 )
 from formerlab.report.style import GREY
-from formerlab.report.tables.denseformer import (
-    gains,
-    plains,
-    published_depths,
-    published_table,
-    speeds,
-    with_seeds,
-)
+from formerlab.report.tables import denseformer as tables
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
 
@@ -42,14 +35,10 @@ _beside_table_1 = partial(
 )  # fmt: skip
 
 
-@plot(
-    reads="test.csv",
-    runs="depth.kind=identity depth.kind=dwa",
-    draw=sheet(
-        _beside_table_1("layers", xlabel="depth (blocks)", ticks="{:.0f}".format),
-        wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], height=2.6,
-    ),
-)  # fmt: skip
+@plot(reads="test.csv", runs="depth.kind=identity depth.kind=dwa", draw=sheet(
+    _beside_table_1("layers", xlabel="depth (blocks)", ticks="{:.0f}".format),
+    wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], height=2.6
+))  # fmt: skip
 def denseformer_depth(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss of plain Transformers and DenseFormers against depth, after Table 1 of DenseFormer
     (arXiv:2402.02622); k x p is dilation k and period p. To see: how far a DenseFormer lies below the plain Transformer
@@ -58,7 +47,7 @@ def denseformer_depth(results: Results, runs: Sequence[str]) -> DataFrame:
     depth, paired by seed: it is established where the bar does not reach the Transformer's mean. Right: the published
     perplexities, for 378 to 676 million parameters (OWT2, 40k steps).
     """
-    losses, pairs = held_out_losses(results, STUDY, runs), gains(results, runs)
+    losses, pairs = held_out_losses(results, STUDY, runs), tables.gains(results, runs)
     means = by_run(losses)
     if "gain_nats" in pairs:
         pairs = pairs[pairs["interval"] == INTERVALS["student"]].set_index("run")
@@ -68,8 +57,8 @@ def denseformer_depth(results: Results, runs: Sequence[str]) -> DataFrame:
             paired = means["loss_nats"] + (of_run["gain_nats"] - of_run[f"gain_nats_{gain}"])
             means[f"loss_nats_{end}"] = means[f"loss_nats_{end}"].where(~means["paired"], paired)
             means[f"perplexity_{end}"] = np.exp(means[f"loss_nats_{end}"])
-    ours = with_seeds(means.sort_values(["variant", "layers"]), losses, ("source", "variant", "layers"))
-    return pd.concat([ours, published_depths().assign(part="mean")], ignore_index=True)
+    ours = tables.with_seeds(means.sort_values(["variant", "layers"]), losses, ("source", "variant", "layers"))
+    return pd.concat([ours, tables.published_depths().assign(part="mean")], ignore_index=True)
 
 
 def _front(speed: "pd.Series[float]", loss: "pd.Series[float]") -> list[bool]:
@@ -88,14 +77,11 @@ def _mark_depths(axes: Axes, rows: DataFrame) -> None:
     axes.step(front["batches_per_s"], front[column], where="pre", color=GREY, linewidth=1, linestyle=":", zorder=0)
 
 
-@plot(
-    reads="test.csv speed.csv",
-    draw=sheet(
-        _beside_table_1("batches_per_s", xlabel=f"forward passes of {{{FORWARD}_sequences:.0f}} sequences a second",
-                        finish=_mark_depths),
-        height=2.6,
-    ),
-)  # fmt: skip
+@plot(reads="test.csv speed.csv", draw=sheet(
+    _beside_table_1("batches_per_s", xlabel=f"forward passes of {{{FORWARD}_sequences:.0f}} sequences a second",
+                    finish=_mark_depths),
+    height=2.6
+))  # fmt: skip
 def denseformer_tradeoff(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622): each
     point is a model, the number beside it its blocks, lines join the depths of one kind, and the dotted line is the
@@ -104,14 +90,15 @@ def denseformer_tradeoff(results: Results, runs: Sequence[str]) -> DataFrame:
     of repetitions on an otherwise idle machine, horizontal bars their quartiles. Right: perplexity and batches per
     second of Table 1.
     """
-    ours = gains(results, runs)
-    ours = ours[ours["setting"] == "main"].merge(speeds(results), on="run")
+    ours = tables.gains(results, runs)
+    ours = ours[ours["setting"] == "main"].merge(tables.speeds(results), on="run")
     if len(ours):
         for end, time in (("", ""), ("_low", "_high"), ("_high", "_low")):
             ours[f"batches_per_s{end}"] = 1 / ours[f"{FORWARD}_time_s{time}"]
         ours["front"] = _front(ours["batches_per_s"], ours["loss_nats"])
-        ours = with_seeds(ours, held_out_losses(results, STUDY), ("source", "variant", "layers", "batches_per_s"))
-    theirs = published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
+        shared = ("source", "variant", "layers", "batches_per_s")
+        ours = tables.with_seeds(ours, held_out_losses(results, STUDY), shared)
+    theirs = tables.published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
     theirs = theirs.assign(front=_front(theirs["batches_per_s"], theirs["perplexity"]), part="mean")
     columns = f"source part run variant layers batches_per_s[] {FORWARD}_sequences loss_nats[] perplexity seeds seed"
     return pd.concat([ours, theirs], ignore_index=True).reindex(columns=shown_columns(f"{columns} diverged front"))
@@ -124,15 +111,12 @@ def labelled(rows: DataFrame) -> DataFrame:
     return rows.assign(_label=head + rows["series"] + tokens, _look=rows["source"])
 
 
-@plot(
-    reads="test.csv",
-    runs=("depth.kind=identity", "depth.kind=dwa depth.dilation=1 depth.period=1", "long-plain-*", "long-dwa-1x1-*"),
-    needs="long-dwa-1x1-*",
-    draw=sheet(
-        Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0,
-              xlabel="plain minus DenseFormer (nats per token)")
-    ),
-)  # fmt: skip
+@plot(reads="test.csv",
+      runs=("depth.kind=identity", "depth.kind=dwa depth.dilation=1 depth.period=1", "long-plain-*", "long-dwa-1x1-*"),
+      needs="long-dwa-1x1-*", draw=sheet(
+    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0,
+          xlabel="plain minus DenseFormer (nats per token)")
+))  # fmt: skip
 def denseformer_gain(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth and number
     of tokens seen, every run with its own full schedule (arXiv:2402.02622). Differences are paired by seed; above zero
@@ -140,7 +124,7 @@ def denseformer_gain(results: Results, runs: Sequence[str]) -> DataFrame:
     easier.
     """
     losses = held_out_losses(results, STUDY, runs)
-    plain_of, rows = plains(losses), []
+    plain_of, rows = tables.plains(losses), []
     dense = losses[losses["variant"].str.startswith(DENSEFORMER)].drop_duplicates("run")
     for record in dense.sort_values(["layers", "variant", "tokens"]).to_dict("records"):
         run, plain = record["run"], plain_of.get(record["run"])
@@ -154,8 +138,8 @@ def denseformer_gain(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def _published_sparsity() -> DataFrame:
     """Return the same of the models of 48 blocks in Tables 1 and 4."""
-    depths = published_depths().rename(columns={"variant": "model"})
-    rows = pd.concat([depths[depths["layers"] == 48], published_table("Table 4")]).drop_duplicates("model")
+    depths = tables.published_depths().rename(columns={"variant": "model"})
+    rows = pd.concat([depths[depths["layers"] == 48], tables.published_table("Table 4")]).drop_duplicates("model")
     rows[_GAIN] = np.log(rows["perplexity"].iloc[0] / rows["perplexity"])
     rows[["dilation", "period"]] = rows["model"].str.extract(r"(\d+)x(\d+)").astype(float)
     rows = rows.assign(layers=48.0, run=rows["model"], part="mean").dropna(subset=["dilation", _GAIN])
@@ -168,18 +152,14 @@ _sparse = partial(_forest, _BEHIND, title="{setting}", xlabel="loss minus that o
 _time = partial(_forest, "_slower", title="{setting}: time", xlabel="forward pass, % slower than 1 x 1")
 
 
-@plot(
-    reads="test.csv",
-    runs="depth.kind=identity depth.kind=dwa",
-    needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"),
-    draw=sheet(
-        _sparse(where={"source": "ours"}),
-        _time(where={"source": "ours"}),
-        _sparse(where={"source": "published"}, title="48 blocks"),
-        _time(where={"source": "published"}, title="48 blocks: time"),
-        order="dilation period",
-    ),
-)
+@plot(reads="test.csv", runs="depth.kind=identity depth.kind=dwa",
+      needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"), draw=sheet(
+    _sparse(where={"source": "ours"}),
+    _time(where={"source": "ours"}),
+    _sparse(where={"source": "published"}, title="48 blocks"),
+    _time(where={"source": "published"}, title="48 blocks: time"),
+    order="dilation period"
+))  # fmt: skip
 def denseformer_sparsity(results: Results, runs: Sequence[str]) -> DataFrame:
     """What sparse averages over depth lose against the dense one (1 x 1) of the same depth, and what they save, by
     dilation k x period p, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). Left: held-out loss minus that of
@@ -188,13 +168,13 @@ def denseformer_sparsity(results: Results, runs: Sequence[str]) -> DataFrame:
     worse, and whether the time that it saves is worth it. Below: what Tables 1 and 4 print, as differences of ln
     perplexity. A scale that has no dilation but 1 at period 1 lacks this figure.
     """
-    ours = gains(results, runs)
+    ours = tables.gains(results, runs)
     if _GAIN in ours:
         records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
         for name in ("dilation", "period"):
             ours[name] = ours["run"].map(records.get(f"spec.model.depth.{name}", pd.Series(dtype=float)))
         ours = ours.dropna(subset=["dilation", _GAIN])
-        ours = ours[ours["layers"] == ours["layers"].mode().max()].merge(speeds(results), on="run", how="left")
+        ours = ours[ours["layers"] == ours["layers"].mode().max()].merge(tables.speeds(results), on="run", how="left")
     dense = ours[(ours["dilation"] == 1) & (ours["period"] == 1)] if _GAIN in ours else ours[:0]
     if dense.empty:
         return DataFrame()

@@ -145,16 +145,12 @@ def _envelope(axes: Axes, rows: DataFrame) -> None:
         axes.plot(*at.loc[[parent, run]].to_numpy(float).T, color=look(variant).colour, linewidth=1)
 
 
-@plot(
-    reads="test.csv",
-    needs="envelope-*",
-    draw=sheet(
-        _loss_panel(FLOPS, by="_model", log="xy", title="{setting}: grown models and the envelope",
-                    xlabel="cumulative FLOPs", finish=_envelope),
-        _loss_panel(TOKENS, by="_size", log="xy", title="From scratch, size by size", xlabel="tokens"),
-        columns=1, height=2.6, order=f"_below {TOKENS} {PARAMETERS}",
-    ),
-)  # fmt: skip
+@plot(reads="test.csv", needs="envelope-*", draw=sheet(
+    _loss_panel(FLOPS, by="_model", log="xy", title="{setting}: grown models and the envelope",
+                xlabel="cumulative FLOPs", finish=_envelope),
+    _loss_panel(TOKENS, by="_size", log="xy", title="From scratch, size by size", xlabel="tokens"),
+    columns=1, height=2.6, order=f"_below {TOKENS} {PARAMETERS}"
+))  # fmt: skip
 def tokenformer_scaling(results: Results, runs: Sequence[str]) -> DataFrame:
     """Tokenformers that grow or train on beside Transformers from scratch (arXiv:2410.23168). Those are of three sizes
     and three lengths, every one with its own full schedule, against FLOPs and tokens; these pay for all their
@@ -183,15 +179,11 @@ def _mark_paper(axes: Axes, rows: DataFrame) -> None:
     axes.text(STAGES[0], 0.98, " PUBLISHED stages", transform=axes.get_xaxis_transform(), va="top", color=PUBLISHED_INK)
 
 
-@plot(
-    reads="test.csv",
-    runs="annealed-*-short annealed-*-medium annealed-*-long",
-    needs="annealed-trained-on-*",
-    draw=sheet(
-        Panel("tokens_per_new_parameter", "difference_nats", log="x", zero=0.0, xlabel="tokens per new parameter",
-              ylabel="grown minus trained on\n(nats per token)", finish=_mark_paper)
-    ),
-)  # fmt: skip
+@plot(reads="test.csv", runs="annealed-*-short annealed-*-medium annealed-*-long", needs="annealed-trained-on-*",
+      draw=sheet(
+    Panel("tokens_per_new_parameter", "difference_nats", log="x", zero=0.0, xlabel="tokens per new parameter",
+          ylabel="grown minus trained on\n(nats per token)", finish=_mark_paper)
+))  # fmt: skip
 def tokenformer_stage_length(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss of a grown Tokenformer minus that of its parent trained on for the same FLOPs, against the tokens
     of the stage per parameter that it adds (arXiv:2410.23168). Differences are paired by seed; below zero growing has

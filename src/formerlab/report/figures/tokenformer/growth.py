@@ -48,19 +48,16 @@ _minus_parent = partial(Panel, by="label", zero=0.0)
 _ended = partial(_minus_parent, _LOSS, "label", kind="forest", xlabel="loss minus the parent's (nats)")
 
 
-@plot(
-    reads="eval.csv test.csv",
-    runs="tokenformer-1 long-matched-chosen grown-random-*-2 grown-zero-*-2 trained-on-*2",
-    needs="grown-random-*-2 grown-zero-*-2",
-    draw=sheet(
-        _ended(where={"part": ["end", "seed"]}, title="{setting}: at the end, test text"),
-        _ended(where={"part": ["end_valid", "seed_valid"]}, title="At the end, validation text"),
-        _minus_parent("_tera", _LOSS, kind="band", where={"part": "curve"}, far=4.0,
-                      title="From the moment of growth on, validation text", ylabel="loss minus the parent's (nats)",
-                      xlabel="training cost since then (TFLOP)"),
-        columns=1, height=2.4, order="_rank step",
-    ),
-)  # fmt: skip
+@plot(reads="eval.csv test.csv",
+      runs="tokenformer-1 long-matched-chosen grown-random-*-2 grown-zero-*-2 trained-on-*2",
+      needs="grown-random-*-2 grown-zero-*-2", draw=sheet(
+    _ended(where={"part": ["end", "seed"]}, title="{setting}: at the end, test text"),
+    _ended(where={"part": ["end_valid", "seed_valid"]}, title="At the end, validation text"),
+    _minus_parent("_tera", _LOSS, kind="band", where={"part": "curve"}, far=4.0,
+                  title="From the moment of growth on, validation text", ylabel="loss minus the parent's (nats)",
+                  xlabel="training cost since then (TFLOP)"),
+    columns=1, height=2.4, order="_rank step"
+))  # fmt: skip
 def tokenformer_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     """The first stage after growth: loss minus that of the parent (line at zero) at the end of its own training, by how
     the new keys start, whether tau keeps its value, whether the optimizer's moments are carried over and whether old
@@ -118,16 +115,12 @@ ARMS = {
 _domain = partial(Panel, "step", "loss_nats", kind="band", far=2.5, xlabel="step on the second domain")
 
 
-@plot(
-    reads="eval.csv",
-    runs="continued-*",
-    draw=sheet(
-        _domain(where={"part": "loss"}, title="{setting}", ylabel="validation loss (nats)"),
-        _domain(where={"part": "relative"}, zero=0.0, title="Beside the ungrown model of the same family",
-                ylabel="minus the ungrown model's (nats)"),
-        wanted=[name for name, _ in ARMS.values()], columns=1, height=2.3,
-    ),
-)  # fmt: skip
+@plot(reads="eval.csv", runs="continued-*", draw=sheet(
+    _domain(where={"part": "loss"}, title="{setting}", ylabel="validation loss (nats)"),
+    _domain(where={"part": "relative"}, zero=0.0, title="Beside the ungrown model of the same family",
+            ylabel="minus the ungrown model's (nats)"),
+    wanted=[name for name, _ in ARMS.values()], columns=1, height=2.3
+))  # fmt: skip
 def tokenformer_continued(results: Results, runs: Sequence[str]) -> DataFrame:
     """Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer
     (arXiv:2410.23168): models grown one size, and models not grown. Above: validation loss on the new domain from
@@ -143,15 +136,11 @@ def tokenformer_continued(results: Results, runs: Sequence[str]) -> DataFrame:
     return rows.assign(variant=[ARMS[run][0] for run in rows["run"]])
 
 
-@plot(
-    reads="eval.csv test.csv",
-    runs="matched-* modern-* classic-* long-matched-* long-modern-* long-classic-*",
-    needs="long-matched-*",
-    draw=sheet(
-        Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0,
-              xlabel="Tokenformer minus Transformer (nats per token)")
-    ),
-)  # fmt: skip
+@plot(reads="eval.csv test.csv", runs="matched-* modern-* classic-* long-matched-* long-modern-* long-classic-*",
+      needs="long-matched-*", draw=sheet(
+    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0,
+          xlabel="Tokenformer minus Transformer (nats per token)")
+))  # fmt: skip
 def tokenformer_gap(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of
     tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic one. Each
@@ -212,19 +201,16 @@ def published_gains() -> DataFrame:
     return DataFrame(rows).assign(gain_nats_low=np.nan, gain_nats_high=np.nan)
 
 
-@plot(
-    reads="eval.csv test.csv",
-    runs="tokenformer-1 transformer-1 long-*-chosen grown-random-sqrt-[23] net2net-* hypercloning-*",
-    needs="net2net-* hypercloning-*",
-    draw=sheet(
-        Panel("step", "loss_nats", by="method", kind="band", where={"part": "curve"}, title="First stage",
-              name="legend", xlabel="step of the stage", ylabel="validation loss (nats)"),
-        Panel("size", "gain_nats", by="method", where={"part": ["gain", "seed"]}, zero=0.0, ticks="{:.0f}".format,
-              name="legend", title="Gain over the own start", xlabel="stage",
-              ylabel="loss before growth minus loss after", published={"title": "Table 8", "ylabel": ""}),
-        wanted=list(METHODS), columns=3,
-    ),
-)  # fmt: skip
+@plot(reads="eval.csv test.csv",
+      runs="tokenformer-1 transformer-1 long-*-chosen grown-random-sqrt-[23] net2net-* hypercloning-*",
+      needs="net2net-* hypercloning-*", draw=sheet(
+    Panel("step", "loss_nats", by="method", kind="band", where={"part": "curve"}, title="First stage",
+          name="legend", xlabel="step of the stage", ylabel="validation loss (nats)"),
+    Panel("size", "gain_nats", by="method", where={"part": ["gain", "seed"]}, zero=0.0, ticks="{:.0f}".format,
+          name="legend", title="Gain over the own start", xlabel="stage",
+          ylabel="loss before growth minus loss after", published={"title": "Table 8", "ylabel": ""}),
+    wanted=list(METHODS), columns=3
+))  # fmt: skip
 def tokenformer_rivals(results: Results, runs: Sequence[str]) -> DataFrame:
     """Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of Tokenformer
     (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. Middle: what the held-out

@@ -131,16 +131,13 @@ _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
 _VOCABULARY = 50304
 
 
-@plot(
-    reads="run.json",
-    runs="transformer-[1-4] classic-chosen tokenformer-1 long-matched-chosen grown-random-sqrt-[2-4]",
-    draw=sheet(
-        Panel("length", "_per_token", by="_series", log="xy", xlabel="length of the text (tokens)",
-              ylabel="forward FLOPs per token", title="Formula: {setting}",
-              ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",
-              published={"title": "formula, sizes of Table 8", "ylabel": ""}),
-    ),
-)  # fmt: skip
+@plot(reads="run.json",
+      runs="transformer-[1-4] classic-chosen tokenformer-1 long-matched-chosen grown-random-sqrt-[2-4]", draw=sheet(
+    Panel("length", "_per_token", by="_series", log="xy", xlabel="length of the text (tokens)",
+          ylabel="forward FLOPs per token", title="Formula: {setting}",
+          ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",
+          published={"title": "formula, sizes of Table 8", "ylabel": ""})
+))  # fmt: skip
 def tokenformer_length(results: Results, runs: Sequence[str]) -> DataFrame:
     """FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer
     (arXiv:2410.23168), drawn per token so that the lines part: computed, not measured, without the logits, and with the
