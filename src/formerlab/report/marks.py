@@ -127,6 +127,7 @@ def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> l
     axes.grid(visible=False, axis="y")
     if axes.get_xscale() == "linear":
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_formatter(lambda value, _: np.format_float_positional(round(value, 9), trim="-"))
     return []
 
 
