@@ -28,7 +28,7 @@ POOL = Pooled(0.01, 12)
 
 
 def linear(name, values, pool=None, **more):
-    return Linear.of(Level(name, dict(enumerate(values)), pooled=lambda levels: pool, **more))
+    return Linear({Level(name, dict(enumerate(values)), pooled=lambda levels: pool, **more): 1.0})
 
 
 def answered(*groups, seeds=None, **more):
@@ -64,7 +64,7 @@ def test_coefficients_of_one_run_add_up_before_they_are_squared():
     """Excess = (sparse - dense) - (plain - dense) / 4."""
     sparse, dense, plain = (linear(name, [3.0, 3.01, 3.02], POOL) for name in ("sparse", "dense", "plain"))
     excess = (sparse - dense) - 0.25 * (plain - dense)
-    assert {name: c for name, (c, _) in excess.terms.items()} == {"sparse": 1, "dense": -0.75, "plain": -0.25}
+    assert {level.name: c for level, c in excess.terms.items()} == {"sparse": 1, "dense": -0.75, "plain": -0.25}
     half = stats.t(12).ppf(0.975) * math.sqrt(0.01 * (1 + 0.75**2 + 0.25**2) / 3)
     assert excess.interval(0.95).high - excess.interval(0.95).mean == pytest.approx(half)
     assert plain.interval(0.95).high != pytest.approx(half), "a level is no comparison, so it is not pooled"

@@ -5,8 +5,8 @@ arms of a claim share them and differences stay paired.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -83,17 +83,17 @@ def residual_variance(values: DataFrame) -> Pooled | None:
     return Pooled(float(np.sum((found - design @ fit) ** 2)) / freedom, freedom) if freedom > 0 else None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Level:
     """One number of a run, by seed."""
 
     name: str
     """What was read of which run: equal names are the same number."""
-    values: Mapping[int, float]
-    units: Mapping[int, Float[np.ndarray, " units"]] | None = None
+    values: Mapping[int, float] = field(compare=False)
+    units: Mapping[int, Float[np.ndarray, " units"]] = field(default_factory=dict, compare=False)
     """The same on each unit of the held-out split that was drawn by itself; of a logarithm, value by mean."""
-    weights: Float[np.ndarray, " units"] | None = None
-    pooled: Callable[[Sequence["Level"]], Pooled | None] = lambda levels: None
+    weights: Float[np.ndarray, " units"] | None = field(default=None, compare=False)
+    pooled: Callable[[Collection["Level"]], Pooled | None] = field(default=lambda levels: None, compare=False)
     """Returns the variance of such numbers over runs like those of the levels."""
 
 
@@ -101,23 +101,18 @@ class Level:
 class Linear(Quantity):
     """A sum of numbers of runs with coefficients, paired by seed."""
 
-    terms: Mapping[str, tuple[float, Level]]
+    terms: Mapping[Level, float]
     constant: float = 0.0
-
-    @classmethod
-    def of(cls, level: Level) -> "Linear":
-        """Return the number itself."""
-        return cls({level.name: (1.0, level)})
 
     @property
     def seeds(self) -> list[int]:
         """Seeds that all terms have."""
-        return sorted(set.intersection(*(set(level.values) for _, level in self.terms.values())))
+        return sorted(set.intersection(*(set(level.values) for level in self.terms)))
 
     @property
     def by_seed(self) -> Float[np.ndarray, " seeds"]:
         """Its value for each of them."""
-        columns = [[c * level.values[seed] for seed in self.seeds] for c, level in self.terms.values()]
+        columns = [[c * level.values[seed] for seed in self.seeds] for level, c in self.terms.items()]
         return np.asarray(np.sum(columns, axis=0) + self.constant)
 
     def interval(self, confidence: float) -> Interval:
@@ -130,21 +125,18 @@ class Linear(Quantity):
         return t_interval(mean, parts, confidence, seeds=seeds, method="student")
 
     def __mul__(self, factor: float) -> "Linear":
-        return Linear({name: (factor * c, level) for name, (c, level) in self.terms.items()}, factor * self.constant)
+        return Linear({level: factor * c for level, c in self.terms.items()}, factor * self.constant)
 
     def __add__(self, other: Any) -> "Linear":
         if not isinstance(other, Linear):
             return replace(self, constant=self.constant + other)
-        terms = dict(self.terms)
-        for name, (coefficient, level) in other.terms.items():
-            terms[name] = (coefficient + terms.get(name, (0.0, level))[0], level)
-        return Linear(terms, self.constant + other.constant)
+        terms = {level: c + self.terms.get(level, 0.0) for level, c in other.terms.items()}
+        return Linear({**self.terms, **terms}, self.constant + other.constant)
 
     def _between(self, own: float, seeds: int) -> tuple[float, float]:
         """Return the variance of the mean over seeds: pooled, unless its own one is larger than chance would have."""
-        coefficients = [c for c, _ in self.terms.values()]
-        levels = [level for _, level in self.terms.values()]
-        if abs(sum(coefficients)) < 1e-9 and (pool := levels[0].pooled(levels)) is not None:
+        coefficients = [*self.terms.values()]
+        if abs(sum(coefficients)) < 1e-9 and (pool := next(iter(self.terms)).pooled(self.terms)) is not None:
             expected = pool.variance * sum(c**2 for c in coefficients)
             if own <= expected * float(special.fdtri(seeds - 1, pool.freedom, POOL_CHECK)):
                 return expected / seeds, pool.freedom
@@ -152,12 +144,12 @@ class Linear(Quantity):
 
     def documents(self) -> list[tuple[float, float]]:
         """Return the variance of the choice of documents; nothing where they are few, or not known."""
-        weights = next(iter(self.terms.values()))[1].weights
+        weights = next(iter(self.terms)).weights
         if weights is None or len(weights) < MIN_UNITS:
             return []
         on_units = np.zeros(len(weights))
-        for coefficient, level in self.terms.values():
-            if level.units is None or not np.array_equal(level.weights, weights):  # type: ignore[arg-type]
+        for level, coefficient in self.terms.items():
+            if not np.array_equal(level.weights, weights):  # type: ignore[arg-type]
                 return []
             on_units += coefficient * np.mean([level.units[seed] for seed in self.seeds], axis=0)
         share, count = weights / weights.sum(), len(weights)

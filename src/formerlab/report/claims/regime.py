@@ -18,7 +18,7 @@ from pandas import DataFrame, Series
 
 from formerlab.report.claims.quantity import Linear, MissingRowsError
 from formerlab.report.claims.registry import Arm, Claim, Condition
-from formerlab.report.claims.rows import Rows
+from formerlab.report.claims.rows import Rows, policy_rows
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE
 
@@ -151,7 +151,7 @@ def overfit(runs: ArmRuns) -> float:
 def loss_by_pruning(runs: ArmRuns) -> float:
     """Loss with the policy minus that with the whole cache."""
     table, full = runs.rows.rows("prune.csv", runs.name), Arm(run=runs.name, policy="full")
-    means = [runs.rows.policy(table, arm)["loss_nats"].mean() for arm in (runs.arm, full)]
+    means = [policy_rows(table, arm)["loss_nats"].mean() for arm in (runs.arm, full)]
     return float(means[0] - means[1])
 
 
@@ -260,7 +260,7 @@ def _value(quantity: str, arms: list[ArmRuns]) -> float:
     if quantity == "same_grid":
         return float(len({frozenset(f"{rate:.6g}" for rate in runs.searched["lr"]) for runs in arms}) == 1)
     if quantity == "gain_of_depth":
-        first, second = (Linear.of(runs.rows.level(runs.arm, "loss_nats")) for runs in arms)
+        first, second = (Linear({runs.rows.level(runs.arm, "loss_nats"): 1.0}) for runs in arms)
         return (first - second).ends(CONFIDENCE)[0]
     base, _, comparison = quantity.rpartition("_")
     if quantity == "parameters_apart":

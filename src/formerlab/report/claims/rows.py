@@ -1,8 +1,9 @@
 """From result rows to the quantities that expressions ask for."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,13 +26,27 @@ from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, weighted_means
 
-Found = TypeVar("Found")
 BLEU = {"bleu": "sacrebleu", "bleu_compound_split": "compound_split"}
 """What rows call the metrics of translations."""
 OF_WINDOWS = {"loss_nats": "prune.csv", "early_share": "prune_masks.csv", "distance_to_ideal": "prune_masks.csv"}
-"""What is measured of a policy on every window, and where it stands."""
+"""What is measured of a policy on every window, and the file that has it."""
 POOL_FACTOR = 2
 """Runs within this factor of the arms, in FLOPs and in parameters, share their variance (pool_factor)."""
+Found = TypeVar("Found")
+
+
+def once(find: Callable[..., Found]) -> Callable[..., Found]:
+    """Remember what a method found: claims of a study that read the same suites by the same metric share it."""
+
+    @wraps(find)
+    def found(self: "Rows", *asked: Any, **more: Any) -> Found:
+        key = (find.__name__, self.study, self.arms.suites, self.arms.metric, *asked, *more.items())
+        if key not in self.found:
+            self.found[key] = find(self, *asked, **more)
+        known: Found = self.found[key]
+        return known
+
+    return found
 
 
 class Rows:
@@ -41,16 +56,40 @@ class Rows:
         """Read from `results`; what was `found` of runs is shared by all claims that are given the same dictionary."""
         self.results, self.study, self.arms = results, study, arms
         self.used: set[str] = set()
-        self._found = {} if found is None else found
+        self.found = {} if found is None else found
 
-    @property
+    @once
     def all_runs(self) -> DataFrame:
-        """The records of all runs of the study."""
-        return self._once(lambda: self.results.runs(self.study), "runs")
+        """Return the records of all runs of the study."""
+        return self.results.runs(self.study)
 
     def records(self, run: str) -> DataFrame:
         """Return the records of a run."""
-        return self.all_runs[self.all_runs["run"] == run]
+        return self.all_runs()[self.all_runs()["run"] == run]
+
+    def run(self, arm: Arm) -> str:
+        """Return the name of the run that stands for an arm."""
+        pattern = arm.run or arm.best_of or ""
+        found = [name for name in self.all_runs()["run"].unique() if fnmatchcase(name, pattern)]
+        if not found:
+            raise MissingRowsError(f"no finished run {pattern}")
+
+        def validation(run: str) -> tuple[bool, float]:
+            return self._diverged(run), float(np.mean(list(self._validation(run, "last_step").values())))
+
+        best = str(min(found, key=validation) if found[1:] else found[0])
+        self.used.add(best)
+        return best
+
+    def _diverged(self, run: str) -> bool:
+        return bool((self.records(run)["status"] == "diverged").any())
+
+    def rows(self, name: str, run: str) -> DataFrame:
+        """Return the rows of a file of a run. Raises MissingRowsError where there are none."""
+        rows = self.results.rows(name, self.study, [run])
+        if rows.empty:
+            raise MissingRowsError(f"run {run} has no rows in {name}")
+        return rows
 
     def level(self, arm: Arm, metric: str, *, logarithm: bool = False) -> Level:
         """Return the metric of an arm, a number per seed (per repetition of a timing); or its logarithm."""
@@ -63,40 +102,120 @@ class Rows:
             return Level(f"{metric} {arm.run}", dict(zip(rows["repetition"], rows[metric].astype(float), strict=True)))
         run = self.run(arm)
         if metric in ("loss_nats", "error_rate"):
-
-            def read(other: str) -> Level:
-                key = f"{'ln ' * logarithm}{metric} {arm.at} {other}"
-                return self._once(lambda: self._held_out(key, other, metric, arm.at, logarithm=logarithm), key)
-
-            return replace(read(run), pooled=lambda levels: self._pooled(levels, read))
+            kind = (metric, arm.at, logarithm)
+            return replace(self._held_out(run, *kind), pooled=lambda terms: self._pooled(frozenset(terms), *kind))
         if metric in BLEU:
             sentences = self._sentences(run, metric, "test")
             values = {seed: float(corpus_bleu(group.sum(axis=0))) for seed, group in sentences.items()}
         elif metric == "flops_ratio_at_equal_loss":
-            values = self._flops_ratio(run, arm)
+            values = self._flops_ratio(run, arm.envelope)
         elif metric.startswith("embedding_weight_"):
             values = self._embedding_weight(run, last=metric.endswith("last_third"))
         else:
             values = self._recorded(run, metric)
         return Level(f"{metric} {run}", values)
 
-    def _pooled(self, levels: Sequence[Level], read: Callable[[str], Level]) -> Pooled | None:
-        """Return the variance of one run between seeds, over the runs like those of the levels."""
-        names = frozenset(level.name for level in levels)
+    @once
+    def _held_out(self, run: str, metric: str, at: str, logarithm: bool) -> Level:
+        """Return the loss or error of a run at a moment, on the test split with its documents, pairs or images."""
+        change: Callable[[float], float] = (lambda value: float(np.log(value))) if logarithm else float
+        rows = self.rows("test.csv" if at == "end" else "eval.csv", run)
+        if rows["loss_nats"].isna().any() and not self._diverged(run):
+            raise MissingRowsError(f"run {run} has losses that are no numbers")
+        rows = rows.assign(loss_nats=rows["rank"] > 0, tokens=1) if metric == "error_rate" else rows
+        found = self._validation(run, at) if at != "end" else by_seed(weighted_means(rows, ["seed"]))
+        values = {seed: change(value) for seed, value in found.items()}
+        name = f"{'ln ' * logarithm}{metric} {at} {run}"
+        pairs = (self.records(run).get("spec.task.kind", Series([None])) == "translation").all()
+        unit = "document" if "document" in rows else "window" if pairs or "label" in rows else None
+        if at != "end" or unit is None:  # no column of what was drawn by itself
+            return Level(name, values)
+        means = weighted_means(rows, ["seed", unit]).unstack()
+        units = {seed: means.loc[seed].to_numpy() / (mean if logarithm else 1.0) for seed, mean in found.items()}
+        weights = rows[rows["seed"] == next(iter(found))].groupby(unit)["tokens"].sum().to_numpy(float)
+        return Level(name, values, units, weights)
 
-        def find() -> Pooled | None:
-            values = []
-            like = alike(self.all_runs, {name.split()[-1] for name in names})
-            for run, records in like.groupby("run", sort=False):
-                try:
-                    found = read(str(run)).values
-                except MissingRowsError:
-                    continue
-                values += [(run, seed, found[seed]) for seed in records["seed"] if seed in found]
-            return residual_variance(DataFrame(values, columns=["run", "seed", "value"]))
+    @once
+    def _pooled(self, terms: frozenset[Level], *kind: Any) -> Pooled | None:
+        """Return the variance of one run between seeds, over the runs like those of the terms."""
+        values = []
+        for run, records in alike(self.all_runs(), {term.name.split()[-1] for term in terms}).groupby(
+            "run", sort=False
+        ):
+            try:
+                found = self._held_out(str(run), *kind).values
+            except MissingRowsError:
+                continue
+            values += [(run, seed, found[seed]) for seed in records["seed"] if seed in found]
+        return residual_variance(DataFrame(values, columns=["run", "seed", "value"]))
 
-        return self._once(find, names)
+    def curve(self, run: str) -> DataFrame:
+        """Return the validation loss of a run by seed and step."""
+        rows = self.rows("eval.csv", run)
+        rows = rows[rows["split"] == "valid"]
+        return weighted_means(rows, ["seed", "step"]).reset_index().sort_values(["seed", "step"])
 
+    def _validation(self, run: str, at: str) -> dict[int, float]:
+        """Return the validation loss at the first or last step, or its mean over the steps."""
+        found = {}
+        for seed, group in self.curve(run).groupby("seed"):
+            steps, losses = group["step"].to_numpy(float), group["loss_nats"].to_numpy(float)
+            if at == "first_step" and steps[0] > 0:
+                raise MissingRowsError(f"run {run} was not evaluated before its first step")
+            area = at == "area_under_curve" and len(steps) > 1
+            one = losses[-1] if at == "last_step" else losses[0]
+            mean = np.trapezoid(losses, steps) / (steps[-1] - steps[0]) if area else one
+            found[int(str(seed))] = float(mean)
+        return found
+
+    def _recorded(self, run: str, key: str) -> dict[int, float]:
+        """Return a number of run.json."""
+        return by_seed(self.records(run).set_index("seed")[key])
+
+    def _flops_ratio(self, run: str, envelope: Sequence[str]) -> dict[int, float]:
+        """Return the cumulative FLOPs of a run by those that models from scratch need for its loss."""
+        points, patterns = self.results.runs(self.study, envelope), ", ".join(envelope)
+        if grown := sorted(points.loc[points.get("init.id", Series(None, points.index)).notna(), "run"].unique()):
+            raise MissingRowsError(f"the envelope {patterns} has runs that are not from scratch: {', '.join(grown)}")
+        lengths = points.groupby("parameters")["tokens"].nunique() if len(points) else ()
+        if (enough := sum(count >= 3 for count in lengths)) < 3:
+            raise MissingRowsError(f"the envelope {patterns} needs 3 sizes of 3 lengths each; {enough} have so many")
+        self.used |= {*points["run"]}
+        losses = {name: self._held_out(name, "loss_nats", "end", False).values for name in [run, *points["run"]]}
+        points["loss_nats"] = [losses[name][seed] for name, seed in zip(points["run"], points["seed"], strict=True)]
+        costs, ratios = self._recorded(run, "flops_cumulative"), {}
+        for seed, loss in losses[run].items():
+            own = of_seed(points, seed)
+            ratios[seed] = costs[seed] / flops_at_loss(loss, own["flops_cumulative"], own["loss_nats"])
+            if np.isnan(ratios[seed]):
+                ends = f"{own['loss_nats'].max():.4g} to {own['loss_nats'].min():.4g}"
+                raise MissingRowsError(f"a loss of {loss:.4g} nats lies beyond the ends of the envelope ({ends})")
+        return ratios
+
+    def _sentences(self, run: str, metric: str, split: str) -> dict[int, Float[np.ndarray, "sentences statistics"]]:
+        """Return what each sentence of a split contributes to corpus BLEU, by seed."""
+        rows = self.rows("bleu.csv", run)
+        rows = rows[(rows["metric"] == BLEU[metric]) & (rows["split"] == split)].sort_values("sentence")
+        return {int(str(seed)): group[list(STATISTICS)].to_numpy(float) for seed, group in rows.groupby("seed")}
+
+    def _mixing(self, run: str) -> DataFrame:
+        rows = self.rows("depth.csv", run)
+        return rows[rows["step"] == rows["step"].max()] if "step" in rows else rows
+
+    def _embedding_weight(self, run: str, *, last: bool) -> dict[int, float]:
+        """Mean weight on X_0 over the first or the last third of the averages, the very last average left out."""
+        rows = self._mixing(run)
+        destinations = sorted(rows["destination"].unique())
+        third = len(destinations) // 3
+        wanted = destinations[:-1][-third:] if last else destinations[:third]
+        return by_seed(rows[(rows["source"] == 0) & rows["destination"].isin(wanted)].groupby("seed")["weight"].mean())
+
+    def mixing_weights(self, arm: Arm) -> Float[np.ndarray, "seeds entries"]:
+        """Return the mixing weights at the last step, those of a block on itself left out."""
+        rows = self._mixing(self.run(arm)).query("destination != source")
+        return rows.pivot(index="seed", columns=["destination", "source"], values="weight").to_numpy()
+
+    @once
     def sample(self, arm: Arm, metric: str, *, above_chance: bool = False, suite: str | None = None) -> Examples:
         """Return an arm's examples, in the same order for every arm; of accuracies, over guessing where asked."""
         if metric == "bleu":
@@ -111,11 +230,11 @@ class Rows:
             return over_alphas(each, arm.run, arm.chosen)
         run = self.run(arm)
         if metric in OF_WINDOWS:
-            rows = self.policy(self.rows(OF_WINDOWS[metric], run), arm)
+            rows = policy_rows(self.rows(OF_WINDOWS[metric], run), arm)
             rows = rows[rows["metric"] == metric] if "metric" in rows else rows.assign(value=rows[metric])
             return grouped(rows.assign(task=metric), "window", run)
         rows = self.rows("prune_questions.csv" if arm.policy else "zeroshot.csv", run)
-        rows = self.policy(rows, arm) if arm.policy else rows
+        rows = policy_rows(rows, arm) if arm.policy else rows
         rows = rows[rows["metric"] == self.arms.metric]
         suites = (suite,) if suite else self.arms.suites
         rows = rows[rows["task"].isin(suites)] if suites else rows
@@ -126,158 +245,42 @@ class Rows:
         """Return the mean difference over the same examples; a constant is compared with rows."""
         if left.constant is not None:
             return -1.0 * self.paired(right, left, metric)
-        first = self._sample(left, metric)
+        first = self.sample(left, metric)
         if right.constant is not None:
             return self._estimate(left, metric, first.seeds) - right.constant
-        second = self._sample(right, metric)
+        second = self.sample(right, metric)
         if first.names != second.names or (first.chosen is None) != (second.chosen is None):
             raise MissingRowsError("the arms have rows of different examples")
         if not (seeds := tuple(seed for seed in first.seeds if seed in second.seeds)):
             raise MissingRowsError("the arms have no seed in common")
         return self._estimate(left, metric, seeds) - self._estimate(right, metric, seeds)
 
-    def _sample(self, arm: Arm, metric: str) -> Examples:
-        return self._once(lambda: self.sample(arm, metric), self.arms.suites, self.arms.metric, arm, metric)
-
+    @once
     def _estimate(self, arm: Arm, metric: str, seeds: tuple[int, ...]) -> Paired:
-        key = self.arms.suites, self.arms.metric, arm, metric, seeds
-        return self._once(lambda: self._sample(arm, metric).of(seeds).estimate(), *key)
+        return self.sample(arm, metric).of(seeds).estimate()
 
+    @once
     def over_chance(self, arm: Arm, suite: str | None = None) -> float:
         """Return the lower end of accuracy minus guessing."""
-        key = self.arms.suites, self.arms.metric, arm, suite, "over chance"
-        found = self._once(lambda: self.sample(arm, "accuracy", above_chance=True, suite=suite).estimate(), *key)
-        return found.ends(CONFIDENCE)[0]
+        return self.sample(arm, "accuracy", above_chance=True, suite=suite).estimate().ends(CONFIDENCE)[0]
 
     def realised_budget(self, arm: Arm, metric: str) -> float:
         """Return the mean realised cache budget of a policy where the metric is measured: on windows or questions."""
         rows = self.rows("prune_questions.csv" if metric == "accuracy" else "prune.csv", self.run(arm))
-        return float(np.mean([self.policy(rows, one)["realised_budget"].mean() for one in _each_alpha(arm)]))
+        return float(np.mean([policy_rows(rows, one)["realised_budget"].mean() for one in _each_alpha(arm)]))
 
-    def mixing_weights(self, arm: Arm) -> Float[np.ndarray, "seeds entries"]:
-        """Return the mixing weights at the last step, those of a block on itself left out."""
-        rows = _last_step(self.rows("depth.csv", self.run(arm)))
-        rows = rows[rows["destination"] != rows["source"]]
-        return rows.pivot(index="seed", columns=["destination", "source"], values="weight").to_numpy()
 
-    def run(self, arm: Arm) -> str:
-        """Return the name of the run that stands for an arm."""
-        found = [name for name in self.all_runs["run"].unique() if fnmatchcase(name, arm.run or arm.best_of or "")]
-        if not found:
-            raise MissingRowsError(f"no finished run {arm.run or arm.best_of}")
-
-        def validation(run: str) -> tuple[bool, float]:
-            return self._diverged(run), float(np.mean(list(self._at(run, "last_step").values())))
-
-        best = str(min(found, key=validation) if found[1:] else found[0])
-        self.used.add(best)
-        return best
-
-    def _diverged(self, run: str) -> bool:
-        return bool((self.records(run)["status"] == "diverged").any())
-
-    def _recorded(self, run: str, key: str) -> dict[int, float]:
-        """Return a number of run.json."""
-        records = self.records(run)
-        return {int(seed): float(value) for seed, value in zip(records["seed"], records[key], strict=True)}
-
-    def _flops_ratio(self, run: str, arm: Arm) -> dict[int, float]:
-        """Return the cumulative FLOPs of a run by those that models from scratch need for its loss."""
-        points, patterns = self.results.runs(self.study, arm.envelope), ", ".join(arm.envelope)
-        if grown := sorted(points.loc[points.get("init.id", Series(None, points.index)).notna(), "run"].unique()):
-            raise MissingRowsError(f"the envelope {patterns} has runs that are not from scratch: {', '.join(grown)}")
-        lengths = points.groupby("parameters")["tokens"].nunique() if len(points) else ()
-        if (enough := sum(count >= 3 for count in lengths)) < 3:
-            raise MissingRowsError(f"the envelope {patterns} needs 3 sizes of 3 lengths each; {enough} have so many")
-        losses = {str(name): self.level(Arm(run=str(name)), "loss_nats").values for name in points["run"].unique()}
-        found = [losses[name][seed] for name, seed in zip(points["run"], points["seed"], strict=True)]
-        points = points.assign(loss_nats=found)
-        costs, ratios = self._recorded(run, "flops_cumulative"), {}
-        for seed, loss in self.level(Arm(run=run), "loss_nats").values.items():
-            own = of_seed(points, seed)
-            ratios[seed] = costs[seed] / flops_at_loss(loss, own["flops_cumulative"], own["loss_nats"])
-            if np.isnan(ratios[seed]):
-                ends = f"{own['loss_nats'].max():.4g} to {own['loss_nats'].min():.4g}"
-                raise MissingRowsError(f"a loss of {loss:.4g} nats lies beyond the ends of the envelope ({ends})")
-        return ratios
-
-    def rows(self, name: str, run: str) -> DataFrame:
-        """Return the rows of a file of a run. Raises MissingRowsError where there are none."""
-        rows = self.results.rows(name, self.study, [run])
-        if rows.empty:
-            raise MissingRowsError(f"run {run} has no rows in {name}")
-        return rows
-
-    def _held_out(self, name: str, run: str, metric: str, at: str, *, logarithm: bool) -> Level:
-        """Return the loss or error of a run at a moment, on the test split with its documents, pairs or images."""
-        change: Callable[[float], float] = (lambda value: float(np.log(value))) if logarithm else float
-        rows = self.rows("test.csv" if at == "end" else "eval.csv", run)
-        if rows["loss_nats"].isna().any() and not self._diverged(run):
-            raise MissingRowsError(f"run {run} has losses that are no numbers")
-        if at != "end":
-            return Level(name, {seed: change(value) for seed, value in self._at(run, at).items()})
-        rows = rows.assign(loss_nats=rows["rank"] > 0, tokens=1) if metric == "error_rate" else rows
-        found = {int(str(seed)): float(mean) for seed, mean in weighted_means(rows, ["seed"]).sort_index().items()}
-        values = {seed: change(value) for seed, value in found.items()}
-        pairs = (self.records(run).get("spec.task.kind", Series([None])) == "translation").all()
-        unit = "document" if "document" in rows else "window" if pairs or "label" in rows else None
-        if unit is None:  # no column of what was drawn by itself
-            return Level(name, values)
-        means = weighted_means(rows, ["seed", unit]).unstack()
-        units = {seed: means.loc[seed].to_numpy() / (mean if logarithm else 1.0) for seed, mean in found.items()}
-        weights = rows[rows["seed"] == next(iter(found))].groupby(unit)["tokens"].sum().to_numpy(float)
-        return Level(name, values, units, weights)
-
-    def _at(self, run: str, at: str) -> dict[int, float]:
-        """Return the validation loss at the first or last step, or its mean over the steps."""
-        found = {}
-        for seed, group in _seeds(self.curve(run)):
-            steps, losses = group["step"].to_numpy(float), group["loss_nats"].to_numpy(float)
-            if at == "first_step" and steps[0] > 0:
-                raise MissingRowsError(f"run {run} was not evaluated before its first step")
-            area = at == "area_under_curve" and len(steps) > 1
-            one = losses[-1] if at == "last_step" else losses[0]
-            found[seed] = float(np.trapezoid(losses, steps) / (steps[-1] - steps[0]) if area else one)
-        return found
-
-    def curve(self, run: str) -> DataFrame:
-        """Return the validation loss of a run by seed and step."""
-        rows = self.rows("eval.csv", run)
-        rows = rows[rows["split"] == "valid"]
-        return weighted_means(rows, ["seed", "step"]).reset_index().sort_values(["seed", "step"])
-
-    def _sentences(self, run: str, metric: str, split: str) -> dict[int, Float[np.ndarray, "sentences statistics"]]:
-        """Return what each sentence of a split contributes to corpus BLEU, by seed."""
-        rows = self.rows("bleu.csv", run)
-        rows = rows[(rows["metric"] == BLEU[metric]) & (rows["split"] == split)].sort_values("sentence")
-        return {seed: group[list(STATISTICS)].to_numpy(float) for seed, group in _seeds(rows)}
-
-    def policy(self, rows: DataFrame, arm: Arm) -> DataFrame:
-        """Return the rows of an arm's policy."""
-        wanted = rows["policy"] == arm.policy
-        wanted &= rows["alpha"].isna() if arm.alpha is None else np.isclose(rows["alpha"], arm.alpha)
-        if arm.recent is not None:
-            wanted &= np.isclose(rows["recent"], arm.recent)
-        if arm.budget is not None and arm.policy != "full":
-            wanted &= np.isclose(rows["budget"], arm.budget)
-        if not wanted.any():
-            raise MissingRowsError(f"no rows of policy {arm.policy} alpha {arm.alpha} recent {arm.recent}")
-        return rows[wanted]
-
-    def _embedding_weight(self, run: str, *, last: bool) -> dict[int, float]:
-        """Mean weight on X_0 over the first or the last third of the averages, the very last average left out."""
-        rows = _last_step(self.rows("depth.csv", run))
-        destinations = sorted(rows["destination"].unique())
-        third = len(destinations) // 3
-        wanted = destinations[:-1][-third:] if last else destinations[:third]
-        chosen = rows[(rows["source"] == 0) & rows["destination"].isin(wanted)]
-        return {seed: float(group["weight"].mean()) for seed, group in _seeds(chosen)}
-
-    def _once(self, find: Callable[[], Found], *key: Any) -> Found:
-        if (self.study, *key) not in self._found:
-            self._found[self.study, *key] = find()
-        found: Found = self._found[self.study, *key]
-        return found
+def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:
+    """Return the rows of an arm's policy."""
+    wanted = rows["policy"] == arm.policy
+    wanted &= rows["alpha"].isna() if arm.alpha is None else np.isclose(rows["alpha"], arm.alpha)
+    if arm.recent is not None:
+        wanted &= np.isclose(rows["recent"], arm.recent)
+    if arm.budget is not None and arm.policy != "full":
+        wanted &= np.isclose(rows["budget"], arm.budget)
+    if not wanted.any():
+        raise MissingRowsError(f"no rows of policy {arm.policy} alpha {arm.alpha} recent {arm.recent}")
+    return rows[wanted]
 
 
 def alike(runs: DataFrame, own: Collection[str]) -> DataFrame:
@@ -292,15 +295,11 @@ def alike(runs: DataFrame, own: Collection[str]) -> DataFrame:
     return runs[wanted]
 
 
+def by_seed(values: "Series[float]") -> dict[int, float]:
+    """Return numbers by seed."""
+    return {int(str(seed)): float(value) for seed, value in values.sort_index().items()}
+
+
 def _each_alpha(arm: Arm) -> list[Arm]:
     """Return an arm for each of its alphas."""
     return [arm.model_copy(update={"alpha": a, "alphas": (), "chosen": None}) for a in arm.alphas] or [arm]
-
-
-def _seeds(rows: DataFrame) -> Iterator[tuple[int, DataFrame]]:
-    for seed, group in rows.groupby("seed"):
-        yield int(str(seed)), group
-
-
-def _last_step(rows: DataFrame) -> DataFrame:
-    return rows[rows["step"] == rows["step"].max()] if "step" in rows else rows

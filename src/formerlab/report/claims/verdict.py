@@ -78,14 +78,13 @@ class Item:
         try:
             self._define()
             reasons = self._not_tested(scale) if claim.kind == "measured" else []
-            holds = not reasons and self._true(claim.criterion.holds)
-            fails = not reasons and not holds and self._true(claim.criterion.fails)
+            holds = not reasons and self._evaluate(claim.criterion.holds)
+            fails = not reasons and not holds and self._evaluate(claim.criterion.fails)
             self.ran = self._what_ran() if claim.kind == "measured" else ""
         except (MissingRowsError, ZeroDivisionError) as error:
-            blank = Item(claim, self._rows, self._numbers, self.item)
-            blank.names = self.names
-            blank.reason = "a number to divide by is zero" if isinstance(error, ZeroDivisionError) else str(error)
-            return blank
+            self.examples, self._seeds_of_pairs, self._fewest_seeds, self.one_text = 0, 0, math.inf, False
+            self.reason = "a number to divide by is zero" if isinstance(error, ZeroDivisionError) else str(error)
+            return self
         words: tuple[Outcome, Outcome] = ("holds", "fails") if claim.kind == "exact" else ("agrees", "contradicts")
         self.outcome = "not_tested" if reasons else words[0] if holds else words[1] if fails else "cannot_tell"
         self.reason = "; ".join(reasons)
@@ -94,14 +93,14 @@ class Item:
     def holds(self) -> bool:
         """Say whether `holds` is true at this level of confidence."""
         self._define()
-        return self._true(self.claim.criterion.holds)
+        return bool(self._evaluate(self.claim.criterion.holds))
 
     def _not_tested(self, scale: str) -> list[str]:
         """Return why rows that are there decide nothing."""
         claim, needed = self.claim, self.claim.criterion.requires
         reasons = [] if scale in claim.scales.judged else [f"scale {scale} decides nothing here: {claim.scales.why}"]
         reasons += unmet(claim, self.runs)
-        if needed is not None and not self._true(needed):
+        if needed is not None and not self._evaluate(needed):
             reasons.append(f"requires {needed}")
         return reasons + ([f"{self.seeds} seeds of {MIN_SEEDS}"] if self._fewest_seeds < MIN_SEEDS else [])
 
@@ -116,9 +115,6 @@ class Item:
             self.names[name] = found = self._evaluate(expression)
             if isinstance(found, Linear):  # arms may have more than those they share, over which its interval goes
                 self._fewest_seeds = min(self._fewest_seeds, len(found.seeds))
-
-    def _true(self, expression: str) -> bool:
-        return bool(self._evaluate(expression))
 
     def _evaluate(self, expression: str) -> Any:
         """Return the value of an expression over what is defined."""
@@ -150,13 +146,13 @@ class Item:
         return level
 
     def _linear(self, arm: str, metric: str, *, ln: bool = False) -> Linear:
-        found = Linear.of(self._level(arm, metric, ln=ln))
+        found = Linear({self._level(arm, metric, ln=ln): 1.0})
         self.one_text |= metric == "loss_nats" and not found.documents()
         return found
 
     def _ratio(self, a: str, b: str, metric: str) -> Linear:
         first, second = self._level(a, metric).values, self._level(b, metric).values
-        return Linear.of(Level("ratio", {seed: first[seed] / second[seed] for seed in first if seed in second}))
+        return Linear({Level("ratio", {seed: first[seed] / second[seed] for seed in first if seed in second}): 1.0})
 
     def _paired(self, a: str, b: str, metric: str) -> Paired:
         paired = self.rows.paired(self._arm(a), self._arm(b), metric)
