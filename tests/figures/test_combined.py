@@ -35,7 +35,7 @@ def test_contrasts_are_the_planted_effects(tmp_path):
 def test_a_seed_without_all_cells_does_not_count(tmp_path):
     make_combined(tmp_path / "live/smoke")
     (tmp_path / "live/smoke/combined/linear-dwa/seed1/prune.csv").unlink()
-    assert sorted(cells(Results(tmp_path / "live/smoke"))) == [0, 2]
+    assert sorted(cells(Results(tmp_path / "live/smoke")).index) == [0, 2]
 
 
 @pytest.mark.usefixtures("unsaved")

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -38,15 +38,11 @@ class ArmRuns:
     measured: str
     """The metric by which policies are compared."""
 
-    @cached_property
-    def starts(self) -> list[str]:
-        """The ids of the runs that they start from."""
-        return list(self.records.get("init.id", Series(dtype=object)).dropna())
-
     @property
     def parents(self) -> list[dict[str, Any]]:
-        """The records of these."""
-        found = [self.rows.results.stage_record(name, "train") for name in self.starts]
+        """The records of the runs that they start from."""
+        starts = list(self.records.get("init.id", Series(dtype=object)).dropna())
+        found = [self.rows.results.stage_record(name, "train") for name in starts]
         if not found or not all(found):
             raise MissingRowsError(f"{self.name} starts from no run of this scale")
         return found
@@ -77,12 +73,9 @@ class ArmRuns:
         own = results.stage_record(str(self.records["id"].iloc[0]), "train")
         starts = self._weights_of_start()
         for scale, _, names in (pattern.partition("/") for pattern in patterns):
-            root = results.root.resolve().parent / scale
-            if scale != results.scale and not root.is_dir():
-                continue
-            others = results if scale == results.scale else Results(root)
-            for _, run in others.runs(self.rows.study, [names]).iterrows():
-                alike = others.stage_record(str(run["id"]), "train")["spec"]["model"] == own["spec"]["model"]
+            others = results if scale == results.scale else Results(results.root.resolve().parent / scale)
+            for run in others.runs(self.rows.study, [names]).to_dict("records"):
+                alike = others.stage_record(run["id"], "train")["spec"]["model"] == own["spec"]["model"]
                 alike &= run["data.fingerprint"] == own["data"]["fingerprint"]
                 if alike and (not starts or run.get("init.weights_sha256") in starts):
                     loss = run["final.valid_loss_nats"]
@@ -93,9 +86,10 @@ class ArmRuns:
 
     def _weights_of_start(self) -> set[str]:
         """Return the weights of every seed of the run that an arm starts from; nothing where it starts from scratch."""
-        parents = sorted({str(name).split("/")[1] for name in self.starts})
-        known = self.rows.results.runs(self.rows.study, parents).get("weights_sha256", ()) if parents else ()
-        return {*map(str, known), *self.records.get("init.weights_sha256", Series(dtype=object)).dropna()}
+        starts = self.records.get("init.id", Series(dtype=object)).dropna()
+        parents = self.rows.all_runs()[self.rows.all_runs()["run"].isin(starts.str.split("/").str[1])]
+        own = self.records.get("init.weights_sha256", Series(dtype=object)).dropna()
+        return {*own, *parents.get("weights_sha256", ())}
 
 
 def epochs(runs: ArmRuns) -> float:
@@ -169,19 +163,19 @@ def shots(suite: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _column(name: str, otherwise: float | None = None) -> Callable[[ArmRuns], float]:
-    return lambda runs: runs.mean(name, otherwise)
-
-
+COLUMNS = {
+    **{name: f"spec.model.{name}" for name in ("heads", "width")},
+    **{name: name for name in ("tokens", "parameters", "parameters_non_embedding", "flops", "flops_cumulative")},
+    **{"depth": "spec.model.layers", "rate": "spec.optimizer.lr", "steps": "spec.steps"},
+}
+MAY_LACK = {
+    **{name: f"spec.model.depth.{name}" for name in ("dilation", "period")},
+    "rotary": "spec.model.position.fraction",
+}
+"""Columns that count as 0 where a model has no such part."""
 QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
-    **{name: _column(f"spec.model.{name}") for name in ("heads", "width")},
-    **{name: _column(f"spec.model.depth.{name}", 0.0) for name in ("dilation", "period")},
-    **{name: _column(name) for name in ("tokens", "parameters", "parameters_non_embedding")},
-    **{name: _column(name) for name in ("flops", "flops_cumulative")},
-    "depth": _column("spec.model.layers"),
-    "rotary": _column("spec.model.position.fraction", 0.0),
-    "rate": _column("spec.optimizer.lr"),
-    "steps": _column("spec.steps"),
+    **{name: partial(ArmRuns.mean, column=column) for name, column in COLUMNS.items()},
+    **{name: partial(ArmRuns.mean, column=column, otherwise=0.0) for name, column in MAY_LACK.items()},
     "head_width": lambda runs: runs.mean(
         "spec.model.d_key", runs.mean("spec.model.width") / runs.mean("spec.model.heads")
     ),

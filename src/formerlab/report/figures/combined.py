@@ -37,10 +37,10 @@ def combined_effects(results: Results, runs: Sequence[str]) -> DataFrame:
     changes what another brings, at this precision. Eleven intervals are not corrected for their number. No paper
     combines the three; nothing is published.
     """
-    by_seed = cells(results, runs)
-    if not by_seed:
+    found = cells(results, runs)
+    if found.empty:
         return DataFrame()
-    parts = [(by_seed, np.nan), *(({seed: found}, float(seed)) for seed, found in by_seed.items())]
+    parts = [(found, np.nan), *((found.loc[[seed]], float(seed)) for seed in found.index)]
     frames = [frame.assign(seed=seed) for some, seed in parts for frame in (levels(some), contrasts(some))]
     found = pd.concat(frames, ignore_index=True).assign(source="ours")
     named = found["name"].str.extract(f"({'|'.join(PRUNED.values())})")[0].fillna("whole")

@@ -10,8 +10,7 @@ y(p, d, c) the held-out loss of a seed, p and d being -1 or +1, and cost(c) = y(
 Each is computed by seed, so that its interval is Student's t over seeds; seeds share data order and windows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pandas as pd
 from pandas import DataFrame
@@ -23,74 +22,56 @@ from formerlab.statistics import student, weighted_means
 
 STUDY = "combined"
 MODELS = {
-    "linear-plain": (-1, -1),
-    "linear-dwa": (-1, 1),
-    "pattention-plain": (1, -1),
-    "pattention-dwa": (1, 1),
+    "linear-plain": ("Linear, plain", -1, -1),
+    "linear-dwa": ("Linear, DWA", -1, 1),
+    "pattention-plain": ("Pattention, plain", 1, -1),
+    "pattention-dwa": ("Pattention, DWA", 1, 1),
 }
-"""Run to the signs of projection and depth mixer."""
-NAMES = {
-    "linear-plain": "Linear, plain",
-    "linear-dwa": "Linear, DWA",
-    "pattention-plain": "Pattention, plain",
-    "pattention-dwa": "Pattention, DWA",
-}
+"""Run to its name, and to the signs of projection and depth mixer."""
 PRUNED = {"h2o": "H2O", "decay": "Decay"}
 """Policies beside the whole cache."""
 
-Cells = Mapping[tuple[str, str], float]
-"""Loss of a seed by run and policy."""
 
-
-def effects(cells: Cells) -> dict[str, float]:
-    """Return the contrasts of the twelve losses of a seed by name, main effects first."""
-
-    def total(sign: Callable[[int, int], float], policy: str = "") -> float:
-        whole = {run: cells[run, "full"] for run in MODELS}
-        values = {run: cells[run, policy] - whole[run] for run in MODELS} if policy else whole
-        return sum(sign(*signs) * values[run] for run, signs in MODELS.items())
-
-    found = {"Pattention": total(lambda p, d: p / 2), "DWA": total(lambda p, d: d / 2)}
-    found |= {name: total(lambda p, d: 1 / 4, kind) for kind, name in PRUNED.items()}
-    found["Pattention x DWA"] = total(lambda p, d: p * d)
-    for kind, name in PRUNED.items():
-        found[f"Pattention x {name}"] = total(lambda p, d: p / 2, kind)
-        found[f"DWA x {name}"] = total(lambda p, d: d / 2, kind)
-        found[f"Pattention x DWA x {name}"] = total(lambda p, d: p * d, kind)
-    return found
-
-
-def cells(results: Results, runs: Sequence[str] = ("*",)) -> dict[int, Cells]:
-    """Return the losses of every seed that has all twelve, in nats per token."""
+def cells(results: Results, runs: Sequence[str] = ("*",)) -> DataFrame:
+    """Return the losses of every seed that has all twelve, in nats per token: a column per run and policy."""
     rows = results.rows("prune.csv", STUDY, runs)
-    rows = rows[rows["run"].isin(MODELS) & rows["policy"].isin(["full", *PRUNED])]
-    by_seed: dict[int, dict[tuple[str, str], float]] = {}
-    means = weighted_means(rows, ["seed", "run", "policy"]).sort_index().reset_index()
-    for seed, run, policy, loss in means.itertuples(index=False, name=None):
-        by_seed.setdefault(int(str(seed)), {})[str(run), str(policy)] = loss
-    return {seed: losses for seed, losses in by_seed.items() if len(losses) == len(MODELS) * (1 + len(PRUNED))}
+    wanted = pd.MultiIndex.from_product([MODELS, ["full", *PRUNED]], names=["run", "policy"])
+    losses = weighted_means(rows, ["seed", "run", "policy"]).unstack(["run", "policy"])
+    return DataFrame(losses).reindex(columns=wanted).sort_index().dropna()
 
 
-def levels(by_seed: Mapping[int, Cells]) -> DataFrame:
+def effects(cells: DataFrame) -> DataFrame:
+    """Return the contrasts of the twelve losses of every seed, a column each, main effects first."""
+    whole = cells.xs("full", axis=1, level="policy")
+    cost = {name: cells.xs(kind, axis=1, level="policy") - whole for kind, name in PRUNED.items()}
+    p, d = (pd.Series({run: said[sign] for run, said in MODELS.items()}) for sign in (1, 2))
+    found = {"Pattention": whole * p / 2, "DWA": whole * d / 2} | {name: added / 4 for name, added in cost.items()}
+    found["Pattention x DWA"] = whole * p * d
+    for name, added in cost.items():
+        found[f"Pattention x {name}"] = added * p / 2
+        found[f"DWA x {name}"] = added * d / 2
+        found[f"Pattention x DWA x {name}"] = added * p * d
+    return DataFrame({name: terms.sum(axis=1) for name, terms in found.items()})
+
+
+def levels(cells: DataFrame) -> DataFrame:
     """Return a row per cell: its loss, and what its policy costs beside the whole cache, over seeds."""
     rows = []
-    for run, name in NAMES.items():
-        for policy in ("full", *PRUNED):
-            losses = [found[run, policy] for found in by_seed.values()]
-            added = [found[run, policy] - found[run, "full"] for found in by_seed.values()]
-            row: dict[str, Any] = {"kind": "cell", "run": run, "name": name, "policy": policy}
-            row |= ends("loss_nats", student(losses)) | {"seeds": len(losses)}
-            rows.append(row | ends("cost_nats", student(added)))
+    for run, policy in cells.columns:
+        row = {"kind": "cell", "run": run, "name": MODELS[run][0], "policy": policy}
+        loss, added = cells[run, policy], cells[run, policy] - cells[run, "full"]
+        rows.append(row | ends("loss_nats", student(loss)) | {"seeds": len(cells)} | ends("cost_nats", student(added)))
     return DataFrame(rows)
 
 
-def contrasts(by_seed: Mapping[int, Cells]) -> DataFrame:
+def contrasts(cells: DataFrame) -> DataFrame:
     """Return a row per effect."""
-    rows = []
-    for name, values in DataFrame([effects(found) for found in by_seed.values()]).items():
-        row: dict[str, Any] = {"kind": "interaction" if " x " in str(name) else "main", "name": name}
-        rows.append(row | ends("effect_nats", student(values)) | {"seeds": len(values)})
-    return DataFrame(rows)
+    kinds = {name: "interaction" if " x " in name else "main" for name in effects(cells)}
+    rows = [
+        {"kind": kinds[name], "name": name} | ends("effect_nats", student(values))
+        for name, values in effects(cells).items()
+    ]
+    return DataFrame(rows).assign(seeds=len(cells))
 
 
 @table(
@@ -103,9 +84,7 @@ def combined_table(results: Results, runs: Sequence[str]) -> DataFrame:
     it costs). Brackets: 95 % Student t interval over seeds, each contrast computed by seed, not corrected for their
     number.
     """
-    by_seed = cells(results, runs)
-    if not by_seed:
-        return DataFrame()
-    found = levels(by_seed)
-    found["name"] += ", " + found["policy"].map({"full": "Full"} | PRUNED)
-    return pd.concat([found, contrasts(by_seed)], ignore_index=True)
+    found = cells(results, runs)
+    table = levels(found)
+    table["name"] += ", " + table["policy"].map({"full": "Full"} | PRUNED)
+    return pd.concat([table, contrasts(found)], ignore_index=True) if len(found) else DataFrame()
