@@ -124,6 +124,12 @@ def with_perplexity(rows: DataFrame) -> DataFrame:
     return rows.assign(**{f"perplexity{end}": np.exp(rows[f"loss_nats{end}"]) for end in ends})
 
 
+def with_seeds(rows: DataFrame, losses: DataFrame, shared: Sequence[str]) -> DataFrame:
+    """Return rows of runs, `part` is mean, and below them a row per seed, `part` is seed, with the `shared` columns."""
+    seeds = losses[["run", "seed", "loss_nats"]].merge(rows[["run", *shared]], on="run")
+    return pd.concat([rows.assign(part="mean"), seeds.assign(part="seed")], ignore_index=True)
+
+
 def floors(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     """Return floors.csv, once for each model without depth and data set, which is its `run`."""
     rows = results.rows("floors.csv", study, runs)
@@ -281,14 +287,10 @@ def missing_note(present: Sequence[str], wanted: Sequence[str]) -> list[str]:
     return [f"Missing, no finished runs: {', '.join(absent)}."] if absent else []
 
 
-def quantity(value: float) -> str:
-    """Return a count with k, M or B."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.4g}{unit}"
-    return f"{value:.0f}"
-
-
 def short(value: float, digits: int = 2) -> str:
     """Return a count in a few digits, with k, M or B."""
-    return quantity(float(f"{value:.{digits}g}"))
+    rounded = float(f"{value:.{digits}g}")
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if rounded >= size:
+            return f"{rounded / size:.4g}{unit}"
+    return f"{rounded:.0f}"

@@ -16,6 +16,7 @@ from formerlab.report.runs import (
     held_out_losses,
     parent,
     summary,
+    with_seeds,
 )
 from formerlab.report.scaling import FROM_SCRATCH
 from formerlab.results.read import Results
@@ -54,17 +55,6 @@ def before_growth(losses: DataFrame, method: str) -> str:
     return parent(losses, pattern.format(size=STAGES[0])) or start
 
 
-def costs(losses: DataFrame) -> DataFrame:
-    """Return `by_run` with the tokens and the training time of the whole chain, `..._cumulative`, by run."""
-    points = by_run(losses).set_index("run", drop=False)
-    chains = {run: chain(losses, run) for run in points.index}
-    for name in ("tokens", "training_time_s"):
-        points[f"{name}_cumulative"] = [points.loc[chains[run], name].sum() for run in points.index]
-    points["size"] = points["run"].str.extract(r"-(\d)$", expand=False).astype(float)
-    points["parent"] = [parent(losses, run) for run in points.index]
-    return points
-
-
 def series_points(results: Results, runs: Sequence[str], *, chains: bool = True) -> DataFrame:
     """Return a row per run of `SERIES`, in the order of series and size, then of other projections.
 
@@ -73,34 +63,31 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
     `part` is `mean`, or `seed` for the losses that it is the mean of.
     """
     losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return DataFrame()
-    points = costs(losses)
-    frames = []
+    points, frames = by_run(losses).set_index("run", drop=False), []
+    for name in ("tokens", "training_time_s"):
+        points[f"{name}_cumulative"] = [points.loc[chain(losses, run), name].sum() for run in points.index]
+    points["size"] = points["run"].str.extract(r"-(\d)$", expand=False).astype(float)
+    points["parent"] = [parent(losses, run) for run in points.index]
     for series, pattern in SERIES.items():
         names = [run for run in (pattern.format(size=size) for size in SIZES) if run in points.index]
         if series.startswith(GROWN) and chains and names:
-            names = list(dict.fromkeys([(parent(losses, names[0]) or names[0]), *names]))
+            names = list(dict.fromkeys([points["parent"][names[0]] or names[0], *names]))
         frames.append(points.loc[names].assign(series=series))
-    others = points[~points["run"].str.startswith((*FAMILIES, *ELSEWHERE))]  # runs of one's own
-    frames += [
-        rows.sort_values("parameters").assign(series=variant) for variant, rows in others.groupby("variant", sort=False)
-    ]
+    own = points[~points["run"].str.startswith((*FAMILIES, *ELSEWHERE))].sort_values("parameters", kind="stable")
+    known = {pattern.format(size=size) for pattern in SERIES.values() for size in SIZES}
+    ways = points[[run not in known and any(fnmatchcase(run, way) for way in WAYS) for run in points["run"]]]
+    for others in (own, ways) if chains else (own,):
+        frames += [rows.assign(series=variant) for variant, rows in others.groupby("variant", sort=False)]
     if chains:
-        known = {pattern.format(size=size) for pattern in SERIES.values() for size in SIZES}
-        ways = points[[run not in known and any(fnmatchcase(run, way) for way in WAYS) for run in points["run"]]]
-        frames += [rows.assign(series=variant) for variant, rows in ways.groupby("variant", sort=False)]
         scratch = points[points["run"].str.startswith(FROM_SCRATCH)]
         lowest = on_envelope(scratch["flops_cumulative"], scratch["loss_nats"])
         frames.append(scratch.iloc[lowest].assign(series=ENVELOPE))
-    means = pd.concat(frames, ignore_index=True).assign(part="mean")
-    shared = [name for name in means if not str(name).startswith(_OF_SEEDS)]
-    seeds = losses[["run", "seed", "loss_nats"]].merge(means[shared], on="run")
-    return pd.concat([means, seeds.assign(part="seed")], ignore_index=True)
+    means = pd.concat(frames, ignore_index=True)
+    return with_seeds(means, losses, [name for name in map(str, means) if not name.startswith(_OF_SEEDS)])
 
 
 ENVELOPE = "Transformers from scratch, lower envelope"
-_OF_SEEDS = ("loss_nats", "perplexity", "bits_per_byte", "seeds", "diverged")
+_OF_SEEDS = ("run", "loss_nats", "perplexity", "bits_per_byte", "seeds", "diverged")
 """How columns begin that seeds do not share."""
 
 

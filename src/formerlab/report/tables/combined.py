@@ -11,6 +11,8 @@ Each is computed by seed, so that its interval is Student's t over seeds; seeds 
 """
 
 from collections.abc import Sequence
+from itertools import product
+from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
@@ -42,8 +44,8 @@ def cells(results: Results, runs: Sequence[str] = ("*",)) -> DataFrame:
 
 def effects(cells: DataFrame) -> DataFrame:
     """Return the contrasts of the twelve losses of every seed, a column each, main effects first."""
-    whole = cells.xs("full", axis=1, level="policy")
-    cost = {name: cells.xs(kind, axis=1, level="policy") - whole for kind, name in PRUNED.items()}
+    whole = DataFrame(cells.xs("full", axis=1, level="policy"))
+    cost = {name: DataFrame(cells.xs(kind, axis=1, level="policy")) - whole for kind, name in PRUNED.items()}
     p, d = (pd.Series({run: said[sign] for run, said in MODELS.items()}) for sign in (1, 2))
     found = {"Pattention": whole * p / 2, "DWA": whole * d / 2} | {name: added / 4 for name, added in cost.items()}
     found["Pattention x DWA"] = whole * p * d
@@ -57,8 +59,8 @@ def effects(cells: DataFrame) -> DataFrame:
 def levels(cells: DataFrame) -> DataFrame:
     """Return a row per cell: its loss, and what its policy costs beside the whole cache, over seeds."""
     rows = []
-    for run, policy in cells.columns:
-        row = {"kind": "cell", "run": run, "name": MODELS[run][0], "policy": policy}
+    for run, policy in product(MODELS, ("full", *PRUNED)):
+        row: dict[Any, Any] = {"kind": "cell", "run": run, "name": MODELS[run][0], "policy": policy}
         loss, added = cells[run, policy], cells[run, policy] - cells[run, "full"]
         rows.append(row | ends("loss_nats", student(loss)) | {"seeds": len(cells)} | ends("cost_nats", student(added)))
     return DataFrame(rows)
@@ -66,12 +68,11 @@ def levels(cells: DataFrame) -> DataFrame:
 
 def contrasts(cells: DataFrame) -> DataFrame:
     """Return a row per effect."""
-    kinds = {name: "interaction" if " x " in name else "main" for name in effects(cells)}
-    rows = [
-        {"kind": kinds[name], "name": name} | ends("effect_nats", student(values))
-        for name, values in effects(cells).items()
-    ]
-    return DataFrame(rows).assign(seeds=len(cells))
+    rows = []
+    for name, values in effects(cells).items():
+        row: dict[Any, Any] = {"kind": "interaction" if " x " in str(name) else "main", "name": name}
+        rows.append(row | ends("effect_nats", student(values)) | {"seeds": len(values)})
+    return DataFrame(rows)
 
 
 @table(

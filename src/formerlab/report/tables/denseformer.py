@@ -52,28 +52,19 @@ def gains(results: Results, runs: Sequence[str]) -> DataFrame:
     return rows.join(found).sort_values(["layers", "run"], ignore_index=True)
 
 
-def with_seeds(rows: DataFrame, losses: DataFrame, shared: Sequence[str]) -> DataFrame:
-    """Return rows of runs, `part` is mean, and below them a row per seed, `part` is seed, with the `shared` columns."""
-    seeds = losses[["run", "seed", "loss_nats"]].merge(rows[["run", *shared]], on="run")
-    return pd.concat([rows.assign(part="mean"), seeds.assign(part="seed")], ignore_index=True)
-
-
 def speeds(results: Results) -> DataFrame:
     """Return a row per timed run: median and quartiles of the times and of the bytes of each measure.
 
     Columns are `<measure>_time_s`, `..._time_s_low`, `..._time_s_high`, `<measure>_memory_bytes`, and
     `<measure>_sequences`, the number that is trained on, scored or decoded at a time.
     """
-    columns: dict[str, dict[str, float]] = {}
-    for (run, measure), rows in results.rows_of_study("speed.csv", STUDY).groupby(["run", "measure"], sort=False):
-        quartiles = dict(zip(_ENDS, np.quantile(rows["time_s"], (0.5, 0.25, 0.75)), strict=True))
-        found = {f"time_s{end}": value for end, value in quartiles.items()}
-        found |= {name: float(rows[name].median()) for name in ("memory_bytes", "sequences")}
-        columns.setdefault(str(run), {}).update({f"{measure}_{name}": value for name, value in found.items()})
-    what = (*(f"time_s{end}" for end in _ENDS), "memory_bytes", "sequences")
-    wanted = [f"{measure}_{name}" for measure in (TRAINING, FORWARD, DECODE) for name in what]
-    table = DataFrame.from_dict(columns, orient="index").reindex(columns=wanted)
-    return table.rename_axis("run").reset_index().astype({"run": str})
+    rows, found = results.rows_of_study("speed.csv", STUDY), {}
+    for measure in (TRAINING, FORWARD, DECODE):
+        groups = rows[rows["measure"] == measure].groupby("run", sort=False)
+        for end, share in zip(_ENDS, (0.5, 0.25, 0.75), strict=True):
+            found[f"{measure}_time_s{end}"] = groups["time_s"].agg(np.quantile, share)
+        found |= {f"{measure}_{name}": groups[name].median() for name in ("memory_bytes", "sequences")}
+    return DataFrame(found, index=rows["run"].unique()).rename_axis("run").reset_index().astype({"run": str})
 
 
 def published_table(*places: str, **names: str) -> DataFrame:

@@ -21,6 +21,7 @@ from formerlab.report.runs import (
     published_difference,
     short,
     summary,
+    with_seeds,
 )
 from formerlab.report.style import GREY
 from formerlab.report.tables import denseformer as tables
@@ -57,7 +58,7 @@ def denseformer_depth(results: Results, runs: Sequence[str]) -> DataFrame:
             paired = means["loss_nats"] + (of_run["gain_nats"] - of_run[f"gain_nats_{gain}"])
             means[f"loss_nats_{end}"] = means[f"loss_nats_{end}"].where(~means["paired"], paired)
             means[f"perplexity_{end}"] = np.exp(means[f"loss_nats_{end}"])
-    ours = tables.with_seeds(means.sort_values(["variant", "layers"]), losses, ("source", "variant", "layers"))
+    ours = with_seeds(means.sort_values(["variant", "layers"]), losses, ("source", "variant", "layers"))
     return pd.concat([ours, tables.published_depths().assign(part="mean")], ignore_index=True)
 
 
@@ -97,7 +98,7 @@ def denseformer_tradeoff(results: Results, runs: Sequence[str]) -> DataFrame:
             ours[f"batches_per_s{end}"] = 1 / ours[f"{FORWARD}_time_s{time}"]
         ours["front"] = _front(ours["batches_per_s"], ours["loss_nats"])
         shared = ("source", "variant", "layers", "batches_per_s")
-        ours = tables.with_seeds(ours, held_out_losses(results, STUDY), shared)
+        ours = with_seeds(ours, held_out_losses(results, STUDY), shared)
     theirs = tables.published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
     theirs = theirs.assign(front=_front(theirs["batches_per_s"], theirs["perplexity"]), part="mean")
     columns = f"source part run variant layers batches_per_s[] {FORWARD}_sequences loss_nats[] perplexity seeds seed"
