@@ -350,7 +350,7 @@ def test_a_sync_that_fails_is_no_failed_job_but_is_counted(tmp_path, monkeypatch
     assert "another sync of these results is running" in capsys.readouterr().err
 
 
-def test_a_locked_database_and_a_copied_folder_are_a_line_with_the_remedy(tmp_path):
+def test_a_locked_database_and_a_copied_folder_are_a_line_with_the_remedy(tmp_path, monkeypatch):
     old, new = tmp_path / "old", tmp_path / "new copy"
     make_run(old / "results/live/laptop", "denseformer", "plain")
     synced(old)
@@ -358,6 +358,8 @@ def test_a_locked_database_and_a_copied_folder_are_a_line_with_the_remedy(tmp_pa
     with pytest.raises(UserError, match=r"copy/mlflow\.db: was written in another folder; delete it"):
         synced(new)
     make_run(old / "results/live/laptop", "denseformer", "another")
+    real = sqlite3.connect
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", lambda *names, **given: real(*names, **given | {"timeout": 0.01}))
     with sqlite3.connect(old / "mlflow.db") as other:
         other.execute("begin exclusive")
         with pytest.raises(UserError, match=r"database is locked.*sync again"):
