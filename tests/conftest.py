@@ -1,5 +1,8 @@
 """What every test shares: the same random numbers and order of sums on every machine, and what would take seconds."""
 
+import os
+import sqlite3
+
 import hypothesis
 import pytest
 
@@ -31,4 +34,20 @@ def _plans_are_made_here():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(locate, "_make", make)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_waits_for_the_disk():
+    """What is written counts once the file has it; MLflow alone waits for the disk a hundred times per database."""
+    connect = sqlite3.connect
+
+    def quick(*names, **given):
+        connection = connect(*names, **given)
+        connection.execute("pragma synchronous=off")
+        return connection
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite3.dbapi2, "connect", quick)
+        patch.setattr(os, "fsync", lambda file: None)
         yield

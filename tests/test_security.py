@@ -64,7 +64,10 @@ def test_credentials_have_no_place_in_the_configuration(uri, project):
 
 
 EVIL = '<script>alert(1)</script>|\n<img src=x onerror=alert(1)>![x](https://evil/x.png)"\\|$\\frac$'
-TAGS = {*"html head meta title style body h1 h2 p table thead tbody tr th td br".split()}
+TAGS = {
+    *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "br"),
+    *("table", "thead", "tbody", "tr", "th", "td"),
+}
 ATTRIBUTES = {"lang", "charset", "name", "content", "class", "style", "border"}
 
 

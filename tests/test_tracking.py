@@ -7,6 +7,7 @@ import sqlite3
 from contextlib import suppress
 
 import pytest
+import sqlalchemy
 from fixtures.ports import free_ports
 from fixtures.rows import make_decay, make_run, make_tokenformer, model, write_csv
 
@@ -358,8 +359,8 @@ def test_a_locked_database_and_a_copied_folder_are_a_line_with_the_remedy(tmp_pa
     with pytest.raises(UserError, match=r"copy/mlflow\.db: was written in another folder; delete it"):
         synced(new)
     make_run(old / "results/live/laptop", "denseformer", "another")
-    real = sqlite3.connect
-    monkeypatch.setattr(sqlite3.dbapi2, "connect", lambda *names, **given: real(*names, **given | {"timeout": 0.01}))
+    less = {"PRAGMA busy_timeout = 20000;": "PRAGMA busy_timeout = 20;"}  # milliseconds that MLflow waits
+    monkeypatch.setattr(sqlalchemy.sql, "text", lambda words: sqlalchemy.text(less.get(words, words)))
     with sqlite3.connect(old / "mlflow.db") as other:
         other.execute("begin exclusive")
         with pytest.raises(UserError, match=r"database is locked.*sync again"):
