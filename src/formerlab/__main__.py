@@ -9,14 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from formerlab.commands import demo, huggingface, measures, plan, released, reproduce, results, stages, tools
-from formerlab.errors import (
-    EXIT_FAILED,
-    EXIT_STOPPED_EARLY,
-    EXIT_USER_ERROR,
-    StoppedEarly,
-    UserError,
-    missing_package,
-)
+from formerlab.errors import EXIT_FAILED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, StoppedEarly, UserError, missing_package
 from formerlab.files import NoRoom, found_no_room
 
 GROUPS = {

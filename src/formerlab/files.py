@@ -171,3 +171,9 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, read in blocks."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fingerprint(value: object) -> str:
+    """Return 16 hexadecimal digits of the SHA-256 of a JSON value, independent of the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -5,12 +5,12 @@ variants of one idea, discriminated by `kind`, is its registry: it checks config
 exports the JSON schema and is what the tests enumerate.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from formerlab.files import fingerprint as fingerprint  # for all that import it from here
 
 # Ranges that many parts share. Their upper ends are beyond what anyone has built, so that a slip of the finger is
 # refused when it is planned; what is too large only together, the plan finds by the sizes that result.
@@ -58,12 +58,6 @@ class Spec(BaseModel):
             for item in value if isinstance(value, tuple) else (value,):
                 if isinstance(item, Spec):
                     yield from item.parts()
-
-
-def fingerprint(value: object) -> str:
-    """Return 16 hexadecimal digits of the SHA-256 of a JSON value, independent of the order of its keys."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def variants(union: object) -> tuple[type[Spec], ...]:

@@ -141,7 +141,7 @@ def test_captions_are_written_beside_the_pictures(place):
 
 
 def test_an_unknown_name_names_the_near_one(tmp_path):
-    with pytest.raises(UserError, match="did you mean 'decay_alpha'"):
+    with pytest.raises(UserError, match="did you mean decay_alpha"):
         draw_one("decay_alfa", tmp_path, tmp_path)
 
 

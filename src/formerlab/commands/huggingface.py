@@ -11,7 +11,7 @@ from formerlab.files import read_json
 from formerlab.results.write import write_rows
 
 if TYPE_CHECKING:
-    from formerlab.integrations.huggingface.load import Loaded
+    from formerlab.integrations.huggingface.sweep import QuestionSweep
     from formerlab.released import ReleasedModel
 
 
@@ -92,10 +92,12 @@ def import_tokenformer(arguments: argparse.Namespace) -> None:
 def zeroshot_folder(arguments: argparse.Namespace) -> None:
     """Answer zero-shot questions with a model folder."""
     from formerlab.evaluation.language.zeroshot import COLUMNS
-    from formerlab.integrations.huggingface.sweep import read_sweep, task_means
+    from formerlab.integrations.huggingface.load import load_any
+    from formerlab.integrations.huggingface.sweep import task_means
     from formerlab.progress import Progress
 
-    sweep, loaded = read_sweep(None, **_changes(arguments)), _load(arguments)
+    sweep, source = _asked(arguments)
+    loaded = load_any(source, device=arguments.device, online=arguments.online)
     questions = sweep.questions(loaded, online=arguments.online)
     with Progress(len(questions.encoded), "questions", unit="answer") as progress:
         options: dict[str, Any] = {"batch": sweep.batch, "batch_tokens": sweep.batch_tokens, "progress": progress}
@@ -110,12 +112,13 @@ def zeroshot_folder(arguments: argparse.Namespace) -> None:
 
 def prune_folder(arguments: argparse.Namespace) -> None:
     """Answer zero-shot questions with a model folder under cache policies."""
-    from formerlab.integrations.huggingface.load import identity_of
-    from formerlab.integrations.huggingface.sweep import read_sweep, run_sweep
+    from formerlab.integrations.huggingface.load import identity_of, load_any
+    from formerlab.integrations.huggingface.sweep import run_sweep
 
-    sweep = read_sweep(arguments.sweep, **_changes(arguments))
-    identity = identity_of(_source(arguments), arguments.device)
-    means = run_sweep(_load(arguments), sweep, arguments.out, identity=identity, online=arguments.online)
+    sweep, source = _asked(arguments)
+    identity = identity_of(source, arguments.device)
+    loaded = load_any(source, device=arguments.device, online=arguments.online)
+    means = run_sweep(loaded, sweep, arguments.out, identity=identity, online=arguments.online)
     columns = [name for name in means[0] if not name.endswith("acc_norm")]
     print("\t".join(columns))
     for row in means:
@@ -127,17 +130,11 @@ def prune_folder(arguments: argparse.Namespace) -> None:
     print(f"every answer and window in {arguments.out}", file=sys.stderr)
 
 
-def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(arguments, name) for name in ("tasks", "limit", "batch", "leading_token")}
-
-
-def _source(arguments: argparse.Namespace) -> "ReleasedModel":
+def _asked(arguments: argparse.Namespace) -> "tuple[QuestionSweep, ReleasedModel]":
+    """Return what is asked of which model."""
+    from formerlab.integrations.huggingface.sweep import read_sweep
     from formerlab.released import parse_released
 
-    return parse_released(arguments.model, dtype=arguments.dtype, context=arguments.context)
-
-
-def _load(arguments: argparse.Namespace) -> "Loaded":
-    from formerlab.integrations.huggingface.load import load_any
-
-    return load_any(_source(arguments), device=arguments.device, online=arguments.online)
+    changes = {name: getattr(arguments, name) for name in ("tasks", "limit", "batch", "leading_token")}
+    sweep = read_sweep(getattr(arguments, "sweep", None), **changes)
+    return sweep, parse_released(arguments.model, dtype=arguments.dtype, context=arguments.context)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from formerlab.errors import UserError
 from formerlab.files import write_text
-from formerlab.plan.claim_arms import read_arms
 from formerlab.plan.resolve import resolve_released, resolve_study
-from formerlab.plan.sources import read_sources
+from formerlab.plan.sources import read_arms, read_sources
 from formerlab.report.claims.render import all_block, first_screen
 from formerlab.report.claims.verdict import Verdict, verdicts
 from formerlab.report.committed import KEPT, place
@@ -26,9 +25,7 @@ PAPERS = {
     "Decay article": "Decay article",
 }
 """The papers by what captions call them, in the order of the table of their figures."""
-_AFTER = re.compile(
-    rf"(?:after|of) ((?:Fig|Table)[^()]*?) of (?:the )?({'|'.join((*PAPERS, *PAPERS.values()))})",
-)
+_AFTER = re.compile(rf"(?:after|of) ((?:Fig|Table)[^()]*?) of (?:the )?({'|'.join((*PAPERS, *PAPERS.values()))})")
 """Where a caption says which figure or table of which paper it follows."""
 
 SCALES = ("paper", "workstation", "overnight", "pretrained")

@@ -1,6 +1,5 @@
 """The configurations that the papers publish, by name."""
 
-import difflib
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from formerlab.errors import UserError
+from formerlab.errors import UserError, near_misses
 from formerlab.layers import DepthWeightedAverage, Identity, LayerNorm, Linear, Mlp, Pattention, Rotary
 from formerlab.models.decoder import Decoder
 from formerlab.models.translator import Translator
@@ -96,9 +95,7 @@ def create_model(name: str, *, seed: int | None = None, **changes: Any) -> nn.Mo
     Raises UserError for an unknown name or field and for values that do not fit.
     """
     if name not in PUBLISHED:
-        close = difflib.get_close_matches(name, PUBLISHED)
-        hint = f"did you mean {' or '.join(close)}?" if close else "formerlab.list_models() gives the names"
-        raise UserError(f"no published model {name!r}; {hint}")
+        raise UserError(f"no published model {name!r}{near_misses(name, list(PUBLISHED))}")
     spec = PUBLISHED[name]
     try:
         spec = type(spec).model_validate(dict(spec) | changes)

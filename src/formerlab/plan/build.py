@@ -11,7 +11,7 @@ from formerlab.data.dataset import source_fingerprint
 from formerlab.data.file_hashes import FILE_HASHES, files_state
 from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError
-from formerlab.files import read_json
+from formerlab.files import fingerprint, read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
 from formerlab.plan.cost import loading_cost, run_cost, totals
@@ -27,7 +27,6 @@ from formerlab.report.drawings import Drawing, catalogue
 from formerlab.report.names import UNIONS, names
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
-from formerlab.spec import fingerprint
 from formerlab.training.any_run import AnyRun
 
 Job = dict[str, Any]

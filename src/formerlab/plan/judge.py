@@ -6,14 +6,13 @@ it was made from other data or another parent than those that are there now, and
 """
 
 import hashlib
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from formerlab.errors import UserError
-from formerlab.files import read_json, write_text
+from formerlab.files import fingerprint, read_json, write_text
 from formerlab.results.schema import UNPLANNED
 from formerlab.results.stages import MAKING, MEASURED, OPTIMIZER, STAGES, TIMED
 
@@ -136,7 +135,7 @@ class Judge:
             for key in keys:
                 found = found.get(key) if isinstance(found, dict) else None
             wrong |= set() if value in (None, found) else {what}  # None stands for what is unknown now
-        if "spec_hash" in record and "spec" in record and _fingerprint(record["spec"]) != record["spec_hash"]:
+        if "spec_hash" in record and "spec" in record and fingerprint(record["spec"]) != record["spec_hash"]:
             wrong.add("configuration")  # edited by hand
         reasons = [f"changed since: {', '.join(sorted(wrong))}"] if wrong else []
         if self.plan[stage][name].get("keep_optimizer") and not (path.parent / OPTIMIZER).exists():
@@ -201,8 +200,3 @@ def failed_syncs(results: Path) -> int:
     except (UserError, OSError, KeyError, TypeError):
         return 0
     return failures if isinstance(failures, int) else 0
-
-
-def _fingerprint(spec: Any) -> str:
-    """Return what `formerlab.spec.fingerprint` does, which cannot be imported without pydantic."""
-    return hashlib.sha256(json.dumps(spec, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]

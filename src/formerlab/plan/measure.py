@@ -14,7 +14,7 @@ from formerlab.errors import UserError
 from formerlab.evaluation.language.suites import Suite
 from formerlab.evaluation.measurement import Measurement
 from formerlab.evaluation.timing.timing import Timing
-from formerlab.files import read_json
+from formerlab.files import fingerprint, read_json
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import forward_cost
 from formerlab.plan.hardware import Hardware
@@ -22,7 +22,7 @@ from formerlab.plan.layers import laid, parse
 from formerlab.plan.schema import Which
 from formerlab.plan.sources import Sources
 from formerlab.results.stages import Stage
-from formerlab.spec import Spec, fingerprint
+from formerlab.spec import Spec
 from formerlab.training.any_run import AnyRun, ReleasedRun
 
 Jobs = dict[str, Any]

@@ -4,7 +4,6 @@ A figure is a PDF, a PNG and the rows it shows, and nothing else. A table is a C
 HTML for people, ours and published values in blocks of their own: the column `source` tells them apart.
 """
 
-import difflib
 import io
 import sys
 import traceback
@@ -22,7 +21,7 @@ from pandas.api.types import is_numeric_dtype
 from pandas.testing import assert_frame_equal
 from PIL import Image
 
-from formerlab.errors import UserError
+from formerlab.errors import UserError, near_misses
 from formerlab.files import replacing, write_text
 from formerlab.report import pages
 from formerlab.report.drawings import Drawing, Table, catalogue, declaration, failure_of, has_rows, shown_columns
@@ -49,9 +48,7 @@ def draw(name: str, results: Results, out: Path) -> list[Path]:
     Return the files written.
     """
     if name not in catalogue():
-        near = difflib.get_close_matches(name, catalogue(), n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(catalogue())}"
-        raise UserError(f"no figure or table is called '{name}'; {hint}")
+        raise UserError(f"no figure or table is called {name!r}{near_misses(name, list(catalogue()))}")
     return write(catalogue()[name], results, out, rows_of(catalogue()[name], results))
 
 

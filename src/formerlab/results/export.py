@@ -44,10 +44,7 @@ EXACT = "exact.csv"
 
 
 def export(
-    live_root: Path,
-    cached_root: Path,
-    objection: Objection | None = None,
-    seeds: Mapping[str, Set[int]] | None = None,
+    live_root: Path, cached_root: Path, objection: Objection | None = None, seeds: Mapping[str, Set[int]] | None = None
 ) -> dict[str, Any]:
     """Bring the rows (never the weights) of finished runs from results/live/<scale> to results/cached/<scale>.
 

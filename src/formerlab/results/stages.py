@@ -51,6 +51,7 @@ CONFIGURATION = "policy alpha recent budget"
 TEST = table(
     "a non-overlapping window of the held-out stream (a sentence, an image), final weights",
     "window tokens loss_nats document? label? prediction? rank? confidence?",
+    value="loss_nats",
 )
 LENDER_TEST = table(
     "the same on the test text of the data set that lends its tokenizer; none where the tokenizer is the run's own",

@@ -21,7 +21,7 @@ from formerlab.files import read_json
 from formerlab.results.notes import read_note
 from formerlab.results.read import Results, flatten
 from formerlab.results.schema import Table
-from formerlab.results.stages import MEASURED
+from formerlab.results.stages import TABLES
 from formerlab.statistics import weighted_means
 
 MOST_POINTS = 1000
@@ -43,8 +43,8 @@ COSTS = {
 """Numbers of run.json that become metrics, each with its name and unit there."""
 STATUS = {"finished": "FINISHED", "diverged": "FAILED", "failed": "FAILED", "running": "RUNNING"}
 """MLflow's word for the status of a run."""
-SHOWN = {file: table for stage in MEASURED.values() for file, table in stage.tables.items() if table.value}
-READ = ("train.csv", "timing.csv", "eval.csv", "test.csv", *SHOWN)
+SHOWN = {file: table for file, table in TABLES.items() if table.value}
+CURVES = {"train": ("loss_nats", "lr", "grad_norm"), "timing": ("tokens_per_s", "memory_bytes")}
 
 Point = tuple[str, float, int, int]
 """Metric, value, time in ms since 1970, step."""
@@ -179,7 +179,8 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
 
     Nothing of the environment is among them, which may hold secrets.
     """
-    rows = {name: found for name in READ if (found := results.rows_of(name, record["id"])) is not None}
+    names = (*(f"{name}.csv" for name in CURVES), "eval.csv", *SHOWN)
+    rows = {name: found for name in names if (found := results.rows_of(name, record["id"])) is not None}
     spec = sorted(flatten(record["spec"]).items(), key=lambda item: (item[0].count("."), item[0]))
     folder, git, data = results.root / record["id"], record.get("git") or {}, record["data"]
     grown = f" It goes on from {record['init']['id']}." if isinstance(record.get("init"), dict) else ""
@@ -210,47 +211,37 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
 
 def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> Iterator[Point]:
     """Yield curves, stamped with the time of their step, and final values, stamped with the end."""
-    start, timing, train = _milliseconds(record["started"]), rows.get("timing.csv"), rows.get("train.csv")
-    for metric, values in _curves(rows):
+    start, end = (_milliseconds(record[moment]) for moment in ("started", "finished"))
+    curves = {
+        f"{name}/{column}": rows[f"{name}.csv"].set_index("step")[column]
+        for name, columns in CURVES.items()
+        for column in columns
+        if f"{name}.csv" in rows
+    }
+    if len(evaluated := rows.get("eval.csv", DataFrame())):
+        for split, losses in weighted_means(evaluated, ["split", "step"]).sort_index().groupby("split"):
+            curves[f"{split}/loss_nats"] = losses.droplevel("split")
+    for metric, values in curves.items():
         times = np.full(len(values), float(start))
-        if timing is not None and len(timing):  # the measured training time: the same for the same files
+        if len(timing := rows.get("timing.csv", DataFrame())):  # measured, so the same for the same files
             times += 1000 * np.interp(values.index, timing["step"], timing["time_s"])
         for value, time, step in zip(values, times, values.index, strict=True):
             yield metric, float(value), int(time), int(step)
-    last = int(train["step"].max()) if train is not None and len(train) else 0
-    for name, value in _finals(rows, record).items():
-        yield name, value, _milliseconds(record["finished"]), last
-
-
-def _curves(rows: dict[str, DataFrame]) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each curve with its values by step."""
-    for group, columns in (("train", ("loss_nats", "lr", "grad_norm")), ("timing", ("tokens_per_s", "memory_bytes"))):
-        if f"{group}.csv" in rows:
-            frame = rows[f"{group}.csv"].set_index("step")
-            yield from ((f"{group}/{column}", frame[column]) for column in columns)
-    if len(evaluated := rows.get("eval.csv", DataFrame())):
-        for split, losses in weighted_means(evaluated, ["split", "step"]).sort_index().groupby("split"):
-            yield f"{split}/loss_nats", losses.droplevel("split")
-
-
-def _finals(rows: dict[str, DataFrame], record: Mapping[str, Any]) -> dict[str, float]:
-    values = {name: float(record[key]) / unit for key, (name, unit) in COSTS.items() if record.get(key) is not None}
-    if len(test := rows.get("test.csv", DataFrame())):
-        loss = float(np.average(test["loss_nats"], weights=test["tokens"]))
-        values |= {"test/loss_nats": loss, "test/perplexity": math.exp(loss)}
-    for file, table in SHOWN.items():
-        if file in rows:
-            values |= _means(file.removesuffix(".csv"), rows[file], table)
-    return values
+    finals = {name: float(record[key]) / unit for key, (name, unit) in COSTS.items() if record.get(key) is not None}
+    for file in (file for file in SHOWN if file in rows):
+        finals |= _means(file.removesuffix(".csv"), rows[file], SHOWN[file])
+    if "test/loss_nats" in finals:
+        finals["test/perplexity"] = math.exp(finals["test/loss_nats"])
+    last = int(rows["train.csv"]["step"].max()) if len(rows.get("train.csv", ())) else 0
+    yield from ((name, value, end, last) for name, value in finals.items())
 
 
 def _means(stage: str, rows: DataFrame, table: Table) -> dict[str, float]:
     """Return the means that a table says are shown, by name: `zeroshot/task/metric`, `prune/h2o/budget 0.4/...`."""
     types = {column.name: column.type for column in table.columns}
-    groups = rows.groupby(list(table.by), dropna=False) if table.by else [((), rows)] * bool(len(rows))
     found = {}
-    for key, group in groups:
-        labels = [(name, value) for name, value in zip(table.by, key, strict=True) if value == value]
+    for key, group in rows.groupby(list(table.by) or [np.zeros(len(rows))], dropna=False):
+        labels = [(name, value) for name, value in zip(table.by, key, strict=False) if value == value]
         parts = [str(value) if types[name] == "text" else f"{name} {value:g}" for name, value in labels]
         parts += [] if table.value == "value" else [table.value]
         weights = group["tokens"] if "tokens" in types else None
