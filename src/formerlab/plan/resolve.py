@@ -91,10 +91,11 @@ def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
                 raise UserError(f"{tree.file}: {study}.runs.{name}: no such run{near_misses(name, names)}")
 
 
-def chosen(name: str, trees: Iterable[str], sources: Sources) -> list[str]:
-    """Return the runs that exist at this scale, the most wanted first."""
+def _chosen(name: str, sources: Sources, *, released: bool) -> dict[str, Tree]:
+    """Return the trees of the runs that exist at this scale, trained or released ones, the most wanted first."""
+    trees = {run: tree for run, tree in run_trees(name, sources).items() if (tree.get(RELEASED) is None) != released}
     only = [*sources.scale.studies.get(name, StudyScale()).only, *sorted(map(pattern_of, sources.added[name]))]
-    return list(dict.fromkeys(run for pattern in only for run in trees if fnmatchcase(run, pattern)))
+    return {run: tree for pattern in only for run, tree in trees.items() if fnmatchcase(run, pattern)}
 
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
@@ -102,13 +103,13 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
 
     Raises UserError where a run has a seed that its parent has not.
     """
-    trees = {run: tree for run, tree in run_trees(name, sources).items() if tree.get(RELEASED) is None}
-    runs = {run: _parse_run(name, run, trees[run], sources.scale) for run in chosen(name, trees, sources)}
+    trees = _chosen(name, sources, released=False)
+    runs = {run: _parse_run(name, run, tree, sources.scale) for run, tree in trees.items()}
     of_study = sources.scale.studies.get(name, StudyScale()).seeds or sources.scale.seeds
     seeds: dict[str, tuple[int, ...]] = {}
     found = []
-    for run in _grown(_with_parents_first(runs, trees), trees, sources.scale):
-        seeds[run.name] = sources.config.seeds or _beside(name, run.name, trees[run.name]).seeds or of_study
+    for run in _grown(_with_parents_first(runs, run_trees(name, sources)), trees, sources.scale):
+        seeds[run.name] = sources.config.seeds or beside(name, run.name, trees[run.name]).seeds or of_study
         if run.init is not None and (orphans := sorted({*seeds[run.name]} - {*seeds[run.init]})):
             raise UserError(
                 f"{trees[run.name].file_of('seeds')}: {name}.runs.{run.name}: seed {orphans[0]} has no parent, "
@@ -118,35 +119,35 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
     return found
 
 
-def own_gpus(name: str, sources: Sources) -> dict[str, int]:
-    """Return, of the runs of a study that name their number of GPUs, that number."""
-    own = {run: _beside(name, run, tree).gpus for run, tree in run_trees(name, sources).items()}
-    return {run: gpus for run, gpus in own.items() if gpus is not None}
+def resolve_released(name: str, sources: Sources) -> list[ReleasedRun]:
+    """Return the runs of a study that take a released model as it is.
+
+    Raises UserError for a model that the scale does not have, data of other tokens, and windows that it cannot read.
+    """
+    trees = _chosen(name, sources, released=True)
+    return [_parse_released(name, run, tree, sources.scale) for run, tree in trees.items()]
 
 
-def _beside(study: str, run: str, tree: Tree) -> BesideSpec:
+def beside(study: str, run: str, tree: Tree) -> BesideSpec:
     """Return what the tree of a run says beside its spec."""
     return parse(BesideSpec, tree.only(BesideSpec.model_fields), f"{study}.runs.{run}")
 
 
-def match_times(runs: list[Run], jobs: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
+def match_times(
+    runs: list[Run], timed: Mapping[str, Any], trees: Mapping[str, Mapping[str, Tree]]
+) -> tuple[list[Run], dict[str, EqualTime]]:
     """Return the runs, those of equal time with the arm's steps as an estimate, and by id whose time they match.
 
-    Raises UserError where an arm or reference is not timed, or where the reference is another model.
+    `timed` are the jobs of the stage `speed`. Raises UserError where an arm or reference is not timed, or where the
+    reference is another model.
     """
-    wanted = {
-        (study, name): parse(EqualTime, part, f"{study}.runs.{name}.{EQUAL}")
-        for study in sources.config.studies
-        for name, tree in run_trees(study, sources).items()
-        if (part := tree.part(EQUAL))
-    }
     by_id = {run.id: run for run in runs}
     matched, equal_by_id = [], {}
     for run in runs:
-        equal = wanted.get((run.study, run.name))
-        if equal is not None:
-            key = f"{study_file(run.study)}: runs.{run.name}.equal_time"
-            names = [name.split("/")[1] for name in jobs.get(run.study, {"runs": []})["runs"]]
+        if part := trees[run.study][run.name].part(EQUAL):
+            equal = parse(EqualTime, part, f"{run.study}.runs.{run.name}.{EQUAL}")
+            key = f"{study_file(run.study)}: runs.{run.name}.{EQUAL}"
+            names = [name.split("/")[1] for name in timed.get(run.study, {"runs": []})["runs"]]
             for one in (equal.arm, equal.reference):
                 if one not in names:
                     raise UserError(f"{key}: {one!r} is no run that `speed` times{near_misses(one, names)}")
@@ -157,16 +158,6 @@ def match_times(runs: list[Run], jobs: Mapping[str, Any], sources: Sources) -> t
             equal_by_id[run.id] = equal
         matched.append(run)
     return matched, equal_by_id
-
-
-def resolve_released(name: str, sources: Sources) -> list[ReleasedRun]:
-    """Return the runs of a study that take a released model as it is.
-
-    Raises UserError for a model that the scale does not have, data of other tokens, and windows that it cannot read.
-    """
-    trees = {run: tree for run, tree in run_trees(name, sources).items() if tree.get(RELEASED) is not None}
-    wanted = chosen(name, trees, sources)
-    return [_parse_released(name, run, tree, sources.scale) for run, tree in trees.items() if run in wanted]
 
 
 def _parse_released(study: str, name: str, tree: Tree, scale: Scale) -> ReleasedRun:
