@@ -28,20 +28,14 @@ def ensure_torchvision_imports() -> None:
     if "torchvision" in sys.modules:
         return
     found = importlib.util.find_spec("torchvision")
-    if found is None or found.origin is None or _extension_loads(Path(found.origin).parent):
+    if found is None or found.origin is None:
         return
+    for library in sorted(Path(found.origin).parent.glob("_C*.so"))[:1]:
+        try:
+            torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+            return
+        except OSError:
+            break
     for name in _OPERATORS:
         if not hasattr(torch.ops.torchvision, name):
             torch.library.define(f"torchvision::{name}", _SCHEMA)
-
-
-def _extension_loads(package: Path) -> bool:
-    """Return whether torchvision's compiled operators load, by loading them as torchvision itself will."""
-    libraries = sorted(package.glob("_C*.so"))
-    if not libraries:
-        return False
-    try:
-        torch.ops.load_library(str(libraries[0]))  # type: ignore[no-untyped-call]
-    except OSError:
-        return False
-    return True

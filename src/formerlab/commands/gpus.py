@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from formerlab.commands.context import find_plan, job_of
 from formerlab.errors import StoppedEarly, UserError
+from formerlab.plan.attempts import ask_slurm
 from formerlab.plan.locate import read_plan
 from formerlab.results.notes import read_note
 from formerlab.training.runtime import SHARDED
@@ -148,12 +149,7 @@ def seconds_left() -> float | None:
     squeue says it as days-hours:minutes:seconds, counted from the start of the job: what came before this process, such
     as slow imports, is taken off.
     """
-    if "SLURM_JOB_ID" not in os.environ:
-        return None
-    words = ["squeue", "--noheader", f"--jobs={os.environ['SLURM_JOB_ID']}", "--format=%L"]
-    try:
-        output = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    found = LEFT.fullmatch(output.strip())  # not of words such as UNLIMITED
+    job = os.environ.get("SLURM_JOB_ID")
+    output = job and ask_slurm("squeue", "--noheader", f"--jobs={job}", "--format=%L")
+    found = LEFT.fullmatch((output or "").strip())  # not of words such as UNLIMITED
     return None if found is None else float(sum(UNITS_S[unit] * int(n) for unit, n in found.groupdict("0").items()))

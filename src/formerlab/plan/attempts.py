@@ -65,18 +65,22 @@ class Attempts:
         return None if note == self._before.get((stage, name)) else note
 
 
+def ask_slurm(*words: str) -> str | None:
+    """Return what a command of Slurm says; nothing where it cannot be asked."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
 def killed_for_memory(job: str | None) -> bool:
     """Ask Slurm whether it killed a job for its memory.
 
     It shows that as OUT_OF_MEMORY or, where it counts memory without cgroups, as FAILED, the job or a step of it by
     signal 9.
     """
-    if job is None:
-        return False
-    words = ["scontrol", "--details", "--oneliner", "show", "job", job]
-    try:
-        output = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
+    output = job and ask_slurm("scontrol", "--details", "--oneliner", "show", "job", job)
+    if not output:
         return False
     state = re.search(r"\bJobState=(\w+)", output)
     killed = re.search(r"\b(Derived)?ExitCode=\d+:9\b", output)
@@ -88,12 +92,11 @@ def queue() -> dict[str, tuple[str, str]] | None:
 
     Snakemake comments rule and wildcards, of an array those of its first job.
     """
-    words = ["squeue", f"--user={os.getuid()}", "--noheader", "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"]
-    try:
-        output = subprocess.run([*words, "--format=%A|%Z|%k"], capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
+    states = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"
+    output = ask_slurm("squeue", f"--user={os.getuid()}", "--noheader", states, "--format=%A|%Z|%k")
+    if output is None:
         return None
-    rows = (line.split("|", 2) for line in output.stdout.splitlines())
+    rows = (line.split("|", 2) for line in output.splitlines())
     return {job: (folder, comment) for job, folder, comment in rows}
 
 
