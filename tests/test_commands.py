@@ -1,10 +1,8 @@
 """The verbs of `python -m formerlab`: what they print, how they end, and the script that stands in for the DAG."""
 
 import errno
-import json
 import os
 import re
-import shlex
 import socket
 import subprocess
 from pathlib import Path
@@ -19,7 +17,7 @@ from formerlab.__main__ import build_parser, main
 from formerlab.commands.context import VARIABLE
 from formerlab.plan import locate
 from formerlab.plan.build import build_plan
-from formerlab.plan.locate import ensure_plan, plan_path
+from formerlab.plan.locate import ensure_plan
 from formerlab.results.stages import MAKING, MEASURED, TIMED
 
 
@@ -159,19 +157,6 @@ def test_jobs_keep_the_plan_that_they_were_started_with(project, capsys, monkeyp
     assert "small/plain/seed4" in said(capsys, "status")
 
 
-def test_status_counts_and_names(project, capsys):
-    lines = said(capsys, "status").splitlines()
-    assert lines[-1] == "scale smoke: 16 missing"
-    assert len(lines) == 18
-    folder = project.root / "results/live/smoke/small/plain/seed0"
-    folder.mkdir(parents=True)
-    note = {"state": "failed", "reason": "no room", "log": "logs/a.log", "since": "now", "pid": 1, "host": "h"}
-    (folder / ".train.state.json").write_text(json.dumps(note))
-    text = said(capsys, "status", "--problems")
-    assert text.splitlines()[0] == "train  small/plain/seed0  failed  no room; log logs/a.log"
-    assert text.splitlines()[-1] == "scale smoke: 15 missing, 1 failed"
-
-
 def test_check_stops_where_the_disk_is_too_small(project, capsys, monkeypatch):
     assert said(capsys, "check") == ""
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1))
@@ -233,14 +218,6 @@ def test_a_shell_runs_the_script_from_beginning_to_end(project, capsys):
     assert [call.removeprefix("-m formerlab ") for call in calls] == commands(script)
     stand_in.write_text("#!/bin/sh\nexit 1\n")
     assert subprocess.run(["bash"], input=script, text=True, env=environment).returncode == 1
-
-
-def test_the_script_names_its_plan(project, capsys):
-    script = said(capsys, "plan", "--shell", "--set", "small.steps=3")
-    line = next(line for line in script.splitlines() if line.startswith(f"export {VARIABLE}="))
-    path = Path(shlex.split(line)[1].removeprefix(f"{VARIABLE}="))
-    assert path == plan_path(project.root, {"set": {"small.steps": 3}})
-    assert path.exists()
 
 
 def test_the_demo_hands_every_value_on_to_snakemake_as_it_is(project, monkeypatch, capsys):

@@ -10,7 +10,6 @@ import pytest
 from fixtures.rows import make_denseformer, make_run, write_csv
 
 from formerlab.errors import UserError
-from formerlab.plan.judge import RECORDS
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 from formerlab.results.write import hashes_of_rows, write_rows
@@ -167,13 +166,6 @@ def test_rows_that_are_objected_to_are_left_out_and_listed(root):
     assert results.place("study") == "scale laptop, live results, without 3 that are not as planned"
     assert results.place("other") == Results(root).place() == "scale laptop, live results"
     assert len(results.all_records()) == 4
-
-
-@pytest.mark.parametrize("file", [*TABLES, "run.json", "run.yaml", "zeroshot.json", "prune.json", "translate.json"])
-def test_every_file_belongs_to_a_stage_of_the_plan(root, file):
-    asked = []
-    Results(root, lambda stage, name: asked.append(stage) or "").leaves_out(file, "study/a/seed0")
-    assert set(asked) <= RECORDS.keys()
 
 
 def test_floats_come_back_bit_for_bit_and_none_is_empty(tmp_path):

@@ -208,17 +208,6 @@ def test_what_was_deleted_or_left_half_done_comes_back(place):
         assert set(active(place)[1]) == set(before)
 
 
-def test_another_folder_of_results_leaves_the_runs_of_the_first(place):
-    own = place / "results-mine/live/laptop"
-    make_run(own, "denseformer", "plain-8", 0, spec=model(8), loss=3.0)
-    before = set(active(place)[1])
-    assert sync(own, f"sqlite:///{place}/mlflow.db", place / "none")["updated"] == []
-    runs = active(place)[1]
-    assert {key for key in runs if key.startswith("results-mine/live/laptop/denseformer/plain-8")} == set(runs) - before
-    assert len(runs) == len(before) + 2
-    assert synced(place)["updated"] == []
-
-
 def test_damaged_rows_are_refused_and_the_others_tracked(tmp_path):
     root = tmp_path / "results/live/laptop"
     for run in ("plain", "other"):

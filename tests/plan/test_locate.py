@@ -19,7 +19,11 @@ def _another_process_makes_plans(monkeypatch):
 
 
 def test_the_snakefile_needs_neither_torch_nor_pydantic():
-    script = "import sys, formerlab.plan.locate; print([m for m in ('torch', 'pydantic', 'numpy') if m in sys.modules])"
+    ours, heavy = (
+        "formerlab.plan.locate, formerlab.plan.attempts, formerlab.plan.judge",
+        ("torch", "pydantic", "pandas"),
+    )
+    script = f"import sys, {ours}; print([module for module in {heavy} if module in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

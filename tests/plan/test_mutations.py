@@ -148,6 +148,3 @@ def test_a_mutation_is_planned_or_refused_in_one_line_that_names_a_place(seed, f
         assert not line or line.startswith((*files, "workflow/", "hardware table: ", "scale.hardware: ")), line
         refused += bool(line)
     assert refused > 37
-
-
-"""Whose values are judged at a scale where they are in force, or in a column of their own."""

@@ -1,8 +1,5 @@
 """Scale overnight: what its comparisons need to be fair. The design is in docs/evidence.md."""
 
-import re
-from itertools import pairwise
-
 import pytest
 from fixtures.checkout import ROOT
 
@@ -112,35 +109,6 @@ def test_annealed_stages_and_the_parent_trained_on_share_flops_data_and_the_end_
         assert (control.task, control.data, control.init, control.growth) == (stage.task, stage.data, PARENT, None)
 
 
-def test_every_schedule_of_the_third_round_ends_at_a_hundredth_of_its_peak_or_less(studies):
-    names = ("annealed-", "settled-")
-    third = [run for of_all in studies.values() for run in of_all if run.name.startswith(names)]
-    assert len(third) > 90
-    for run in third:
-        assert run.schedule.factor(run.steps - 1, run.steps) <= 0.01, run.name
-        assert run.data == ("pairs" if run.study == "transformer" else "novels")
-
-
-@pytest.mark.parametrize(
-    "arms",
-    [
-        ("tokenformer", "random-sqrt", "zero-keep", "trained-on", "scratch"),
-        ("tokenformer", "matched", "modern"),
-        ("tokenformer", "long-matched", "long-modern"),
-        ("denseformer", "searched-plain", "searched-dwa"),
-    ],
-)
-def test_the_pilot_searches_as_many_rates_for_every_arm_of_the_third_round(arms):
-    study, *arms = arms
-    runs = resolve_study(study, read_sources(ROOT, {"scale": "pilot"}))
-    rates = [[run.optimizer.lr for run in runs if re.fullmatch(rf"annealed-{arm}-[0-9]+", run.name)] for arm in arms]
-    for of_arm in rates:
-        ordered = sorted(of_arm)
-        assert {high / low for low, high in pairwise(ordered)} == {2.0}
-        assert ordered.index(of_arm[1]) in range(1, len(ordered) - 1)
-    assert len({len(of_arm) for of_arm in rates}) == 1
-
-
 @pytest.mark.parametrize(
     ("scratch", "grown"),
     [("tokenformer-scratch-2", "grown-random-sqrt-2"), ("annealed-scratch-long", "annealed-random-sqrt-long")],
@@ -162,13 +130,6 @@ def test_the_envelope_has_three_sizes_at_three_budgets(runs):
     assert sorted(by_width) == [64, 128, 192]
     for costs in zip(*map(sorted, by_width.values()), strict=True):
         assert max(costs) / min(costs) < 1.15
-
-
-def test_late_mixing_weights_start_where_their_names_say(studies):
-    late = {run.name: run for run in studies["denseformer"] if run.name.startswith("late-")}
-    for percent in (25, 50):
-        run = late[f"late-{percent}-16"]
-        assert run.optimizer.mixing_start_step == run.steps * percent / 100
 
 
 def test_images_grow_beside_their_parent_trained_on_for_the_same_flops(studies):
