@@ -53,7 +53,7 @@ evidence: $(READY) ## one study of scale overnight, the most wanted runs first: 
 	@$(BIN)/python scripts/evidence.py $(if $(STUDY),$(STUDY),$(error name a study: make evidence STUDY=tokenformer)) $(if $(SCALE),--scale $(SCALE))
 
 figures: $(READY) ## redraw every figure and table from the cached results, training nothing
-	@$(FORMERLAB) figures --tree cached
+	@$(FORMERLAB) figures
 
 readme: $(READY) ## after new rows: write what they say into README.md, docs and figures, which are committed
 	@$(FORMERLAB) readme

@@ -5,7 +5,6 @@ from functools import cache
 from pathlib import Path
 
 from formerlab.errors import UserError
-from formerlab.files import write_text
 from formerlab.plan.resolve import resolve_released, resolve_study
 from formerlab.plan.sources import read_arms, read_sources
 from formerlab.report.claims.render import all_block, first_screen
@@ -109,11 +108,3 @@ def outdated(root: Path) -> dict[str, str]:
     """Return the pages that are not up to date, with what they should hold."""
     texts = {name: written(root / name, block) for name, block in blocks(root).items()}
     return {name: text for name, text in texts.items() if text != (root / name).read_text(encoding="utf-8")}
-
-
-def write(root: Path) -> list[str]:
-    """Rewrite the pages that are not up to date; return their names."""
-    texts = outdated(root)
-    for name, text in texts.items():
-        write_text(root / name, text)
-    return list(texts)

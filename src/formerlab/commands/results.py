@@ -15,13 +15,12 @@ from formerlab.commands.context import Plan, add_verb, load_plan
 from formerlab.errors import UserError
 from formerlab.files import write_json, write_text
 from formerlab.plan.judge import Judge, failed_syncs
-from formerlab.plan.locate import ensure_plan, read_plan
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
 from formerlab.results.write import hashes_of_rows
 
 if TYPE_CHECKING:
-    from formerlab.results.read import Objection, Results
+    from formerlab.results.read import Results
 
 
 def add_parsers(verbs: Any) -> None:
@@ -34,11 +33,7 @@ def add_parsers(verbs: Any) -> None:
     text = "end well even where one cannot be drawn: its files and `status` say so"
     parser.add_argument("--go-on", action="store_true", help=text)
 
-    parser = add_verb(verbs, figures, configured=False)
-    parser.add_argument("--tree", choices=("cached", "live"), default="cached", help="which rows; default: cached")
-    parser.add_argument("--results", type=Path, default=Path("results"))
-    parser.add_argument("--figures", type=Path, default=Path("figures"))
-
+    add_verb(verbs, figures, configured=False)
     add_verb(verbs, exact, text=STAGES["exact"].text)
     parser = add_verb(verbs, claims)
     parser.add_argument("--out", type=Path, help="folder for claims.csv and .html; default: show the verdicts")
@@ -83,24 +78,20 @@ def draw(arguments: argparse.Namespace) -> None:
 
 
 def figures(arguments: argparse.Namespace) -> None:
-    """Draw every figure and table from rows that exist; trains nothing."""
+    """Draw every figure and table from committed rows; trains nothing."""
     from formerlab.report.write import draw_all
     from formerlab.results.read import has_runs
 
-    rows, out = arguments.results / arguments.tree, arguments.figures / arguments.tree
+    rows, out = Path("results/cached"), Path("figures/cached")
     judged = sorted(rows.glob("*/")) if Path("workflow", "studies").is_dir() else []
-    tasks = [(root, out / root.name) for root in judged if has_runs(root)]
-    if arguments.tree == "cached":  # nobody objects to these rows, so processes may share the work
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process: together they keep all cores busy
-        # A figure is many small objects that live until it is saved: a tenth of the time went into garbage collection.
-        rarely = partial(gc.set_threshold, 200_000)
-        with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=rarely) as pool:
-            verdicts = [pool.submit(_write_verdicts, *task) for task in tasks]  # the longest tasks, so they begin first
-            written = draw_all(rows, out, pool=pool)
-            written += [path for one in verdicts for path in one.result()]
-    else:
-        written = [path for task in tasks for path in _write_verdicts(*task)]
-        written += draw_all(rows, out, _objection)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process: together they keep all cores busy
+    # A figure is many small objects that live until it is saved: a tenth of the time went into garbage collection.
+    rarely = partial(gc.set_threshold, 200_000)
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=rarely) as pool:
+        scales = [root for root in judged if has_runs(root)]  # the longest tasks, so they begin first
+        verdicts = [pool.submit(_write_verdicts, root, out / root.name) for root in scales]
+        written = draw_all(rows, out, pool=pool)
+        written += [path for one in verdicts for path in one.result()]
     print(f"{len(written)} files in {out}")
 
 
@@ -143,13 +134,16 @@ def _results(plan: Plan) -> "Results":
 
 def readme(arguments: argparse.Namespace) -> None:
     """Write what the cached results say into README.md, docs and figures."""
-    from formerlab.commands.readme import outdated, write
+    from formerlab.commands.readme import outdated
     from formerlab.report.committed import complaint, refresh
 
+    pages = outdated(Path())
     if not arguments.check:
-        print("rewritten: " + (", ".join([*write(Path()), *refresh(Path())]) or "nothing, all was up to date"))
-    elif names := list(outdated(Path())):
-        raise UserError(f"{names[0]}: its claims are not those of results/cached and workflow; run make readme")
+        for name, text in pages.items():
+            write_text(Path(name), text)
+        print("rewritten: " + (", ".join([*pages, *refresh(Path())]) or "nothing, all was up to date"))
+    elif pages:
+        raise UserError(f"{next(iter(pages))}: not what results/cached and workflow say; run make readme")
     elif line := complaint(Path()):
         raise UserError(line)
 
@@ -177,16 +171,7 @@ def _write_verdicts(root: Path, out: Path) -> list[Path]:
     from formerlab.report.ledger import write_ledger
     from formerlab.results.read import Results
 
-    results = Results(root, _objection(root))
-    return _write_claims(results, out) + write_ledger(results, out)
-
-
-def _objection(results: Path) -> "Objection | None":
-    """Return what objects to live results that are not those of the configuration here; cached ones need no plan."""
-    if results.parent.name != "live" or not Path("workflow", "scales", f"{results.name}.yaml").exists():
-        return None
-    plan = read_plan(ensure_plan(Path(), {"scale": results.name}))
-    return Judge(plan).objection if Path(plan["results"]).resolve() == results.resolve() else None
+    return _write_claims(Results(root), out) + write_ledger(Results(root), out)
 
 
 def headline(arguments: argparse.Namespace) -> None:

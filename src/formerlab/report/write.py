@@ -60,23 +60,17 @@ def draw_each(names: Iterable[str], root: Path, out: Path, objection: Objection 
     return [name for name, written in found.items() if written is None]
 
 
-def draw_all(
-    tree_root: Path,
-    out_root: Path,
-    objection_of: Callable[[Path], Objection | None] = lambda root: None,
-    *,
-    pool: Executor | None = None,
-) -> list[Path]:
+def draw_all(tree_root: Path, out_root: Path, *, pool: Executor | None = None) -> list[Path]:
     """Draw, for every scale below `tree_root` (results/<tree>), what has rows, into `out_root`/<scale>.
 
     A drawing without rows leaves no file there. The processes of a `pool` share the studies, those with the most rows
-    first, where no rows are objected to.
+    first.
     """
-    roots = {root: objection_of(root) for root in sorted(tree_root.glob("*/")) if has_runs(root)}
+    roots = [root for root in sorted(tree_root.glob("*/")) if has_runs(root)]
     shares = [(root, study) for root in roots for study in sorted({one.study for one in catalogue().values()})]
     shares.sort(key=lambda share: sum(file.stat().st_size for file in share[0].joinpath(share[1]).glob("*.*")))
     tasks = [(root, out_root / root.name, [name for name, one in catalogue().items() if one.study == study],
-              roots[root], _draw_if_rows) for root, study in reversed(shares)]  # fmt: skip
+              None, _draw_if_rows) for root, study in reversed(shares)]  # fmt: skip
     parts = [one.result() for one in [pool.submit(_share, *task) for task in tasks]] if pool else [
         _share(*task) for task in tasks]  # fmt: skip
     for root in roots:
@@ -84,8 +78,6 @@ def draw_all(
         counts = [bool(files) for part in made for files in part.values() if files is not None]
         without = f"{len(counts) - sum(counts)} have no rows of finished runs"
         print(f"{root.name}: {sum(counts)} drawn, {without}", file=sys.stderr)
-    for warning in dict.fromkeys(warning for _, warning in parts if warning):
-        print(warning, file=sys.stderr)
     failed = [f"{out.name}: {name}" for (_, out, *_), (part, _) in zip(tasks, parts, strict=True)
               for name, files in part.items() if files is None]  # fmt: skip
     if failed:
