@@ -149,4 +149,3 @@ def test_a_mean_over_rows_weighs_them_and_has_no_value_where_one_is_no_number():
     assert means["a"] == pytest.approx(2.5)
     assert np.isnan(means["b"])
     assert np.isinf(means["c"])
-    assert weighted_means(rows, ["run"], weights=None)["a"] == 3.0

@@ -23,14 +23,12 @@ RESAMPLES = 10_000
 CONFIDENCE = 0.95
 
 
-def weighted_means(
-    rows: pd.DataFrame, by: Sequence[str], value: str = "loss_nats", weights: str | None = "tokens"
-) -> "pd.Series[float]":
-    """Return the mean of a column for each group, by weight; NaN where any of its values or weights is no number.
+def weighted_means(rows: pd.DataFrame, by: Sequence[str], value: str = "loss_nats") -> "pd.Series[float]":
+    """Return the mean of a column over tokens for each group; NaN where any of its values or weights is no number.
 
     The mean of pandas would leave such a row out, and a sum of products would count it as 0.
     """
-    weight = rows[weights].astype(float) if weights else pd.Series(1.0, rows.index)
+    weight = rows["tokens"].astype(float)
     parts = {"product": rows[value].astype(float) * weight, "weight": weight}
     frame = rows[[*by]].assign(**parts, unknown=parts["product"].isna())
     sums = frame.groupby([*by], sort=False, dropna=False)[["product", "weight", "unknown"]].sum()

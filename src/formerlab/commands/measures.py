@@ -115,6 +115,6 @@ def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, 
         loaders["load"] = lambda run, device: load_released_model(run, str(device))
     module, (file,) = import_module(stage.import_path), stage.tables
     settings = getattr(module, stage.settings).model_validate(job["settings"])
-    notes = module.measure(runs, settings, device, folder / file, **loaders)
+    notes: dict[str, Any] = module.measure(runs, settings, device, folder / file, **loaders)
     about = {"study": study, "configuration": job["configuration"], "threads": plan["threads"]}
     return about | notes | circumstances(device)

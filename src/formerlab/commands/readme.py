@@ -10,7 +10,7 @@ from formerlab.plan.sources import read_arms, read_sources
 from formerlab.report.claims.render import all_block, first_screen
 from formerlab.report.claims.verdict import Verdict, verdicts
 from formerlab.report.committed import KEPT, place
-from formerlab.report.drawings import Drawing, catalogue
+from formerlab.report.drawings import catalogue
 from formerlab.results.read import Results, has_runs
 from formerlab.results.stages import STAGES, TABLES
 from formerlab.yaml_files import read_yaml
@@ -66,7 +66,9 @@ def papers_block(root: Path) -> str:
     for drawing in catalogue().values():
         for item, paper in _AFTER.findall(" ".join(drawing.caption.split()))[:1]:
             planned = [scale for scale, found in runs.items() if drawing.chosen(found)]
-            rows.append((PAPERS.get(paper, paper), item, f"`{drawing.name}`", _committed(root, drawing), planned))
+            paths = [place(root, drawing, scale, KEPT[drawing.kind][0]) for scale in ("overnight", "pretrained")]
+            links = [f"[{one.parent.name}](../{one.relative_to(root).as_posix()})" for one in paths if one.exists()]
+            rows.append((PAPERS.get(paper, paper), item, f"`{drawing.name}`", ", ".join(links), planned))
     order = list(PAPERS.values())
     rows.sort(key=lambda row: (order.index(row[0]), row[1].startswith("Table"), int(re.findall(r"\d+", row[1])[0])))
     lines = ["| paper | figure or table | ours | committed | planned at |", "|---|---|---|---|---|"]
@@ -75,13 +77,6 @@ def papers_block(root: Path) -> str:
     missing = read_yaml(root, "docs/no_counterpart.yaml")
     lines += [f"- {paper}, {item}: {why}." for paper, items in missing.items() for item, why in items.items()]
     return "\n".join(lines)
-
-
-def _committed(root: Path, drawing: Drawing) -> str:
-    """Return links to the picture or table, by the scale that it is committed at."""
-    paths = [place(root, drawing, scale, KEPT[drawing.kind][0]) for scale in ("overnight", "pretrained")]
-    links = [f"[{path.parent.name}](../{path.relative_to(root).as_posix()})" for path in paths if path.exists()]
-    return ", ".join(links)
 
 
 PAGES = ("README.md", "docs/verdicts.md", "docs/files.md", "docs/results.md")

@@ -140,9 +140,9 @@ def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows
             if len(found):
                 rows[file] = found.drop(columns="study") if of_runs else found
     for owner in [*(record["id"] for record in records), study]:
-        found = {stage: results.stage_record(owner, stage) for stage in STAGES.keys() - MAKING.keys()}
-        if found := {stage: record for stage, record in found.items() if record}:
-            stages[owner] = found
+        for name in (name for name in STAGES if name not in MAKING):
+            if record := results.stage_record(owner, name):
+                stages.setdefault(owner, {})[name] = record
     return rows, stages
 
 
@@ -182,7 +182,8 @@ def write_study(folder: Path, stamp: Mapping[str, Any], records: Sequence[Record
     import pyarrow.parquet as pq
 
     cells = DataFrame([dict(_cells(record)) for record in records])
-    ordered = sorted(cells, key=lambda column: column.startswith("spec."))  # what came out, then what was asked for
+    # What came out stands before what was asked for.
+    ordered = sorted(cells, key=lambda column: str(column).startswith("spec."))
     with replacing(folder / RUNS) as temporary:
         cells[ordered].to_csv(temporary, index=False, lineterminator="\n")
     for name, frame in rows.items():

@@ -173,14 +173,14 @@ class Results:
             raise UserError(f"{path}: is not a JSON object; {AGAIN}")
         return record
 
-    def bytes_per_token(self, data: str, fingerprint: str, split: str = "test") -> float:
-        """Return the bytes of text that a token of a split stands for; NaN where this state is not known."""
+    def bytes_per_token(self, data: str, fingerprint: str) -> float:
+        """Return the bytes of text that a token of the test split stands for; NaN where this state is not known."""
         if data not in self._sizes:
             live, cached = self.root / "data" / data / "manifest.json", self.root / DATA
             known = read_json(live) if live.exists() else read_json(cached).get(data) if cached.exists() else None
             self._sizes[data] = known or {"fingerprint": None}
         known = self._sizes[data]
-        size = known["splits"].get(split, {}) if known["fingerprint"] == fingerprint else {}
+        size = known["splits"].get("test", {}) if known["fingerprint"] == fingerprint else {}
         return size["bytes"] / size["tokens"] if size.get("bytes") and size.get("tokens") else math.nan
 
     def leaves_out(self, file: str, name: str) -> bool:

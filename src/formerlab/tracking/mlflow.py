@@ -215,11 +215,10 @@ class _Store:
         entry = build()
         self.done["created" if found is None else "updated"].append(key)
         values = {(name, _rounded(value)) for name, value, *_ in entry.points}
-        if found is not None:
-            same = found.data.params.items() <= entry.params.items() and found.data.metrics.items() <= values
-            if not same:
-                self._remove(found)
-                found = None
+        grown = found and found.data.params.items() <= entry.params.items() and found.data.metrics.items() <= values
+        if found is not None and not grown:
+            self._remove(found)
+            found = None
         run = found or self._client.create_run(self._experiment, start_time=entry.started_ms)
         identity = str(run.info.run_id)
         tags = entry.tags | {"mlflow.runName": entry.name, "mlflow.note.content": entry.note}

@@ -239,8 +239,8 @@ def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> Iterator[Poin
 def _means(stage: str, rows: DataFrame, table: Table) -> dict[str, float]:
     """Return the means that a table says are shown, by name: `zeroshot/task/metric`, `prune/h2o/budget 0.4/...`."""
     types = {column.name: column.type for column in table.columns}
-    found = {}
-    for key, group in rows.groupby(list(table.by) or [np.zeros(len(rows))], dropna=False):
+    found, by = dict[str, float](), list[Any](table.by) or [np.zeros(len(rows))]
+    for key, group in rows.groupby(by, dropna=False):
         labels = [(name, value) for name, value in zip(table.by, key, strict=False) if value == value]
         parts = [str(value) if types[name] == "text" else f"{name} {value:g}" for name, value in labels]
         parts += [] if table.value == "value" else [table.value]
