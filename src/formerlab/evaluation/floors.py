@@ -58,9 +58,8 @@ def _of_text(run: Measured, task: LanguageModeling, settings: Floors) -> Iterato
     for order in settings.orders:
         model = NGram(train, order, vocabulary)
         name = "unigram" if order == 1 else f"{order}-gram"
-        for windows, tokens in window_batches(
-            held_out, task.context, range(window_count(len(held_out), task.context)), 256
-        ):
+        every = range(window_count(len(held_out), task.context))
+        for windows, tokens in window_batches(held_out, task.context, every, 256):
             losses = -model.log_probabilities(tokens.numpy())
             for window, loss in zip(windows, losses.mean(axis=1).tolist(), strict=True):
                 yield name, window, losses.shape[1], loss, None
@@ -72,17 +71,21 @@ def _of_images(run: Measured, settings: Floors) -> Iterator[tuple[Any, ...]]:
     splits = {split: load_images(run.data, split) for split in ("train", "valid", "test")}
     pixels = {split: _pixels(images) for split, images in splits.items()}
     labels = {split: images.labels for split, images in splits.items()}
+
+    def judged(probe: LogisticRegression, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the log-probabilities of all classes, and those of the right ones."""
+        found = probe.predict_log_proba(pixels[split])
+        return found, found[np.arange(len(found)), np.searchsorted(probe.classes_, labels[split])]
+
     fitted = []
     for strength in settings.strengths:
         probe = LogisticRegression(C=strength, max_iter=200).fit(pixels["train"], labels["train"])
-        fitted.append((float(_losses(probe, pixels["valid"], labels["valid"]).mean()), strength, probe))
+        fitted.append((-float(judged(probe, "valid")[1].mean()), strength, probe))
     valid, strength, probe = min(fitted, key=lambda entry: entry[0])
     run.notes.update(strength=strength, valid_loss_nats=valid)
-    truth, logits = labels["test"], probe.predict_log_proba(pixels["test"])
-    losses = _losses(probe, pixels["test"], truth)
-    own = logits[np.arange(len(truth)), np.searchsorted(probe.classes_, truth)]
+    logits, own = judged(probe, "test")
     ranks = (logits > own[:, None]).sum(axis=1)
-    for window, (loss, rank) in enumerate(zip(losses.tolist(), ranks.tolist(), strict=True)):
+    for window, (loss, rank) in enumerate(zip((-own).tolist(), ranks.tolist(), strict=True)):
         yield "linear probe", window, 1, loss, rank
 
 
@@ -93,8 +96,3 @@ def _pixels(images: ImageSet) -> np.ndarray:
     mean, std = (np.array(moment, dtype=np.float32) for moment in (images.mean, images.std))
     pixels = images.pixels(np.arange(len(images))).astype(np.float32) / 255
     return np.asarray((pixels - mean) / std).reshape(len(images), -1)
-
-
-def _losses(probe: Any, pixels: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    found: np.ndarray = probe.predict_log_proba(pixels)
-    return -found[np.arange(len(labels)), np.searchsorted(probe.classes_, labels)]

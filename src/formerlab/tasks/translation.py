@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from formerlab.data.pairs.streams import Numbers, PairStream, load_pairs
 from formerlab.spec import AnyCount, Count
@@ -20,8 +21,6 @@ from formerlab.tasks.task import BEGINNING, TRAINING_PASSES, WHOLE, Measures, Pl
 
 ASSUMED_LENGTH = 25
 """Tokens of a sentence that costs are predicted with before there are data."""
-
-
 NO_TARGET = -100
 """Target of a padded position: it has no loss."""
 
@@ -68,13 +67,11 @@ def sentence_batch(pairs: PairStream, numbers: Iterable[Any], share: float | Non
     return SentenceBatch(source, real, target_in, target_out, tokens, float(tokens) if share is None else share)
 
 
-def padded(sentences: list[np.ndarray], fill: int) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:
+def padded(sentences: list[Numbers], fill: int) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:
     """Return sentences as rows of one length, and which of their tokens are real."""
-    lengths = np.array([len(sentence) for sentence in sentences])
-    real = np.arange(lengths.max()) < lengths[:, None]
-    rows = np.full(real.shape, fill, dtype=np.int64)
-    rows[real] = np.concatenate(sentences)
-    return torch.from_numpy(rows), torch.from_numpy(real)
+    rows = pad_sequence([torch.from_numpy(sentence) for sentence in sentences], batch_first=True, padding_value=fill)
+    lengths = torch.tensor([len(sentence) for sentence in sentences])
+    return rows, torch.arange(rows.shape[1]) < lengths[:, None]
 
 
 class Translation(TaskSpec):
@@ -123,7 +120,7 @@ class Translation(TaskSpec):
         """Return the fixed validation pairs in batches of like length."""
         count = min(self.valid_pairs, len(data))
         chosen = np.unique(np.linspace(0, len(data) - 1, count).round().astype(np.int64))
-        batches = (np.intersect1d(batch, chosen) for batch in data.batches(max(self.part_tokens, _longest(data))))
+        batches = (np.intersect1d(batch, chosen) for batch in data.batches(max(self.part_tokens, data.longest)))
         return [sentence_batch(data, batch) for batch in batches if len(batch)]
 
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
@@ -141,7 +138,7 @@ class Translation(TaskSpec):
 
     def test_groups(self, data: PairStream) -> list[Numbers]:
         """Return the test sentences in batches of like length."""
-        return data.batches(max(self.part_tokens, _longest(data)))
+        return data.batches(max(self.part_tokens, data.longest))
 
     def test_rows(self, model: Any, data: PairStream, group: Numbers) -> list[Row]:
         """Return the mean loss of every test sentence of a batch."""
@@ -231,7 +228,3 @@ def _token_losses(model: nn.Module, batch: SentenceBatch) -> Float[Tensor, "batc
         logits.flatten(0, 1).float(), batch.target_out.flatten(), reduction="none", ignore_index=NO_TARGET
     )
     return losses.view(batch.target_out.shape)
-
-
-def _longest(data: PairStream) -> int:
-    return int(max(data.source_lengths.max(), data.target_lengths.max()))

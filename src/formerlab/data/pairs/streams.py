@@ -25,6 +25,7 @@ class PairStream:
         self._starts = np.concatenate(([0], self._ends[:-1]))
         lengths = self._ends - self._starts
         self.source_lengths, self.target_lengths = lengths[0::2], lengths[1::2]
+        self.longest = int(lengths.max())
 
     def __len__(self) -> int:
         """Return the number of pairs."""
@@ -41,11 +42,11 @@ class PairStream:
         Pairs are sorted by the longer of their sides; `random` decides among equals and then the order of the batches.
         The number and sizes of the batches do not depend on it. Raises UserError where one pair is too long.
         """
-        longer = np.maximum(self.source_lengths, self.target_lengths)
-        if longer.max() > tokens:
+        if self.longest > tokens:
             raise UserError(
-                f"task.tokens={tokens} is less than the {longer.max()} tokens of the longest sentence; raise it"
+                f"task.tokens={tokens} is less than the {self.longest} tokens of the longest sentence; raise it"
             )
+        longer = np.maximum(self.source_lengths, self.target_lengths)
         ties = random.random(len(self)) if random is not None else np.zeros(len(self))
         order = np.lexsort((ties, longer))
         ordered, found, start = longer[order], [], 0

@@ -5,27 +5,24 @@ for. Pruning acts from the first token on, as everywhere here, so a policy has t
 it will be asked for.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from itertools import product
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
-import torch
 from pydantic import Field
 from tokenizers import Tokenizer
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Local
 from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
-from formerlab.evaluation.kept import Kept, Row, Rows
+from formerlab.evaluation.kept import Kept, Rows
+from formerlab.evaluation.language.questions import answers
 from formerlab.evaluation.measurement import Measured, Measurement, Reading
 from formerlab.evaluation.pruning.prune import configurations
-from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.spec import Count, Size
-from formerlab.tasks.scoring import evaluating, score
 from formerlab.training.any_run import AnyRun
 
 KEPT = ".passkey"
@@ -77,46 +74,34 @@ def rows(
 ) -> Rows:
     """Return a row per configuration, length, depth and number: whether every token of it is the most probable.
 
-    What is `kept` of a configuration and a length is not read again.
+    Texts whose answers are `kept` are not read again.
     """
     kept, found = kept or Kept(), Rows()
     places = list(product(settings.depths, range(settings.numbers)))
     texts = {length: [make_text(tokenizer, length, *place) for place in places] for length in settings.lengths}
     compared = configurations(settings.policies, settings.budgets)
-    with Progress(len(compared) * len(texts) * len(places), label, unit="text") as progress, evaluating(model):
-
-        def answered(configuration: Configuration, length: int) -> Iterator[Row]:
-            attend_for = partial(configuration.attend, position=model.position)
-            for place, (tokens, answer) in zip(places, texts[length], strict=True):
-                said = score(model, torch.tensor([tokens]), torch.tensor([len(tokens) - 1]), attend_for, last=answer)
-                right, log_prob = bool(said.greedy.all()), said.log_probs.double().sum().item()
-                yield *configuration.cells(), said.realised_budget.item(), length, *place, int(right), log_prob
-                progress.advance()
-
+    with Progress(len(compared) * len(texts) * len(places), label, unit="text") as progress:
         for configuration, length in product(compared, texts):
-            about = *configuration.alone(settings), length, settings.depths, settings.numbers
-            known = partial(progress.skip, len(places))
-            found += kept.rows(partial(answered, configuration, length), *about, known=known)
+            journal = kept.journal(*configuration.alone(settings), length, settings.depths, settings.numbers)
+            asked: dict[str, Any] = {"batch": 1, "progress": progress, "journal": journal}
+            attend_for = partial(configuration.attend, position=model.position)
+            for place, said in zip(places, answers(model, texts[length], attend_for=attend_for, **asked), strict=True):
+                cells = *configuration.cells(), said.realised_budget, length, *place
+                found.append((*cells, int(said.greedy), said.log_prob))
     return found
 
 
-def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> tuple[list[int], int]:
-    """Return a text of at most `length` tokens with a number in it and the question behind it, and how many answer it.
+def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> tuple[str, list[int], list[int]]:
+    """Return the number in a text of at most `length` tokens, the text with the question behind it, and the answer.
 
     Whole sentences of filler stand before and behind the number, which is drawn from (length, depth, number). Raises
     UserError where not even the question fits.
     """
-    key = int(np.random.default_rng([length, round(1000 * depth), number]).integers(10000, 100000))
-
-    def encoded(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    task, filler, hidden = encoded(TASK), encoded(FILLER), encoded(HIDDEN.format(key=key))
-    question, answer = encoded(QUESTION), encoded(f" {key}")
-    room = length - len(task) - len(hidden) - len(question) - len(answer)
-    if room < len(filler):
+    key = str(np.random.default_rng([length, round(1000 * depth), number]).integers(10000, 100000))
+    parts = TASK, FILLER, HIDDEN.format(key=key), QUESTION, f" {key}"
+    task, filler, hidden, question, answer = (tokenizer.encode(part, add_special_tokens=False).ids for part in parts)
+    lines = (length - len(task) - len(hidden) - len(question) - len(answer)) // len(filler)
+    if lines < 1:
         raise UserError(f"lengths: {length} tokens hold no text around the question; give more")
-    lines = room // len(filler)
     before = round(depth * lines)
-    return [*task, *filler * before, *hidden, *filler * (lines - before), *question, *answer], len(answer)
+    return key, [*task, *filler * before, *hidden, *filler * (lines - before), *question], answer

@@ -74,16 +74,15 @@ def decode(model: TranslatorModel, pairs: PairStream, decoding: Decoding, label:
     count = min(len(pairs), decoding.sentences or len(pairs))
     found: dict[int, Hypothesis] = {}
     device, longest = model.embedding.device, model.spec.context - 1
-    budget = max(decoding.batch_tokens, int(max(pairs.source_lengths.max(), pairs.target_lengths.max())))
     with Progress(count, label, unit="sentence") as progress:
-        for numbers in pairs.batches(budget):
+        for numbers in pairs.batches(max(decoding.batch_tokens, pairs.longest)):
             chosen = [int(number) for number in numbers if number < count]
             if not chosen:
                 continue
             batch = sentence_batch(pairs, chosen).to(device)
             limits = [min(longest, int(pairs.source_lengths[number]) + decoding.extra) for number in chosen]
-            options = {"beam": decoding.beam, "alpha": decoding.alpha}
-            translated = beam_search(model, batch.source, batch.real, limits, pairs.end, **options)  # type: ignore[arg-type]
+            given = batch.source, batch.real, limits, pairs.end
+            translated = beam_search(model, *given, beam=decoding.beam, alpha=decoding.alpha)
             found |= dict(zip(chosen, translated, strict=True))
             progress.advance(len(chosen))
     return [found[number] for number in range(count)]
