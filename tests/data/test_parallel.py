@@ -1,10 +1,7 @@
 """Parallel text: pairs stay pairs, splits stay apart, what does not fit is refused or counted."""
 
-import bz2
 import gzip
-import lzma
 
-import pyarrow
 import pytest
 
 from formerlab.data import prepare
@@ -82,17 +79,6 @@ def test_prepared_pairs_are_the_lines(tmp_path):
     assert all(pairs.sentence(i, side)[-1] == pairs.end for i in range(2) for side in (0, 1))
 
 
-def test_what_is_prepared_is_not_prepared_again(tmp_path, capsys):
-    data = files(tmp_path)
-    prepare("pairs", data, tmp_path / "out", code_hash="c")
-    before = read_manifest(tmp_path / "out")
-    prepare("pairs", data, tmp_path / "out", code_hash="c")
-    assert "already prepared" in capsys.readouterr().err
-    write(tmp_path / "test.en", ["one two", "five"])
-    prepare("pairs", data, tmp_path / "out", code_hash="c")
-    assert read_manifest(tmp_path / "out")["fingerprint"] != before["fingerprint"]
-
-
 def test_files_whose_lines_do_not_correspond_are_refused(tmp_path):
     left, right = write(tmp_path / "a", ["x", "y", "z"]), write(tmp_path / "b", ["1", "2"])
     with pytest.raises(UserError, match=r"b: ends after line 2, but .*a goes on"):
@@ -104,17 +90,6 @@ def test_files_whose_lines_do_not_correspond_are_refused(tmp_path):
         list(read_pairs(tmp_path / "c", left))
     with pytest.raises(UserError, match="none: no such file"):
         list(read_pairs(tmp_path / "none", left))
-
-
-@pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zst"])
-def test_packed_files_are_read_and_damaged_ones_named(tmp_path, ending):
-    pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": pyarrow.Codec("zstd").compress}
-    left, right = write(tmp_path / "a", ["x", "y\u2028z"]), tmp_path / f"b.{ending}"
-    right.write_bytes(pack[ending](b"1\n2\n"))
-    assert list(read_pairs(left, right)) == [("x", "1"), ("y\u2028z", "2")]
-    right.write_bytes(b"not packed")
-    with pytest.raises(UserError, match=rf"b\.{ending}: cannot be read"):
-        list(read_pairs(left, right))
 
 
 def test_a_long_test_sentence_is_refused_and_not_left_out(tmp_path):

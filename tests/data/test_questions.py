@@ -48,11 +48,6 @@ def test_what_entries_yield():
     assert list(summaries(longer)) == []
 
 
-def test_a_docstring_that_lost_its_summary_has_none():
-    (left,) = Module("m", (ENTRY,)).filtered(lambda text: not text.startswith("Fit")).entries
-    assert list(summaries(left)) == []
-
-
 @pytest.mark.parametrize("task", NAMES)
 def test_questions_are_well_formed_and_balanced(out, task):
     asked = questions(out, task)

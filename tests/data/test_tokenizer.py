@@ -37,11 +37,6 @@ def test_vocabulary_is_exact_and_begins_with_end_of_text_and_bytes(path):
     assert len(tokenizer.id_to_token(257)) == 2
 
 
-def test_too_little_text_for_the_vocabulary_is_said():
-    with pytest.raises(UserError, match=r"tokenizer\.vocabulary=5000: the training text yields only \d+ tokens"):
-        BytePairs(vocabulary=5000).train(["one two one two"])
-
-
 CHARACTERS = st.characters(exclude_categories=["Cs"])
 TEXTLIKE = st.one_of(st.text(CHARACTERS), st.text(" \n\t'sdtabé_0=.", max_size=60), st.sampled_from(TEXTS))
 

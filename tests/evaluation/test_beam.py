@@ -42,7 +42,7 @@ def greedy(model, source, real, limit):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_one_token_at_a_time_gives_the_logits_of_the_whole(seed):
     model = SPEC.build(seed).eval()
     source, real = sources(12, [6, 3], seed)
@@ -55,7 +55,7 @@ def test_one_token_at_a_time_gives_the_logits_of_the_whole(seed):
     torch.testing.assert_close(torch.cat(steps, dim=1), model(source, real, target), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_beam_one_is_greedy_and_batches_do_not_matter(seed):
     model = SPEC.build(seed).eval()
     lengths = [5, 2, 7, 3, 3]
@@ -72,7 +72,7 @@ def test_beam_one_is_greedy_and_batches_do_not_matter(seed):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_beam_wide_enough_is_brute_force(seed):
     """All targets of up to 4 of the 3 tokens: the best normalised log-probability, by trying each."""
     model, limit = TINY.build(seed).eval(), 4
@@ -88,7 +88,7 @@ def test_a_beam_wide_enough_is_brute_force(seed):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_stopping_early_changes_nothing(seed):
     """The same search written plainly, for one sentence, that never stops before the limit or `beam` finished ones."""
     model = SPEC.build(seed).eval()

@@ -10,8 +10,8 @@ TRANSLATIONS = ["The well-known cat sat on the mat.", "A dog runs in the park!",
 REFERENCES = ["The well known cat sat on a mat.", "A dog is running in the park.", "Two men and one ball", "Nothing."]
 
 
-def score(metric, translations=TRANSLATIONS, references=REFERENCES):
-    found = [statistics(metric, *pair) for pair in zip(translations, references, strict=True)]
+def score(metric):
+    found = [statistics(metric, *pair) for pair in zip(TRANSLATIONS, REFERENCES, strict=True)]
     return corpus_bleu(np.array(found, dtype=float).sum(axis=0))
 
 
@@ -22,23 +22,6 @@ def test_rows_add_up_to_sacrebleu():
     parts = {part.split(":")[0]: part for part in str(bleu.get_signature()).split("|")}
     ours = {part.split(":")[0]: part for part in signature("sacrebleu").split("|")}
     assert ours == parts
-
-
-@pytest.mark.parametrize(
-    ("translations", "references"),
-    [
-        (["", ""], ["A dog.", "A cat."]),
-        (["", "A cat sat on the mat."], ["A dog.", "A cat sat on a mat."]),
-        (["A dog"], ["A dog runs here"]),  # no n-grams of the orders 3 and 4
-        (["one two three four five"], ["six seven eight nine ten"]),  # no match at all
-        (["one two three four five"], ["five four three two one"]),  # words match, longer n-grams do not
-        (["one two three four five", "a b c d"], ["one two x four five", "b a d c"]),  # matches up to order 2
-        (["a b c d e f g h i j"], ["a b c d"]),
-    ],
-)
-def test_sacrebleu_is_the_judge_of_empty_and_unmatched_output(translations, references):
-    expected = sacrebleu.BLEU().corpus_score(translations, [references]).score
-    assert score("sacrebleu", translations, references) == pytest.approx(expected, abs=1e-12)
 
 
 def test_many_corpora_at_once_score_as_sacrebleu_scores_each():

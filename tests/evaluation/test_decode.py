@@ -96,14 +96,11 @@ def test_a_released_model_is_itself_and_measured_as_any_other(tmp_path):
 
 
 def test_a_text_longer_than_a_released_model_reads_is_refused():
+    logits_and_caches = 3 * 22 * (4 * 64 + 2 * MODEL.kv_bytes(1))
+    assert SETTINGS.memory_bytes([RUN]) == 4 * MODEL.params() + logits_and_caches
     assert SETTINGS.memory_bytes([released(22)]) > 0
     with pytest.raises(UserError, match=r"study\.decode\.lengths: 20 and the 2 tokens behind exceed .* 21 tokens"):
         SETTINGS.memory_bytes([released(21)])
-
-
-def test_memory_has_room_for_the_longest_prompt():
-    weights = 4 * MODEL.params()
-    assert SETTINGS.memory_bytes([RUN]) == weights + 3 * 22 * (4 * 64 + 2 * MODEL.kv_bytes(1))
 
 
 @pytest.mark.parametrize("items", ["a", "abc"])

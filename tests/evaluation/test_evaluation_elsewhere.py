@@ -42,41 +42,16 @@ from formerlab.tasks.translation import sentence_batch
 from formerlab.tasks.window_losses import window_losses
 from formerlab.training.run import Run
 
-SPEC = Decoder(
-    vocabulary=30,
-    layers=2,
-    width=16,
-    heads=2,
-    context=16,
-    embedding_std=0.5,
-    position=Rotary(),
-    depth=DepthWeightedAverage(),
-)
+SIZES = {"vocabulary": 30, "layers": 2, "width": 16, "heads": 2, "context": 16, "embedding_std": 0.5}
+SPEC = Decoder(**SIZES, position=Rotary(), depth=DepthWeightedAverage())
 STREAM = np.random.default_rng(2).integers(0, 30, 80).astype(np.uint16)
-STEPWISE = (
-    Local(),
-    StreamingLLM(sink=2, positions="reindexed"),
-    H2O(),
-    Decay(recent=0.5, sink=1),
-    TOVA(),
-    Knorm(),
-    KeyDiff(),
-    Random(),
-)
+STREAMING = StreamingLLM(sink=2, positions="reindexed")
+STEPWISE = Local(), STREAMING, H2O(), Decay(recent=0.5, sink=1), TOVA(), Knorm(), KeyDiff(), Random()
 MASKS = H2O(variant="local_statistics"), H2O(variant="global_statistics"), SpAtten(), Ideal()
-SWEEP = PruneSweep(
-    policies=(*STEPWISE, *MASKS),
-    alphas=(0.0, 0.2),
-    budgets=(0.4,),
-    windows=2,
-    context=10,
-    mask_windows=1,
-    calibration_windows=1,
-    score_windows=1,
-    mask_dump_tokens=8,
-    one_shot=(SnapKV(window=4), ExpectedAttention(), Knorm(), Decay()),
-    one_shot_budgets=(0.4,),
-)
+COUNTS = {"windows": 2, "context": 10, "mask_windows": 1, "calibration_windows": 1, "score_windows": 1}
+ONE_SHOT = {"one_shot": (SnapKV(window=4), ExpectedAttention(), Knorm(), Decay()), "one_shot_budgets": (0.4,)}
+POLICIES = {"policies": (*STEPWISE, *MASKS), "alphas": (0.0, 0.2), "budgets": (0.4,)}
+SWEEP = PruneSweep(**POLICIES, **COUNTS, **ONE_SHOT, mask_dump_tokens=8)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +106,7 @@ def check_padded(folder):
         with elsewhere() as noted, torch.inference_mode():
             model = model_on(device)
             noted.waits.clear()
-            arms = [Configuration(policy, 0.4) for policy in (Decay(), H2O(), SpAtten(), STEPWISE[1])]
+            arms = [Configuration(policy, 0.4) for policy in (Decay(), H2O(), SpAtten(), STREAMING)]
             attends = [partial(arm.attend, position=model.position) for arm in arms]
             found[device] = [scoring.score(model, tokens, lengths, attend_for) for attend_for in attends]
     assert len(noted.waits) == 3 * len(found[DEVICE]), noted.waits

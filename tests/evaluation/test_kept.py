@@ -9,15 +9,8 @@ from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
 from formerlab.models.decoder import Decoder
 
 CONTEXT = 16
-SWEEP = PruneSweep(
-    policies=(Local(),),
-    alphas=(0.2,),
-    budgets=(0.5,),
-    windows=3,
-    mask_windows=1,
-    questions=False,
-    calibration_windows=1,
-)
+COUNTS = {"windows": 3, "mask_windows": 1, "calibration_windows": 1}
+SWEEP = PruneSweep(policies=(Local(),), alphas=(0.2,), budgets=(0.5,), questions=False, **COUNTS)
 
 
 class Counting(torch.nn.Module):

@@ -5,12 +5,7 @@ import torch
 from formerlab.cache import Decay, Full, Simulation
 from formerlab.errors import UserError
 from formerlab.models.decoder import Decoder
-from formerlab.tasks.window_losses import (
-    mean_loss,
-    spread_windows,
-    window_count,
-    window_losses,
-)
+from formerlab.tasks.window_losses import mean_loss, spread_windows, window_count, window_losses
 
 
 def naive_losses(model, stream, context):
@@ -38,14 +33,6 @@ def test_every_token_but_the_first_is_predicted_once_from_those_before_it(model,
         expected = [naive[row.window * context + 1 + offset] for offset in range(row.tokens)]
         assert row.loss_nats == pytest.approx(np.mean(expected), abs=1e-5)
     assert mean_loss(rows) == pytest.approx(np.mean(list(naive.values())), abs=1e-5)
-
-
-def test_chosen_windows_are_those_of_the_whole_stream(model, stream):
-    whole = window_losses(model, stream, 16, batch=4)
-    some = window_losses(model, stream, 16, batch=4, windows=[1, 5, len(whole) - 1])
-    for row in some:
-        assert row.loss_nats == pytest.approx(whole[row.window].loss_nats, abs=1e-6)
-        assert row.tokens == whole[row.window].tokens
 
 
 def test_pruned_losses_carry_the_budget_that_was_realised(model, stream):

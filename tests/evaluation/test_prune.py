@@ -27,16 +27,8 @@ from formerlab.evaluation.pruning.score_trajectories import ALPHAS, follow, scor
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 from formerlab.tasks.window_losses import mean_loss, window_losses
 
-SWEEP = PruneSweep(
-    policies=(Local(), H2O(), SpAtten(), Decay(recent=0.5)),
-    alphas=(0.0, 0.2),
-    budgets=(0.4, 4),
-    windows=5,
-    context=20,
-    mask_windows=2,
-    question_limit=4,
-    batch=4,
-)
+POLICIES = {"policies": (Local(), H2O(), SpAtten(), Decay(recent=0.5)), "alphas": (0.0, 0.2), "budgets": (0.4, 4)}
+SWEEP = PruneSweep(**POLICIES, windows=5, context=20, mask_windows=2, question_limit=4, batch=4)
 
 
 @pytest.fixture(scope="module")

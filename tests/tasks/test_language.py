@@ -1,13 +1,12 @@
 """Language modelling: batches pure in (seed, step), windows inside the stream, the loss of the definition."""
 
-import copy
 import math
 
 import numpy as np
 import pytest
 import torch
 from fixtures.rows import measured
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -21,6 +20,7 @@ TASK = LanguageModeling(context=6, batch=4, valid_windows=5)
 STREAM = np.arange(40, dtype=np.uint16)  # every token is its own position
 
 
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**63), step=st.integers(0, 2**40))
 def test_a_batch_depends_on_seed_and_step_alone(seed, step):
     first = TASK.train_batch(STREAM, seed, step)
@@ -62,17 +62,6 @@ def test_validation_windows_are_fixed_and_spread_from_end_to_end(windows, tokens
     assert len(starts) == min(windows, tokens - 6)
     assert starts[0] == 0
     assert len(starts) == 1 or starts[-1] == tokens - 7
-
-
-@pytest.mark.parametrize("parts", [2, 4])
-def test_the_mean_over_equal_parts_has_the_gradient_of_the_whole(parts):
-    whole = MODEL.build(1)
-    split, windows = copy.deepcopy(whole), TASK.train_batch(STREAM, 0, 0)
-    TASK.loss(whole, windows).backward()
-    for part in windows.chunk(parts):
-        (TASK.loss(split, part) / parts).backward()
-    for one, other in zip(whole.parameters(), split.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6), context=st.integers(1, 9))

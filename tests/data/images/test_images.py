@@ -98,6 +98,8 @@ def test_sixteen_bits_of_grey_are_scaled(format):
     grey = np.linspace(0, 65535, 120).astype(np.uint16).reshape(10, 12)
     seen = np.asarray(decode(saved(Image.fromarray(grey), format), 1))
     assert np.abs(seen - grey / 257).max() <= 0.5
+    with pytest.raises(ValueError, match="no known white"):
+        decode(saved(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"), 1)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -119,11 +121,6 @@ def test_what_is_transparent_is_white_and_what_is_opaque_stays():
         assert np.array_equal(np.asarray(decode(saved(image), 1)), 255 - strokes)
     colours = picture(3).convert("RGBA")
     assert np.array_equal(np.asarray(decode(saved(colours), 3)), np.asarray(picture(3)))
-
-
-def test_values_without_a_known_white_are_refused():
-    with pytest.raises(ValueError, match="no known white"):
-        decode(saved(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"), 1)
 
 
 def test_damaged_images_are_named_and_left_out_up_to_a_limit(folders, tmp_path, capsys):

@@ -5,7 +5,7 @@ import hashlib
 import math
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 
 from formerlab.data import load_tokenizer, task_configs
+from formerlab.data.text.questions import METRICS
 from formerlab.data.text.readers import json_lines
 from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import Questions
@@ -53,24 +54,21 @@ def load_suites(suites: Mapping[str, Suite], embedded: Sequence[dict[str, Any]] 
         return load_tasks([*embedded, *suite_configs(suites, Path(folder))], offline=not fetched)
 
 
-def suite_configs(suites: Mapping[str, Suite], folder: Path) -> list[dict[str, Any] | str]:
-    """Return what `load_tasks` takes for each suite; `folder` is for files that it needs until tasks are loaded."""
-    return [
-        local_task(name, suite) if isinstance(suite, LocalSuite) else harness_task(name, suite, folder)
-        for name, suite in suites.items()
-    ]
+def suite_configs(suites: Mapping[str, Suite], folder: Path) -> Iterator[dict[str, Any] | str]:
+    """Yield what `load_tasks` takes for each suite; `folder` is for files that it needs until tasks are loaded."""
+    for name, suite in suites.items():
+        yield local_task(name, suite) if isinstance(suite, LocalSuite) else harness_task(name, suite, folder)
 
 
 def local_task(name: str, suite: LocalSuite) -> dict[str, Any]:
     """Return a task of local questions as the harness's configuration, with the examples in it."""
     from datasets import Dataset
 
-    form = FORMATS[suite.format]
-    examples = read_examples(suite.files(name), suite.format, suite.prompt)[: suite.limit]
-    splits = {"test": examples}
+    form, files = FORMATS[suite.format], suite.files(name)
+    splits = {"test": read_examples(files["paths"], suite.format, suite.prompt)[: suite.limit]}
     if suite.shots_from:
-        splits["train"] = read_examples(suite.files(name, "shots_from"), suite.format, suite.prompt)
-    if suite.shots >= (pool := len(splits.get("train", examples))):
+        splits["train"] = read_examples(files["shots_from"], suite.format, suite.prompt)
+    if suite.shots >= (pool := len(splits.get("train", splits["test"]))):
         where = "shots_from" if suite.shots_from else "its own questions"
         raise UserError(f"suites.{name}.shots: {suite.shots} examples need more than {pool} in {where}; give fewer")
     wording = dict(form.wording)
@@ -83,10 +81,12 @@ def local_task(name: str, suite: LocalSuite) -> dict[str, Any]:
         "num_fewshot": suite.shots,
         "fewshot_split": "train" if suite.shots_from else "test",
         "metric_list": [
-            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
-            if metric != "perplexity"
-            else {"metric": metric, "aggregation": "perplexity", "higher_is_better": False}
-            for metric in form.metrics
+            {
+                "metric": name,
+                "aggregation": name if name == "perplexity" else "mean",
+                "higher_is_better": name != "perplexity",
+            }
+            for name in form.metrics
         ],
         "metadata": {"version": suite.version},
         "output_type": "multiple_choice",
@@ -106,10 +106,10 @@ def harness_task(name: str, suite: HarnessSuite, folder: Path) -> str:
 
     own: dict[str, Any] = {"include": str(_definition(name, suite.task)), "task": name, "num_fewshot": suite.shots}
     if files := suite.files(name):
-        kinds = {"parquet" if path.suffix == ".parquet" else "json" for path in files.values()}
+        kinds = {"parquet" if path.suffix == ".parquet" else "json" for (path,) in files.values()}
         if len(kinds) > 1:
             raise UserError(f"suites.{name}.paths: give all splits as JSON lines, or all as Parquet")
-        data = {"data_files": {split: glob.escape(str(path)) for split, path in files.items()}}
+        data = {"data_files": {split: glob.escape(str(path)) for split, (path,) in files.items()}}
         own |= {"dataset_path": kinds.pop(), "dataset_name": None}
         own["dataset_kwargs"] = {**data, "cache_dir": str(folder), "keep_in_memory": True}
     path = folder / f"{name}.yaml"
@@ -145,9 +145,8 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
                     raise ValueError(f"id '{name}' stands here a second time")
                 examples[name] = {"id": name, **FORMATS[form].make(row, prompt)}
             except ValueError as error:
-                raise UserError(
-                    f"{path}, line {number}: {error}; correct the row, or the suite's format ({form})"
-                ) from None
+                remedy = f"correct the row, or the suite's format ({form})"
+                raise UserError(f"{path}, line {number}: {error}; {remedy}") from None
     if not examples:
         raise UserError(f"{', '.join(map(str, paths))}: no rows; name other files")
     return sorted(examples.values(), key=lambda example: hashlib.blake2b(example["id"].encode()).digest())
@@ -217,9 +216,7 @@ class Format(NamedTuple):
 
 
 FORMATS: dict[Form, Format] = {
-    "choices": Format(
-        _choices, ("acc", "acc_norm", "acc_mutual_info"), {"doc_to_text": "query", "doc_to_target": _gold}
-    ),
+    "choices": Format(_choices, METRICS, {"doc_to_text": "query", "doc_to_target": _gold}),
     # as winogrande: the text is the index of the right context
     "contexts": Format(_contexts, ("acc",), {"doc_to_text": _gold, "doc_to_target": "ending"}),
     # as lambada_openai

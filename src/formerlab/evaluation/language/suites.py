@@ -31,8 +31,8 @@ class _Suite(Spec):
     leading_token: bool = False
     """Put the token that ends documents in front of every context; the published accuracies have none."""
 
-    def all_files(self) -> list[Path]:
-        """Return all files that the suite reads. Raises UserError where one is missing."""
+    def files(self, name: str = "<name>") -> dict[str, list[Path]]:
+        """Return the files by what names them. Raises UserError where one is missing; `name` is that of the suite."""
         raise NotImplementedError
 
     def state(self) -> str | None:
@@ -41,7 +41,7 @@ class _Suite(Spec):
         What the hub holds is not looked up.
         """
         try:
-            known = file_hashes(self.all_files(), None)
+            known = file_hashes((path for named in self.files().values() for path in named), None)
         except (UserError, OSError):
             return None
         named = sorted([path.name, digest] for path, digest in known.items())
@@ -74,13 +74,10 @@ class LocalSuite(_Suite):
             raise ValueError("format=pairs has no question that examples could stand in front of; leave shots out")
         return self
 
-    def all_files(self) -> list[Path]:
-        """Return questions and solved examples."""
-        return [*self.files(), *self.files(of="shots_from")]
-
-    def files(self, name: str = "<name>", of: Literal["paths", "shots_from"] = "paths") -> list[Path]:
-        """Return the files, sorted. Raises UserError for a pattern without any; `name` is that of the suite."""
-        return files_named(getattr(self, of), f"suites.{name}.{of}", ".jsonl")
+    def files(self, name: str = "<name>") -> dict[str, list[Path]]:
+        """Return questions and solved examples, each sorted. Raises UserError for a pattern without files."""
+        keys = "paths", "shots_from"
+        return {key: files_named(getattr(self, key), f"suites.{name}.{key}", ".jsonl") for key in keys}
 
 
 class HarnessSuite(_Suite):
@@ -93,17 +90,12 @@ class HarnessSuite(_Suite):
     """Local copies of the data set by split, in JSON lines or Parquet, with the fields that it has on the hub; every
     split that the task names must be there. Empty: the hub, or its cache where HF_HUB_OFFLINE is set."""
 
-    def all_files(self) -> list[Path]:
-        """Return the local copies."""
-        return list(self.files().values())
-
-    def files(self, name: str = "<name>") -> dict[str, Path]:
-        """Return the local copies by split. Raises UserError for one that is missing; `name` is that of the suite."""
-        files: dict[str, Path] = {split: expanded(path).absolute() for split, path in self.paths.items()}
-        for split, path in files.items():
-            if not path.is_file():
+    def files(self, name: str = "<name>") -> dict[str, list[Path]]:
+        """Return the local copies by split. Raises UserError for one that is missing."""
+        for split, path in self.paths.items():
+            if not expanded(path).is_file():
                 raise UserError(f"suites.{name}.paths.{split}: no file at '{path}'")
-        return files
+        return {split: [expanded(path).absolute()] for split, path in self.paths.items()}
 
 
 Suite = Annotated[LocalSuite | HarnessSuite, Field(discriminator="kind")]
