@@ -3,7 +3,6 @@
 import pytest
 from fixtures.checkout import ROOT
 from fixtures.combined import make_combined
-from fixtures.rows import draw_one, make_run
 
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.sources import read_sources
@@ -36,19 +35,6 @@ def test_a_seed_without_all_cells_does_not_count(tmp_path):
     make_combined(tmp_path / "live/smoke")
     (tmp_path / "live/smoke/combined/linear-dwa/seed1/prune.csv").unlink()
     assert sorted(cells(Results(tmp_path / "live/smoke")).index) == [0, 2]
-
-
-@pytest.mark.usefixtures("unsaved")
-def test_figure_and_table_are_drawn_with_three_seeds_with_one_and_with_none(tmp_path):
-    make_combined(tmp_path / "live/three", **PLANTED)
-    make_combined(tmp_path / "live/one", seeds=(0,), **PLANTED)
-    make_run(tmp_path / "live/none", "combined", "linear-plain")
-    for scale in ("three", "one", "none"):
-        for name in ("combined_effects", "combined_table"):
-            draw_one(name, tmp_path / "live" / scale, tmp_path / "figures" / scale)
-    text = (tmp_path / "figures/three/combined_table.md").read_text()
-    assert "Pattention x DWA x Decay" in text
-    assert "No finished run of study 'combined'" in (tmp_path / "figures/none/combined_table.md").read_text()
 
 
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "overnight", "workstation", "paper"])

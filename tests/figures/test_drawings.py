@@ -97,12 +97,6 @@ def test_everything_is_drawn(place):
             assert "No finished run" not in (drawn / f"{name}.md").read_text(), name
 
 
-def test_the_same_rows_give_the_same_bytes(place, tmp_path):
-    for name in RENDERED:
-        for path in draw_one(name, place / "results" / "live" / "one", tmp_path):
-            assert path.read_bytes() == (place / "figures" / "live" / "one" / path.name).read_bytes(), path.name
-
-
 @UNSAVED
 def test_without_rows_it_says_so(tmp_path):
     (tmp_path / "results").mkdir()

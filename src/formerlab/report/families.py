@@ -37,15 +37,13 @@ def is_of(run: str, spec: Spec, patterns: Sequence[str]) -> bool:
 def _fits(run: str, spec: Spec, pattern: str) -> bool:
     if "=" not in pattern:
         return fnmatchcase(run, pattern)
-    asked = [part.split("=") for part in pattern.split()]
-    return setting(run) == "main" and all(fnmatchcase(_at(spec, key.split(".")), value) for key, value in asked)
-
-
-def _at(spec: Spec, keys: Sequence[str]) -> str:
-    value: Any = spec["model"]
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return str(value)
+    for keys, _, wanted in (part.partition("=") for part in pattern.split()):
+        value: Any = spec["model"]
+        for key in keys.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if not fnmatchcase(str(value), wanted):
+            return False
+    return setting(run) == "main"
 
 
 def regime(spec: Spec) -> str:

@@ -67,14 +67,17 @@ def gallery(
     `figures` is the folder with what was drawn; `studies` have a title and a question each, `drawings` the runs behind
     each; `stages` are the jobs of every stage, in groups that run one after the other.
     """
-    claims = _claims(figures)
+    columns = ["claim", "item", "outcome", "ours", "runs", "statement"]
+    path = figures / "claims.csv"
+    claims = pd.read_csv(path) if path.exists() else DataFrame(columns=columns, dtype=str)
     claims = claims[claims["claim"].str.split("-").str[0].isin(list(studies))]
     known = sorted((catalogue()[name] for name in drawings if name in catalogue()), key=lambda drawing: drawing.kind)
     drawn: dict[str, list[Drawing]] = {name: [] for name in studies}
     for drawing in known:
         if (figures / drawing.outputs[1]).exists():
             drawn[drawing.study].append(drawing)
-    heads = [f"<div><h3>{escape(name)}</h3>{_wide(readable(rows))}</div>" for name, rows in tables(results).items()]
+    heads = [f"<div><h3>{escape(name)}</h3><div class='wide'>{pages.table(readable(rows))}</div></div>"
+             for name, rows in tables(results).items()]  # fmt: skip
     parts = [
         pages.paragraph(_scope(results)),
         f'<div class="heads">{"".join(heads)}</div>',
@@ -112,10 +115,6 @@ def _scope(results: Results) -> str:
     return " ".join(filter(None, [f"{words}: {duration(hours)} of training on {devices}.", results.warning()]))
 
 
-def _wide(table: DataFrame) -> str:
-    return f"<div class='wide'>{pages.table(table)}</div>"
-
-
 def _sheet(title: str, found: Sequence[Drawing], figures: Path) -> str:
     links = [
         f'<a href="#{drawing.name}"><img alt="" src="{_small(figures / f"{drawing.name}.png")}"><br>'
@@ -135,10 +134,13 @@ def _article(drawing: Drawing, runs: Sequence[str], figures: Path, claims: DataF
         body = (figures / f"{drawing.name}.html").read_text(encoding="utf-8")
         body = re.sub(r"^.*?<h1>.*?</h1>\s*(?:<p>.*?</p>)?|</body>.*$", "", body, flags=re.DOTALL)
         shown = f'<details open><summary>table</summary><div class="wide">{body.replace("h2>", "h4>")}</div></details>'
+    # code and bold are all of reStructuredText that captions use
+    prose = re.sub(r"``(.+?)``", r"<code>\1</code>", escape(drawing.caption, quote=False))
+    prose = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", prose)
     command = f"python -m formerlab draw {drawing.name} --scale {results.scale}"
     behind = f"<details class='small'><summary>{len(runs)} runs behind it</summary>{escape(', '.join(runs))}</details>"
     return (
-        f'<article id="{drawing.name}"><h3>{words}</h3>{shown}<p>{_prose(drawing.caption)}</p>'
+        f'<article id="{drawing.name}"><h3>{words}</h3>{shown}<p>{prose}</p>'
         f"{_verdicts('Claims about these runs', _about(claims, runs))}"
         f'<p class="small">Command: <code>{escape(command)}</code></p>{behind}</article>'
     )
@@ -187,19 +189,7 @@ def _provenance(results: Results, figures: Path) -> str:
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     every = re.search(r"<body>.*?</h1>(.*)</body>", text, re.DOTALL)
     unfolded = f"<details><summary>Every run</summary><div class='wide'>{every[1]}</div></details>" if every else ""
-    return f"{_wide(costs(rows))}{unfolded}"
-
-
-def _claims(figures: Path) -> DataFrame:
-    path = figures / "claims.csv"
-    columns = ["claim", "item", "outcome", "ours", "runs", "statement"]
-    return pd.read_csv(path) if path.exists() else DataFrame(columns=columns, dtype=str)
-
-
-def _prose(text: str) -> str:
-    """Return a caption's reStructuredText as HTML: code and bold are all that captions use."""
-    found = re.sub(r"``(.+?)``", r"<code>\1</code>", escape(text, quote=False))
-    return re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", found)
+    return f"<div class='wide'>{pages.table(costs(rows))}</div>{unfolded}"
 
 
 def _small(path: Path) -> str:

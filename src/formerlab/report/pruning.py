@@ -46,24 +46,19 @@ def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -
     are that interval added to the loss of the whole cache: the uncertainty of the comparison, not of the level. Without
     rows of the whole cache both are empty.
     """
-    runs_rows = results.rows("prune.csv", study, runs).groupby("run", sort=False)
-    if not len(runs_rows):
-        return DataFrame(columns=["source", *CONFIGURATION])
-    tables = [_minus_full(*_grid(_shared(rows))) for _, rows in runs_rows]
-    return ordered(pd.concat(tables, ignore_index=True).assign(source="ours"))
-
-
-def _minus_full(table: DataFrame, losses: NDArray[np.float64], weights: NDArray[np.float64]) -> DataFrame:
-    """Add means and paired intervals; `losses` are configurations x seeds x windows, in nats."""
-    losses_nats = np.average(losses, axis=2, weights=weights).mean(axis=1)
-    full, nothing = np.flatnonzero(table["policy"] == "full"), np.full(len(table), np.nan)
-    level = losses_nats[full[0]] if len(full) else np.nan
-    _, low, high = _minus(losses, full[0], weights) if len(full) else (nothing, nothing, nothing)
-    table = table.assign(loss_nats=losses_nats, increase_nats=losses_nats - level)
-    table = table.assign(increase_nats_low=low, increase_nats_high=high, perplexity=np.exp(losses_nats))
-    for end in ("low", "high"):
-        table[f"perplexity_{end}"] = np.exp(level + table[f"increase_nats_{end}"])
-    return table
+    tables = [DataFrame(columns=["source", *CONFIGURATION])]
+    for _, rows in results.rows("prune.csv", study, runs).groupby("run", sort=False):
+        table, losses, weights = _grid(_shared(rows))
+        means = np.average(losses, axis=2, weights=weights).mean(axis=1)
+        full = np.flatnonzero(table["policy"] == "full")
+        level = means[full[0]] if len(full) else np.nan
+        _, low, high = _minus(losses, full[0], weights) if len(full) else (means, np.nan, np.nan)
+        table = table.assign(loss_nats=means, increase_nats=means - level, increase_nats_low=low,
+                             increase_nats_high=high, perplexity=np.exp(means))  # fmt: skip
+        for end in ("low", "high"):
+            table[f"perplexity_{end}"] = np.exp(level + table[f"increase_nats_{end}"])
+        tables.append(table)
+    return ordered(pd.concat(tables[1:], ignore_index=True).assign(source="ours")) if tables[1:] else tables[0]
 
 
 def ordered(table: DataFrame) -> DataFrame:
@@ -150,17 +145,13 @@ def _labels(table: DataFrame) -> list[str]:
     names = []
     for policy, alpha, recent in table[["policy", "alpha", "recent"]].itertuples(index=False):
         kind, *options = policy.split()
-        parts = [" ".join([NAMES.get(kind, kind), *(f"({_option(option)})" for option in options)])]
+        said = [option.removeprefix("variant=").removeprefix("positions=").replace("_", " ") for option in options]
+        said = [f"({option}{', sees the future' * (option == 'global statistics')})" for option in said]
+        parts = [" ".join([NAMES.get(kind, kind), *said])]
         parts += [f"alpha {alpha:g}"] if kind == "decay" else []
         parts += [f"{100 * recent:g} % recent" if recent else "no recent"] if several[policy] else []
         names.append(", ".join(parts))
     return names
-
-
-def _option(option: str) -> str:
-    """Return a setting of a policy for readers; what leaks the future says so."""
-    value = option.removeprefix("variant=").removeprefix("positions=").replace("_", " ")
-    return f"{value}, sees the future" if value == "global statistics" else value
 
 
 def main_configurations(table: DataFrame) -> DataFrame:

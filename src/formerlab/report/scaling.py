@@ -129,23 +129,20 @@ def against_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
     `flops_ratio` is claims.yaml's flops_ratio_at_equal_loss, a value per seed, with Student's interval over seeds.
     """
     losses = held_out_losses(results, STUDY, runs)
-    points = chains(losses) if len(losses) else DataFrame()
-    if points.empty:
-        return points
+    started = chains(losses) if len(losses) else DataFrame()
+    if started.empty:
+        return started
     scratch = losses[losses["run"].str.startswith(FROM_SCRATCH)]
     rows: list[dict[Any, Any]] = []
-    for row in points.sort_values(FLOPS).to_dict("records"):
-        own = losses[losses["run"] == row["run"]]
-        ratios = [_ratio(scratch, *one) for one in zip(own["seed"], own[FLOPS], own["loss_nats"], strict=True)]
+    for row in started.sort_values(FLOPS).to_dict("records"):
+        own, ratios = losses[losses["run"] == row["run"]], []
+        for seed, cost, loss in zip(own["seed"], own[FLOPS], own["loss_nats"], strict=True):
+            points = of_seed(scratch, seed)
+            ratios.append(cost / flops_at_loss(loss, points[FLOPS], points["loss_nats"]))
         known = not np.isnan(ratios).any()
         rows.append(row | ends("flops_ratio", student(ratios if known else [])))
         rows[-1]["envelope"] = None if known else "beyond its ends"
     return DataFrame(rows)
-
-
-def _ratio(scratch: DataFrame, seed: int, cost: float, loss: float) -> float:
-    points = of_seed(scratch, seed)
-    return cost / flops_at_loss(loss, points[FLOPS], points["loss_nats"])
 
 
 def scaling(results: Results, runs: Sequence[str]) -> DataFrame:

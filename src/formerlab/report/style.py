@@ -129,7 +129,7 @@ _LOOKS = {
 }
 """Of what no spec names: ways to grow, settings of one mixer or policy that stand beside each other, a cache that is no
 policy of ours, and series of single figures."""
-_SPARE = tuple(Look(colour, "h") for colour in (YELLOW, BROWN, "#6A51A3"))
+_SPARE = (Look(YELLOW, "h"), Look(BROWN, "h"), Look("#6A51A3", "h"))
 
 
 def look(name: str) -> Look:
