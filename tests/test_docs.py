@@ -19,20 +19,11 @@ PLACES = tuple(
 )
 """Folders that a path in the text may be relative to."""
 MADE = (
-    "results/",
-    "figures/",
-    "logs/",
-    "data/",
-    "models/",
-    "checkpoint/",
-    "plans/",
-    "live/",
-    "questions/",
-    "piqa/",
-    "path/to/",
+    *("results/", "figures/", "logs/", "data/", "models/", "checkpoint/", "plans/", "live/"),
+    *("questions/", "piqa/", "path/to/"),
 )
 """Beginnings of what is made or brought by the user."""
-ENDINGS = (".py", ".md", ".yaml", ".yml", ".smk", ".sh", ".cff", ".lock", ".toml", ".rst", ".smk")
+ENDINGS = (".py", ".md", ".yaml", ".yml", ".smk", ".sh", ".cff", ".lock", ".toml", ".rst")
 CODE = re.compile(r"```[a-z]*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 
 
