@@ -141,10 +141,7 @@ class ImageFolders(DataSource):
 
 
 class ImageHub(HubSource):
-    """A data set of the hub, or files that `datasets.load_dataset` reads: `parquet` and `webdataset` with `files`.
-
-    Without network (HF_HUB_OFFLINE=1) a data set of the hub is read from the cache, where an earlier run left it.
-    """
+    """A data set of the hub, or files that `datasets.load_dataset` reads: `parquet` and `webdataset` with `files`."""
 
     kind: Literal["hub"] = "hub"
     name: str

@@ -126,10 +126,7 @@ class Files(TextSource):
 
 
 class Hub(HubSource, TextSource):
-    """A data set of the hub, or any folder that `datasets.load_dataset` understands.
-
-    Without network (HF_HUB_OFFLINE=1) it is read from the cache, where an earlier run left it.
-    """
+    """Text of a data set of the hub."""
 
     kind: Literal["hub"] = "hub"
     column: str = "text"

@@ -55,11 +55,6 @@ class Best:
         self.scores[live] = score.where(better, self.scores[live])
         self.tokens[live, :time] = written.where(better[:, None], self.tokens[live, :time])
 
-    def hypotheses(self, end: int) -> list[Hypothesis]:
-        """Return them."""
-        found = zip(self.tokens.tolist(), self.scores.tolist(), strict=True)
-        return [Hypothesis(tokens[: tokens.index(end)], score) for tokens, score in found]
-
 
 class TranslatorCache:
     """Self-attention's keys and values of every decoder layer, for `rows` hypotheses of up to `length` tokens.
@@ -74,15 +69,11 @@ class TranslatorCache:
         self.length = 0
 
     def extend(self, layer: int, k: AnyHeads, v: AnyHeads) -> tuple[AnyHeads, AnyHeads]:
-        """Append the newest token of every hypothesis; return all tokens of this layer so far."""
+        """Append what follows the first `length` tokens of every hypothesis; return all tokens of this layer so far."""
         stores, end = self._stores[layer], self.length + k.shape[2]
         for store, new in zip(stores, (k, v), strict=True):
             store[:, :, self.length : end] = new
         return stores[0][:, :, :end], stores[1][:, :, :end]
-
-    def advance(self) -> None:
-        """Say that every layer has the newest token."""
-        self.length += 1
 
     def select(self, rows: Int[Tensor, " kept"]) -> None:
         """Go on with the histories of these hypotheses, in this order."""
@@ -135,7 +126,7 @@ def beam_search(
     cache, words = TranslatorCache(model, count * beam, most + 1), torch.arange(model.spec.vocabulary, device=device)
     for length in range(1, most + 2):  # tokens of a hypothesis that ends now, its end included
         logits = model.decode(newest, encoded, cache.length, cache.extend)[:, -1]
-        cache.advance()
+        cache.length += 1
         log_probs = torch.log_softmax(logits.float(), dim=-1).view(len(live), beam, -1)
         if length > min(limits):  # nothing but the end is left to sentences that are as long as they may be
             full = longest[live] < length
@@ -165,4 +156,5 @@ def beam_search(
         histories = torch.cat((histories[chosen], tokens.view(-1, 1)), dim=1)
         cache.select(chosen)
         newest = tokens.view(-1, 1)
-    return best.hypotheses(end)
+    found = zip(best.tokens.tolist(), best.scores.tolist(), strict=True)
+    return [Hypothesis(tokens[: tokens.index(end)], score) for tokens, score in found]

@@ -3,13 +3,10 @@
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
-
-if TYPE_CHECKING:
-    from sacrebleu.metrics.bleu import BLEU
 
 Metric = Literal["sacrebleu", "compound_split", "tokenized_lowercase"]
 
@@ -68,7 +65,7 @@ def _prepared(metric: Metric, text: str) -> str:
 
 
 @cache
-def _scorer(metric: Metric) -> "BLEU":
+def _scorer(metric: Metric) -> Any:
     from sacrebleu.metrics.bleu import BLEU
 
     # Counts do not depend on the effective order, which only keeps the library from warning about single sentences.

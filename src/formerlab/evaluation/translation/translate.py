@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from formerlab.data import load_tokenizer
@@ -19,9 +21,6 @@ from formerlab.models.translator import TranslatorModel
 from formerlab.progress import Progress
 from formerlab.spec import AnyCount, Count, Size
 from formerlab.tasks.translation import SentenceBatch, sentence_batch
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 Map = tuple[str, int, Tensor]
 """Part, layer, and weights of shape (heads, queries, keys)."""
@@ -88,7 +87,8 @@ def decode(model: TranslatorModel, pairs: PairStream, decoding: Decoding, label:
     return [found[number] for number in range(count)]
 
 
-def _attention(model: TranslatorModel, data: Path, tokenizer: "Tokenizer", decoding: Decoding) -> Iterator[list[Any]]:
+def _attention(model: TranslatorModel, data: Path, tokenizer: Tokenizer, decoding: Decoding) -> Iterator[list[Any]]:
+    """Yield one row per weight: queries and keys are the tokens that the encoder or the decoder reads."""
     pairs = load_pairs(data, "test")
     for number in range(min(decoding.attention_sentences, len(pairs))):
         batch = sentence_batch(pairs, [number]).to(model.embedding.device)
@@ -96,7 +96,12 @@ def _attention(model: TranslatorModel, data: Path, tokenizer: "Tokenizer", decod
             [tokenizer.decode([token], skip_special_tokens=False) for token in ids[0].tolist()]
             for ids in (batch.source, batch.target_in)
         )
-        yield from attention_rows(number, attention_maps(model, batch), source, target)
+        texts = {"encoder": (source, source), "cross": (target, source), "decoder": (target, target)}
+        for part, layer, weights in attention_maps(model, batch):
+            queries, keys = texts[part]
+            for (head, q, k), weight in np.ndenumerate(weights.numpy()):
+                if part != "decoder" or k <= q:
+                    yield [number, part, layer, head, q, k, queries[q], keys[k], float(weight)]
 
 
 @torch.no_grad()
@@ -126,14 +131,3 @@ def attention_maps(model: TranslatorModel, batch: SentenceBatch) -> list[Map]:
         for hook in hooks:
             hook.remove()
     return found
-
-
-def attention_rows(sentence: int, maps: list[Map], source: list[str], target: list[str]) -> Iterator[list[Any]]:
-    """Yield one row per weight; `source` are the tokens the encoder reads, `target` those the decoder reads."""
-    for part, layer, weights in maps:
-        queries, keys = (source, source) if part == "encoder" else (target, source if part == "cross" else target)
-        for head, rows in enumerate(weights.tolist()):
-            for q, row in enumerate(rows):
-                for k, weight in enumerate(row):
-                    if part != "decoder" or k <= q:
-                        yield [sentence, part, layer, head, q, k, queries[q], keys[k], weight]
