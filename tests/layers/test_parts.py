@@ -9,10 +9,11 @@ from formerlab.layers import LayerNorm, Linear, Mlp, Pattention, RMSNorm
 from formerlab.layers.attention import Attention, causal_attention
 from formerlab.layers.initial import initialise
 from formerlab.layers.position import PositionEncoding
+from formerlab.models import Decoder
 
 
 def test_heads_are_those_of_pytorchs_multi_head_attention():
-    attention = Attention(12, 3, Linear(bias=True), layers=1).double()
+    attention = Attention(Decoder(width=12, heads=3, projection=Linear(bias=True), layers=1)).double()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter)
     oracle = torch.nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)

@@ -185,9 +185,8 @@ class Eviction(Policy):
             if initial is not None:
                 start = initial[..., query : query + 1].to(logits.dtype).expand(own.shape)
             columns = state.positions.clamp(max=time).long()
-            attention = (
-                logits[:, :, :, query].gather(-1, columns[:, :, None].expand(-1, key_heads, groups, -1)).softmax(-1)
-            )
+            index = columns[:, :, None].expand(-1, key_heads, groups, -1)
+            attention = logits[:, :, :, query].gather(-1, index).softmax(-1)
             self.rescore(state, attention, own, start)
             if "keys" in self.needs and keys is not None:  # those of empty slots mean nothing
                 held = keys.gather(2, columns.clamp(max=time - 1)[..., None].expand(-1, key_heads, -1, keys.shape[3]))

@@ -1,5 +1,6 @@
 """Multi-head attention within a sequence, and, as the paper of 2017 has it, with masks and across sequences."""
 
+import functools
 import math
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,10 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.layers.linear import Linear
-from formerlab.layers.norm import RMSNorm
 from formerlab.layers.position import Heads as Heads
 from formerlab.layers.position import PositionEncoding, Stream
-from formerlab.layers.projection import Projection
 
 KeyHeads = Float[Tensor, "batch key_heads keys d_head"]
 
@@ -38,27 +37,18 @@ class Attention(nn.Module):
     """Concatenated heads of softmax(q k^T / sqrt(d_head)) v, projected (arXiv:1706.03762, section 3.2.2).
 
     The four projections are of one kind. With fewer key heads than heads each serves as many neighbouring queries
-    (arXiv:2305.13245, section 2.2); with a `norm` queries and keys are normalised head by head, before their positions
-    are marked (arXiv:2302.05442, section 3.2).
+    (arXiv:2305.13245, section 2.2); with `query_key_norm` queries and keys are normalised head by head, before their
+    positions are marked (arXiv:2302.05442, section 3.2).
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        projection: Projection,
-        *,
-        layers: int,
-        key_heads: int | None = None,
-        norm: RMSNorm | None = None,
-    ) -> None:
+    def __init__(self, spec: Any) -> None:
+        """`spec` is that of a model of whole blocks."""
         super().__init__()
-        self.d_head = width // heads
-        grouped = self.d_head * (key_heads or heads)
-        self.query = projection.build(width, width, layers=layers)
-        self.key = projection.build(width, grouped, layers=layers)
-        self.value = projection.build(width, grouped, layers=layers)
-        self.output = projection.build(width, width, layers=layers, residual=True)
+        width, self.d_head = spec.width, spec.width // spec.heads
+        grouped, norm = getattr(spec, "key_width", width), getattr(spec, "query_key_norm", None)
+        build = functools.partial(spec.projection.build, width, layers=spec.layers)
+        self.query, self.key, self.value = build(width), build(grouped), build(grouped)
+        self.output = build(width, residual=True)
         self.query_norm, self.key_norm = (norm.build(self.d_head) if norm else nn.Identity() for _ in range(2))
 
     def forward(self, x: Stream, position: PositionEncoding, attend: Attend, layer: int, start: int) -> Stream:

@@ -29,11 +29,10 @@ class Block(nn.Module):
     def __init__(self, spec: Any, dropout: nn.Module) -> None:
         """`spec` is that of the model; `dropout` works on both branches, before the addition."""
         super().__init__()
-        width, layers = spec.width, spec.layers
+        width = spec.width
         self.attention_norm, self.feedforward_norm = spec.norm.build(width), spec.norm.build(width)
-        grouped = {"key_heads": getattr(spec, "key_heads", None), "norm": getattr(spec, "query_key_norm", None)}
-        self.attention = Attention(width, spec.heads, spec.projection, layers=layers, **grouped)
-        self.feedforward = spec.feedforward.build(width, width, layers=layers, residual=True)
+        self.attention = Attention(spec)
+        self.feedforward = spec.feedforward.build(width, width, layers=spec.layers, residual=True)
         self.dropout = dropout
 
     def forward(

@@ -52,6 +52,7 @@ class MlpLayer(nn.Module):
         self.inner = linear.build(d_in, hidden)
         self.gate = linear.build(d_in, hidden) if spec.activation == "swiglu" else None
         self.outer = linear.build(hidden, d_out, layers=layers, residual=residual)
+        self.dropout: nn.Module = nn.Identity()  # of the hidden units; a translator may have one
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         inner: Tensor = self.inner(x)
@@ -59,5 +60,5 @@ class MlpLayer(nn.Module):
             hidden = F.silu(inner) * self.gate(x)
         else:
             hidden = F.gelu(inner) if self.activation == "gelu" else torch.relu(inner)
-        out: Tensor = self.outer(hidden)
+        out: Tensor = self.outer(self.dropout(hidden))
         return out

@@ -38,8 +38,7 @@ def l2_gelu(products: Scores, tau: float) -> Scores:
 
 def gelu_l2(products: Scores, tau: float) -> Scores:
     """S = tau g / ||g||_2 with g = gelu(A): the other order (official code, `gelu_l2_norm`)."""
-    activated = F.gelu(products)
-    return normalised(activated, tau)
+    return normalised(F.gelu(products), tau)
 
 
 def gelu_l1(products: Scores, tau: float) -> Scores:
@@ -48,8 +47,7 @@ def gelu_l1(products: Scores, tau: float) -> Scores:
     Neither official code has it, so its exact form is our choice: GeLU first, then the sum of absolute values, and
     tau^2 = n in place of softmax's factor n.
     """
-    activated = F.gelu(products)
-    return normalised(activated, tau * tau, order=1)
+    return normalised(F.gelu(products), tau * tau, order=1)
 
 
 def exp_l1(products: Scores, tau: float) -> Scores:

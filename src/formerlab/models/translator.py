@@ -18,7 +18,7 @@ from formerlab.layers.block import Add, inner_elements
 from formerlab.layers.depth.identity import Identity, Mixer, Stream
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.initial import seeded
-from formerlab.layers.linear import Linear, LinearProjection
+from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp, MlpLayer
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Position, PositionEncoding, Rotary, Sinusoidal
@@ -227,18 +227,6 @@ class DecoderBlock(nn.Module):
         return out
 
 
-class AfterDropout(LinearProjection):
-    """A linear projection of what dropout leaves of its input, with the same place in the model and the same start."""
-
-    def __init__(self, projection: LinearProjection, dropout: float) -> None:
-        bias = projection.bias is not None
-        super().__init__(projection.in_features, projection.out_features, bias=bias, std=projection.std)
-        self.dropout = dropout
-
-    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        return super().forward(F.dropout(x, self.dropout, self.training))
-
-
 def feedforward_of(spec: Translator) -> nn.Module:
     """Return a feed-forward, with dropout between its layers where the spec asks for it."""
     feedforward = spec.feedforward
@@ -249,7 +237,7 @@ def feedforward_of(spec: Translator) -> nn.Module:
     else:
         layer = feedforward.build(spec.width, spec.width, layers=spec.layers, residual=True)
     if spec.relu_dropout and isinstance(layer, MlpLayer):
-        layer.outer = AfterDropout(layer.outer, spec.relu_dropout)
+        layer.dropout = nn.Dropout(spec.relu_dropout)
     return layer
 
 

@@ -91,14 +91,13 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
         if isinstance(history, FusedHistory):
             return history.mix(index, x)
         history.append(x)
-        return self._loop(index, x, history) if index in self.layout.table else x
-
-    def _loop(self, index: int, x: Stream, kept: list[Stream]) -> Stream:
+        if index not in self.layout.table:
+            return x
         wide = torch.promote_types(x.dtype, torch.float32)
         row = self.row(index).to(wide)
         mixed = row[-1] * x.to(wide)
         for weight, j in zip(row[:-1], self.layout.table[index][:-1], strict=True):
-            mixed = mixed + weight * kept[j].to(wide)
+            mixed = mixed + weight * history[j].to(wide)
         return mixed.to(x.dtype)
 
     @torch.no_grad()
