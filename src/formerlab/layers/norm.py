@@ -26,9 +26,9 @@ class LayerNorm(Part):
     eps: Epsilon = 1e-5
     """Added to the variance."""
 
-    def build(self, width: int) -> "LayerNormLayer":
+    def build(self, width: int) -> "NormLayer":
         """Return the module."""
-        return LayerNormLayer(width, self.eps, gain=self.gain, bias=self.bias)
+        return NormLayer(width, self.eps, gain=self.gain, bias=self.bias, centred=True)
 
 
 class RMSNorm(Part):
@@ -40,20 +40,20 @@ class RMSNorm(Part):
     eps: Epsilon = 1e-5
     """Added to the mean square."""
 
-    def build(self, width: int) -> "RMSNormLayer":
-        return RMSNormLayer(width, self.eps, gain=self.gain, bias=False)
+    def build(self, width: int) -> "NormLayer":
+        return NormLayer(width, self.eps, gain=self.gain, bias=False, centred=False)
 
 
 Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
 
 
 class NormLayer(nn.Module):
-    """Base of the modules of norms: a gain and an offset per channel, where they are learned."""
+    """The module of both norms, with a gain and an offset per channel where they are learned."""
 
-    def __init__(self, width: int, eps: float, *, gain: bool, bias: bool) -> None:
+    def __init__(self, width: int, eps: float, *, gain: bool, bias: bool, centred: bool) -> None:
+        """`centred` takes off the mean, as LayerNorm does."""
         super().__init__()
-        self.eps = eps
-        self.width = width
+        self.width, self.eps, self.centred = width, eps, centred
         self.gain = nn.Parameter(torch.empty(width)) if gain else None
         self.bias = nn.Parameter(torch.empty(width)) if bias else None
         self.reset_parameters()
@@ -64,16 +64,7 @@ class NormLayer(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-
-class LayerNormLayer(NormLayer):
-    """The module of `LayerNorm`."""
-
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        return F.layer_norm(x, (self.width,), self.gain, self.bias, self.eps)
-
-
-class RMSNormLayer(NormLayer):
-    """The module of `RMSNorm`."""
-
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        if self.centred:
+            return F.layer_norm(x, (self.width,), self.gain, self.bias, self.eps)
         return F.rms_norm(x, (self.width,), self.gain, self.eps)

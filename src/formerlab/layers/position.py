@@ -40,7 +40,7 @@ class Learned(Spec):
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
         """Return the module for at most `context` positions."""
-        return LearnedEncoding(context, width, self.std)
+        return AddedRows(context, width, self)
 
     def params(self, context: int, width: int) -> int:
         """Count of parameters."""
@@ -70,7 +70,7 @@ class Sinusoidal(WithoutParameters):
     """Base of the wavelengths, which run from 2 pi to 2 pi base."""
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
-        return SinusoidalEncoding(context, width, self.base)
+        return AddedRows(context, width, self)
 
 
 Position = Annotated[NoPosition | Learned | Rotary | Sinusoidal, Field(discriminator="kind")]
@@ -91,28 +91,6 @@ class PositionEncoding(nn.Module):
         return x
 
 
-class AddedRows(PositionEncoding):
-    """Base of the modules that add a row per position."""
-
-    rows: Tensor
-
-    def embed(self, x: Stream, start: int) -> Stream:
-        return x + self.rows[start : start + x.shape[1]].to(x.dtype)
-
-
-class LearnedEncoding(AddedRows):
-    """The module of `Learned`."""
-
-    def __init__(self, context: int, width: int, std: float) -> None:
-        super().__init__()
-        self.std = std
-        self.rows = nn.Parameter(torch.empty(context, width))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.rows, 0.0, self.std)
-
-
 def sinusoids(context: int, width: int, base: float = 10000.0) -> Float[Tensor, "context width"]:
     """Return PE in float64, on the CPU: sine in even channels, cosine in odd ones (arXiv:1706.03762, section 3.5)."""
     with torch.device("cpu"):
@@ -121,18 +99,28 @@ def sinusoids(context: int, width: int, base: float = 10000.0) -> Float[Tensor, 
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width]
 
 
-class SinusoidalEncoding(AddedRows):
-    """The module of `Sinusoidal`."""
+class AddedRows(PositionEncoding):
+    """The module of `Learned` and `Sinusoidal`: a row per position."""
 
-    def __init__(self, context: int, width: int, base: float) -> None:
+    def __init__(self, context: int, width: int, spec: Learned | Sinusoidal) -> None:
         super().__init__()
-        self.base = base
-        self.register_buffer("rows", torch.empty(context, width, dtype=torch.float32), persistent=False)
+        self.spec = spec
+        rows = torch.empty(context, width)
+        if isinstance(spec, Learned):
+            self.rows: Tensor = nn.Parameter(rows)
+        else:
+            self.register_buffer("rows", rows.float(), persistent=False)
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        context, width = self.rows.shape
-        self.rows.copy_(sinusoids(context, width, self.base))
+        if isinstance(self.spec, Learned):
+            self.rows.normal_(0.0, self.spec.std)
+        else:
+            self.rows.copy_(sinusoids(*self.rows.shape, self.spec.base))
+
+    def embed(self, x: Stream, start: int) -> Stream:
+        return x + self.rows[start : start + x.shape[1]].to(x.dtype)
 
 
 class RotaryEncoding(PositionEncoding):

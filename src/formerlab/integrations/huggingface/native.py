@@ -9,7 +9,6 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaFo
 
 from formerlab.layers import LayerNorm, Linear, Mlp, RMSNorm, Rotary
 from formerlab.layers.depth.identity import Identity
-from formerlab.layers.norm import LayerNormLayer
 from formerlab.layers.position import RotaryEncoding
 from formerlab.models.decoder import Decoder, DecoderModel
 
@@ -74,7 +73,7 @@ def _norm(layer: Any, factor: float = 1.0) -> Iterator[tuple[str, Tensor]]:
     """Yield gain and bias, those of a norm that has none included; a factor of the logits is in the last one."""
     like = next(iter(layer.parameters()), torch.empty(layer.width))
     yield "weight", factor * (torch.ones_like(like) if layer.gain is None else layer.gain)
-    if isinstance(layer, LayerNormLayer):
+    if layer.centred:
         yield "bias", factor * (torch.zeros_like(like) if layer.bias is None else layer.bias)
 
 
