@@ -114,6 +114,18 @@ def test_the_start_of_the_engine_leaves_torch_its_number_of_threads():
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "1\n"
 
 
+@pytest.mark.parametrize("policy", [Decay(), KeyDiff(), Random()], ids=repr)
+def test_threads_and_slices_share_the_sequences_in_torch(policy, monkeypatch):
+    lengths = [70, 20, 50, 3, 64]
+    given = prompt(policy, 0.3, lengths, *tensors(5, 4, 2, 70, 16))
+    alone = engine.run(policy, given)
+    monkeypatch.setattr(engine, "LARGEST", 1)
+    same(alone, engine.run(policy, given), lengths)
+    torch.set_num_threads(3)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        same(alone, engine.run(policy, given), lengths)
+
+
 @pytest.mark.parametrize("d_head", [16, 5])
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_compiled_decoding_equals_torch(policy, d_head, compiled, monkeypatch):

@@ -34,8 +34,12 @@ VARIANTS = {
     "densetokenformer": TOKENFORMER | {"depth": DepthWeightedAverage(dilation=2, period=1)},
     "grouped": {"key_heads": 1, "query_key_norm": RMSNorm(), "norm": RMSNorm(gain=False)},
     "sinusoidal": {"position": Sinusoidal(), "feedforward": Pattention(tokens=24, score="gelu_l1")},
-} | {mixer.model_fields["kind"].default: {"depth": mixer(), "position": Learned()} for mixer in variants(DepthMixer)}
-"""What needs code of its own, and every mixer among it."""
+}
+VARIANTS |= {
+    layer.__name__: {"depth": mixer(), "position": Learned()}
+    for layer, mixer in {type(mixer().build(2, 8)): mixer for mixer in variants(DepthMixer)}.items()
+}
+"""What needs code of its own, and every kind of mixer among it."""
 HALVES = Rotary(interleaved=True, fraction=0.5)
 NATIVE = {
     "GPTNeoXForCausalLM": {},

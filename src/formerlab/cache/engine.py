@@ -2,6 +2,8 @@
 
 import functools
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import ModuleType
 
 import torch
@@ -14,6 +16,16 @@ log = logging.getLogger(__name__)
 
 WORTHWHILE = 2**17
 """Pairs of query and held key, over a batch and its heads, from which on loading compiled code pays."""
+LARGEST = 2**26
+"""Numbers of logits that the torch engine holds at a time, as long as a single sequence has fewer."""
+
+
+def evict(policy: Eviction, prompt: Prompt, engine: Engine | None = None) -> Pruned:
+    """Simulate eviction by an engine (default: the fastest that can); half precision is widened on a CPU."""
+    narrow = prompt.q.device.type == "cpu" and prompt.q.dtype.itemsize == 2  # which compiled code cannot read
+    wide = replace(prompt, q=prompt.q.float(), k=prompt.k.float(), v=prompt.v.float()) if narrow else prompt
+    pruned = (engine or choose(policy, wide))(policy, wide)
+    return pruned._replace(out=pruned.out.to(prompt.q.dtype))
 
 
 def choose(policy: Eviction, prompt: Prompt) -> Engine:
@@ -53,7 +65,20 @@ def load_fused() -> ModuleType | None:
 
 
 def run(policy: Eviction, prompt: Prompt) -> Pruned:
-    """Simulate eviction over whole sequences in torch: anywhere, and for every policy."""
+    """Simulate eviction over whole sequences in torch: anywhere, and for every policy.
+
+    A few sequences are taken at a time, whose logits have at most LARGEST numbers; on a CPU each thread takes some.
+    """
+    batch, heads, time, _ = prompt.q.shape
+    threads = torch.get_num_threads() if prompt.q.device.type == "cpu" else 1
+    some = max(1, min(-(-batch // threads), LARGEST // (heads * time * time)))
+    parts = [prompt.of(slice(first, first + some)) for first in range(0, batch, some)]
+    with ThreadPoolExecutor(threads) as pool:
+        done = list((pool.map if threads > 1 else map)(functools.partial(_walk, policy), parts))
+    return Pruned(*(torch.cat(tensors) for tensors in zip(*done, strict=True)))
+
+
+def _walk(policy: Eviction, prompt: Prompt) -> Pruned:
     q, k, v = prompt.q, prompt.k, prompt.v
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         logits = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ k.unsqueeze(2).transpose(-1, -2)

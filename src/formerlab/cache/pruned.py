@@ -5,7 +5,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from formerlab.cache.budget import Budget, resolve_budget
-from formerlab.cache.engine import choose, load_compiled
+from formerlab.cache.engine import evict, load_compiled
 from formerlab.cache.eviction import Eviction, decides_by_score
 from formerlab.cache.kv import bytes_of
 from formerlab.cache.policies.policy import Policy, Prompt, check_configuration, places
@@ -84,7 +84,7 @@ class PrunedCache:
         """Take in a whole prompt by simulation, and keep what survives it."""
         batch, time = q.shape[0], q.shape[2]
         prompt = Prompt(q, k, v, [self._budget] * batch, [time] * batch, layer)
-        out, last, scores = choose(self.policy, prompt)(self.policy, prompt)
+        out, last, scores = evict(self.policy, prompt)
         if self.policy.reindexes_positions:  # the same keys, seen from elsewhere
             out = Simulation(self.policy, self._budget, position=self.position)(layer, q, k, v)
         kept = places(last >= time, min(self._capacity, time))

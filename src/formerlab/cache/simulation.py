@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.budget import Budget, resolve_budget
-from formerlab.cache.engine import choose
+from formerlab.cache.engine import evict
 from formerlab.cache.eviction import Engine, Eviction
 from formerlab.cache.policies.policy import (
     Layer,
@@ -156,12 +156,8 @@ class Simulation:
         if all(self.policy.capacity(count) >= length for count, length in zip(counts, lengths, strict=True)):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
             return out, q.new_ones(len(lengths), dtype=torch.float64)
-        narrow = q.device.type == "cpu" and q.dtype.itemsize == 2  # of which the compiled engine knows nothing
-        wide = torch.float32 if narrow else q.dtype
-        prompt = Prompt(q.to(wide), k.to(wide), v.to(wide), counts, lengths, layer).for_scope(self.policy.scope)
-        run = self.engine or choose(self.policy, prompt)
-        out, last, _ = run(self.policy, prompt)
-        out = out.to(q.dtype)
+        prompt = Prompt(q, k, v, counts, lengths, layer).for_scope(self.policy.scope)
+        out, last, _ = evict(self.policy, prompt, self.engine)
         true = on_device(lengths, q.device)[:, None, None]
         held = (last >= true) & (torch.arange(q.shape[2], device=q.device) < true)
         return out, held.double().sum(-1).mean(1) / true[:, 0, 0]

@@ -80,6 +80,11 @@ class Prompt:
     """True length of each sequence."""
     layer: int = 0
 
+    def of(self, rows: slice) -> "Prompt":
+        """Return some of the sequences."""
+        q, k, v = self.q[rows], self.k[rows], self.v[rows]
+        return Prompt(q, k, v, self.budgets[rows], self.lengths[rows], self.layer)
+
     def for_scope(self, scope: Literal["head", "group", "layer"]) -> "Prompt":
         """Give every query head keys of its own where each chooses alone."""
         groups = self.q.shape[1] // self.k.shape[1]
