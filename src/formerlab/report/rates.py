@@ -37,17 +37,17 @@ def searches(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """
     losses = last_losses(results, study, runs)
     records = [record for record in results.records() if record["id"] in losses]
-    found = families([record["spec"] for record in records], RATE)
-    frames = []
-    for number in sorted(set(found) - {-1}):
-        members = [record for record, family in zip(records, found, strict=True) if family == number]
-        frames.append((members[0], _family(members, losses)))
-    frames.sort(key=lambda frame: (frame[0]["init"] is not None, frame[0]["data"]["name"] == "second"))
-    names = names_apart([first for first, _ in frames], results.scale)
+    members: dict[int, list[dict[str, Any]]] = {}
+    for record, number in zip(records, families([record["spec"] for record in records], RATE), strict=True):
+        members.setdefault(number, []).append(record)
+    members.pop(-1, None)
+    found = sorted(members.values(), key=lambda own: (own[0]["init"] is not None, own[0]["data"]["name"] == "second"))
+    names = names_apart([own[0] for own in found], results.scale)
     rows = [
-        {"source": "ours", "panel": panel_of(first, results.scale), "family": name, "variant": variant_of(first)} | row
-        for (first, rows), name in zip(frames, names, strict=True)
-        for row in rows
+        {"source": "ours", "panel": panel_of(own[0], results.scale), "family": name, "variant": variant_of(own[0])}
+        | row
+        for own, name in zip(found, names, strict=True)
+        for row in _family(own, losses)
     ]
     return DataFrame(rows)
 
@@ -56,12 +56,9 @@ def last_losses(results: Results, study: str, runs: Sequence[str]) -> dict[str, 
     """Return the validation loss at the last step by run id, NaN where the run diverged."""
     rows = results.rows("eval.csv", study, runs)
     rows = rows[(rows["split"] == "valid") & (rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max"))]
-    means = weighted_means(rows, ["run", "seed"]).to_dict()
-    found = results.runs(study, runs)
-    return {
-        f"{study}/{run}/seed{seed}": means.get((run, seed), math.nan) if status == "finished" else math.nan
-        for run, seed, status in zip(found["run"], found["seed"], found["status"], strict=True)
-    }
+    found = results.runs(study, runs).set_index(["run", "seed"])
+    losses = weighted_means(rows, ["run", "seed"]).reindex(found.index).where(found["status"] == "finished")
+    return dict(zip(found["id"], losses, strict=True))
 
 
 def _family(members: Sequence[dict[str, Any]], losses: dict[str, float]) -> list[dict[str, Any]]:

@@ -73,7 +73,10 @@ class ArmRuns:
         own = results.stage_record(str(self.records["id"].iloc[0]), "train")
         starts = self._weights_of_start()
         for scale, _, names in (pattern.partition("/") for pattern in patterns):
-            others = results if scale == results.scale else Results(results.root.resolve().parent / scale)
+            root = results.root.resolve().parent / scale
+            if not root.is_dir():
+                continue
+            others = results if scale == results.scale else Results(root)
             for run in others.runs(self.rows.study, [names]).to_dict("records"):
                 alike = others.stage_record(run["id"], "train")["spec"]["model"] == own["spec"]["model"]
                 alike &= run["data.fingerprint"] == own["data"]["fingerprint"]

@@ -80,7 +80,10 @@ class Item:
             reasons = self._not_tested(scale) if claim.kind == "measured" else []
             holds = not reasons and self._evaluate(claim.criterion.holds)
             fails = not reasons and not holds and self._evaluate(claim.criterion.fails)
-            self.ran = self._what_ran() if claim.kind == "measured" else ""
+            if claim.kind == "measured":
+                models = sizes(self.runs, "images" if claim.study == "vision" else "tokens")
+                examples = f"{self.examples} examples" if self.examples else ""
+                self.ran = ", ".join(filter(None, [models, examples, f"{self.seeds} seed{'s' * (self.seeds != 1)}"]))
         except (MissingRowsError, ZeroDivisionError) as error:
             self.examples, self._seeds_of_pairs, self._fewest_seeds, self.one_text = 0, 0, math.inf, False
             self.reason = "a number to divide by is zero" if isinstance(error, ZeroDivisionError) else str(error)
@@ -103,11 +106,6 @@ class Item:
         if needed is not None and not self._evaluate(needed):
             reasons.append(f"requires {needed}")
         return reasons + ([f"{self.seeds} seeds of {MIN_SEEDS}"] if self._fewest_seeds < MIN_SEEDS else [])
-
-    def _what_ran(self) -> str:
-        models = sizes(self.runs, "images" if self.claim.study == "vision" else "tokens")
-        examples = f"{self.examples} examples" if self.examples else ""
-        return ", ".join(filter(None, [models, examples, f"{self.seeds} seed{'s' * (self.seeds != 1)}"]))
 
     def _define(self) -> None:
         """Find all that `let` names."""
@@ -159,8 +157,7 @@ class Item:
         self._seeds_of_pairs, self.examples = len(paired.of_seeds), paired.examples
         return paired
 
-    def _agreement(self, arm: str, metric: str) -> Agreement:
-        del metric  # the one that is registered
+    def _agreement(self, arm: str, _: str) -> Agreement:
         found = Agreement(self.rows.mixing_weights(self._arm(arm)))
         self._fewest_seeds = min(self._fewest_seeds, len(found.of_seeds))
         return found
