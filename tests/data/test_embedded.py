@@ -6,7 +6,7 @@ import pytest
 from corpora import embedded_data
 
 from formerlab.data import Embedded
-from formerlab.data.splitting import SPLITS, Shares
+from formerlab.data.splitting import SPLITS
 from formerlab.data.text.docstrings import read_code, read_module
 from formerlab.data.text.documents import Deduplicator
 from formerlab.data.text.embedded import PACKAGES, REPEATABLE_CHARACTERS
@@ -155,10 +155,6 @@ def test_state_and_notice_name_versions_and_licences():
     assert "BSD" in source.licence_notice()
     assert source.state() == Embedded(packages=("networkx",), standard_library=False).state()
     assert source.state() != Embedded(packages=("networkx",)).state()
+    with pytest.raises(UserError, match="none of the packages no-such-package is installed"):
+        Embedded(packages=("no-such-package",), standard_library=False).located()
     assert all("not stated" not in notice for notice in Embedded(packages=PACKAGES).licence_notice().split(";"))
-
-
-def test_nothing_installed_is_an_error():
-    source = Embedded(packages=("no-such-package",), standard_library=False)
-    with pytest.raises(UserError, match="none of the packages no-such-package is installed"), Workers(1) as workers:
-        source.open(Shares(0.1, 0.1), workers)

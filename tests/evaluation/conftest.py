@@ -8,6 +8,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from formerlab.data.text.questions import QuestionTask
 from formerlab.data.text.tokenizer import BytePairs
 from formerlab.models.decoder import Decoder, DecoderModel
 
@@ -57,23 +58,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         for _ in range(12)
     ]
     (folder / "next.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    metrics = [
-        {"metric": name, "aggregation": "mean", "higher_is_better": True}
-        for name in ("acc", "acc_norm", "acc_mutual_info")
-    ]
-    config = {
-        "task": "next_words",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(folder / "next.jsonl")}},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "query",
-        "doc_to_choice": "choices",
-        "doc_to_target": "gold",
-        "metric_list": metrics,
-        "metadata": {"version": 1.0},
-    }
-    return [config]
+    return [QuestionTask("next_words", " ", iter).config(str(folder / "next.jsonl"))]
 
 
 def naive_log_prob(model, context, continuation) -> tuple[float, bool]:

@@ -66,7 +66,7 @@ def test_every_format_scores_what_it_says(model, tokenizer, suites, leading):
     }
     tasks = load_suites(suites)
     questions = Questions(tasks, tokenizer, leading=list(suites) if leading else [])
-    asked = [pair for _, pair in ((request, request[0]) for request in questions.encoded)]
+    asked = [request[0] for request in questions.encoded]
     assert set(ends.values()) <= set(asked)
     place = asked.index(ends["cloze_local"])
     rows = [row for row in questions.answers(model) if row.task == "cloze_local" and row.metric == "log_prob"]
@@ -107,9 +107,8 @@ def test_cut_contexts_are_counted(model, tokenizer, suites, tmp_path):
     tasks = load_suites({"long_local": LocalSuite(paths=(str(tmp_path),), format="cloze"), **suites})
     questions = Questions(tasks, tokenizer)
     assert questions.cut(model.spec.context) == {"long_local": 1}
-    assert (
-        len(list(questions.answers(model))) == len(list(Questions(load_suites(suites), tokenizer).answers(model))) + 4
-    )
+    others = Questions(load_suites(suites), tokenizer)
+    assert len(list(questions.answers(model))) == len(list(others.answers(model))) + 4
 
 
 MISTAKES = {
@@ -197,14 +196,8 @@ def test_names_say_what_is_not_the_published_suite(tmp_path):
 
 def test_a_task_of_the_harness_reads_local_copies(model, tokenizer, tmp_path):
     labels = ["A", "B", "C", "D"]
-    rows = [
-        {
-            "question_stem": f"the cat {word}",
-            "choices": {"text": ["a", "b", "c", word], "label": labels},
-            "answerKey": "D",
-        }
-        for word in ("sat", "ran", "sing")
-    ]
+    choices = [{"text": ["a", "b", "c", word], "label": labels} for word in ("sat", "ran", "sing")]
+    rows = [{"question_stem": "the cat", "choices": given, "answerKey": "D"} for given in choices]
     path = tmp_path / "copies [v2]" / "copy.jsonl"
     path.parent.mkdir()
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

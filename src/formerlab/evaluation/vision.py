@@ -36,10 +36,8 @@ def classify(
     task, spec = cast(Classification, run.task), cast(VisionTransformer, run.model)
     for key, theirs in (("channels", images.form["channels"]), ("classes", len(images.classes))):
         if theirs != getattr(spec, key):
-            raise UserError(
-                f"{images.folder}: images of {key}={theirs}, but {folder} was trained with {key}={getattr(spec, key)}; "
-                "prepare such images"
-            )
+            trained = f"{folder} was trained with {key}={getattr(spec, key)}"
+            raise UserError(f"{images.folder}: images of {key}={theirs}, but {trained}; prepare such images")
     if spec.image != (have := images.form["side"]):
         print(f"{folder}: images of {have} x {have} pixels are resized to {spec.image} x {spec.image}", file=sys.stderr)
     own = data_of(folder, run)

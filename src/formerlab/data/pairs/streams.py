@@ -43,9 +43,7 @@ class PairStream:
         The number and sizes of the batches do not depend on it. Raises UserError where one pair is too long.
         """
         if self.longest > tokens:
-            raise UserError(
-                f"task.tokens={tokens} is less than the {self.longest} tokens of the longest sentence; raise it"
-            )
+            raise UserError(f"task.tokens={tokens}: the longest sentence has {self.longest} tokens; raise it")
         longer = np.maximum(self.source_lengths, self.target_lengths)
         ties = random.random(len(self)) if random is not None else np.zeros(len(self))
         order = np.lexsort((ties, longer))

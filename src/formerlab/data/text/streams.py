@@ -70,9 +70,8 @@ def load_stream(out: Path, split: str) -> np.ndarray:
     except (ValueError, OSError, EOFError) as error:
         raise UserError(f"{path}: not a whole token stream ({error}); {REMEDY}") from None
     if tokens.shape != (expected,) or tokens.dtype not in (np.uint16, np.uint32):
-        raise UserError(
-            f"{path}: holds {tokens.dtype} of shape {tokens.shape}, the manifest says {expected} tokens; {REMEDY}"
-        )
+        found = f"{tokens.dtype} of shape {tokens.shape}"
+        raise UserError(f"{path}: holds {found}, the manifest says {expected} tokens; {REMEDY}")
     return tokens  # type: ignore[no-any-return]
 
 

@@ -49,11 +49,9 @@ class Passkey(Measurement):
 
     def of(self, run: AnyRun, *, questions: bool) -> Self:
         """Refuse texts longer than the model's context."""
-        context = int(getattr(run.model, "context", 0))
-        if max(self.lengths) > context:
-            raise UserError(
-                f"lengths: {max(self.lengths)} exceeds model.context={context} of run {run.name!r}; lower it"
-            )
+        context, longest = int(getattr(run.model, "context", 0)), max(self.lengths)
+        if longest > context:
+            raise UserError(f"lengths: {longest} exceeds model.context={context} of run {run.name!r}; lower it")
         return self
 
     def reading(self, run: AnyRun, questions: int) -> Reading:
