@@ -1,19 +1,26 @@
 """Image models through the training stage: what they leave, resuming, growing."""
 
+import itertools
 import math
+import os
+import signal
+import time
 
 import pytest
 import torch
+from fixtures.forked import forked
 from fixtures.rows import measured
 from small_runs import bits, interrupted, rows, trained
 
 from formerlab.data import prepare
 from formerlab.data.images import ImageData
+from formerlab.errors import StoppedEarly
 from formerlab.growth.tokens import Growth, grow, grown_spec
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models.vision import VisionTransformer
 from formerlab.tasks import Classification
 from formerlab.tasks.augmentation import TimmAugmentation
+from formerlab.tasks.image_batches import TrainingImages
 from formerlab.training.load import load_model
 from formerlab.training.optimizer import LayerwiseAdamW
 from formerlab.training.run import Run
@@ -111,3 +118,33 @@ def test_a_diverged_run_counts_as_a_uniform_guess(digits, tmp_path):
     test = rows(tmp_path, "test")
     assert {row["loss_nats"] for row in test} == {math.log(10)}
     assert {row["confidence"] for row in test} == {0.1}
+
+
+def signalled_while_images_are_made(rank, digits, out):
+    """Train until all processes of the job get SIGTERM, then to the end."""
+    os.setpgrp()
+    job = os.getpid()
+    asked, made_ahead = itertools.count(1), TrainingImages._made_ahead
+
+    def made(images, *words):
+        if next(asked) == 2:
+            sender = os.fork()
+            if sender == 0:  # a worker would obey its parent
+                os.killpg(job, signal.SIGTERM)
+                os._exit(0)
+            os.waitpid(sender, 0)
+            time.sleep(0.2)  # a worker that the signal ends is gone
+        return made_ahead(images, *words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingImages, "workers", property(lambda images: 1, lambda images, value: None), raising=False)
+        patch.setattr(TrainingImages, "_made_ahead", made)
+        with pytest.raises(StoppedEarly, match=r"stopped after step 2 of 8 \(SIGTERM"):
+            trained(RUN, digits, out)
+        trained(RUN, digits, out)
+
+
+def test_a_signal_to_a_job_and_its_workers_stops_it_after_the_step_and_saves(digits, tmp_path):
+    forked(1, signalled_while_images_are_made, digits, tmp_path / "stopped")
+    trained(RUN, digits, tmp_path / "whole")
+    assert bits(tmp_path / "stopped") == bits(tmp_path / "whole")

@@ -2,8 +2,11 @@
 
 import functools
 import itertools
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,10 +184,23 @@ class TrainingImages(Dataset[Drawn]):
         pieces = [piece for part in parts for piece in np.array_split(part, self.workers)]
         keys = ((seed, draw + k, place + k * self.batch, piece) for k in itertools.count() for piece in pieces)
         self._ahead = None  # another process could not take it
-        loader: Any = DataLoader(
-            self, batch_size=None, sampler=keys, num_workers=self.workers, multiprocessing_context="spawn"
-        )
+        how: dict[str, Any] = {"multiprocessing_context": "spawn", "worker_init_fn": _end_for_parent}
+        how |= {"generator": torch.Generator()}  # it draws a seed, which would shift the dropout of this step
+        loader: Any = DataLoader(self, batch_size=None, sampler=keys, num_workers=self.workers, **how)
         return iter(loader)
+
+
+def _end_for_parent(worker: int) -> None:
+    """End when the parent says so, and not by a signal to all processes of a job, whose last step needs images."""
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+    def wait() -> None:
+        while signal.sigwaitinfo(signals).si_pid != os.getppid():
+            pass
+        os._exit(0)
+
+    Thread(target=wait, daemon=True).start()
 
 
 def held_out_batches(images: ImageSet, indices: NDArray[np.int64], look: Look, batch: int) -> Iterator[ImageBytes]:
