@@ -21,7 +21,7 @@ from pandas import DataFrame
 
 from formerlab.report.marks import HOLLOW, Style, mark
 from formerlab.report.runs import missing_note, seed_notes
-from formerlab.report.style import BLACK, LETTER, PUBLISHED_INK, WIDEST, headed, look, placed, wrapped
+from formerlab.report.style import BLACK, LETTER, PUBLISHED_INK, WIDEST, look, placed, wrapped
 
 NARROWEST = 1.3
 """Inches of a panel; rather than be narrower, it has a row of its own."""
@@ -74,9 +74,8 @@ class Panel:
     def split(self, data: DataFrame) -> "list[tuple[Panel, DataFrame]]":
         """Return the panels with their rows: one, or one for each value of `each`; none without rows."""
         if self.published is not None:
-            sources = {"ours": {}, "published": self.published}
-            panels = [replace(self, published=None, where=self.where | {"source": source}, **other)
-                      for source, other in sources.items()]  # fmt: skip
+            panels = [replace(self, published=None, where={**self.where, "source": source}, **other)
+                      for source, other in (("ours", {}), ("published", self.published))]  # fmt: skip
             return [shown for panel in panels for shown in panel.split(data)]
         for column, wanted in self.where.items():
             data = data[data[column].isin(wanted if isinstance(wanted, list) else [wanted])]
@@ -161,12 +160,11 @@ def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: 
     known = setting(data)
     said = "" if any(known.split(", ")[0] in title for title in titles) else known
     head = 0.17 * (-(-len(handles) // across) + bool(said))
-    found, axes = placed(len(shown), width, lefts, rights, heights, tops, 0.5, head)
+    found, axes = placed(len(shown), width, lefts, rights, heights, tops, 0.5, head, said)
     for one, (panel, rows), title in zip(axes, shown, titles, strict=True):
         mark(one, panel, rows)
         one.set_xlabel(filled(panel.xlabel, rows))
         one.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
-    headed(found, said)
     if handles:
         at = (0, 1 - 0.17 * bool(said) / found.get_size_inches()[1])
         found.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=at, ncols=across, borderaxespad=0.1)

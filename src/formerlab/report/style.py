@@ -149,9 +149,10 @@ def placed(
     heights: Sequence[float],
     tops: Sequence[float],
     below: float,
-    head: float = 0.0,
+    head: float,
+    heading: str,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels in rows; sizes are inches: of every panel, and of the room around it and above all.
+    """Return a figure with panels in rows below a heading; sizes are inches: of panels, around them and above all.
 
     Positions are fixed, not found by a layout engine, so that labels can be set against the final size.
     """
@@ -165,12 +166,8 @@ def placed(
             axes.append(figure.add_axes(((x + left) / WIDEST, y / total, width / WIDEST, tall / total)))
             x += left + width + right
         y -= below
+    figure.text(0.012, 1 - 0.06 / total, heading, va="top", color=GREY)
     return figure, axes
-
-
-def headed(figure: Figure, words: str) -> None:
-    """Write words above all panels."""
-    figure.text(0.012, 1 - 0.06 / figure.get_size_inches()[1], words, va="top", color=GREY)
 
 
 def canvas(
@@ -188,8 +185,7 @@ def canvas(
     rows = -(-count // columns)
     width = WIDEST / columns - left - right
     sides, tall = ([left] * columns, [right] * columns), ([height] * rows, [top] * rows)
-    figure, axes = placed(count, width, *sides, *tall, below, 0.17 * bool(heading))
-    headed(figure, heading)
+    figure, axes = placed(count, width, *sides, *tall, below, 0.17 * bool(heading), heading)
     figure.set_label(note)
     return figure, axes
 

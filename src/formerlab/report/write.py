@@ -222,7 +222,7 @@ def fewer_colours(colours: Image.Image) -> Image.Image:
 
     They are spread over all of its colours, so that one that covers little, as in a colour bar, stays itself.
     """
-    return colours.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+    return colours.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
 
 
 def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:

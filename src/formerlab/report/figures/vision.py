@@ -45,8 +45,8 @@ def vision_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
     ours = ours.assign(group=ours["run"].map(groups).fillna("other"))
     lowest = tables.image_floors(results, runs).assign(group="floor", part="mean")
     theirs = [tables.published_accuracies(table).assign(group=name) for name, table in PUBLISHED.items()]
-    theirs = pd.concat(theirs).assign(source="published")
-    found = pd.concat([ours, lowest, theirs], ignore_index=True).reindex(columns=_COLUMNS)
+    printed = pd.concat(theirs).assign(source="published")
+    found = pd.concat([ours, lowest, printed], ignore_index=True).reindex(columns=_COLUMNS)
     return found.assign(
         _rank=found["group"].map({name: number for number, name in enumerate(GROUPS)}),
         _order=found["run"].map({run: number for number, run in enumerate(tables.NAMES)}),

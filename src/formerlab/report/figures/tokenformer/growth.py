@@ -99,19 +99,15 @@ def tokenformer_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     )
 
 
-UNGROWN = {"tokenformer": "continued-tokenformer-ungrown", "transformer": "continued-transformer-ungrown"}
 ARMS = {
-    "continued-tokenformer": ("Tokenformer, zero keys, tau kept", UNGROWN["tokenformer"]),
-    "continued-tokenformer-sqrt": ("Tokenformer, zero keys, tau sqrt(n)", UNGROWN["tokenformer"]),
-    UNGROWN["tokenformer"]: ("Tokenformer, not grown", ""),
-    "continued-net2net-pad": ("Net2Net by padding", UNGROWN["transformer"]),
-    "continued-net2net": ("Net2Net (2015)", UNGROWN["transformer"]),
-    "continued-hypercloning": ("HyperCloning", UNGROWN["transformer"]),
-    UNGROWN["transformer"]: ("Transformer, not grown", ""),
+    "continued-tokenformer": "Tokenformer, zero keys, tau kept",
+    "continued-tokenformer-sqrt": "Tokenformer, zero keys, tau sqrt(n)",
+    "continued-tokenformer-ungrown": "Tokenformer, not grown",
+    "continued-net2net-pad": "Net2Net by padding",
+    "continued-net2net": "Net2Net (2015)",
+    "continued-hypercloning": "HyperCloning",
+    "continued-transformer-ungrown": "Transformer, not grown",
 }
-"""Name for readers, and the ungrown run of its family, of every arm."""
-
-
 _domain = partial(Panel, "step", "loss_nats", kind="band", far=2.5, xlabel="step on the second domain")
 
 
@@ -119,7 +115,7 @@ _domain = partial(Panel, "step", "loss_nats", kind="band", far=2.5, xlabel="step
     _domain(where={"part": "loss"}, title="{setting}", ylabel="validation loss (nats)"),
     _domain(where={"part": "relative"}, zero=0.0, title="Beside the ungrown model of the same family",
             ylabel="minus the ungrown model's (nats)"),
-    wanted=[name for name, _ in ARMS.values()], columns=1, height=2.3
+    wanted=[*ARMS.values()], columns=1, height=2.3
 ))  # fmt: skip
 def tokenformer_continued(results: Results, runs: Sequence[str]) -> DataFrame:
     """Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer
@@ -131,9 +127,10 @@ def tokenformer_continued(results: Results, runs: Sequence[str]) -> DataFrame:
     """
     curves = by_step(results, runs)
     curves = curves[curves["run"].isin(ARMS)]
-    relative = means(curves, {run: ungrown for run, (_, ungrown) in ARMS.items() if ungrown})
+    family = {run: "tokenformer" if "tokenformer" in run else "transformer" for run in ARMS if "ungrown" not in run}
+    relative = means(curves, {run: f"continued-{name}-ungrown" for run, name in family.items()})
     rows = pd.concat([means(curves).assign(part="loss"), relative.assign(part="relative")], ignore_index=True)
-    return rows.assign(variant=[ARMS[run][0] for run in rows["run"]])
+    return rows.assign(variant=rows["run"].map(ARMS))
 
 
 @plot(reads="eval.csv test.csv", runs="matched-* modern-* classic-* long-matched-* long-modern-* long-classic-*",
