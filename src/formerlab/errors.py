@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Sequence
 
 MOST_NAMED = 30
 """Names that a message lists at most."""
@@ -54,6 +55,11 @@ def shown(value: object) -> str:
     """Return a value as it stands in a message."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """Return the first of some names as a message lists them, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def near_misses(word: str, known: list[str]) -> str:

@@ -6,7 +6,6 @@ from snakemake.dag import DAG
 from snakemake.jobs import Job
 
 from formerlab.plan.attempts import Attempts, under_way
-from formerlab.plan.judge import made_run
 
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
 JUDGE = Judge(PLAN)
@@ -68,7 +67,7 @@ def measured(wildcards):
 
 def manifest(wildcards):
     """Return the data set that the run reads."""
-    data = made_run(PLAN, wildcards.id)["data"]
+    data = made_runs(PLAN)[wildcards.id]["data"]
     return [f"{RESULTS}/data/{data}/manifest.json"]
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from formerlab.commands.gpus import own_gpus
-from formerlab.errors import UserError
+from formerlab.errors import UserError, some
 from formerlab.plan import code, loaded
 from formerlab.plan.judge import Judge
 from formerlab.results.notes import noted
@@ -48,9 +48,9 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[None]:
         judge = Judge(plan)
         edited = loaded.differing(loaded.AT_START, loaded.digests())
         imported = sys.modules.keys() & set(modules) - before
-        if late := {file for file in edited if code.module_of(file) in imported}:
+        if late := sorted(file for file in edited if code.module_of(file) in imported):
             judge.record(stage, name).unlink(missing_ok=True)
-            raise UserError(f"{job}: {_some(late)} was edited while it ran, so its results do not count; {AGAIN}")
+            raise UserError(f"{job}: {some(late)} was edited while it ran, so its results do not count; {AGAIN}")
         if not judge.verdict(stage, name).current:
             raise UserError(f"{job}: what it made is {judge.verdict(stage, name)} already; {AGAIN}")
         print(f"{job}: results in {judge.record(stage, name).parent}", file=sys.stderr)
@@ -66,12 +66,7 @@ def _check_code(job: str, sources: dict[str, str], planned: str, modules: list[s
     except (OSError, SyntaxError):  # a module is gone or half written
         same, files = False, {*sources, *now}
     if not same:
-        changed = _some(loaded.differing(sources, now) & files)
+        changed = some(sorted(loaded.differing(sources, now) & files))
         raise UserError(f"{job}: its code has changed since it was planned ({changed}); {AGAIN}, or undo the change")
     if edited := loaded.differing(loaded.AT_START, now) & files:
-        raise UserError(f"{job}: {_some(edited)} was edited while this started; start it again")
-
-
-def _some(files: set[str]) -> str:
-    """Return the first of the files, for a message."""
-    return ", ".join(sorted(files)[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+        raise UserError(f"{job}: {some(sorted(edited))} was edited while this started; start it again")

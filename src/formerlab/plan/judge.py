@@ -27,12 +27,6 @@ def maker(plan: dict[str, Any], run: str) -> str:
     return next((stage for stage in MAKING if run in plan[stage]), "train")
 
 
-def made_run(plan: dict[str, Any], run: str) -> dict[str, Any]:
-    """Return the job that makes a run."""
-    job: dict[str, Any] = plan[maker(plan, run)][run]
-    return job
-
-
 def made_runs(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the jobs that make the runs of a plan, by id."""
     return {run: job for stage in MAKING for run, job in plan[stage].items()}

@@ -6,7 +6,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from formerlab.errors import MOST_NAMED
+from formerlab.errors import MOST_NAMED, some
 from formerlab.plan.judge import RECORDS, Judge, made_runs
 from formerlab.progress import duration, short
 from formerlab.report.drawings import failure_of
@@ -125,9 +125,6 @@ def shell(plan: dict[str, Any], path: Path) -> str:
     return "\n".join([*lines, "python -m formerlab track"])
 
 
-PROBLEMS = ("failed", "killed", "stopped")
-
-
 def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return (stage, job, state, detail) of every job: what its note says, where it left one, else the verdict."""
     judge = Judge(plan)
@@ -156,7 +153,7 @@ def failed_drawings(plan: dict[str, Any]) -> list[tuple[str, str]]:
 def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
     """Return the states as aligned text, with counts."""
     rows = states(plan)
-    shown = [row for row in rows if not problems_only or row[2] in PROBLEMS]
+    shown = [row for row in rows if not problems_only or row[2] in ("failed", "killed", "stopped")]
     if problems_only and not shown:
         return "no stage failed once it had begun"
     lines = aligned(shown, left=(0, 1, 2, 3)) if shown else []
@@ -164,8 +161,7 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
     results = Path(plan["results"])
     found = {path.parent.relative_to(results).as_posix() for path in results.glob("*/*/seed*/run.json")}
     if others := sorted(found - made_runs(plan).keys()):
-        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-        lines.append(f"not in the plan, so neither drawn nor counted: {', '.join(others[:MOST_NAMED])}{more}")
+        lines.append(f"not in the plan, so neither drawn nor counted: {some(others, MOST_NAMED)}")
     return "\n".join(
         [*lines, "", f"scale {plan['scale']}: " + ", ".join(f"{n} {state}" for state, n in counts.items())]
     )

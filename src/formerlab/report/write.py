@@ -21,7 +21,7 @@ from pandas.api.types import is_numeric_dtype
 from pandas.testing import assert_frame_equal
 from PIL import Image
 
-from formerlab.errors import UserError, near_misses
+from formerlab.errors import UserError, near_misses, some
 from formerlab.files import replacing, write_text
 from formerlab.report import pages
 from formerlab.report.drawings import Drawing, Table, catalogue, declaration, failure_of, has_rows, shown_columns
@@ -29,8 +29,6 @@ from formerlab.report.names import RELEASED, data_set
 from formerlab.report.style import SETTINGS, empty
 from formerlab.results.read import Objection, Results, has_runs
 
-MOST_NAMED = 3
-"""Drawings that a line names that cannot be drawn for one reason."""
 DOTS_PER_INCH = 150
 """Of the PNG: sharp on a screen of today at the size that a page shows."""
 _BEHIND = """
@@ -111,8 +109,7 @@ def _share(
                     save(empty(words), out / f"{name}.pdf", out / f"{name}.png")
                 write_text(failure_of(out, name), f"{reason}\n")
     for reason, alike in reasons.items():
-        more = f" and {len(alike) - MOST_NAMED} more" if len(alike) > MOST_NAMED else ""
-        print(f"{', '.join(alike[:MOST_NAMED])}{more} not drawn: {reason}", file=sys.stderr)
+        print(f"{some(alike)} not drawn: {reason}", file=sys.stderr)
     warning = results.warning()
     return found, f"{results.scale}: {warning}" if warning else ""
 
