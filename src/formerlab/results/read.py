@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.errors import UserError
+from formerlab.errors import UserError, reason
 from formerlab.files import read_json
 from formerlab.results.schema import CLAIMS, COLUMNS
 from formerlab.results.stages import MAKING, STAGES, TABLES, WRITER
@@ -248,7 +248,7 @@ class ExportedStudy:
                         inner[last] = value_of(cell)
                 found.append(record)
         except (ValueError, TypeError, AttributeError, csv.Error) as error:
-            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); {RESTORE}") from None
+            raise UserError(f"{path}: cannot be read ({reason(error)}); {RESTORE}") from None
         return found
 
     def rows(self, name: str, owner: str) -> DataFrame | None:
@@ -271,7 +271,7 @@ class ExportedStudy:
         try:
             table: DataFrame = pq.ParquetFile(path).read().to_pandas()
         except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); {RESTORE}") from None
+            raise UserError(f"{path}: cannot be read ({reason(error)}); {RESTORE}") from None
         if table.columns[:2].tolist() != KEYS[1:]:
             return {self.name: table}
         return {
@@ -310,7 +310,7 @@ def read_rows(path: Path, stated: str | None = None) -> DataFrame:
     try:
         frame: DataFrame = pd.read_csv(io.BytesIO(content), dtype=texts, **_EXACT_FLOATS)
     except ValueError as error:
-        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); {AGAIN}") from None
+        raise UserError(f"{path}: cannot be read ({reason(error)}); {AGAIN}") from None
     if missing := [column for column in required_columns(path.name) if column not in frame]:
         raise UserError(f"{path}: lacks the column '{missing[0]}'; {AGAIN}")
     return frame
