@@ -50,7 +50,7 @@ def test_rows_go_into_few_files_and_weights_do_not(live, cached):
     assert after.records() == before.records()
     for name in ("train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv"):
         assert_frame_equal(after.rows(name), before.rows(name), check_exact=True)
-    timed = [results.rows_of_study("decode.csv", "denseformer") for results in (after, before)]
+    timed = [results.rows_of("decode.csv", "denseformer") for results in (after, before)]
     assert_frame_equal(*timed, check_exact=True)
 
 

@@ -156,7 +156,7 @@ def test_rows_that_are_objected_to_are_left_out_and_listed(root):
     assert list(results.runs("study")["id"]) == ["study/a/seed0", "study/b/seed0"]
     assert set(results.rows("test.csv", "study")["run"]) == {"a", "b"}
     assert set(results.rows("zeroshot.csv", "study")["run"]) == {"a"}
-    assert results.rows_of_study("speed.csv", "study").empty
+    assert results.rows_of("speed.csv", "study").empty
     assert results.left_out("study", ("b", "c*")) == [
         "zeroshot study/b/seed0: changed since: code",
         "speed study: changed since: configuration",

@@ -133,11 +133,11 @@ def compared(committed: "Results", again: "Results", record: Record) -> tuple[st
     made = next(one for one in again.all_records() if one["id"] == record["id"])
     lines, same = list[str](), list[str]()
     for file in FILES:
-        both = [results.rows_of(file, record["id"]) for results in (committed, again)]
-        if both[0] is not None and both[1] is not None:
-            difference = _difference(file, both[0], both[1])
-            (lines if difference else same).append(difference or f"{file} ({len(both[0])} rows)")
-        elif any(one is not None and len(one) for one in both):
+        old, new = (results.rows_of(file, record["id"]) for results in (committed, again))
+        if len(old) and len(new):
+            difference = _difference(file, old, new)
+            (lines if difference else same).append(difference or f"{file} ({len(old)} rows)")
+        elif len(old) or len(new):
             lines.append(f"{file}: on one side only")
     if record["weights_sha256"] == made["weights_sha256"]:
         same.append("the weights")
@@ -146,9 +146,9 @@ def compared(committed: "Results", again: "Results", record: Record) -> tuple[st
     equal = f"equal to the bit: {', '.join(same) or 'nothing'}"
     if not lines:
         return f"{record['id']}: {equal}", True
-    old, new = flatten(record), flatten(made)
-    keys = [key for key in {**old, **new} if key.startswith(CIRCUMSTANCES) and old.get(key) != new.get(key)]
-    why = [f"  {key}: {old.get(key)}, {new.get(key)}" for key in keys]
+    then, now = flatten(record), flatten(made)
+    keys = [key for key in {**then, **now} if key.startswith(CIRCUMSTANCES) and then.get(key) != now.get(key)]
+    why = [f"  {key}: {then.get(key)}, {now.get(key)}" for key in keys]
     head = "committed, then here:" if why else "made by the same code, versions and processor"
     return "\n".join([f"{record['id']}: not equal to the bit", *lines, equal, head, *why]), False
 

@@ -90,8 +90,8 @@ def has_rows(results: "Results", study: str, runs: Sequence[str], reads: Sequenc
     """Say whether runs of a study are finished and, where more than run.json is read, one of the files has rows."""
     records = results.runs(study, runs)
     owners = [study, *records["id"]] if len(records) else []
-    found = (results.rows_of(file, owner) for file in reads if file != "run.json" for owner in owners)
-    return bool(owners) and (tuple(reads) == ("run.json",) or any(frame is not None and len(frame) for frame in found))
+    found = (len(results.rows_of(file, owner)) for file in reads if file != "run.json" for owner in owners)
+    return bool(owners) and (tuple(reads) == ("run.json",) or any(found))
 
 
 def table(**said: Any) -> "Callable[[Callable[..., DataFrame]], Table]":

@@ -202,7 +202,7 @@ def decoding(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     the same repetition, `prompt_ratio` the same of the seconds in which the prompt was read (of rows that have them),
     `cache_share` the bytes of keys and values divided by those of that cache.
     """
-    rows = results.rows_of_study("decode.csv", study)
+    rows = results.rows_of("decode.csv", study)
     rows = rows[rows["run"].isin(results.runs(study, runs)["run"])]
     if rows.empty:
         return DataFrame()

@@ -70,7 +70,7 @@ def export(
         report["exported"] += [record["id"] for record in complete]
         report["diverged"] += [record["id"] for record in complete if record["status"] == "diverged"]
         report["unfinished"] |= unfinished
-    if len(results.rows_of_study(EXACT, "")):
+    if len(results.rows_of(EXACT, "")):
         with replacing(cached_root / EXACT) as temporary:
             shutil.copyfile(live_root / EXACT, temporary)
     if not report["exported"]:
@@ -136,7 +136,7 @@ def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows
     for stage in STAGES.values():
         for file in stage.tables:
             of_runs = stage.unit == "run"
-            found = results.rows(file, study, runs) if of_runs else results.rows_of_study(file, study)
+            found = results.rows(file, study, runs) if of_runs else results.rows_of(file, study)
             if len(found):
                 rows[file] = found.drop(columns="study") if of_runs else found
     for owner in [*(record["id"] for record in records), study]:

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -94,37 +94,28 @@ class Results:
         frames = []
         for study_name, run, seed in self.runs(study, runs)[KEYS].itertuples(index=False):
             frame = self.rows_of(name, f"{study_name}/{run}/seed{seed}")
-            if frame is not None and len(frame):
+            if len(frame):
                 frames.append(frame.assign(study=study_name, run=run, seed=seed))
         if not frames:
             return DataFrame(columns=[*KEYS, *required_columns(name)])
         return pd.concat(frames, ignore_index=True)[[*KEYS, *frames[0].columns.drop(KEYS)]]
 
-    def rows_of_study(self, name: str, study: str) -> DataFrame:
-        """Return the rows of a file that belongs to a study (`speed.csv`), or to the scale, whose name is "".
+    def rows_of(self, name: str, owner: str) -> DataFrame:
+        """Return the rows of a file of a run, a study (`speed.csv`), or the scale ("").
 
-        There are none where it lacks.
-        """
-        frame = self.rows_of(name, study)
-        return DataFrame(columns=required_columns(name)) if frame is None else frame
-
-    def rows_of(self, name: str, owner: str) -> DataFrame | None:
-        """Return the rows of a file of a run, a study, or the scale (""); nothing where it has none.
-
-        Where they are left out there are none of them.
+        There are none where it has none, and where they are left out.
         """
         if exported := self.exported.get(owner.partition("/")[0]):
             frame = exported.rows(name, owner)
-            return frame[:0] if frame is not None and self.leaves_out(name, owner) else frame
+            return _nothing(name) if frame is None or self.leaves_out(name, owner) else frame
         path, stage = self.root / owner / name, WRITER.get(name, "")
-        if not path.exists() and not (stage and (self.root / owner / STAGES[stage].record).exists()):
-            return None
-        if self.leaves_out(name, owner or CLAIMS):
-            return DataFrame(columns=required_columns(name))
+        written = path.exists() or (stage and (self.root / owner / STAGES[stage].record).exists())
+        if not written or self.leaves_out(name, owner or CLAIMS):
+            return _nothing(name)
         stated = self.stage_record(owner, stage).get("rows_sha256") if stage else None
         stated = stated.get(name) if isinstance(stated, dict) else stated
         if not path.exists() and not stated:
-            return None
+            return _nothing(name)
         if path not in self._frames:
             self._frames[path] = read_rows(path, stated)
         return self._frames[path]
@@ -314,6 +305,12 @@ def read_rows(path: Path, stated: str | None = None) -> DataFrame:
     if missing := [column for column in required_columns(path.name) if column not in frame]:
         raise UserError(f"{path}: lacks the column '{missing[0]}'; {AGAIN}")
     return frame
+
+
+@cache
+def _nothing(file: str) -> DataFrame:
+    """Return a file without rows, made once: most runs lack most files."""
+    return DataFrame(columns=required_columns(file))
 
 
 def required_columns(file: str) -> tuple[str, ...]:

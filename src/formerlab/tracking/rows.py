@@ -180,7 +180,7 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
     Nothing of the environment is among them, which may hold secrets.
     """
     names = (*(f"{name}.csv" for name in CURVES), "eval.csv", *SHOWN)
-    rows = {name: found for name in names if (found := results.rows_of(name, record["id"])) is not None}
+    rows = {name: found for name in names if len(found := results.rows_of(name, record["id"]))}
     spec = sorted(flatten(record["spec"]).items(), key=lambda item: (item[0].count("."), item[0]))
     folder, git, data = results.root / record["id"], record.get("git") or {}, record["data"]
     grown = f" It goes on from {record['init']['id']}." if isinstance(record.get("init"), dict) else ""
@@ -205,7 +205,7 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
         tags={_name(key): _text(value) for key, value in tags.items() if value is not None},
         params={_name(key): _text(value) for key, value in spec},
         points=[point for point in _points(rows, record) if math.isfinite(point[1])],
-        files=[path for name in ("run.json", "run.yaml", *rows) if (path := folder / name).exists()],
+        files=[path for name in ("run.json", "run.yaml", *names) if (path := folder / name).exists()],
     )
 
 
@@ -218,12 +218,12 @@ def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> Iterator[Poin
         for column in columns
         if f"{name}.csv" in rows
     }
-    if len(evaluated := rows.get("eval.csv", DataFrame())):
-        for split, losses in weighted_means(evaluated, ["split", "step"]).sort_index().groupby("split"):
+    if "eval.csv" in rows:
+        for split, losses in weighted_means(rows["eval.csv"], ["split", "step"]).sort_index().groupby("split"):
             curves[f"{split}/loss_nats"] = losses.droplevel("split")
     for metric, values in curves.items():
         times = np.full(len(values), float(start))
-        if len(timing := rows.get("timing.csv", DataFrame())):  # measured, so the same for the same files
+        if (timing := rows.get("timing.csv")) is not None:  # measured, so the same for the same files
             times += 1000 * np.interp(values.index, timing["step"], timing["time_s"])
         for value, time, step in zip(values, times, values.index, strict=True):
             yield metric, float(value), int(time), int(step)
@@ -232,7 +232,7 @@ def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> Iterator[Poin
         finals |= _means(file.removesuffix(".csv"), rows[file], SHOWN[file])
     if "test/loss_nats" in finals:
         finals["test/perplexity"] = math.exp(finals["test/loss_nats"])
-    last = int(rows["train.csv"]["step"].max()) if len(rows.get("train.csv", ())) else 0
+    last = int(rows["train.csv"]["step"].max()) if "train.csv" in rows else 0
     yield from ((name, value, end, last) for name, value in finals.items())
 
 

@@ -94,7 +94,7 @@ class Rows:
     def level(self, arm: Arm, metric: str, *, logarithm: bool = False) -> Level:
         """Return the metric of an arm, a number per seed (per repetition of a timing); or its logarithm."""
         if metric in ("time_s", "memory_bytes"):
-            rows = self.results.rows_of_study("speed.csv", self.study)
+            rows = self.results.rows_of("speed.csv", self.study)
             rows = rows[(rows["run"] == arm.run) & (rows["measure"] == arm.measure)]
             if rows.empty:
                 raise MissingRowsError(f"no timing of {arm.run}")

@@ -246,7 +246,7 @@ def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> l
     rows = {name: Rows(results, study, own, shared) for study, mapped in arms.items() for name, own in mapped.items()}
     numbers = {
         str(claim): dict(zip(group["name"], group["value"].astype(float), strict=True))
-        for claim, group in results.rows_of_study(EXACT, "").groupby("claim")
+        for claim, group in results.rows_of(EXACT, "").groupby("claim")
     }
     ordered = sorted(read_claims().claims, key=lambda claim: not claim.headline)
     return judge_all(ordered, results.scale, rows, numbers)

@@ -58,7 +58,7 @@ def speeds(results: Results) -> DataFrame:
     Columns are `<measure>_time_s`, `..._time_s_low`, `..._time_s_high`, `<measure>_memory_bytes`, and
     `<measure>_sequences`, the number that is trained on, scored or decoded at a time.
     """
-    rows, found = results.rows_of_study("speed.csv", STUDY), {}
+    rows, found = results.rows_of("speed.csv", STUDY), {}
     for measure in (TRAINING, FORWARD, DECODE):
         groups = rows[rows["measure"] == measure].groupby("run", sort=False)
         for end, share in zip(_ENDS, (0.5, 0.25, 0.75), strict=True):
