@@ -1,12 +1,15 @@
-"""Which jobs a cluster is to try again, and with how much memory, by the notes that the last attempts left."""
+"""Which jobs a cluster is to try again, with how much memory, and whose lock may go when its process is gone."""
 
 import os
+import socket
+import subprocess
+import sys
 
 import pytest
 
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import write_json
-from formerlab.plan.attempts import Attempts, killed_for_memory, under_way
+from formerlab.plan.attempts import Attempts, killed_for_memory, take_away_stale, under_way
 from formerlab.results.notes import noted
 
 SCONTROL = """#!/bin/sh
@@ -142,3 +145,34 @@ def test_a_process_at_work_is_named(tmp_path):
     with noted("train", tmp_path):
         said = under_way([("train", "x"), ("flow", "x")], lambda stage, name: tmp_path, tmp_path)
     assert said.startswith(f"train x is under way already: process {os.getpid()} on ")
+
+
+HOLD = (
+    "from pathlib import Path; from formerlab.plan.attempts import take_away_stale\n"
+    "held = take_away_stale(Path()); print(1, flush=True); input()"
+)
+
+
+@pytest.mark.parametrize(("owner", "stays"), [(socket.gethostname(), False), ("another-machine", True), (None, True)])
+def test_a_lock_goes_where_this_machine_left_it(tmp_path, owner, stays):
+    (tmp_path / "locks").mkdir()
+    lock = tmp_path / "locks/0.input.lock"
+    lock.touch()
+    if owner:
+        (tmp_path / "lives").write_text(owner)
+    take_away_stale(tmp_path)
+    assert lock.exists() == stays
+
+
+def test_a_lock_stays_while_its_owner_lives_and_goes_after_a_kill(tmp_path):
+    words = [sys.executable, "-c", HOLD]
+    with subprocess.Popen(words, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        owner.stdout.readline()
+        lock = tmp_path / "locks/0.input.lock"
+        lock.parent.mkdir()
+        lock.touch()
+        take_away_stale(tmp_path)
+        assert lock.exists()
+        owner.kill()
+    take_away_stale(tmp_path)
+    assert not lock.exists()
