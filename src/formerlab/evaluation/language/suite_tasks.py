@@ -5,10 +5,10 @@ import hashlib
 import math
 import re
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -64,16 +64,15 @@ def local_task(name: str, suite: LocalSuite) -> dict[str, Any]:
     """Return a task of local questions as the harness's configuration, with the examples in it."""
     from datasets import Dataset
 
-    form, files = FORMATS[suite.format], suite.files(name)
+    (metrics, wording), files = FORMATS[suite.format], suite.files(name)
     splits = {"test": read_examples(files["paths"], suite.format, suite.prompt)[: suite.limit]}
     if suite.shots_from:
         splits["train"] = read_examples(files["shots_from"], suite.format, suite.prompt)
     if suite.shots >= (pool := len(splits.get("train", splits["test"]))):
         where = "shots_from" if suite.shots_from else "its own questions"
         raise UserError(f"suites.{name}.shots: {suite.shots} examples need more than {pool} in {where}; give fewer")
-    wording = dict(form.wording)
     if suite.format == "cloze":  # the delimiter stands with the answer, since answers of solved examples have one
-        wording["doc_to_target"] = lambda example: f"{suite.delimiter}{example['ending']}"
+        wording = wording | {"doc_to_target": lambda example: f"{suite.delimiter}{example['ending']}"}
     return {
         "task": name,
         "custom_dataset": lambda **_: {split: Dataset.from_list(rows) for split, rows in splits.items()},
@@ -86,7 +85,7 @@ def local_task(name: str, suite: LocalSuite) -> dict[str, Any]:
                 "aggregation": name if name == "perplexity" else "mean",
                 "higher_is_better": name != "perplexity",
             }
-            for name in form.metrics
+            for name in metrics
         ],
         "metadata": {"version": suite.version},
         "output_type": "multiple_choice",
@@ -143,7 +142,7 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
                 name = _fill("{UID}-{pairID}", row) if {"UID", "pairID"} <= set(row) else _fill("{id}", {"id": own})
                 if name in examples:
                     raise ValueError(f"id '{name}' stands here a second time")
-                examples[name] = {"id": name, **FORMATS[form].make(row, prompt)}
+                examples[name] = {"id": name, **make_example(form, row, prompt)}
             except ValueError as error:
                 remedy = f"correct the row, or the suite's format ({form})"
                 raise UserError(f"{path}, line {number}: {error}; {remedy}") from None
@@ -165,30 +164,28 @@ def _fill(prompt: str, row: Row) -> str:
     return prompt.format(**row)
 
 
-def _choices(row: Row, prompt: str) -> Example:
-    return {"query": _fill(prompt, row).strip(), **_answers(row)}
+def make_example(form: Form, row: Row, prompt: str) -> Example:
+    """Return what is asked of a row.
 
-
-def _contexts(row: Row, prompt: str) -> Example:
-    """Return beginnings and the ending they share: a `sentence` with `_` for the choice, or a `continuation`."""
+    Of `contexts` these are beginnings and the ending they share: a `sentence` with `_` for the choice, or a
+    `continuation`.
+    """
+    if form == "pairs":
+        return {"choices": [_text(row, "sentence_good"), _text(row, "sentence_bad")], "gold": 0}
+    if form == "cloze":
+        before, _, last = _text(row, "text").strip().rpartition(" ")
+        if not before:
+            raise ValueError(f"text {row['text']!r} has no last word")
+        return {"query": before, "ending": last}
     answers = _answers(row)
+    if form == "choices":
+        return {"query": _fill(prompt, row).strip(), **answers}
     if "continuation" in row:
         return {"ending": _text(row, "continuation").strip(), **answers}
-    before, mark, after = _text(row, "sentence").partition("_")
-    if not mark or not after.strip():
+    before, _, after = _text(row, "sentence").partition("_")
+    if not after.strip():
         raise ValueError(f"sentence {row['sentence']!r} has no '_' with words behind it")
     return {"ending": after.strip(), **answers, "choices": [before + choice for choice in answers["choices"]]}
-
-
-def _cloze(row: Row, prompt: str) -> Example:
-    before, _, last = _text(row, "text").strip().rpartition(" ")
-    if not before:
-        raise ValueError(f"text {row['text']!r} has no last word")
-    return {"query": before, "ending": last}
-
-
-def _pair(row: Row, prompt: str) -> Example:
-    return {"choices": [_text(row, "sentence_good"), _text(row, "sentence_bad")], "gold": 0}
 
 
 def _answers(row: Row) -> Example:
@@ -207,24 +204,14 @@ def _text(row: Row, key: str) -> str:
     return value
 
 
-class Format(NamedTuple):
-    """How rows become examples, what is measured of them, and how they are asked, as the harness's own tasks do."""
-
-    make: Callable[[Row, str], Example]
-    metrics: tuple[str, ...]
-    wording: dict[str, Any]
-
-
-FORMATS: dict[Form, Format] = {
-    "choices": Format(_choices, METRICS, {"doc_to_text": "query", "doc_to_target": _gold}),
+LAST_WORD = {"output_type": "loglikelihood", "doc_to_choice": None, "doc_to_text": "query", "target_delimiter": ""}
+FORMATS: dict[Form, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "choices": (METRICS, {"doc_to_text": "query", "doc_to_target": _gold}),
     # as winogrande: the text is the index of the right context
-    "contexts": Format(_contexts, ("acc",), {"doc_to_text": _gold, "doc_to_target": "ending"}),
+    "contexts": (("acc",), {"doc_to_text": _gold, "doc_to_target": "ending"}),
     # as lambada_openai
-    "cloze": Format(
-        _cloze,
-        ("acc", "perplexity"),
-        {"output_type": "loglikelihood", "doc_to_choice": None, "doc_to_text": "query", "target_delimiter": ""},
-    ),
+    "cloze": (("acc", "perplexity"), LAST_WORD),
     # as blimp, but sentences begin a document, with no space in front
-    "pairs": Format(_pair, ("acc",), {"doc_to_text": "", "doc_to_target": _gold, "target_delimiter": ""}),
+    "pairs": (("acc",), {"doc_to_text": "", "doc_to_target": _gold, "target_delimiter": ""}),
 }
+"""What is measured of examples, and how they are asked, as the harness's own tasks do."""
