@@ -1,5 +1,6 @@
 """How a panel draws its rows: points with bars, curves in bands, forests; what is far off; axes that read well."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,7 +128,8 @@ def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> l
     axes.grid(visible=False, axis="y")
     if axes.get_xscale() == "linear":
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-        axes.xaxis.set_major_formatter(lambda value, _: np.format_float_positional(round(value, 9), trim="-"))
+        plain = partial(np.format_float_positional, trim="-")
+        axes.xaxis.set_major_formatter(lambda value, _: plain(round(value, 9)).replace("-", "\N{MINUS SIGN}"))
     return []
 
 
