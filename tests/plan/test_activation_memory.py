@@ -1,17 +1,20 @@
-"""What a compiled block keeps for the backward pass, against what the plan counts."""
+"""What can be counted of a step without a GPU, against what the plan counts."""
 
 import jaxtyping
 import pytest
-import torch
-from functorch.compile import min_cut_rematerialization_partition
-from torch._dynamo.backends.common import aot_autograd
+from estimates import BARE, TIME, counted_bytes, tracked_bytes
 from variation import settings
 
 from formerlab.layers.block import activation_elements
+from formerlab.layers.depth.attention_residuals import AttentionResiduals
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.models import Decoder
+from formerlab.models.vision import VisionTransformer
+from formerlab.plan.memory import memory_bytes
+from formerlab.tasks import Classification, LanguageModeling
+from formerlab.training.run import Run
 
-WIDTH, BATCH, TIME = 64, 7, 31  # no weight has a multiple of 7 x 31 numbers
+WIDTH = 64
 PLAIN = Decoder(vocabulary=32, width=WIDTH, heads=2, context=TIME)
 NAMES = ("identity", "gains", "connect_to_last", "static_hyper_connections")
 MODELS = {
@@ -19,37 +22,39 @@ MODELS = {
 }
 
 
-def kept_bytes(spec, layers):
-    """Return the bytes per token that the compiler's partition keeps of the forward pass, weights left out."""
-    kept = []
-
-    def forward(graph, inputs):
-        (outputs,) = graph.graph.find_nodes(op="output")
-        values = {node: node.meta["val"] for node in outputs.args[0] if isinstance(node, torch.fx.Node)}
-        kept.append(
-            sum(
-                value.numel() * value.itemsize
-                for value in values.values()
-                if isinstance(value, torch.Tensor) and value.numel() % (BATCH * TIME) == 0
-            )
-        )
-        return graph
-
-    backend = aot_autograd(
-        fw_compiler=forward, bw_compiler=lambda graph, _: graph, partition_fn=min_cut_rematerialization_partition
-    )
-    torch._dynamo.reset()
-    model = torch.compile(spec.model_copy(update={"layers": layers}).build(), backend=backend)
-    tokens = torch.zeros(BATCH, TIME, dtype=torch.long)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        model(tokens, targets=tokens)
-    return max(kept) / (BATCH * TIME)
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_compiled_block_keeps_what_the_plan_counts(name, monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the graph would break at its checks
+def test_a_compiled_block_keeps_what_the_plan_counts(name):
     spec = MODELS[name]
-    found = kept_bytes(spec, 3) - kept_bytes(spec, 2)
+    four, two = (counted_bytes(spec.model_copy(update={"layers": layers}), moved=False)[0] for layers in (4, 2))
     planned = 2 * activation_elements(WIDTH, spec.projection, spec.feedforward, spec.depth)
-    assert planned == pytest.approx(found, rel=0.1)
+    assert planned == pytest.approx((four - two) / 2, rel=0.1)
+
+
+def test_mixers_move_bytes_in_the_order_of_their_hours():
+    mixers = MODELS["identity"].depth, MODELS["gains"].depth, AttentionResiduals()
+    specs = [PLAIN.model_copy(update={"depth": mixer, "layers": 2}) for mixer in mixers]
+    planned = [spec.mixing_flops(1) for spec in specs]
+    moved = [counted_bytes(spec)[1] for spec in specs]
+    assert planned == sorted(planned)
+    assert moved == sorted(set(moved))
+
+
+TASK = LanguageModeling(context=128, batch=64)
+SEEN = VisionTransformer(image=32, patch=4, layers=4, width=192, heads=3)
+STEPS = {
+    "decoder": Run(
+        study="s", name="n", model=Decoder(vocabulary=512, layers=4, width=256, heads=4, context=128), task=TASK
+    ),
+    "vision": Run(study="s", name="n", model=SEEN, task=Classification(batch=64)),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_takes_the_memory_of_the_plan(name):
+    run = STEPS[name].model_copy(update={"precision": "bfloat16"})
+    assert 0.8 < tracked_bytes(run) / memory_bytes(run, BARE) < 1.2

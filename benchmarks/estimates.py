@@ -1,0 +1,182 @@
+"""What the plan estimates for a GPU, beside what can be counted without one, in one table.
+
+    python benchmarks/estimates.py [--only memory kept moved launches]
+
+`memory`: peak of two training steps at published sizes, followed by torch's MemTracker over fake tensors. It follows
+the steps as they are written; the plan estimates compiled ones, which keep the logits as well.
+`kept`: bytes of a token that the compiler's partition keeps for the backward pass, in all blocks of published models.
+`moved`: bytes of a token that the kernels of a training step read and write beyond those of the plain model, after
+inductor's fusion, in six blocks; the plan's hours of a depth mixer follow from its estimate of them.
+`launches`: operations of a decoded token, each of which a GPU starts; the plan has no estimate of them.
+
+Nothing here takes a time: how fast the bytes move, and how long a start takes, only a GPU can tell.
+"""
+
+import argparse
+from pathlib import Path
+
+import jaxtyping
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+from torch._inductor.compile_fx import record_original_output_strides
+from torch._inductor.debug import DebugContext
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch._subclasses import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from formerlab.cache import Decay, KVCache, PrunedCache
+from formerlab.layers.block import activation_elements
+from formerlab.models import Decoder
+from formerlab.plan.build import build_plan
+from formerlab.plan.cost import MIXING_BYTES
+from formerlab.plan.hardware import Hardware
+from formerlab.plan.memory import memory_bytes
+from formerlab.training.run import Run
+
+ROOT = Path(__file__).parents[1]
+BATCH, TIME = 7, 31  # no weight has a multiple of 7 x 31 numbers
+BARE = Hardware(memory_gb=80, float32_tflops=1, bfloat16_tflops=1, memory_base_mb=0, memory_factor=1)
+"""A processor on which nothing but the model takes memory."""
+
+
+def tracked_bytes(run: Run) -> int:
+    """Return the peak of two steps of a part each, as MemTracker sees it."""
+    model = run.model
+    count = run.task.part_tokens
+    with FakeTensorMode():
+        built = model.build()
+        optimizer = run.optimizer.build(built)
+        if isinstance(model, Decoder):
+            given = (torch.zeros(count // run.task.context, run.task.context, dtype=torch.int64),)
+        else:
+            given = (torch.zeros(count, model.channels, model.image, model.image),)
+        tracker = MemTracker()
+        tracker.track_external(built, optimizer, *given)
+        for _ in range(2):
+            tracker.reset_mod_stats()
+            with tracker:
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=run.precision == "bfloat16"):
+                    loss = (
+                        built(*given, targets=given[0]) if isinstance(model, Decoder) else built(*given).float().mean()
+                    )
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+    return sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values())
+
+
+def counted_bytes(spec: Decoder, *, moved: bool = True) -> tuple[float, float]:
+    """Return what a token of a compiled step keeps for the backward pass and, where asked for, what it moves."""
+    kept, traffic = [], [0]
+
+    def lowered(graph, inputs):
+        (outputs,) = graph.graph.find_nodes(op="output")
+        values = {node: node.meta["val"] for node in outputs.args[0] if isinstance(node, torch.fx.Node)}
+        whole = (value for value in values.values() if isinstance(value, torch.Tensor))
+        kept.append(sum(value.numel() * value.itemsize for value in whole if value.numel() % (BATCH * TIME) == 0))
+        if moved:
+            record_original_output_strides(graph)
+            kernels, fake = GraphLowering(graph), TracingContext.get().fake_mode
+            with V.set_fake_mode(fake), V.set_graph_handler(kernels), V.set_debug_handler(DebugContext()):
+                kernels.run(*inputs)
+                kernels._update_scheduler()
+                traffic[0] += kernels.count_bytes()[0]
+        return graph
+
+    backend = aot_autograd(
+        fw_compiler=lowered,
+        bw_compiler=lowered,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table() if moved else None,
+    )
+    torch._dynamo.reset()
+    jaxtyping.config.update("jaxtyping_disable", True)  # the graph would break at its checks
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model = torch.compile(spec.build(), backend=backend)
+        tokens = torch.zeros(BATCH, TIME, dtype=torch.int64)
+        model(tokens, targets=tokens).backward()
+    return kept[0] / (BATCH * TIME), traffic[0] / (BATCH * TIME)
+
+
+NONE = {torch.ops.aten._unsafe_view, torch.ops.aten.squeeze_, torch.ops.aten.promote_types}
+"""Operations that are no views by name, but write no numbers."""
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that write numbers, which views do not."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.count += not (function.is_view or function.overloadpacket in NONE)
+        return function(*arguments, **(options or {}))
+
+
+def launches(cache, layers, **parts) -> int:
+    """Return those of the last of four tokens, on a device of sizes without numbers."""
+    with torch.device("meta"):
+        model = Decoder(vocabulary=64, width=32, heads=2, context=64, layers=layers, **parts).build().eval()
+        token = torch.zeros(1, 1, dtype=torch.int64)
+    with torch.no_grad():
+        for start in range(4):
+            with Launches() as counted:
+                model(token, attend=cache, start=start)
+    return counted.count
+
+
+MEMORY = [f"tokenformer/{kind}-1" for kind in ("transformer", "tokenformer")]
+MEMORY += [f"tokenformer/transformer-{size}" for size in (2, 4)] + ["denseformer/plain-48", "vision/tokenformer-large"]
+"""Of 124M, 354M and 1.3B, and the largest of the other studies without a mixer, whose steps as written keep far more
+than compiled ones."""
+MIXERS = ["plain", "gains", "connect-to-last", "dwa-4x5", "dwa-1x1", "last-4-window", "softmax", "mudd"]
+MIXERS += ["attention-residuals", "attention-residuals-block"]
+MIXERS += [f"hyper-connections-{kind}" for kind in ("static", "dynamic", "manifold")]
+
+
+def rows(parts, runs):
+    """Yield what is counted: part, case, unit, plan and count."""
+    for name in MEMORY if "memory" in parts else ():
+        yield "memory", name, "GB", memory_bytes(runs[name], BARE) / 1e9, tracked_bytes(runs[name]) / 1e9
+    models = {name: runs[f"denseformer/{name}-48"].model for name in MIXERS}
+    for name, model in models.items() if "kept" in parts else ():
+        small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME})
+        two, four = (counted_bytes(small.model_copy(update={"layers": n}), moved=False)[0] for n in (2, 4))
+        elements = activation_elements(64, small.projection, small.feedforward, small.depth)
+        yield "kept", name, "bytes a block and channel", 2 * elements / 64, (four - two) / 128
+    plain = None
+    for name, model in models.items() if "moved" in parts else ():
+        small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME, "layers": 6})
+        found = counted_bytes(small)[1]
+        plain = found if plain is None else plain
+        yield "moved", name, "kB a token", MIXING_BYTES * small.mixing_flops(1) / 1e3, (found - plain) / 1e3
+    for name in ("plain", "dwa-4x5", "dwa-1x1", "attention-residuals", "mudd") if "launches" in parts else ():
+        for cache in (KVCache(), PrunedCache(Decay(), 2)):
+            yield (
+                "launches",
+                f"{name}-48, {type(cache).__name__}",
+                "",
+                None,
+                launches(cache, 48, depth=models[name].depth),
+            )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = ["memory", "kept", "moved", "launches"]
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
+    jobs = build_plan(ROOT, {"scale": "paper", "tracking_uri": ""})["train"]
+    runs = {name.removesuffix("/seed0"): Run.model_validate(job["spec"]) for name, job in jobs.items()}
+    print("| what | case | unit | plan | counted | counted / plan |\n|---|---|---|---|---|---|")
+    for part, case, unit, plan, found in rows(parser.parse_args().only, runs):
+        said = f"{plan:.1f} | {found:.1f} | {found / plan:.2f}" if plan else f" | {found:.1f} | "
+        print(f"| {part} | {case} | {unit} | {said} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
