@@ -117,6 +117,38 @@ def test_their_blocks_work(tmp_path):
     assert (tmp_path / "figures/denseformer_pace.png").stat().st_size > 1000
 
 
+LISTED = (
+    *("tests/cache/test_policies.py", "tests/cache/test_caches.py", "tests/cache/test_compressed.py"),
+    *("tests/layers/test_depth.py", "tests/test_formulas.py", "tests/figures/test_names.py"),
+)
+"""Tests that go through the mixers and the policies that there are."""
+
+
+@pytest.mark.slow
+def test_a_mixer_and_a_policy_of_ones_own_leave_the_tests_that_list_them_green(tmp_path):
+    """As their pages say: the blocks, sorted imports, the page of formulas."""
+    for name in ("src", "tests", "docs", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name, code in BLOCKS:
+        if "/depth/" in name or "/cache/" in name:
+            put(tmp_path, name, code)
+    put_names(tmp_path)
+    chosen = "Peak or peak or Anchor or anchor or registry or the_page or names_are"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
+    for words in (
+        ("-m", "ruff", "check", "--fix", "src"),
+        ("-m", "ruff", "format", "--check", "src"),
+        ("scripts/write_formulas.py",),
+        ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *LISTED),
+    ):
+        words = [sys.executable, *words]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "Anchor" in (tmp_path / "docs/formulas.md").read_text()
+
+
 RUN = "decay/decoder/seed0"
 SMALL = """
 studies: [decay]
@@ -175,3 +207,9 @@ assert len(rows) == 8
 vocabulary = plan["train"]["decay/decoder/seed0"]["spec"]["model"]["vocabulary"]
 assert all(0 < value <= math.log(vocabulary) for value in rows["entropy_nats"])
 """
+
+
+def test_a_figure_of_an_existing_shape_is_one_declaration_of_under_25_lines():
+    (block,) = [text for path, text in BLOCKS if "/report/figures/" in path]
+    assert block.count("@plot(") == 1
+    assert len(block.splitlines()) < 25
