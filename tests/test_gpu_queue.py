@@ -17,14 +17,14 @@ SCRIPT = ROOT / "scripts/gpu_queue.sh"
 NEEDS_NO_MODEL = {"data", "draw", "exact", "claims", "track", "runs"}
 
 PYTHON = """#!/bin/sh
-# Python in this test: it notes what it is asked, and every job takes a moment and leaves a row, training weights too.
+# Python in this test: it notes what it is asked, and every job leaves a row, training weights too.
 echo "$*" >>calls
 case "$*" in
 *--shell*) cat plan ;;
 *-c*) echo cpu ;;
 *benchmarks/*) echo "  met: time of ours / theirs 1.000 [0.900, 1.100] <= 1.03" ;;
 *pytest*) echo "3 skipped" ;;
-*"formerlab train"*) sleep 0.5; mkdir -p "results/live/smoke/$4"; echo row >"results/live/smoke/$4/train.csv"
+*"formerlab train"*) sleep "${TAKES:-0}"; mkdir -p "results/live/smoke/$4"; echo row >"results/live/smoke/$4/train.csv"
     echo weights >"results/live/smoke/$4/weights.safetensors" ;;
 esac
 """
@@ -98,7 +98,7 @@ def test_kernels_are_tested_then_benchmarks_run_then_runs_by_worth(queue, tmp_pa
 
 def test_it_stops_in_time_and_the_next_call_measures_nothing_twice(queue, tmp_path):
     began = time.monotonic()
-    log = queue(60, MARGIN_S="59")  # a second for jobs that take half of one each
+    log = queue(60, MARGIN_S="59", TAKES="0.5")  # a second for jobs that take half of one each
     assert time.monotonic() - began < 30
     assert "out of time before" in log
     assert (tmp_path / "out/rows.tar.gz").exists() == ("train depth/plain/seed0 ended" in log)
