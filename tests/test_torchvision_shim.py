@@ -1,4 +1,4 @@
-"""torchvision imports, whatever it was compiled for. Each case is a fresh process: an operator can be declared once."""
+"""torchvision imports, whatever it was compiled for. Each case is a fresh process: operators can be declared once."""
 
 import subprocess
 import sys
@@ -28,11 +28,6 @@ def foreign_torchvision(tmp_path: Path) -> Path:
 def python(code: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     first = f"import sys; sys.path.insert(0, {str(path)!r})\n" if path else ""
     return subprocess.run([sys.executable, "-c", first + code], capture_output=True, text=True)
-
-
-def test_installed_libraries_import() -> None:
-    done = python(ENSURE + "import torchvision, timm\nfrom transformers import LlamaForCausalLM")
-    assert done.returncode == 0, done.stderr
 
 
 def test_foreign_torchvision_imports_only_with_the_shim(foreign_torchvision: Path) -> None:

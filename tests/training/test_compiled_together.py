@@ -26,7 +26,7 @@ TASK = LanguageModeling(context=8, batch=4, accumulate=2, valid_windows=2)
 def runs(split):
     model = MODEL.model_copy(update={"layers": LAYERS if split else 2})
     changes = {"task": TASK, "steps": 2, "log_every": 1, "evaluate_every": 2, "compile": True}
-    mixers = MIXERS[::4] if split else MIXERS  # what is compiled of a split model does not depend on the mixer
+    mixers = MIXERS[::2] if split else MIXERS[1::2]
     return [small(name=mixer.kind, model=model.model_copy(update={"depth": mixer}), **changes) for mixer in mixers]
 
 
