@@ -181,7 +181,7 @@ READ = {
     "what figures call it": lambda text: text.replace('label: ClassVar[str] = "Dense', 'label: ClassVar[str] = "dense'),
 }
 COMPUTED = {
-    "value": lambda text: text.replace("alpha[-1] = self.own", "alpha[-1] = 2.0"),
+    "value": lambda text: text.replace("alpha[-1] = self.start[1]", "alpha[-1] = 2.0"),
     "index": lambda text: text.replace("i + 1, self.dilation", "i, self.dilation"),
     "default": lambda text: text.replace("dilation: Layers = 1", "dilation: Layers = 2"),
     "name": lambda text: text.replace("from torch import Tensor, nn", "from torch import nn, Tensor as T\nTensor = T"),
