@@ -1,5 +1,6 @@
 """Attention over depth in place of residual connections."""
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -7,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from formerlab.layers.depth.fused_dwa import FEW
 from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream
 from formerlab.spec import Epsilon, Layers
 
@@ -43,6 +45,12 @@ class AttentionResiduals(DepthSpec):
         return 4 * sum(len(self.sources(site)) for site in range(1, 2 * layers + 1)) * width
 
 
+def in_few_products(values: Sequence[Tensor], keys: Sequence[Tensor], query: Tensor) -> Tensor:
+    """Return the same average with as many launches for many sources as for one, as decoding asks for."""
+    weights = (torch.stack(keys) @ query).softmax(dim=0)
+    return torch.einsum("s...,s...w->...w", weights, torch.stack(values).to(weights.dtype))
+
+
 Sources = dict[int, tuple[Tensor, Tensor]]
 """The history: by sub-layer, the sum of its block so far, and the same normalised.
 
@@ -73,6 +81,8 @@ class AttentionResidualsLayer(Mixer, of=AttentionResiduals):
         history[site] = (value, self._key(value))
         values, keys = zip(*(history[i] for i in self.spec.sources(site)), strict=True)
         query = self.queries[site - 1].to(keys[0].dtype)
+        if value.device.type != "cpu" and value.numel() <= FEW and not torch.is_grad_enabled():
+            return in_few_products(values, keys, query).to(x.dtype)
         weights = torch.stack([(key * query).sum(dim=-1) for key in keys]).softmax(dim=0).unsqueeze(-1)
         mixed = weights[-1] * value
         for weight, earlier in zip(weights[:-1], values[:-1], strict=True):
