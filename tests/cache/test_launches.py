@@ -28,7 +28,7 @@ def test_attention_over_depth_takes_few_launches_at_any_depth_and_is_the_same():
     mixing = launches(KVCache(), LAYERS, depth=AttentionResiduals()) - launches(KVCache(), LAYERS)
     assert mixing <= 2 * 12 * LAYERS
     values = torch.randn(5, 2, 1, 8).unbind()
-    keys, query = [F.rms_norm(value, (8,)) for value in values], torch.randn(8)
+    keys, query = tuple(F.rms_norm(value, (8,)) for value in values), torch.randn(8)
     weights = torch.stack([(key * query).sum(-1) for key in keys]).softmax(0)
     wanted = sum(weight[..., None] * value for weight, value in zip(weights, values, strict=True))
     torch.testing.assert_close(in_few_products(values, keys, query), wanted)

@@ -1,6 +1,5 @@
 """Attention over depth in place of residual connections."""
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -45,7 +44,7 @@ class AttentionResiduals(DepthSpec):
         return 4 * sum(len(self.sources(site)) for site in range(1, 2 * layers + 1)) * width
 
 
-def in_few_products(values: Sequence[Tensor], keys: Sequence[Tensor], query: Tensor) -> Tensor:
+def in_few_products(values: tuple[Tensor, ...], keys: tuple[Tensor, ...], query: Tensor) -> Tensor:
     """Return the same average with as many launches for many sources as for one, as decoding asks for."""
     weights = (torch.stack(keys) @ query).softmax(dim=0)
     return torch.einsum("s...,s...w->...w", weights, torch.stack(values).to(weights.dtype))
