@@ -117,7 +117,7 @@ class AddedRows(PositionEncoding):
         if isinstance(self.spec, Learned):
             self.rows.normal_(0.0, self.spec.std)
         else:
-            self.rows.copy_(sinusoids(*self.rows.shape, self.spec.base))
+            self.rows.copy_(sinusoids(*self.rows.shape, base=self.spec.base))
 
     def embed(self, x: Stream, start: int) -> Stream:
         return x + self.rows[start : start + x.shape[1]].to(x.dtype)
