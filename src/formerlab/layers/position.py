@@ -117,7 +117,8 @@ class AddedRows(PositionEncoding):
         if isinstance(self.spec, Learned):
             self.rows.normal_(0.0, self.spec.std)
         else:
-            self.rows.copy_(sinusoids(*self.rows.shape, base=self.spec.base))
+            context, width = self.rows.shape
+            self.rows.copy_(sinusoids(context, width, self.spec.base))
 
     def embed(self, x: Stream, start: int) -> Stream:
         return x + self.rows[start : start + x.shape[1]].to(x.dtype)
