@@ -143,10 +143,8 @@ def test_what_foreign_results_hold_can_be_said_to_mlflow(hostile):
 
 
 def test_a_message_is_one_line_whatever_a_name_brings_along():
-    assert (
-        str(UserError("run 'a\nerror: all is well\x1b[2J\r': no such run"))
-        == "run 'a error: all is well [2J ': no such run"
-    )
+    said = str(UserError("run 'a\nerror: all is well\x1b[2J\r': no such run"))
+    assert said == "run 'a error: all is well [2J ': no such run"
 
 
 @pytest.mark.parametrize("key", ["study", "run", "seed"])
