@@ -19,9 +19,8 @@ def by_definition(confidence, correct, bins):
 def test_it_is_its_definition(bins):
     random = np.random.default_rng(0)
     confidence, correct = random.uniform(0.01, 1, 500), random.random(500) < 0.7
-    assert expected_calibration_error(confidence, correct, bins) == pytest.approx(
-        by_definition(confidence, correct, bins)
-    )
+    expected = by_definition(confidence, correct, bins)
+    assert expected_calibration_error(confidence, correct, bins) == pytest.approx(expected)
 
 
 def test_a_calibrated_classifier_has_none_and_a_sure_wrong_one_has_all():
